@@ -1,0 +1,47 @@
+# Every target works from a bare clone: it needs Python >= 3.10 and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help test demo demo-regression accept check format bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
+
+test: .venv/.stamp  ## run the tests
+	@$(BIN)/python -m pytest -n auto --maxprocesses=4
+
+demo: .venv/.stamp  ## profile the example tests
+	@$(BIN)/python -m pytest --torchprof examples
+
+demo-regression: .venv/.stamp  ## put a regression into a copy of an example and see it found
+	@$(BIN)/python tools/demo_regression.py
+
+accept: .venv/.stamp  ## write the measured values of the examples as their baselines
+	@$(BIN)/python -m pytest --accept examples
+
+check: .venv/.stamp  ## lint, format, types, layers, generated docs
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_layers.py
+	@$(BIN)/python tools/docs.py --check
+
+format: .venv/.stamp  ## format, and mend what can be mended
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+bench: .venv/.stamp  ## measure what the plugin and the trace reader cost
+	@$(BIN)/python -m benchmarks
+
+clean:  ## remove the environment, caches and builds
+	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made anew when the dependencies change; the stamp comes last, so a broken install is tried again.
+.venv/.stamp: pyproject.toml constraints.txt
+	@echo "Installing into .venv (once; downloads torch)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@touch $@

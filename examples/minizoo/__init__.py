@@ -1,0 +1,1 @@
+"""Small but complete models and a training loop, profiled by the tests beside this package."""

@@ -1,0 +1,64 @@
+"""ResNet-18 of reduced width: inference in channels_last, and batch norms folded away."""
+
+from typing import Any
+
+import pytest
+import torch
+from minizoo.resnet import ResNet, fold_batch_norms
+from torch import Tensor, nn
+
+pytestmark = pytest.mark.no_antipatterns
+
+
+@pytest.fixture
+def model() -> ResNet:
+    """A network in eval mode whose batch norms have statistics as after training."""
+    model = ResNet(num_classes=10, width=16)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.get_buffer("running_mean"), std=0.1)
+            nn.init.uniform_(module.get_buffer("running_var"), 0.5, 1.5)
+    return model.eval()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(4, 3, 64, 64, generator=generator)
+    return images.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.max_flops("200 MFLOP")
+@pytest.mark.max_peak_cpu_bytes("2 MiB")
+@pytest.mark.max_kernels(150)
+@pytest.mark.max_syncs(0)
+def test_inference_is_repeatable(model: ResNet, images: Tensor, batch: int) -> None:
+    images = images[:batch]
+    with torch.inference_mode():
+        logits = model(images)
+        again = model(images)
+    assert logits.shape == (batch, 10)
+    torch.testing.assert_close(again, logits, rtol=0, atol=0)
+
+
+def test_feature_maps_stay_channels_last(model: ResNet, images: Tensor) -> None:
+    with torch.inference_mode():
+        features = model.features(images)
+    assert features.shape == (4, 128, 2, 2)
+    assert features.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_folded_batch_norms_cost_no_operators(
+    torchprof: Any, model: ResNet, images: Tensor
+) -> None:
+    with torch.inference_mode():
+        expected = model(images)
+        fold_batch_norms(model)
+        with torchprof:
+            folded = model(images)
+    torch.testing.assert_close(folded, expected, rtol=1e-4, atol=1e-4)
+    torchprof.assert_expected_inline("""\
+flops   88.5 MFLOP
+ops     184
+""")

@@ -1,0 +1,1 @@
+"""Questions answered from a `Trace`: memory over time, operators, kernels, differences."""

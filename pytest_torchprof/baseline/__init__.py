@@ -1,0 +1,1 @@
+"""Accepted numbers: in files beside the tests, and inline in them."""

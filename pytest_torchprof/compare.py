@@ -1,0 +1,143 @@
+"""Measured against accepted: one `Verdict` a metric, and the status of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pytest_torchprof.metrics import METRICS, Metric
+from pytest_torchprof.stats import (
+    Baseline,
+    Budget,
+    MetricStatus,
+    NotMeasured,
+    Number,
+    Profile,
+    TestStatus,
+    Value,
+    Verdict,
+)
+
+#: A stored time is not worth more: with 5 % four of ten comparisons of identical code fail, and a
+#: slowdown of 50 % passes 25 % as good as never. Source: our measurements, see the README.
+TIME_TOLERANCE = 0.25
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How strictly to compare. ``time_note`` says why a gate on time only advises, if it does."""
+
+    time: Literal["advisory", "gate", "off"] = "advisory"
+    strict: bool = False
+    time_note: str | None = None
+
+
+def compare(
+    profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
+) -> list[Verdict]:
+    """A verdict for each metric, in the table's order, then one for each scoped budget."""
+    limits = {b.metric: b.limit for b in budgets if b.op is None and b.module is None}
+    verdicts = [
+        _verdict(METRICS[name], value, baseline, limits.get(name), policy)
+        for name, value in profile.metrics.items()
+    ]
+    for budget in budgets:
+        if budget.op is None and budget.module is None:
+            continue
+        value = profile.scoped.get(budget.label, NotMeasured("was not measured"))
+        verdicts.append(_scoped(budget, value))
+    return verdicts
+
+
+def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:
+    """The worst that is said of the test's metrics."""
+    seen = {verdict.status for verdict in verdicts}
+    if "over_budget" in seen:
+        return "over_budget"
+    if "regressed" in seen:
+        return "regressed"
+    if not has_baseline:
+        return "new"
+    return "improved" if "improved" in seen else "ok"
+
+
+def failures(
+    verdicts: Iterable[Verdict], policy: Policy, *, has_baseline: bool, accept: bool
+) -> list[str]:
+    """Why the test fails, one sentence a cause; empty when it passes.
+
+    Over budget always fails, and a regression unless it is being accepted. Strict adds: a budget
+    that could not be checked, an improvement that is not accepted, no baseline.
+    """
+    verdicts = list(verdicts)
+    causes = []
+    if any(v.status == "over_budget" for v in verdicts):
+        causes.append("over budget")
+    if not accept and any(v.status == "regressed" for v in verdicts):
+        causes.append("regressed against the baseline")
+    if policy.strict:
+        causes += [
+            f"strict: the budget {v.metric} could not be checked: {v.reason}"
+            for v in verdicts
+            if v.status == "not_measured" and v.limit is not None
+        ]
+        if not accept and any(v.status == "improved" for v in verdicts):
+            causes.append("strict: improved, but the improvement is not accepted")
+        if not accept and not has_baseline:
+            causes.append("strict: no baseline for this environment")
+    return causes
+
+
+def _scoped(budget: Budget, value: Value) -> Verdict:
+    if isinstance(value, NotMeasured):
+        return Verdict(
+            budget.label, value, "not_measured", limit=budget.limit, reason=value.reason
+        )
+    status: MetricStatus = "over_budget" if value > budget.limit else "ok"
+    return Verdict(budget.label, value, status, limit=budget.limit)
+
+
+def _verdict(
+    metric: Metric,
+    value: Value,
+    baseline: Baseline | None,
+    limit: Number | None,
+    policy: Policy,
+) -> Verdict:
+    accepted = _accepted(metric, baseline)
+    if isinstance(value, NotMeasured):
+        return Verdict(metric.name, value, "not_measured", accepted, limit, reason=value.reason)
+    if limit is not None and value > limit:
+        return Verdict(metric.name, value, "over_budget", accepted, limit)
+    if metric.klass == "time" and policy.time == "off":
+        return Verdict(metric.name, value, "ok", None, limit)
+    if accepted is None:
+        return Verdict(metric.name, value, "new", None, limit)
+    tolerance = TIME_TOLERANCE if metric.klass == "time" else metric.tolerance
+    status = _against(value, accepted, tolerance)
+    reason = None
+    gates = policy.time == "gate" and policy.time_note is None and metric.name in GATED_TIMES
+    if metric.klass == "time" and status != "ok" and not gates:
+        reason = policy.time_note if policy.time == "gate" else None
+        status = "advisory"
+    return Verdict(metric.name, value, status, accepted, limit, tolerance, reason)
+
+
+#: Times of unprofiled rounds. Profiled times carry the profiler's own cost, so they only advise.
+GATED_TIMES = frozenset({"wall_ms", "cpu_ms"})
+
+
+def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
+    if baseline is None:
+        return None
+    source: Mapping[str, Number] = baseline.metrics if metric.stored else baseline.times
+    value = source.get(metric.name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _against(value: Number, accepted: Number, tolerance: float) -> MetricStatus:
+    """Less is better, for every metric there is."""
+    if value > accepted * (1 + tolerance):
+        return "regressed"
+    return "improved" if value < accepted * (1 - tolerance) else "ok"

@@ -1,0 +1,43 @@
+"""What can go wrong, said in three parts: what, what was found, what to do next."""
+
+from __future__ import annotations
+
+
+class TorchprofError(Exception):
+    """The base of every error that the user can do something about.
+
+    >>> print(TorchprofError("no trace in out/", found="the folder is empty", next_step="run it"))
+    no trace in out/: the folder is empty; run it
+    """
+
+    def __init__(self, what: str, found: str = "", next_step: str = "") -> None:
+        super().__init__(what, found, next_step)  # as given, so that a copy or a pickle is equal
+        self.what = what
+        self.found = found
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        """One line: what, then what was found, then the next step."""
+        found = f": {self.found}" if self.found else ""
+        next_step = f"; {self.next_step}" if self.next_step else ""
+        return f"{self.what}{found}{next_step}"
+
+
+class UnitError(TorchprofError):
+    """A limit or a value that is not a quantity in the unit it should have."""
+
+
+class BaselineError(TorchprofError):
+    """A baseline file that cannot be read, understood or written."""
+
+
+class SettingsError(TorchprofError):
+    """An option, an ini value or a marker argument that makes no sense."""
+
+
+class TraceError(TorchprofError):
+    """A trace file that cannot be read or is not a trace."""
+
+
+class CaptureError(TorchprofError):
+    """A profiler session that gave nothing to measure."""

@@ -1,0 +1,236 @@
+"""The ``torchprof`` fixture: measures a block or a callable, and hands out its numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.options import near
+
+if TYPE_CHECKING:
+    from pytest_torchprof.runs import Recorder, Runner
+    from pytest_torchprof.session import TorchprofSession
+
+Result = TypeVar("Result")
+
+
+class Unchecked:
+    """Stands for a number that is not there; any comparison with it holds.
+
+    So a test that asserts on a device's numbers passes where there is no device, and the report
+    says *not measured*; under ``--torchprof-strict`` that fails.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __repr__(self) -> str:
+        return f"<not measured: {self.reason}>"
+
+    def _holds(self, other: object) -> bool:  # noqa: ARG002 - every comparison has one
+        return True
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _holds
+    __hash__ = object.__hash__
+
+    def _itself(self, *others: object) -> Unchecked:  # noqa: ARG002 - arithmetic with anything
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _itself
+    __truediv__ = __rtruediv__ = __neg__ = __abs__ = __round__ = _itself
+
+
+class Stats:
+    """The measured metrics as attributes, in their units: ``torchprof.stats.flops``."""
+
+    def __init__(self, handle: Torchprof) -> None:
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        """The metric's value; an `Unchecked` where it was not measured."""
+        from pytest_torchprof.metrics import METRICS
+
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in METRICS:
+            raise AttributeError(f"there is no metric {name!r}. {near(name, METRICS)}")
+        return self._handle._metric(name)
+
+    def __dir__(self) -> list[str]:
+        """The metric names, for completion."""
+        from pytest_torchprof.metrics import METRICS
+
+        return sorted(METRICS)
+
+
+class Torchprof:
+    """What a test gets for the argument ``torchprof``. Without profiling it does nothing."""
+
+    def __init__(
+        self,
+        runner: Runner | None = None,
+        recorder: Recorder | None = None,
+        *,
+        accept: bool = False,
+        mute: bool = False,
+    ) -> None:
+        self._runner = runner
+        self._recorder = recorder
+        self._accept = accept
+        self._mute = mute
+        self._entered = False
+        self._metrics: dict[str, Any] | None = None
+
+    # ---------------------------------------------------------------- measuring
+
+    def __enter__(self) -> Torchprof:
+        """Begin the measured region: what is outside it is not measured."""
+        run = self._runner.run if self._runner else None
+        if run is None or self._recorder is None or self._taken():
+            return self
+        run.cancel()
+        self._recorder.own_region = True
+        self._entered = True
+        run.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it; in the profiled run `stats` is there from here on."""
+        run = self._runner.run if self._runner else None
+        if run is None or not self._entered:
+            return
+        if kind is None:
+            run.end()
+        else:
+            run.cancel()
+
+    def __call__(
+        self,
+        function: Callable[[], Result],
+        *,
+        rounds: int | None = None,
+        warmup: int | None = None,
+    ) -> Result:
+        """Measure a callable within this one run: warm-up calls, timed calls, a profiled call.
+
+        Returns its last result. Raises ValueError for negative counts, and whatever it raises.
+        """
+        for name, count in (("rounds", rounds), ("warmup", warmup)):
+            if count is not None and (not isinstance(count, int) or count < 0):
+                raise ValueError(f"{name} must be a whole number of 0 or more, not {count!r}")
+        outer = self._runner.run if self._runner else None
+        recorder = self._recorder
+        if outer is None or recorder is None or recorder.reason is not None or self._taken():
+            return function()
+        from pytest_torchprof.capture import muted
+        from pytest_torchprof.runs import Run
+
+        outer.cancel()
+        recorder.own_region = recorder.complete = True
+        recorder.rounds.clear()
+        kinds = recorder.plan.with_counts(warmup=warmup, rounds=rounds).kinds
+        for kind in kinds:
+            run = Run(kind, recorder, first=False, only=False)
+            run.begin()
+            try:
+                # The profiled call is one more than asked for, and torch's profiler writes too.
+                extra = self._mute and kind in ("profile", "stacks")
+                with muted(1, 2) if extra else nullcontext():
+                    result = function()
+            except BaseException:
+                run.cancel()
+                raise
+            run.end()
+        self._entered = True
+        return result
+
+    def _taken(self) -> bool:
+        """Whether this test has measured a region already: numbers of two would be of neither."""
+        if not self._entered or self._recorder is None:
+            return False
+        self._recorder.refuse("the test measures more than one region through the fixture")
+        return True
+
+    # ---------------------------------------------------------------- numbers
+
+    @property
+    def stats(self) -> Stats:
+        """Measured metrics by name."""
+        return Stats(self)
+
+    def table(self, sort_by: str = "self_cpu_ms", limit: int = 10) -> str:
+        """Operators of the measured region, as text; empty in runs that are not profiled.
+
+        Raises:
+            SettingsError: ``sort_by`` is not a column.
+        """
+        from pytest_torchprof.render.ops_table import COLUMNS, ops_table
+
+        if sort_by not in COLUMNS:
+            raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, COLUMNS)}")
+        trace = self._recorder.trace if self._recorder else None
+        return ops_table(trace, sort_by, limit) if trace is not None else ""
+
+    def assert_expected_inline(self, expected: str) -> None:
+        """Compare ``name value`` lines with what was measured; ``--accept`` rewrites the literal.
+
+        An empty text is filled with FLOPs and operators; add a line for any other metric.
+        """
+        from pytest_torchprof.baseline.inline import expected_metrics, render_inline
+
+        values = self._values()
+        recorder = self._recorder
+        if values is None or recorder is None:
+            return
+        recorder.stats_read = True
+        actual = render_inline(values, expected_metrics(expected))
+        if actual == expected:
+            return
+        if self._accept:
+            caller = sys._getframe(1)
+            recorder.edits.append((caller.f_code.co_filename, caller.f_lineno, actual))
+            return
+        from pytest_torchprof.render.failure import inline_mismatch
+
+        pytest.fail(inline_mismatch(expected, actual), pytrace=False)
+
+    def _metric(self, name: str) -> Any:
+        from pytest_torchprof.stats import NotMeasured
+
+        values = self._values()
+        if values is None or self._recorder is None:
+            return Unchecked("this run is not profiled")
+        self._recorder.stats_read = True
+        value = values[name]
+        if isinstance(value, NotMeasured):
+            self._recorder.unchecked.append(name)
+            return Unchecked(value.reason)
+        return value
+
+    def _values(self) -> dict[str, Any] | None:
+        recorder = self._recorder
+        if recorder is None or recorder.trace is None:
+            return None
+        if self._metrics is None:
+            from pytest_torchprof.metrics import measure_all
+
+            self._metrics = measure_all(recorder.trace)
+        return self._metrics
+
+
+def handle_for(session: TorchprofSession, item: pytest.Item) -> Torchprof:
+    """The handle of one run of one test; inert where the test is not to be profiled."""
+    recorder = session.recorder_of(item)
+    mute = item.config.getoption("capture", "fd") != "fd"
+    return Torchprof(session.runner, recorder, accept=session.settings.accept, mute=mute)

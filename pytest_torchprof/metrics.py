@@ -1,0 +1,313 @@
+"""The metric table: every report key, baseline key, column, marker and README row derives from it.
+
+To add a metric, add a row to `METRICS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pytest_torchprof.stats import NotMeasured, Value
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Kind, Trace
+
+Klass = Literal["exact", "near", "time"]
+Unit = Literal["ms", "1", "FLOP", "B"]
+Need = Literal["rounds", "shapes", "memory", "device"]
+
+NO_DEVICE = "no accelerator in this capture"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: report key, baseline key, column; the marker is ``max_<name>``.
+        unit: canonical unit of the value: ``ms``, ``1``, ``FLOP`` or ``B``.
+        klass: ``exact`` must equal the baseline, ``near`` within ``tolerance``, ``time`` follows
+            ``--torchprof-time``.
+        needs: what the capture must hold; where it does not, the metric is not measured.
+        extract: the value from a trace; pure.
+        help: one line for tables and ``--markers``.
+        tolerance: relative, of a ``near`` metric.
+        scopable: whether a limit may name an operator or a module.
+        stored: whether baselines keep it among ``metrics`` (time is kept apart).
+    """
+
+    name: str
+    unit: Unit
+    klass: Klass
+    needs: frozenset[Need]
+    extract: Callable[[Trace], Value]
+    help: str
+    tolerance: float = 0.0
+    scopable: bool = True
+
+    @property
+    def stored(self) -> bool:
+        """Whether baselines keep it among ``metrics``; times are kept apart, with their machine."""
+        return self.klass != "time"
+
+
+def measure(metric: Metric, trace: Trace) -> Value:
+    """The value of the metric on this trace, or why there is none."""
+    reason = _missing(metric, trace)
+    return NotMeasured(reason) if reason else metric.extract(trace)
+
+
+def measure_all(trace: Trace) -> dict[str, Value]:
+    """Every metric of the table on this trace."""
+    return {name: measure(metric, trace) for name, metric in METRICS.items()}
+
+
+# -------------------------------------------------------------------- what a capture must hold
+
+
+def _missing(metric: Metric, trace: Trace) -> str | None:
+    if "device" in metric.needs and (reason := _device_gap(trace)):
+        return reason
+    if "shapes" in metric.needs and not trace.has_shapes and _count(trace, "OP"):
+        return "recorded without shapes (record_shapes=True gives them)"
+    if "memory" in metric.needs and not _has_memory(trace):
+        return str(trace.facts.get("no_memory") or "recorded without memory (profile_memory=True)")
+    return None
+
+
+def _has_memory(trace: Trace) -> bool:
+    if "no_memory" in trace.facts:
+        return False
+    return bool(trace.metadata.get("profile_memory")) or len(trace.memory.event) > 0
+
+
+def _device_gap(trace: Trace) -> str | None:
+    """Why device metrics have no value: no accelerator, or launches whose kernels are missing."""
+    from pytest_torchprof.events import DEVICE_KINDS, LAUNCH_CALL, Kind
+
+    launches = trace.in_region & trace.is_kind(Kind.RUNTIME)
+    launches &= trace.names_where(LAUNCH_CALL.search)
+    device = trace.in_region & trace.is_kind(*DEVICE_KINDS)
+    if trace.region is None:
+        return None if device.any() or launches.any() else NO_DEVICE
+    if not trace.facts.get("accelerator") and not device.any() and not launches.any():
+        return NO_DEVICE
+    answered = set(trace.correlation[device].tolist())
+    lost = [c for c in trace.correlation[launches].tolist() if c not in answered]
+    if lost:
+        total = int(launches.sum())
+        return (
+            f"partial capture: {len(lost)} of {total} launches have no kernel record; is another "
+            "CUPTI client (nsys, compute-sanitizer) attached?"
+        )
+    return None
+
+
+# -------------------------------------------------------------------- extractors
+
+
+def _fact(key: str) -> Callable[[Trace], Value]:
+    """A number that the live capture noted, or the reason that it noted instead."""
+
+    def extract(trace: Trace) -> Value:
+        value = trace.facts.get(key)
+        if isinstance(value, int | float):
+            return value
+        return NotMeasured(str(value) if value else "only a live test measures it")
+
+    return extract
+
+
+def _of_kind(trace: Trace, *kinds: str) -> list[Kind]:
+    from pytest_torchprof.events import Kind
+
+    return [Kind[kind] for kind in kinds]
+
+
+def _count(trace: Trace, *kinds: str) -> int:
+    return int((trace.selection & trace.is_kind(*_of_kind(trace, *kinds))).sum())
+
+
+def _ops(trace: Trace) -> Value:
+    return _count(trace, "OP")
+
+
+def _kernels(trace: Trace) -> Value:
+    return _count(trace, "KERNEL")
+
+
+def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
+    def extract(trace: Trace) -> Value:
+        from pytest_torchprof import events
+
+        direction: re.Pattern[str] = getattr(events, pattern)
+        chosen = trace.selection & trace.is_kind(events.Kind.MEMCPY)
+        chosen &= trace.names_where(direction.search)
+        return int(trace.bytes[chosen].sum() if in_bytes else chosen.sum())
+
+    return extract
+
+
+def _syncs(trace: Trace) -> Value:
+    from pytest_torchprof.events import SYNC_CALL, Kind
+
+    calls = trace.selection & trace.is_kind(Kind.RUNTIME)
+    return int((calls & trace.names_where(SYNC_CALL.search)).sum())
+
+
+def _flops(trace: Trace) -> Value:
+    return int(trace.op_flops[trace.selection].sum())
+
+
+def _self_cpu_ms(trace: Trace) -> Value:
+    from pytest_torchprof.analysis.ops import self_cpu_ns
+
+    return self_cpu_ns(trace) / 1e6
+
+
+def _device_ms(what: str) -> Callable[[Trace], Value]:
+    def extract(trace: Trace) -> Value:
+        from pytest_torchprof.analysis.device import device_time
+
+        return float(getattr(device_time(trace), what)) / 1e6
+
+    return extract
+
+
+def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
+    def extract(trace: Trace) -> Value:
+        from pytest_torchprof.analysis.memory import usage
+
+        return int(getattr(usage(trace, on_device=on_device), what))
+
+    return extract
+
+
+def _findings(trace: Trace) -> Value:
+    from pytest_torchprof.rules import RULES
+
+    if not RULES:
+        return NotMeasured("this version has no anti-pattern rules yet")
+    return sum(finding.count for rule in RULES.values() for finding in rule(trace))
+
+
+# -------------------------------------------------------------------- the table
+
+
+def _row(
+    name: str,
+    unit: Unit,
+    klass: Klass,
+    needs: str,
+    extract: Callable[[Trace], Value],
+    help_: str,
+    *,
+    tolerance: float = 0.0,
+    scopable: bool = True,
+) -> Metric:
+    wanted: frozenset[Need] = frozenset(needs.split())  # type: ignore[arg-type]
+    return Metric(name, unit, klass, wanted, extract, help_, tolerance, scopable)
+
+
+#: Tolerances: an instruction count wanders by about 0.1 % with addresses and interrupts; the
+#: caching allocator's peak moves by a block's rounding (512 B of each tensor).
+METRICS: Mapping[str, Metric] = {
+    m.name: m
+    for m in (
+        _row(
+            "wall_ms", "ms", "time", "rounds", _fact("wall_ms"),
+            "wall time of the call phase, unprofiled, median over rounds", scopable=False,
+        ),
+        _row(
+            "cpu_ms", "ms", "time", "rounds", _fact("cpu_ms"),
+            "process CPU time of the call phase, unprofiled, median over rounds", scopable=False,
+        ),
+        _row(
+            "self_cpu_ms", "ms", "time", "", _self_cpu_ms,
+            "sum of self CPU time of all operators, profiled",
+        ),
+        _row(
+            "self_cuda_ms", "ms", "time", "device", _device_ms("self_ns"),
+            "sum of device time of kernels, copies and memsets",
+        ),
+        _row(
+            "cuda_busy_ms", "ms", "time", "device", _device_ms("busy_ns"),
+            "time in which the device ran anything",
+        ),
+        _row(
+            "cuda_idle_ms", "ms", "time", "device", _device_ms("idle_ns"),
+            "time between the first and the last device event in which the device ran nothing",
+        ),
+        _row(
+            "instructions", "1", "near", "rounds", _fact("instructions"),
+            "user-space CPU instructions of the call phase, where the counter is there",
+            tolerance=0.01, scopable=False,
+        ),
+        _row(
+            "flops", "FLOP", "exact", "shapes", _flops,
+            "floating-point operations by formula, multiply and add counted as 2",
+        ),
+        _row("ops", "1", "exact", "", _ops, "dispatched operator calls"),
+        _row(
+            "peak_cpu_bytes", "B", "exact", "memory", _memory("peak_bytes", on_device=False),
+            "highest live bytes above the start of the call phase",
+        ),
+        _row(
+            "peak_cuda_bytes", "B", "near", "memory device", _memory("peak_bytes", on_device=True),
+            "highest live device bytes above the start of the call phase", tolerance=0.01,
+        ),
+        _row(
+            "allocated_cpu_bytes", "B", "exact", "memory",
+            _memory("allocated_bytes", on_device=False), "sum of allocations",
+        ),
+        _row(
+            "allocated_cuda_bytes", "B", "exact", "memory device",
+            _memory("allocated_bytes", on_device=True), "sum of device allocations",
+        ),
+        _row(
+            "leaked_cpu_bytes", "B", "exact", "memory", _memory("leaked_bytes", on_device=False),
+            "allocated in the call phase and live after it, after gc",
+        ),
+        _row(
+            "leaked_cuda_bytes", "B", "exact", "memory device",
+            _memory("leaked_bytes", on_device=True),
+            "live device bytes at the end less at the start, after gc",
+        ),
+        _row("kernels", "1", "exact", "device", _kernels, "device kernels that ran"),
+        _row(
+            "h2d_copies", "1", "exact", "device", _copies("H2D", in_bytes=False),
+            "copies from host to device",
+        ),
+        _row(
+            "d2h_copies", "1", "exact", "device", _copies("D2H", in_bytes=False),
+            "copies from device to host",
+        ),
+        _row(
+            "h2d_bytes", "B", "exact", "device", _copies("H2D", in_bytes=True),
+            "bytes copied from host to device",
+        ),
+        _row(
+            "d2h_bytes", "B", "exact", "device", _copies("D2H", in_bytes=True),
+            "bytes copied from device to host",
+        ),
+        _row(
+            "syncs", "1", "exact", "device", _syncs,
+            "calls in which the host waited for the device",
+        ),
+        _row(
+            "graph_breaks", "1", "exact", "", _fact("graph_breaks"),
+            "torch.compile graph breaks over all runs of the test", scopable=False,
+        ),
+        _row(
+            "recompiles", "1", "exact", "", _fact("recompiles"),
+            "torch.compile recompilations over all runs of the test", scopable=False,
+        ),
+        _row(
+            "findings", "1", "exact", "", _findings,
+            "anti-pattern matches", scopable=False,
+        ),
+    )
+}

@@ -1,0 +1,339 @@
+"""The option table, and what becomes of it: command line, marker, ini and default to `Settings`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from pytest_torchprof.errors import SettingsError, TorchprofError
+
+if TYPE_CHECKING:
+    from pytest_torchprof.settings import Settings
+    from pytest_torchprof.stats import Budget
+
+ACCEPT = "--accept"
+ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
+
+
+class Option(NamedTuple):
+    """One option: ``--torchprof-<name>``, ini ``torchprof_<name>``, `Settings` field.
+
+    ``parse`` turns the text of any source into the value, and raises a SettingsError. ``ini`` and
+    ``marker`` say where else than on the command line it may stand.
+    """
+
+    name: str
+    default: str | None
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+    ini: bool = True
+    marker: bool = False
+
+    @property
+    def flag(self) -> str:
+        """As typed on the command line."""
+        return f"--torchprof-{self.name.replace('_', '-')}"
+
+    @property
+    def dest(self) -> str:
+        """Its name in pytest's option namespace and in the ini file."""
+        return f"torchprof_{self.name}"
+
+
+# -------------------------------------------------------------------- parsers of option texts
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence that refused a word: what may have been meant, else what there is."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=3)
+    return f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
+
+
+def _choice(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise SettingsError(f"{text!r} is not one of {', '.join(known)}. {near(text, known)}")
+        return text
+
+    return parse
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise SettingsError(f"{text!r} is not a whole number of 0 or more")
+    return value
+
+
+def _threads(text: str) -> int | None:
+    return None if text == "keep" else max(1, _count(text))
+
+
+def _metric(text: str) -> str:
+    from pytest_torchprof.metrics import METRICS
+
+    if text not in METRICS:
+        raise SettingsError(f"there is no metric {text!r}. {near(text, METRICS)}")
+    return text
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    return tuple(_metric(word) for word in _words(text))
+
+
+def _rule(text: str) -> str:
+    from pytest_torchprof.rules import CODES
+
+    if text not in CODES:
+        raise SettingsError(f"there is no anti-pattern rule {text!r}. {near(text, CODES)}")
+    return text
+
+
+def _rules(text: str) -> frozenset[str]:
+    return frozenset(_rule(word) for word in _words(text))
+
+
+#: Every option with a value. ``--torchprof``, ``--torchprof-strict`` and ``--accept`` are switches.
+OPTIONS = (
+    Option("select", "all", _choice("all", "marked"), "all|marked", "which tests to profile: every "
+           "test, or those with a torchprof or budget marker or the torchprof fixture"),
+    Option("warmup", "1", _count, "N", "unmeasured runs of each test, fixtures included, before "
+           "the measured ones", marker=True),
+    Option("rounds", "1", _count, "N", "timed, unprofiled runs, from which time metrics come",
+           marker=True),
+    Option("time", "advisory", _choice("advisory", "gate", "off"), "advisory|gate|off",
+           "what a time difference against a baseline does"),
+    Option("baselines", "__torchprof__", str, "DIR", "name of the baseline folder beside each test "
+           "file; an absolute path puts all under that folder, mirrored"),
+    Option("json", None, str, "FILE", "write a machine-readable report", ini=False),
+    Option("traces", None, str, "DIR", "keep Chrome traces, one .pt.trace.json.gz a test"),
+    Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
+           "the traces of which tests are kept", ini=False),
+    Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table"),
+    Option("sort", None, _metric, "M", "metric by which the summary table is sorted, largest first"),
+    Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
+    Option("ignore", "", _rules, "RULE,…", "anti-pattern rules that are switched off"),
+    Option("threads", "1", _threads, "N|keep", "intra-op CPU threads of the profiled run; 1 makes "
+           "counts the same on every machine"),
+)  # fmt: skip
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register the table with pytest, command line and ini."""
+    group = parser.getgroup("torchprof", "performance of PyTorch tests (torchprof)")
+    add, ini = group.addoption, parser.addini
+    switch: dict[str, Any] = {"default": None, "dest": "torchprof"}
+    add("--torchprof", action="store_true", help="profile tests and compare", **switch)
+    add("--no-torchprof", action="store_false", help="do not, whatever the ini says", **switch)
+    ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
+    strict = "also fail on: no baseline, an unaccepted improvement, a budget that was not checked"
+    add("--torchprof-strict", action="store_true", default=None, help=strict)
+    ini("torchprof_strict", strict, type="bool", default=False)
+    for option in OPTIONS:
+        default = f" (default: {option.default})" if option.default else ""
+        add(option.flag, dest=option.dest, default=None, metavar=option.metavar,
+            help=option.help + default)  # fmt: skip
+        if option.ini:
+            ini(option.dest, option.help, default=None)
+
+
+def add_accept(parser: pytest.Parser) -> bool:
+    """Register ``--accept`` unless another plugin has; whether it is ours."""
+    try:
+        parser.getgroup("torchprof").addoption(
+            ACCEPT, action="store_true", default=False, dest="torchprof_accept", help=ACCEPT_HELP
+        )
+    except ValueError:
+        return False
+    return True
+
+
+def enabled(config: pytest.Config, given: object = None) -> bool:
+    """Whether tests are to be profiled: ``--torchprof``, our own ``--accept``, or the ini.
+
+    ``given`` are parsed options, by default the final ones.
+    """
+    given = config.option if given is None else given
+    asked = getattr(given, "torchprof", None)
+    if asked is not None:
+        return bool(asked)
+    return bool(getattr(given, "torchprof_accept", False) or config.getini("torchprof"))
+
+
+def build_settings(config: pytest.Config) -> Settings:
+    """Weigh the sources of every option.
+
+    Raises:
+        pytest.UsageError: a value that cannot be, with its source and the near matches.
+    """
+    from pytest_torchprof.settings import Settings
+
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        text, source = config.getoption(option.dest), option.flag
+        if text is None and option.ini:
+            text, source = config.getini(option.dest), f"ini option {option.dest}"
+        text = option.default if text is None else str(text)
+        try:
+            values[option.name] = None if text is None else option.parse(text)
+        except TorchprofError as error:
+            raise pytest.UsageError(f"{source}: {error}") from None
+    strict = config.getoption("torchprof_strict")
+    accept = config.getoption("torchprof_accept", False) or config.getoption("accept", False)
+    here = config.invocation_params.dir
+    for path in ("json", "traces"):
+        values[path] = here / values[path] if values[path] else None
+    return Settings(
+        enabled=enabled(config),
+        accept=bool(accept),
+        strict=bool(config.getini("torchprof_strict") if strict is None else strict),
+        **{**values, "columns": values["columns"] or ()},
+    )
+
+
+# -------------------------------------------------------------------- markers
+
+
+def add_markers(config: pytest.Config) -> None:
+    """Make the markers known to ``--markers`` and ``--strict-markers``."""
+    from pytest_torchprof.metrics import METRICS
+
+    arguments = ", ".join(f"{option.name}=N" for option in OPTIONS if option.marker)
+    lines = [
+        f"torchprof({arguments}, enabled=True): settings of this test, when profiled",
+        "no_antipatterns(*rules): fail on any anti-pattern finding, or on those named",
+        "allow_antipatterns(*rules, reason): accept findings of these rules",
+    ]
+    for metric in METRICS.values():
+        scope = ", op=None, module=None" if metric.scopable else ""
+        lines.append(f"max_{metric.name}(limit{scope}): fail above this; {metric.help}")
+    for line in lines:
+        config.addinivalue_line("markers", line)
+
+
+def budgets_of(item: pytest.Item) -> list[Budget]:
+    """The limits set on this test by ``max_<metric>`` markers, wherever they stand.
+
+    Raises:
+        SettingsError: a limit that cannot be, an unknown metric, two limits for one metric.
+    """
+    from pytest_torchprof.metrics import METRICS
+
+    found: dict[str, Budget] = {}
+    for mark in item.iter_markers():
+        if not mark.name.startswith("max_"):
+            continue
+        if mark.name[4:] not in METRICS:
+            close = difflib.get_close_matches(mark.name[4:], METRICS, n=3)
+            if not close:
+                continue  # somebody else's marker
+            names = " or ".join(f"max_{name}" for name in close)
+            raise SettingsError(f"{mark.name}: there is no such metric. Did you mean {names}?")
+        budget = _budget(mark)
+        if budget.label in found:
+            raise SettingsError(
+                f"{mark.name} is given twice for {budget.label}: "
+                f"{found[budget.label].limit} and {budget.limit}. Keep one."
+            )
+        found[budget.label] = budget
+    return list(found.values())
+
+
+def _budget(mark: pytest.Mark) -> Budget:
+    from pytest_torchprof.metrics import METRICS
+    from pytest_torchprof.stats import Budget
+    from pytest_torchprof.units import parse_quantity
+
+    metric = METRICS[mark.name[4:]]
+    _check_arguments(mark, ("op", "module") if metric.scopable else ())
+    if len(mark.args) != 1:
+        found = f"{len(mark.args)} limits" if mark.args else "none"
+        raise SettingsError(f"{mark.name} takes one limit, and got {found}: {mark.name}(5)")
+    if {"op", "module"} <= mark.kwargs.keys():
+        raise SettingsError(f"{mark.name} takes op= or module=, not both")
+    for scope, what in mark.kwargs.items():
+        if not isinstance(what, str) or not what:
+            raise SettingsError(f"{mark.name}: {scope}= takes a name, and got {what!r}")
+    try:
+        limit = parse_quantity(mark.args[0], metric.unit)
+    except TorchprofError as error:
+        raise SettingsError(f"{mark.name}: {error}") from None
+    return Budget(metric.name, limit, **mark.kwargs)
+
+
+def _check_arguments(mark: pytest.Mark, known: Sequence[str]) -> None:
+    for key in mark.kwargs:
+        if key not in known:
+            hint = near(key, known) if known else "It takes none."
+            raise SettingsError(f"{mark.name} has no argument {key!r}. {hint}")
+
+
+def overrides_of(item: pytest.Item) -> dict[str, Any]:
+    """What ``@pytest.mark.torchprof(...)`` sets for this test; the closest marker wins.
+
+    Raises:
+        SettingsError: an unknown argument or a value that cannot be.
+    """
+    rows = {option.name: option for option in OPTIONS if option.marker}
+    values: dict[str, Any] = {}
+    for mark in item.iter_markers("torchprof"):
+        if mark.args:
+            raise SettingsError(f"the marker torchprof takes no positional argument: {mark.args}")
+        _check_arguments(mark, [*rows, "enabled"])
+        for key, value in mark.kwargs.items():
+            if key in rows:
+                try:
+                    parsed = rows[key].parse(str(value))
+                except SettingsError as error:
+                    raise SettingsError(f"marker torchprof({key}=…): {error}") from None
+            elif isinstance(value, bool):
+                parsed = value
+            else:
+                raise SettingsError(f"marker torchprof({key}=…): {value!r} is not True or False")
+            values.setdefault(key, parsed)
+    # Precedence: the command line is stronger than the marker.
+    for name, option in rows.items():
+        if item.config.getoption(option.dest) is not None:
+            values.pop(name, None)
+    return values
+
+
+def antipatterns_of(item: pytest.Item) -> tuple[frozenset[str] | None, frozenset[str]]:
+    """(rules that must not match: None for none, empty for any; rules that may).
+
+    Raises:
+        SettingsError: an unknown rule, or an allowance without a reason.
+    """
+    forbidden: frozenset[str] | None = None
+    for mark in item.iter_markers("no_antipatterns"):
+        _check_arguments(mark, ())
+        forbidden = frozenset(_rule(str(name)) for name in mark.args)
+    allowed: set[str] = set()
+    for mark in item.iter_markers("allow_antipatterns"):
+        _check_arguments(mark, ("reason",))
+        if not mark.args or not mark.kwargs.get("reason"):
+            raise SettingsError(
+                'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
+            )
+        allowed |= {_rule(str(name)) for name in mark.args}
+    return forbidden, frozenset(allowed)
+
+
+def is_marked(item: pytest.Item) -> bool:
+    """Whether the test asks to be profiled: by a marker of ours, or by the fixture."""
+    ours = ("torchprof", "no_antipatterns", "allow_antipatterns")
+    if "torchprof" in getattr(item, "fixturenames", ()):
+        return True
+    return any(m.name in ours or m.name.startswith("max_") for m in item.iter_markers())

@@ -1,0 +1,51 @@
+"""The pytest plugin: hooks that delegate. Imports nothing heavy until profiling is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_torchprof import options
+
+if TYPE_CHECKING:
+    from pytest_torchprof.fixture import Torchprof
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register the option table."""
+    options.add_options(parser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, None, None]:
+    """Quieten Kineto before a conftest imports torch; ``--accept`` last, as others may own it."""
+    given = early_config.known_args_namespace
+    if options.enabled(early_config, given) or options.ACCEPT in args:
+        from pytest_torchprof.capture import quiet_kineto
+
+        quiet_kineto()
+    yield
+    options.add_accept(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers known; bring in everything else only when profiling is on."""
+    options.add_markers(config)
+    if options.enabled(config):
+        from pytest_torchprof.session import TorchprofSession
+
+        session = TorchprofSession(config, options.build_settings(config))
+        config.pluginmanager.register(session, "torchprof-session")
+
+
+@pytest.fixture
+def torchprof(request: pytest.FixtureRequest) -> Torchprof:
+    """Measure a part of the test: ``with torchprof:`` or ``torchprof(fn)``; then ``.stats``."""
+    from pytest_torchprof.fixture import Torchprof, handle_for
+
+    session = request.config.pluginmanager.get_plugin("torchprof-session")
+    return Torchprof() if session is None else handle_for(session, request.node)

@@ -1,0 +1,1 @@
+"""What users see: tables, messages, reports."""

@@ -1,0 +1,127 @@
+"""What a failing test says: at most 40 lines, numbers first, the next command last."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render.text import shorten
+from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Verdict
+from pytest_torchprof.units import format_change, format_pair, format_quantity
+
+MAX_LINES = 40
+_MOST_METRICS = 12
+_MOST_CAUSES = 5
+
+
+def failure_message(
+    causes: Sequence[str],
+    verdicts: Sequence[Verdict],
+    profile: Profile,
+    baseline: Baseline | None,
+    accept_command: str,
+) -> str:
+    """Metric, baseline, now and change; the operators and kernels behind it; how to accept.
+
+    ``causes`` are the sentences of `compare.failures`.
+    """
+    lines = [f"torchprof: {'; '.join(causes[:3])}"]
+    bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
+    bad += [v for v in verdicts if v.status == "improved"] if not bad else []
+    bad.sort(key=lambda v: v.status != "over_budget")
+    width = max((len(v.metric) for v in bad), default=0)
+    lines += [f"  {v.metric:<{width}}  {_numbers(v)}" for v in bad[:_MOST_METRICS]]
+    if len(bad) > _MOST_METRICS:
+        lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
+    room = MAX_LINES - len(lines) - 3
+    if baseline is not None:
+        lines += _explain(bad, profile, baseline)[:room]
+    else:
+        lines += _largest(bad, profile)[:room]
+    if any(v.status in ("regressed", "improved") for v in bad) or baseline is None:
+        lines += ["", f"To accept the new values: {accept_command}"]
+    return "\n".join(lines)
+
+
+def inline_mismatch(expected: str, actual: str) -> str:
+    """The difference between an inline expectation and what was measured."""
+    diff = difflib.unified_diff(
+        expected.splitlines(), actual.splitlines(), "expected", "measured", lineterm="", n=1
+    )
+    lines = list(diff)[: MAX_LINES - 3]
+    return "\n".join(
+        [
+            "torchprof: the inline expectation does not match",
+            *(f"  {line}" for line in lines),
+            "To accept the new values: run again with --accept",
+        ]
+    )
+
+
+def _numbers(verdict: Verdict) -> str:
+    unit = METRICS[verdict.metric.split("[")[0]].unit
+    if isinstance(verdict.value, NotMeasured):
+        return f"not measured: {verdict.value.reason}"
+    if verdict.status == "over_budget" and verdict.limit is not None:
+        now, limit = format_pair(verdict.value, verdict.limit, unit)
+        return f"limited to {limit} but measured {now}"
+    if verdict.baseline is None:
+        return format_quantity(verdict.value, unit)
+    before, now = format_pair(verdict.baseline, verdict.value, unit)
+    tolerance = f", tolerance {verdict.tolerance:.0%}" if verdict.tolerance else ""
+    change = format_change(verdict.baseline, verdict.value)
+    return f"{before} → {now}  ({change}{tolerance})"
+
+
+def _explain(bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
+    """For each metric the operators that changed it most; then kernels."""
+    lines: list[str] = []
+    for verdict in bad:
+        column = COLUMN_OF.get(verdict.metric)
+        if column is None or verdict.baseline is None:
+            continue
+        found = deltas(baseline.operators, profile.operators, column)
+        lines += _block(f"{verdict.metric} by operator", found, METRICS[verdict.metric].unit)
+    kernels = deltas(_counts(baseline.kernels), _counts(profile.kernels), "calls")
+    if any(v.metric in ("kernels", "self_cuda_ms", "cuda_busy_ms") for v in bad):
+        lines += _block("kernels by name", kernels, "1")
+    return lines
+
+
+def _counts(kernels: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    return {name: {"calls": count} for name, count in kernels.items()}
+
+
+def _block(title: str, found: Sequence[Delta], unit: str) -> list[str]:
+    if not found:
+        return []
+    lines = [f"  {title}:"]
+    for delta in found[:_MOST_CAUSES]:
+        before, now = format_pair(delta.before, delta.now, unit)
+        name = shorten(delta.name, 60)
+        lines.append(f"    {delta.change:<9} {name}  {before} → {now}")
+    if len(found) > _MOST_CAUSES:
+        lines.append(f"    … and {len(found) - _MOST_CAUSES} more")
+    return lines
+
+
+def _largest(bad: Sequence[Verdict], profile: Profile) -> list[str]:
+    """Without a baseline: where most of it comes from."""
+    lines: list[str] = []
+    for verdict in bad:
+        column = COLUMN_OF.get(verdict.metric)
+        if column is None:
+            continue
+        unit = METRICS[verdict.metric].unit
+        rows = sorted(
+            ((row.get(column, 0), name) for name, row in profile.operators.items()), reverse=True
+        )
+        lines += [f"  most {verdict.metric} by operator:"]
+        lines += [
+            f"    {shorten(name, 60)}  {format_quantity(size, unit)}"
+            for size, name in rows[:_MOST_CAUSES]
+            if size
+        ]
+    return lines

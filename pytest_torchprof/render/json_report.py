@@ -1,0 +1,67 @@
+"""The machine-readable report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.stats import NotMeasured, Profile, Verdict
+
+SCHEMA = "torchprof-report/1"
+
+
+def record_of(  # noqa: PLR0913 - a record has as many parts as the interface names
+    nodeid: str,
+    *,
+    status: str,
+    reason: str | None,
+    verdicts: Sequence[Verdict] = (),
+    profile: Profile | None = None,
+    trace: str | None = None,
+) -> dict[str, Any]:
+    """One test's part of the report: JSON-able, so that it crosses from worker to controller."""
+    metrics: dict[str, Any] = {}
+    for verdict in verdicts:
+        metric = METRICS[verdict.metric.split("[")[0]]
+        measured = not isinstance(verdict.value, NotMeasured)
+        metrics[verdict.metric] = {
+            "value": verdict.value if measured else None,
+            "unit": metric.unit,
+            "class": metric.klass,
+            "baseline": verdict.baseline,
+            "limit": verdict.limit,
+            "status": verdict.status,
+            **({"reason": verdict.reason} if verdict.reason else {}),
+        }
+    findings = [asdict(finding) for finding in profile.findings] if profile else []
+    return {
+        "nodeid": nodeid,
+        "outcome": None,
+        "status": status,
+        "reason": reason,
+        "metrics": metrics,
+        "findings": findings,
+        "trace": trace,
+    }
+
+
+def write_report(
+    path: Path, environment: Mapping[str, Any], tests: Iterable[Mapping[str, Any]]
+) -> None:
+    """Write the whole report, replacing an older one at once.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    report = {"schema": SCHEMA, "environment": dict(environment), "tests": list(tests)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

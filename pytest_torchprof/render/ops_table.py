@@ -1,0 +1,58 @@
+"""Operators of a trace as a table, in torch's order of columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tabulate
+
+from pytest_torchprof.analysis.ops import OpRow, ops
+from pytest_torchprof.render.text import shorten
+from pytest_torchprof.units import format_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pytest_torchprof.events import Trace
+
+#: Column → (attribute of `OpRow`, divisor to the unit, unit).
+COLUMNS: Mapping[str, tuple[str, float, str]] = {
+    "calls": ("calls", 1, "1"),
+    "self_cpu_ms": ("self_cpu_ns", 1e6, "ms"),
+    "cpu_ms": ("cpu_ns", 1e6, "ms"),
+    "self_cuda_ms": ("self_cuda_ns", 1e6, "ms"),
+    "kernels": ("kernels", 1, "1"),
+    "flops": ("flops", 1, "FLOP"),
+    "allocated_cpu_bytes": ("allocated_cpu_bytes", 1, "B"),
+    "allocated_cuda_bytes": ("allocated_cuda_bytes", 1, "B"),
+    "peak_cpu_bytes": ("peak_cpu_bytes", 1, "B"),
+    "peak_cuda_bytes": ("peak_cuda_bytes", 1, "B"),
+}
+
+
+def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
+    """The ``limit`` operators with the most of ``sort_by`` (a key of `COLUMNS`), 0 for all."""
+    rows = sorted(ops(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
+    shown = rows[:limit] if limit else rows
+    columns = [c for c in COLUMNS if c == sort_by or any(_value(row, c) for row in rows)]
+    body = [
+        [shorten(row.name, 48), *(_cell(row, column) for column in columns)] for row in shown
+    ]
+    text = tabulate.tabulate(
+        body,
+        headers=["operator", *columns],
+        disable_numparse=True,
+        colalign=["left", *["right"] * len(columns)] if body else None,
+    )
+    left = len(rows) - len(shown)
+    return f"{text}\n… and {left} more\n" if left else f"{text}\n"
+
+
+def _value(row: OpRow, column: str) -> float:
+    attribute, divisor, _ = COLUMNS[column]
+    return float(getattr(row, attribute)) / divisor
+
+
+def _cell(row: OpRow, column: str) -> str:
+    value = _value(row, column)
+    return format_quantity(value, COLUMNS[column][2]) if value else ""

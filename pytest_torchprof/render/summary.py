@@ -1,0 +1,122 @@
+"""The table at the end of the session, and its line of totals."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render.text import plural, shorten
+from pytest_torchprof.units import UNKNOWN, format_quantity
+
+#: Shown unless ``--torchprof-columns`` says otherwise; a column without a single value is left out.
+DEFAULT_COLUMNS = (
+    "wall_ms",
+    "self_cuda_ms",
+    "flops",
+    "ops",
+    "kernels",
+    "syncs",
+    "peak_cpu_bytes",
+    "peak_cuda_bytes",
+)
+_MARKS = {"regressed": "!", "over_budget": "!", "improved": "*", "advisory": "~"}
+_ORDER = ("over_budget", "regressed", "not_profiled", "improved", "new", "ok")
+_NARROWEST_TEST, _WIDEST_TEST = 36, 60
+
+
+def summary_table(
+    records: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    sort: str | None,
+    top: int,
+    width: int,
+) -> list[str]:
+    """Lines of the table: what needs attention first; ``top`` rows, 0 for all."""
+    import tabulate
+
+    ordered = sorted(records, key=lambda r: _rank(r, sort))
+    shown = ordered[:top] if top else ordered
+    asked = list(columns)
+    columns = asked or [c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)]
+    findings = any(r["findings"] for r in shown)
+    cells = [
+        [r["status"].replace("_", " "), *(_cell(r, c) for c in columns)]
+        + ([_findings(r)] if findings else [])
+        for r in shown
+    ]
+    headers = ["test", "status", *columns, *(["findings"] if findings else [])]
+    rest = sum(max([len(h), *(len(row[i]) for row in cells)]) + 2 for i, h in enumerate(headers[1:]))
+    room = min(_WIDEST_TEST, max(_NARROWEST_TEST, width - rest - 2))
+    folder = _common_folder([r["nodeid"] for r in shown])
+    body = [
+        [shorten(r["nodeid"][len(folder) :], room), *row]
+        for r, row in zip(shown, cells, strict=True)
+    ]
+    align = ["left", "left", *["right"] * len(columns), *(["left"] if findings else [])]
+    text = tabulate.tabulate(body, headers=headers, disable_numparse=True, colalign=align)
+    lines = text.splitlines()
+    if left := len(ordered) - len(shown):
+        lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
+    return lines + _notes(shown)
+
+
+def totals(records: Sequence[Mapping[str, Any]], runs: int) -> str:
+    """``12 tests profiled in 36 runs: 1 regressed, 11 ok``."""
+    counts = Counter(r["status"] for r in records)
+    profiled = len(records) - counts["not_profiled"]
+    parts = [f"{counts[s]} {s.replace('_', ' ')}" for s in _ORDER if counts[s]]
+    unchecked = sum(
+        m["status"] == "not_measured" and m["limit"] is not None
+        for r in records
+        for m in r["metrics"].values()
+    )
+    if unchecked:
+        parts.append(f"{plural(unchecked, 'budget')} not checked")
+    in_runs = f" in {plural(runs, 'run')}" if runs else ""
+    return f"torchprof: {plural(profiled, 'test')} profiled{in_runs}: {', '.join(parts) or 'none'}"
+
+
+def _common_folder(nodeids: Sequence[str]) -> str:
+    """The folder that all tests share, with its slash; it would only push their names out."""
+    folders = [nodeid.partition("::")[0].split("/")[:-1] for nodeid in nodeids]
+    shared = os.path.commonprefix(folders) if folders else []
+    return "".join(f"{part}/" for part in shared)
+
+
+def _rank(record: Mapping[str, Any], sort: str | None) -> tuple[float, str]:
+    if sort is not None:
+        return -(_value(record, sort) or 0), record["nodeid"]
+    return _ORDER.index(record["status"]), ""
+
+
+def _value(record: Mapping[str, Any], column: str) -> float | None:
+    value = record["metrics"].get(column, {}).get("value")
+    return value if isinstance(value, int | float) else None
+
+
+def _cell(record: Mapping[str, Any], column: str) -> str:
+    metric = record["metrics"].get(column)
+    if metric is None or metric["value"] is None:
+        return UNKNOWN
+    return format_quantity(metric["value"], METRICS[column].unit) + _MARKS.get(metric["status"], "")
+
+
+def _findings(record: Mapping[str, Any]) -> str:
+    return ", ".join(f"{f['rule']} ×{f['count']}" for f in record["findings"])
+
+
+def _notes(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Reasons that do not fit into a cell: not profiled, and budgets that were not checked."""
+    reasons: dict[str, int] = {}
+    for record in shown:
+        if record["status"] == "not_profiled" and record["reason"]:
+            key = f"not profiled: {record['reason']}"
+            reasons[key] = reasons.get(key, 0) + 1
+        for name, metric in record["metrics"].items():
+            if metric["status"] == "not_measured" and metric["limit"] is not None:
+                key = f"budget max_{name} not checked: {metric.get('reason')}"
+                reasons[key] = reasons.get(key, 0) + 1
+    return [f"{key} ({plural(n, 'test')})" for key, n in sorted(reasons.items())][:12]

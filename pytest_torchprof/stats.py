@@ -1,0 +1,87 @@
+"""Values that pass between the rooms: what was measured, what was not, what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MetricStatus = Literal[
+    "ok", "regressed", "improved", "new", "over_budget", "not_measured", "advisory"
+]
+TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_profiled"]
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """A metric without a value, and why."""
+
+    reason: str
+
+
+Number = int | float
+Value = Number | NotMeasured
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An anti-pattern found: a rule's code, how often, where, and what to do."""
+
+    rule: str
+    count: int
+    message: str
+    location: str | None = None
+    fix: str = ""
+    accepted: bool = False
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit on one metric, inclusive, of the whole test or of a part of it."""
+
+    metric: str
+    limit: Number
+    op: str | None = None
+    module: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The metric with its scope, as reports name it: ``kernels[op=aten::mm]``."""
+        if self.op is not None:
+            return f"{self.metric}[op={self.op}]"
+        return f"{self.metric}[module={self.module}]" if self.module is not None else self.metric
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One metric of one test against its baseline and its limit, with both numbers."""
+
+    metric: str
+    value: Value
+    status: MetricStatus
+    baseline: Number | None = None
+    limit: Number | None = None
+    tolerance: float = 0.0
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one test measured: metrics, operators, kernels and findings; all JSON-able inside."""
+
+    metrics: Mapping[str, Value]
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    scoped: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The accepted numbers of one test in one environment, as stored."""
+
+    metrics: Mapping[str, Number] = field(default_factory=dict)
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    findings: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Stored traces: reading them in, writing them out."""

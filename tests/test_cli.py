@@ -1,0 +1,63 @@
+"""The command's manners: help, version and complaints."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pytest_torchprof import __version__
+from pytest_torchprof.cli import main
+
+
+def outcome(
+    capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[str | int | None, str, str]:
+    """The exit status, what went to stdout, what went to stderr."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    return exit_.value.code, *capsys.readouterr()
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (0, f"torchprof {__version__}\n", "") == outcome(capsys, "--version")
+
+
+def test_help_names_the_command_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = outcome(capsys, "--help")
+    assert (0, "usage: torchprof", "") == (status, out[:16], err)
+
+
+def test_without_arguments_help_is_printed_and_the_status_is_bad_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, out, err = outcome(capsys)
+    expected = "torchprof: no command was given; see torchprof --help\n"
+    assert (2, "usage: torchprof", expected) == (status, out[:16], err)
+
+
+def test_an_unknown_argument_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = outcome(capsys, "--nonsense")
+    assert (2, "", 1) == (status, out, err.count("\n"))
+    assert "--nonsense" in err
+
+
+def test_the_package_runs_as_the_command() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest_torchprof", "--version"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert f"torchprof {__version__}\n" == ran.stdout
+
+
+def test_help_loads_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys\n"
+        "from pytest_torchprof.cli import main\n"
+        "try: main(['--version'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'pytest'} & sys.modules.keys()))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert f"torchprof {__version__}\n[]\n" == ran.stdout

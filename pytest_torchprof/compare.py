@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pytest_torchprof.metrics import METRICS, Metric
@@ -42,6 +42,13 @@ def compare(
         _verdict(METRICS[name], value, baseline, limits.get(name), policy)
         for name, value in profile.metrics.items()
     ]
+    if baseline is not None and (lost := _gradients_kept(profile, baseline)):
+        verdicts = [
+            replace(v, status="regressed", reason=lost)
+            if v.metric == "ops" and v.status in ("ok", "improved")
+            else v
+            for v in verdicts
+        ]
     for budget in budgets:
         if budget.op is None and budget.module is None:
             continue
@@ -87,6 +94,24 @@ def failures(
         if not accept and not has_baseline:
             causes.append("strict: no baseline for this environment")
     return causes
+
+
+def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
+    """A forgotten ``zero_grad`` does less in all, and is no improvement: say what shows it."""
+
+    def total(operators: Mapping[str, Mapping[str, int]], column: str, prefix: str = "") -> int:
+        return sum(row.get(column, 0) for name, row in operators.items() if name.startswith(prefix))
+
+    before, now = (total(o, "accumulations") for o in (baseline.operators, profile.operators))
+    if now > before:
+        return f"gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"
+    steps, zeros = (
+        [total(o, "calls", f"Optimizer.{what}#") for o in (baseline.operators, profile.operators)]
+        for what in ("step", "zero_grad")
+    )
+    if zeros[1] < zeros[0] and steps[1] >= steps[0] > 0:
+        return f"Optimizer.zero_grad was called {zeros[0]} → {zeros[1]} times in {steps[1]} steps"
+    return None
 
 
 def _scoped(budget: Budget, value: Value) -> Verdict:

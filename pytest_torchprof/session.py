@@ -42,6 +42,7 @@ OFFER = pytest.StashKey[dict[str, Any]]()
 _STORED_COLUMNS = (
     "calls",
     "flops",
+    "accumulations",
     "kernels",
     "allocated_cpu_bytes",
     "allocated_cuda_bytes",

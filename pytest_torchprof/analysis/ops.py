@@ -28,6 +28,15 @@ class OpRow:
     leaked_cpu_bytes: int = 0
     leaked_cuda_bytes: int = 0
     kernels: int = 0
+    #: Calls that add a gradient to one that is there already, see `ACCUMULATE`.
+    accumulations: int = 0
+
+
+#: The autograd node that stores a gradient: it keeps the first, and adds to it any further one.
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+_ADDS = frozenset({"aten::add", "aten::add_"})
 
 
 def ops(trace: Trace) -> dict[str, OpRow]:
@@ -40,7 +49,11 @@ def ops(trace: Trace) -> dict[str, OpRow]:
     chosen = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION))
     # A recursive operator must not add its inner time to its outer one.
     outermost = ~_below_same_name(trace, chosen)
+    parent = trace.parent[chosen]
+    accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
+    accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
     columns: dict[str, Ints] = {
+        "accumulations": accumulates.astype(np.int64),
         "calls": np.ones(len(chosen), np.int64),
         "self_cpu_ns": trace.self_ns[chosen],
         "cpu_ns": np.where(outermost, trace.dur[chosen], 0),

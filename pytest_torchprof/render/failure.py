@@ -72,7 +72,8 @@ def _numbers(verdict: Verdict) -> str:
     before, now = format_pair(verdict.baseline, verdict.value, unit)
     tolerance = f", tolerance {verdict.tolerance:.0%}" if verdict.tolerance else ""
     change = format_change(verdict.baseline, verdict.value)
-    return f"{before} → {now}  ({change}{tolerance})"
+    reason = f"; {verdict.reason}" if verdict.reason else ""
+    return f"{before} → {now}  ({change}{tolerance}){reason}"
 
 
 def _explain(bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:

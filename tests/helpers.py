@@ -1,0 +1,139 @@
+"""Running pytest inside a test, and reading what it left behind."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: F401 - here once: pytester forgets what an inner session imports
+
+import pytest_torchprof.analysis.ops
+import pytest_torchprof.baseline.inline
+import pytest_torchprof.render.ops_table
+import pytest_torchprof.session  # noqa: F401 - here once, too
+
+#: Inner sessions run without these, whether installed or not, unless a test asks for one.
+OTHER_PLUGINS = (
+    "anyio",
+    "asyncio",
+    "cacheprovider",
+    "hypothesispytest",
+    "randomly",
+    "rerunfailures",
+    "timeout",
+    "xdist",
+)
+#: One run of a test each, so that an inner session is quick.
+ONCE = ("--torchprof-warmup=0", "--torchprof-rounds=0")
+
+#: A test module with one test: one addition of four floats to four floats, and one constant.
+ADD = """
+    import torch
+
+    X = torch.ones(4)
+
+    def test_add():
+        X + X
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What an inner session said: pytest's result, and our report."""
+
+    result: pytest.RunResult
+    report: Mapping[str, Any]
+
+    @property
+    def ret(self) -> int:
+        return int(self.result.ret)
+
+    @property
+    def out(self) -> str:
+        return self.result.stdout.str()
+
+    @property
+    def err(self) -> str:
+        return self.result.stderr.str()
+
+    @property
+    def tests(self) -> dict[str, dict[str, Any]]:
+        """Records by the test's name within its file."""
+        return {test["nodeid"].partition("::")[2]: test for test in self.report.get("tests", [])}
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        return {name: test["status"] for name, test in self.tests.items()}
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        return self.result.parseoutcomes()
+
+    def metric(self, name: str, test: str = "test_add") -> dict[str, Any]:
+        """One metric of one test, as the report has it."""
+        found: dict[str, Any] = self.tests[test]["metrics"][name]
+        return found
+
+    def usage_error(self) -> str:
+        """The message of a usage error, with the exit status checked."""
+        assert pytest.ExitCode.USAGE_ERROR == self.result.ret
+        text = self.err + self.out
+        assert "Traceback" not in text
+        assert "INTERNALERROR" not in text
+        return " ".join(line for line in text.splitlines() if line.startswith("ERROR: ")) or text
+
+
+def run(
+    pytester: pytest.Pytester,
+    *args: str | Path,
+    needs: Collection[str] = (),
+    subprocess: bool = False,
+) -> Ran:
+    """Run pytest on what the test has made; ``needs`` are the other plugins that it is about."""
+    file = pytester.path / "report.json"
+    file.unlink(missing_ok=True)
+    off = [f"-pno:{name}" for name in OTHER_PLUGINS if name not in needs]
+    start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # what the outer session makes an error is not ours
+        result = start(*off, *args, "--torchprof-json=report.json")
+    return Ran(result, json.loads(file.read_text("utf-8")) if file.exists() else {})
+
+
+def accept(pytester: pytest.Pytester, *args: str | Path) -> Ran:
+    """Make what the tests measure now their baseline."""
+    ran = run(pytester, "--accept", *args)
+    assert 0 == ran.ret, ran.out
+    return ran
+
+
+def baseline_file(pytester: pytest.Pytester, file: str = "test_it") -> Path:
+    """Where the baselines of ``test_it.py`` lie."""
+    return pytester.path / "__torchprof__" / f"{file}.json"
+
+
+def read_baseline(pytester: pytest.Pytester, file: str = "test_it") -> dict[str, Any]:
+    """The decoded baseline file."""
+    data: dict[str, Any] = json.loads(baseline_file(pytester, file).read_text("utf-8"))
+    return data
+
+
+def doctor(
+    pytester: pytest.Pytester, test: str = "test_add", section: str = "metrics", **values: Any
+) -> None:
+    """Change accepted values of a test in the one environment that it has."""
+    data = read_baseline(pytester)
+    (entry,) = data["tests"][test].values()
+    entry[section].update(values)
+    baseline_file(pytester).write_text(json.dumps(data), "utf-8")
+
+
+def calls(pytester: pytest.Pytester, file: str = "calls") -> int:
+    """How many lines the inner tests have appended to a file."""
+    path = pytester.path / file
+    return len(path.read_text("utf-8").splitlines()) if path.exists() else 0

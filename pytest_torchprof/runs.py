@@ -398,7 +398,7 @@ def _timeout(item: pytest.Item, what: Literal["cancel", "set"]) -> None:
     hook: Callable[..., Any] | None = getattr(item.ihook, f"pytest_timeout_{what}_timer", None)
     module = sys.modules.get("pytest_timeout")
     settings_of = getattr(module, "_get_item_settings", None)
-    if hook is None or settings_of is None:
+    if hook is None or settings_of is None or not item.config.pluginmanager.hasplugin("timeout"):
         return
     settings = settings_of(item)
     if settings.timeout is None or settings.timeout <= 0 or settings.func_only:

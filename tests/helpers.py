@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401 - here once: pytester forgets what an inner session imports
-
 import pytest_torchprof.analysis.ops
 import pytest_torchprof.baseline.inline
 import pytest_torchprof.render.ops_table
-import pytest_torchprof.session  # noqa: F401 - here once, too
+import pytest_torchprof.session  # noqa: F401 - see `prime` below
+from pytest_torchprof.capture import prime
+
+# Load torch whole, now: pytester forgets what an inner session imports, and torch cannot bear to be
+# imported twice.
+prime()
 
 #: Inner sessions run without these, whether installed or not, unless a test asks for one.
 OTHER_PLUGINS = (

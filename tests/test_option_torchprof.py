@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import ADD, ONCE, calls, run
+from helpers import ADD, calls, run
 
 MARKED = """
     import pytest
@@ -153,7 +153,7 @@ def test_select_says_which_tests_are_profiled(
 ) -> None:
     pytester.makepyfile(test_it=MARKED)
     pytester.makeini("[pytest]\n" + (f"torchprof_select = {ini}" if ini else ""))
-    ran = run(pytester, "--torchprof", *ONCE, *args)
+    ran = run(pytester, "--torchprof", "--torchprof-rounds=0", *args)
     marked = {"test_settings", "test_budget", "test_forbids", "test_allows", "test_fixture"}
     everything = marked | {"test_plain", "test_of_another_marker"}
     assert (everything if expected == "all" else marked) == set(ran.tests)

@@ -40,7 +40,7 @@ def failure_message(
         lines += _explain(bad, profile, baseline)[:room]
     else:
         lines += _largest(bad, profile)[:room]
-    if any(v.status in ("regressed", "improved") for v in bad) or baseline is None:
+    if any(v.status in ("regressed", "improved") for v in bad) or "no baseline" in causes[-1]:
         lines += ["", f"To accept the new values: {accept_command}"]
     return "\n".join(lines)
 

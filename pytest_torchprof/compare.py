@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Literal
 
 from pytest_torchprof.metrics import METRICS, Metric
@@ -116,9 +118,7 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
 
 def _scoped(budget: Budget, value: Value) -> Verdict:
     if isinstance(value, NotMeasured):
-        return Verdict(
-            budget.label, value, "not_measured", limit=budget.limit, reason=value.reason
-        )
+        return Verdict(budget.label, value, "not_measured", limit=budget.limit, reason=value.reason)
     status: MetricStatus = "over_budget" if value > budget.limit else "ok"
     return Verdict(budget.label, value, status, limit=budget.limit)
 
@@ -149,8 +149,9 @@ def _verdict(
     return Verdict(metric.name, value, status, accepted, limit, tolerance, reason)
 
 
-#: Times of unprofiled rounds. Profiled times carry the profiler's own cost, so they only advise.
-GATED_TIMES = frozenset({"wall_ms", "cpu_ms"})
+#: Times of unprofiled rounds and of the device. Host times of the profiled run carry the profiler's
+#: own cost, so they only advise.
+GATED_TIMES = frozenset({"wall_ms", "cpu_ms", "self_cuda_ms", "cuda_busy_ms"})
 
 
 def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
@@ -158,11 +159,20 @@ def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
         return None
     source: Mapping[str, Number] = baseline.metrics if metric.stored else baseline.times
     value = source.get(metric.name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return value
 
 
 def _against(value: Number, accepted: Number, tolerance: float) -> MetricStatus:
-    """Less is better, for every metric there is."""
-    if value > accepted * (1 + tolerance):
-        return "regressed"
-    return "improved" if value < accepted * (1 - tolerance) else "ok"
+    """Less is better, for every metric there is; what is exactly the tolerance off is ok."""
+    # As fractions, because 1.1 * 100 is more than 110 in floats, and large counts are rounded.
+    before = _exact(accepted)
+    change, margin = _exact(value) - before, abs(before) * _exact(tolerance)
+    if abs(change) <= margin:
+        return "ok"
+    return "regressed" if change > 0 else "improved"
+
+
+def _exact(number: Number) -> Fraction:
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(float(number)))

@@ -8,20 +8,21 @@ bytes and are decoded only for the events a question touches.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from pytest_torchprof import nesting
 from pytest_torchprof.flops import FORMULAS, flops
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
 
 #: The annotation around the measured region of a live capture.
 REGION = "torchprof::call"
@@ -94,42 +95,50 @@ MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
 
 class _DeviceArgs(msgspec.Struct, gc=False):
     correlation: int = -1
-    stream: int | str | None = None
     device: int | None = None
-    bytes: int = 0
+    bytes: int = -1
 
 
 class _OpArgs(msgspec.Struct, gc=False):
-    dims: Any = msgspec.field(name="Input Dims", default=None)
-    types: Any = msgspec.field(name="Input type", default=None)
-    concrete: Any = msgspec.field(name="Concrete Inputs", default=None)
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
+    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
 
 
 class _MemoryArgs(msgspec.Struct, gc=False):
-    addr: int = msgspec.field(name="Addr", default=0)
+    addr: int | None = msgspec.field(name="Addr", default=None)
     bytes: int = msgspec.field(name="Bytes", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
-    device_id: int = msgspec.field(name="Device Id", default=-1)
 
 
-_DEVICE_ARGS = msgspec.json.Decoder(_DeviceArgs, strict=False)
-_OP_ARGS = msgspec.json.Decoder(_OpArgs, strict=False)
-_MEMORY_ARGS = msgspec.json.Decoder(_MemoryArgs, strict=False)
+_Args = TypeVar("_Args", _DeviceArgs, _OpArgs, _MemoryArgs)
+# Numbers come as strings from some versions, hence not strict.
+_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
+    _DeviceArgs: msgspec.json.Decoder(list[_DeviceArgs | None], strict=False),
+    _OpArgs: msgspec.json.Decoder(list[_OpArgs | None], strict=False),
+    _MemoryArgs: msgspec.json.Decoder(list[_MemoryArgs | None], strict=False),
+}
+_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_Shared = TypeVar("_Shared")
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event."""
+    """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
+
+    ``addr`` is None where the trace has no addresses, as in 2021.
+    """
 
     event: Ints
-    addr: Ints
+    addr: Ints | None
     bytes: Ints
     on_device: Bools
 
-    def device(self, on_device: bool) -> Memory:  # noqa: FBT001 - the one property that splits it
+    def device(self, on_device: bool) -> Memory:
         """The rows of the host's memory, or of the accelerator's."""
         keep = self.on_device == on_device
-        return Memory(self.event[keep], self.addr[keep], self.bytes[keep], self.on_device[keep])
+        addr = None if self.addr is None else self.addr[keep]
+        return Memory(self.event[keep], addr, self.bytes[keep], self.on_device[keep])
 
 
 @dataclass(frozen=True)
@@ -137,9 +146,10 @@ class Trace:
     """Events as columns, in time order, and the links between them.
 
     ``ts`` and ``dur`` are nanoseconds (int64) on the trace's own clock; ``names[name[i]]`` is the
-    name of event ``i``; ``thread`` is an interned (pid, tid). Links are event indices, -1 for none.
-    ``selection`` marks the events that count: those of the measured region of a live capture, all
-    of a stored trace, or a part of either, see `within`.
+    name of event ``i``; ``threads[thread[i]]`` is its (pid, tid); ``args[i]`` is raw JSON or None.
+    Events are in time order, longer ones first where they start together. Links are event indices,
+    -1 for none. ``selection`` marks the events that count: those of the measured region of a live
+    capture, all of a stored trace, or a part of either, see `within`.
     """
 
     ts: Ints
@@ -148,7 +158,8 @@ class Trace:
     name: npt.NDArray[np.int32]
     thread: npt.NDArray[np.int32]
     names: Sequence[str]
-    args: Sequence[bytes | memoryview | msgspec.Raw | None]
+    args: npt.NDArray[np.object_]
+    threads: Sequence[tuple[Any, Any]] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     scope: tuple[str, str] | None = None
 
@@ -165,7 +176,9 @@ class Trace:
 
     def is_kind(self, *kinds: Kind) -> Bools:
         """Events of any of these kinds."""
-        return np.isin(self.kind, np.array(kinds, np.int8))
+        wanted = np.zeros(len(Kind), bool)
+        wanted[list(kinds)] = True
+        return wanted[self.kind]
 
     def names_where(self, predicate: Callable[[str], object]) -> Bools:
         """Events whose name satisfies the predicate, which is asked once for each distinct name."""
@@ -181,10 +194,14 @@ class Trace:
     @cached_property
     def region(self) -> tuple[int, int] | None:
         """(start, end) in ns of the measured region of a live capture; None for other traces."""
-        marks = np.flatnonzero(self.is_kind(Kind.ANNOTATION) & self.named(REGION))
+        marks = np.flatnonzero(self._is_region & (self.dur > 0))
         if not len(marks):
             return None
         return int(self.ts[marks].min()), int((self.ts[marks] + self.dur[marks]).max())
+
+    @property
+    def _is_region(self) -> Bools:
+        return self.is_kind(Kind.ANNOTATION) & self.named(REGION)
 
     @cached_property
     def in_region(self) -> Bools:
@@ -193,7 +210,7 @@ class Trace:
             return np.ones(len(self), bool)
         start, end = self.region
         inside = (self.ts >= start) & (self.ts < end)
-        inside &= ~(self.is_kind(Kind.ANNOTATION) & self.named(REGION))
+        inside &= ~self._is_region
         device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))
         launch = self.launch[device]
         # A kernel may start after the region has ended: its launch decides, else its own start.
@@ -223,17 +240,40 @@ class Trace:
     def within(self, *, op: str | None = None, module: str | None = None) -> Trace:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
-        return replace(self, scope=scope)
+        part = replace(self, scope=scope)
+        own = ("scope", "selection", "op_flops", "_answers")
+        # What does not depend on the scope is not worked out again.
+        vars(part).update({k: v for k, v in vars(self).items() if k not in own})
+        return part
+
+    @cached_property
+    def _answers(self) -> dict[Any, Any]:
+        return {}
+
+    def once(self, question: Callable[..., _Shared], *options: Any) -> _Shared:
+        """The answer to a question about this trace, worked out the first time it is asked."""
+        key = (question, *options)
+        if key not in self._answers:
+            self._answers[key] = question(self, *options)
+        return self._answers[key]  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- nesting
 
+    def _nest(self, *kinds: Kind) -> tuple[Ints, Ints]:
+        rows = np.flatnonzero(self.is_kind(*kinds))
+        above, level = nesting.nest(self.ts[rows], self.dur[rows], self.thread[rows])
+        parent, depth = np.full(len(self), -1, np.int64), np.full(len(self), -1, np.int64)
+        parent[rows] = np.where(above >= 0, rows[above], -1)
+        depth[rows] = level
+        return parent, depth
+
     @cached_property
     def _host_nest(self) -> tuple[Ints, Ints]:
-        return _nest(self, np.flatnonzero(self.is_kind(*HOST_KINDS)))
+        return self._nest(*HOST_KINDS)
 
     @cached_property
     def _python_nest(self) -> tuple[Ints, Ints]:
-        return _nest(self, np.flatnonzero(self.is_kind(*HOST_KINDS, Kind.PYTHON)))
+        return self._nest(*HOST_KINDS, Kind.PYTHON)
 
     @property
     def parent(self) -> Ints:
@@ -255,21 +295,37 @@ class Trace:
 
     def enclosing(self, events: Ints) -> Ints:
         """For events that are points in time (memory): the innermost host event around each."""
-        return _enclosing(self, events)
+        host = np.flatnonzero(self.depth >= 0)
+        return nesting.enclosing(
+            self.ts, self.ts + self.dur, self.parent, host, self.thread, events
+        )
 
     # ---------------------------------------------------------------- device links
 
     @cached_property
-    def _device_args(self) -> dict[int, _DeviceArgs]:
+    def _device_args(self) -> tuple[Ints, list[_DeviceArgs]]:
         rows = np.flatnonzero(self.is_kind(Kind.RUNTIME, *DEVICE_KINDS))
-        return {int(i): _decode(_DEVICE_ARGS, self.args[i], _DeviceArgs) for i in rows}
+        return rows, _decode(_DeviceArgs, self.args[rows])
 
     @cached_property
     def correlation(self) -> Ints:
         """CUPTI's correlation id, which a runtime call shares with what it put on the device."""
         out = np.full(len(self), -1, np.int64)
-        for i, args in self._device_args.items():
-            out[i] = args.correlation
+        rows, args = self._device_args
+        out[rows] = _int64([a.correlation for a in args])
+        return out
+
+    @cached_property
+    def device(self) -> Ints:
+        """Index of the device that a device event ran on; by its process where args do not say."""
+        out = np.full(len(self), -1, np.int64)
+        rows, args = self._device_args
+        pids = [pid if isinstance(pid, int) else -1 for pid, _ in self.threads]
+        threads = self.thread[rows].tolist()
+        devices = [a.device for a in args]
+        found = zip(devices, threads, strict=True)
+        out[rows] = _int64([pids[t] if d is None else d for d, t in found])
+        out[~self.is_kind(*DEVICE_KINDS)] = -1
         return out
 
     @cached_property
@@ -288,10 +344,10 @@ class Trace:
 
     @cached_property
     def bytes(self) -> Ints:
-        """Bytes that a copy or memset moved; 0 for other events."""
-        out = np.zeros(len(self), np.int64)
-        for i, args in self._device_args.items():
-            out[i] = args.bytes
+        """Bytes that a copy or memset moved; -1 where the trace does not say."""
+        out = np.full(len(self), -1, np.int64)
+        rows, args = self._device_args
+        out[rows] = _int64([a.bytes for a in args])
         return out
 
     # ---------------------------------------------------------------- memory
@@ -300,138 +356,95 @@ class Trace:
     def memory(self) -> Memory:
         """All allocations and frees of the trace, selected or not."""
         rows = np.flatnonzero(self.is_kind(Kind.MEMORY) & self.named("[memory]"))
-        args = [_decode(_MEMORY_ARGS, self.args[i], _MemoryArgs) for i in rows]
-        n = len(args)
+        args = _decode(_MemoryArgs, self.args[rows])
+        addresses = [a.addr for a in args]
         return Memory(
             rows,
-            np.fromiter((a.addr for a in args), np.int64, n),
-            np.fromiter((a.bytes for a in args), np.int64, n),
-            np.fromiter((a.device_type != 0 for a in args), bool, n),
+            None if None in addresses else _int64(addresses),
+            _int64([a.bytes for a in args]),
+            np.fromiter((a.device_type != 0 for a in args), bool, len(args)),
         )
 
     # ---------------------------------------------------------------- FLOPs
 
     @cached_property
+    def _formula_ops(self) -> tuple[Ints, list[_OpArgs]]:
+        formula = self.names_where(FORMULAS.__contains__)
+        rows = np.flatnonzero(self.is_kind(Kind.OP) & formula)
+        return rows, _decode(_OpArgs, self.args[rows])
+
+    @cached_property
     def has_shapes(self) -> bool:
-        """Whether operators carry ``Input Dims``: the trace says so, or one of them does."""
-        if self.metadata.get("record_shapes"):
-            return True
-        ops = np.flatnonzero(self.is_kind(Kind.OP))
-        return any(b"Input Dims" in bytes(raw) for i in ops if (raw := self.args[i]) is not None)
+        """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
+        rows, args = self._formula_ops
+        return not len(rows) or any(len(a.dims) for a in args)
+
+    @cached_property
+    def _flops(self) -> tuple[Ints, Ints]:
+        """Events that have a number, and their FLOPs, whether or not they are nested."""
+        rows, args = self._formula_ops
+        known: dict[tuple[int, bytes, bytes, bytes], int] = {}
+        values: list[int] = []
+        for name, a in zip(self.name[rows].tolist(), args, strict=True):
+            key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete))
+            if key not in known:
+                value = flops(self.names[name], *map(_decode_any, key[1:]))
+                known[key] = -1 if value is None else value
+            values.append(known[key])
+        counts = _int64(values)
+        return rows[counts >= 0], counts[counts >= 0]
 
     @cached_property
     def op_flops(self) -> Ints:
-        """FLOPs of the outermost operator that has a formula; 0 inside it, and elsewhere."""
+        """FLOPs of the outermost selected operator that has a number; 0 inside it and elsewhere."""
         out = np.zeros(len(self), np.int64)
-        known: dict[tuple[int, bytes], int | None] = {}
-        candidates = np.flatnonzero(self.is_kind(Kind.OP) & self.names_where(FORMULAS.__contains__))
-        counted = np.zeros(len(self), bool)
-        for i in candidates[np.argsort(self.depth[candidates], kind="stable")]:
-            if _has_ancestor(self.parent, counted, int(i)):
-                continue
-            raw = self.args[i]
-            if raw is None:
-                continue
-            args = _decode(_OP_ARGS, raw, _OpArgs)
-            key = (int(self.name[i]), repr((args.dims, args.types, args.concrete)).encode())
-            if key not in known:
-                name = self.names[self.name[i]]
-                known[key] = flops(name, args.dims, args.types, args.concrete)
-            value = known[key]
-            if value is not None:
-                counted[i] = True
-                out[i] = value
+        rows, counts = self._flops
+        out[rows] = np.where(self.selection[rows], counts, 0)
+        inside = np.zeros(len(self), bool)
+        inside[rows] = self.selection[rows]
+        for level in nesting.levels(self.depth):
+            above = inside[self.parent[level]]
+            out[level[above]] = 0
+            inside[level] |= above
         return out
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], raw: Any, empty: type[Any]) -> Any:
-    """Decoded args; the empty struct where a foreign tool wrote something else."""
-    if raw is None:
-        return empty()
+def _decode(of: type[_Args], raws: npt.NDArray[np.object_]) -> list[_Args]:
+    """Decoded args, all in one go; the empty struct where a foreign tool wrote something else."""
+    texts = [b"null" if raw is None else raw for raw in raws.tolist()]
     try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return empty()
+        every = _DECODERS[of].decode(b"[" + b",".join(texts) + b"]")
+    except _NOT_DECODED:
+        every = [_decode_one(of, text) for text in texts]
+    return [of() if args is None else args for args in every]
 
 
-def _has_ancestor(parent: Ints, marked: Bools, event: int) -> bool:
-    above = int(parent[event])
-    while above >= 0:
-        if marked[above]:
-            return True
-        above = int(parent[above])
-    return False
+def _decode_one(of: type[_Args], text: Any) -> _Args | None:
+    try:
+        return msgspec.json.decode(text, type=of, strict=False)
+    except _NOT_DECODED:
+        return None
 
 
-def _levels(depth: Ints) -> Iterator[Ints]:
-    """Event indices of depth 1, then 2, …: parents before their children."""
-    for level in range(1, int(depth.max(initial=0)) + 1):
-        yield np.flatnonzero(depth == level)
+def _decode_any(text: bytes) -> Any:
+    """A part of args, of any type; None where it is not there."""
+    try:
+        return msgspec.json.decode(text) if text else None
+    except _NOT_DECODED:
+        return None
+
+
+def _int64(values: Sequence[Any]) -> Ints:
+    """A column; of numbers that do not fit, the lower bits."""
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        return np.fromiter((v & (2**63 - 1) for v in values), np.int64, len(values))
 
 
 def _spread(roots: Bools, parent: Ints, depth: Ints) -> Bools:
     """The roots and everything nested below them."""
     out = roots.copy()
-    for level in _levels(depth):
+    for level in nesting.levels(depth):
         out[level] |= out[parent[level]]
-    return out
-
-
-def _nest(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
-    """Parent and depth by interval nesting on each thread, as (parent, depth), -1 where none.
-
-    The depth of an event is the number of intervals of its thread open at its start; its parent is
-    the last event of the depth above that started before it, and is still open.
-    """
-    parent = np.full(len(trace), -1, np.int64)
-    depth = np.full(len(trace), -1, np.int64)
-    if not len(rows):
-        return parent, depth
-    for thread in np.unique(trace.thread[rows]):
-        mine = rows[trace.thread[rows] == thread]
-        # Doubled time makes room to hold an empty interval open for itself alone.
-        start = 2 * trace.ts[mine]
-        end = 2 * (trace.ts[mine] + trace.dur[mine]) + (trace.dur[mine] <= 0)
-        order = np.lexsort((-end, start))
-        mine, start, end = mine[order], start[order], end[order]
-        level = np.arange(len(mine)) - np.searchsorted(np.sort(end), start, side="right")
-        level = np.maximum(level, 0)
-        above = np.full(len(mine), -1, np.int64)
-        previous = np.flatnonzero(level == 0)
-        for d in range(1, int(level.max(initial=0)) + 1):
-            here = np.flatnonzero(level == d)
-            at = np.searchsorted(previous, here) - 1
-            above[here] = np.where(at >= 0, previous[np.maximum(at, 0)], -1)
-            previous = here
-        # Where intervals only overlap, climb to one that is still open.
-        closed = np.flatnonzero((above >= 0) & (end[above] <= start))
-        while len(closed):
-            above[closed] = above[above[closed]]
-            closed = closed[(above[closed] >= 0) & (end[above[closed]] <= start[closed])]
-        for d in range(1, int(level.max(initial=0)) + 1):
-            here = np.flatnonzero(level == d)
-            level[here] = np.where(above[here] >= 0, level[above[here]] + 1, 0)
-        parent[mine] = np.where(above >= 0, mine[above], -1)
-        depth[mine] = level
-    return parent, depth
-
-
-def _enclosing(trace: Trace, events: Ints) -> Ints:
-    out = np.full(len(events), -1, np.int64)
-    host = np.flatnonzero(trace.depth >= 0)
-    for thread in np.unique(trace.thread[events]):
-        mine = np.flatnonzero(trace.thread[events] == thread)
-        rows = host[trace.thread[host] == thread]
-        if not len(rows):
-            continue
-        rows = rows[np.lexsort((trace.depth[rows], trace.ts[rows]))]
-        at = np.searchsorted(trace.ts[rows], trace.ts[events[mine]], side="right") - 1
-        found = np.where(at >= 0, rows[np.maximum(at, 0)], -1)
-        when = trace.ts[events[mine]]
-        ended = np.flatnonzero((found >= 0) & (trace.ts[found] + trace.dur[found] < when))
-        while len(ended):
-            found[ended] = trace.parent[found[ended]]
-            gone = trace.ts[found[ended]] + trace.dur[found[ended]] < when[ended]
-            ended = ended[(found[ended] >= 0) & gone]
-        out[mine] = found
     return out

@@ -14,6 +14,8 @@ from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.options import near
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pytest_torchprof.runs import Recorder, Runner
     from pytest_torchprof.session import TorchprofSession
 
@@ -60,7 +62,7 @@ class Stats:
             raise AttributeError(name)
         if name not in METRICS:
             raise AttributeError(f"there is no metric {name!r}. {near(name, METRICS)}")
-        return self._handle._metric(name)
+        return self._handle.metric(name)
 
     def __dir__(self) -> list[str]:
         """The metric names, for completion."""
@@ -89,7 +91,7 @@ class Torchprof:
 
     # ---------------------------------------------------------------- measuring
 
-    def __enter__(self) -> Torchprof:
+    def __enter__(self) -> Self:
         """Begin the measured region: what is outside it is not measured."""
         run = self._runner.run if self._runner else None
         if run is None or self._recorder is None or self._taken():
@@ -126,6 +128,7 @@ class Torchprof:
 
         Returns its last result. Raises ValueError for negative counts, and whatever it raises.
         """
+        __tracebackhide__ = True
         for name, count in (("rounds", rounds), ("warmup", warmup)):
             if count is not None and (not isinstance(count, int) or count < 0):
                 raise ValueError(f"{name} must be a whole number of 0 or more, not {count!r}")
@@ -140,12 +143,12 @@ class Torchprof:
         recorder.own_region = recorder.complete = True
         recorder.rounds.clear()
         kinds = recorder.plan.with_counts(warmup=warmup, rounds=rounds).kinds
-        for kind in kinds:
-            run = Run(kind, recorder, first=False, only=False)
+        for kind in recorder.runs_of(kinds):
+            run = Run(kind, recorder, first=False)
             run.begin()
             try:
                 # The profiled call is one more than asked for, and torch's profiler writes too.
-                extra = self._mute and kind in ("profile", "stacks")
+                extra = self._mute and kind not in ("warmup", "round")
                 with muted(1, 2) if extra else nullcontext():
                     result = function()
             except BaseException:
@@ -198,14 +201,15 @@ class Torchprof:
         if actual == expected:
             return
         if self._accept:
-            caller = sys._getframe(1)
+            caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
             recorder.edits.append((caller.f_code.co_filename, caller.f_lineno, actual))
             return
         from pytest_torchprof.render.failure import inline_mismatch
 
         pytest.fail(inline_mismatch(expected, actual), pytrace=False)
 
-    def _metric(self, name: str) -> Any:
+    def metric(self, name: str) -> Any:
+        """One measured metric, or an `Unchecked`; what `stats` reads."""
         from pytest_torchprof.stats import NotMeasured
 
         values = self._values()
@@ -220,7 +224,16 @@ class Torchprof:
 
     def _values(self) -> dict[str, Any] | None:
         recorder = self._recorder
-        if recorder is None or recorder.trace is None:
+        if recorder is None:
+            return None
+        if self._runner and self._runner.run and not recorder.own_region and not recorder.reason:
+            # Without a region there never are numbers, and every assertion would hold for ever.
+            raise SettingsError(
+                "the torchprof fixture has no numbers to compare",
+                "no region of this test was measured before this line",
+                "put the work into `with torchprof:`, or call torchprof(function)",
+            )
+        if recorder.trace is None:
             return None
         if self._metrics is None:
             from pytest_torchprof.metrics import measure_all

@@ -20,6 +20,9 @@ Unit = Literal["ms", "1", "FLOP", "B"]
 Need = Literal["rounds", "shapes", "memory", "device"]
 
 NO_DEVICE = "no accelerator in this capture"
+NO_REGION = "failed capture: the trace lacks the measured region"
+NO_DURATIONS = "the events of this trace have no durations"
+NO_SIZES = "the copies of this trace have no sizes"
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,11 @@ def measure_all(trace: Trace) -> dict[str, Value]:
 
 
 def _missing(metric: Metric, trace: Trace) -> str | None:
-    if "device" in metric.needs and (reason := _device_gap(trace)):
+    if trace.facts and trace.region is None:
+        return NO_REGION
+    if "device" in metric.needs and (reason := trace.once(_device_gap)):
         return reason
-    if "shapes" in metric.needs and not trace.has_shapes and _count(trace, "OP"):
+    if "shapes" in metric.needs and not trace.has_shapes:
         return "recorded without shapes (record_shapes=True gives them)"
     if "memory" in metric.needs and not _has_memory(trace):
         return str(trace.facts.get("no_memory") or "recorded without memory (profile_memory=True)")
@@ -81,26 +86,23 @@ def _missing(metric: Metric, trace: Trace) -> str | None:
 def _has_memory(trace: Trace) -> bool:
     if "no_memory" in trace.facts:
         return False
-    return bool(trace.metadata.get("profile_memory")) or len(trace.memory.event) > 0
+    sizes = trace.memory.bytes
+    return bool(sizes.any() if len(sizes) else trace.metadata.get("profile_memory"))
 
 
 def _device_gap(trace: Trace) -> str | None:
     """Why device metrics have no value: no accelerator, or launches whose kernels are missing."""
-    from pytest_torchprof.events import DEVICE_KINDS, LAUNCH_CALL, Kind
+    from pytest_torchprof.analysis.device import lost_launches
+    from pytest_torchprof.events import DEVICE_KINDS
 
-    launches = trace.in_region & trace.is_kind(Kind.RUNTIME)
-    launches &= trace.names_where(LAUNCH_CALL.search)
-    device = trace.in_region & trace.is_kind(*DEVICE_KINDS)
-    if trace.region is None:
-        return None if device.any() or launches.any() else NO_DEVICE
-    if not trace.facts.get("accelerator") and not device.any() and not launches.any():
+    launches, lost = lost_launches(trace)
+    device = bool((trace.in_region & trace.is_kind(*DEVICE_KINDS)).any())
+    if not launches and not device and not trace.facts.get("accelerator"):
         return NO_DEVICE
-    answered = set(trace.correlation[device].tolist())
-    lost = [c for c in trace.correlation[launches].tolist() if c not in answered]
-    if lost:
-        total = int(launches.sum())
+    # Another tool's window may cut between a launch and its kernel; our region does not.
+    if lost and (trace.region is not None or not device):
         return (
-            f"partial capture: {len(lost)} of {total} launches have no kernel record; is another "
+            f"partial capture: {lost} of {launches} launches have no kernel record; is another "
             "CUPTI client (nsys, compute-sanitizer) attached?"
         )
     return None
@@ -121,14 +123,14 @@ def _fact(key: str) -> Callable[[Trace], Value]:
     return extract
 
 
-def _of_kind(trace: Trace, *kinds: str) -> list[Kind]:
+def _of_kind(*kinds: str) -> list[Kind]:
     from pytest_torchprof.events import Kind
 
     return [Kind[kind] for kind in kinds]
 
 
 def _count(trace: Trace, *kinds: str) -> int:
-    return int((trace.selection & trace.is_kind(*_of_kind(trace, *kinds))).sum())
+    return int((trace.selection & trace.is_kind(*_of_kind(*kinds))).sum())
 
 
 def _ops(trace: Trace) -> Value:
@@ -146,7 +148,10 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
         direction: re.Pattern[str] = getattr(events, pattern)
         chosen = trace.selection & trace.is_kind(events.Kind.MEMCPY)
         chosen &= trace.names_where(direction.search)
-        return int(trace.bytes[chosen].sum() if in_bytes else chosen.sum())
+        if not in_bytes:
+            return int(chosen.sum())
+        sizes = trace.bytes[chosen]
+        return NotMeasured(NO_SIZES) if (sizes < 0).any() else int(sizes.sum())
 
     return extract
 
@@ -165,14 +170,18 @@ def _flops(trace: Trace) -> Value:
 def _self_cpu_ms(trace: Trace) -> Value:
     from pytest_torchprof.analysis.ops import self_cpu_ns
 
-    return self_cpu_ns(trace) / 1e6
+    total = self_cpu_ns(trace)
+    return NotMeasured(NO_DURATIONS) if not total and _count(trace, "OP") else total / 1e6
 
 
 def _device_ms(what: str) -> Callable[[Trace], Value]:
     def extract(trace: Trace) -> Value:
         from pytest_torchprof.analysis.device import device_time
 
-        return float(getattr(device_time(trace), what)) / 1e6
+        times = device_time(trace)
+        if not times.self_ns and _count(trace, "KERNEL"):
+            return NotMeasured(NO_DURATIONS)
+        return float(getattr(times, what)) / 1e6
 
     return extract
 
@@ -218,96 +227,190 @@ METRICS: Mapping[str, Metric] = {
     m.name: m
     for m in (
         _row(
-            "wall_ms", "ms", "time", "rounds", _fact("wall_ms"),
-            "wall time of the call phase, unprofiled, median over rounds", scopable=False,
+            "wall_ms",
+            "ms",
+            "time",
+            "rounds",
+            _fact("wall_ms"),
+            "wall time of the call phase, unprofiled, median over rounds",
+            scopable=False,
         ),
         _row(
-            "cpu_ms", "ms", "time", "rounds", _fact("cpu_ms"),
-            "process CPU time of the call phase, unprofiled, median over rounds", scopable=False,
+            "cpu_ms",
+            "ms",
+            "time",
+            "rounds",
+            _fact("cpu_ms"),
+            "process CPU time of the call phase, unprofiled, median over rounds",
+            scopable=False,
         ),
         _row(
-            "self_cpu_ms", "ms", "time", "", _self_cpu_ms,
+            "self_cpu_ms",
+            "ms",
+            "time",
+            "",
+            _self_cpu_ms,
             "sum of self CPU time of all operators, profiled",
         ),
         _row(
-            "self_cuda_ms", "ms", "time", "device", _device_ms("self_ns"),
+            "self_cuda_ms",
+            "ms",
+            "time",
+            "device",
+            _device_ms("self_ns"),
             "sum of device time of kernels, copies and memsets",
         ),
         _row(
-            "cuda_busy_ms", "ms", "time", "device", _device_ms("busy_ns"),
+            "cuda_busy_ms",
+            "ms",
+            "time",
+            "device",
+            _device_ms("busy_ns"),
             "time in which the device ran anything",
         ),
         _row(
-            "cuda_idle_ms", "ms", "time", "device", _device_ms("idle_ns"),
+            "cuda_idle_ms",
+            "ms",
+            "time",
+            "device",
+            _device_ms("idle_ns"),
             "time between the first and the last device event in which the device ran nothing",
         ),
         _row(
-            "instructions", "1", "near", "rounds", _fact("instructions"),
+            "instructions",
+            "1",
+            "near",
+            "rounds",
+            _fact("instructions"),
             "user-space CPU instructions of the call phase, where the counter is there",
-            tolerance=0.01, scopable=False,
+            tolerance=0.01,
+            scopable=False,
         ),
         _row(
-            "flops", "FLOP", "exact", "shapes", _flops,
+            "flops",
+            "FLOP",
+            "exact",
+            "shapes",
+            _flops,
             "floating-point operations by formula, multiply and add counted as 2",
         ),
         _row("ops", "1", "exact", "", _ops, "dispatched operator calls"),
         _row(
-            "peak_cpu_bytes", "B", "exact", "memory", _memory("peak_bytes", on_device=False),
+            "peak_cpu_bytes",
+            "B",
+            "exact",
+            "memory",
+            _memory("peak_bytes", on_device=False),
             "highest live bytes above the start of the call phase",
         ),
         _row(
-            "peak_cuda_bytes", "B", "near", "memory device", _memory("peak_bytes", on_device=True),
-            "highest live device bytes above the start of the call phase", tolerance=0.01,
+            "peak_cuda_bytes",
+            "B",
+            "near",
+            "memory device",
+            _memory("peak_bytes", on_device=True),
+            "highest live device bytes above the start of the call phase",
+            tolerance=0.01,
         ),
         _row(
-            "allocated_cpu_bytes", "B", "exact", "memory",
-            _memory("allocated_bytes", on_device=False), "sum of allocations",
+            "allocated_cpu_bytes",
+            "B",
+            "exact",
+            "memory",
+            _memory("allocated_bytes", on_device=False),
+            "sum of allocations",
         ),
         _row(
-            "allocated_cuda_bytes", "B", "exact", "memory device",
-            _memory("allocated_bytes", on_device=True), "sum of device allocations",
+            "allocated_cuda_bytes",
+            "B",
+            "exact",
+            "memory device",
+            _memory("allocated_bytes", on_device=True),
+            "sum of device allocations",
         ),
         _row(
-            "leaked_cpu_bytes", "B", "exact", "memory", _memory("leaked_bytes", on_device=False),
+            "leaked_cpu_bytes",
+            "B",
+            "exact",
+            "memory",
+            _memory("leaked_bytes", on_device=False),
             "allocated in the call phase and live after it, after gc",
         ),
         _row(
-            "leaked_cuda_bytes", "B", "exact", "memory device",
+            "leaked_cuda_bytes",
+            "B",
+            "exact",
+            "memory device",
             _memory("leaked_bytes", on_device=True),
             "live device bytes at the end less at the start, after gc",
         ),
         _row("kernels", "1", "exact", "device", _kernels, "device kernels that ran"),
         _row(
-            "h2d_copies", "1", "exact", "device", _copies("H2D", in_bytes=False),
+            "h2d_copies",
+            "1",
+            "exact",
+            "device",
+            _copies("H2D", in_bytes=False),
             "copies from host to device",
         ),
         _row(
-            "d2h_copies", "1", "exact", "device", _copies("D2H", in_bytes=False),
+            "d2h_copies",
+            "1",
+            "exact",
+            "device",
+            _copies("D2H", in_bytes=False),
             "copies from device to host",
         ),
         _row(
-            "h2d_bytes", "B", "exact", "device", _copies("H2D", in_bytes=True),
+            "h2d_bytes",
+            "B",
+            "exact",
+            "device",
+            _copies("H2D", in_bytes=True),
             "bytes copied from host to device",
         ),
         _row(
-            "d2h_bytes", "B", "exact", "device", _copies("D2H", in_bytes=True),
+            "d2h_bytes",
+            "B",
+            "exact",
+            "device",
+            _copies("D2H", in_bytes=True),
             "bytes copied from device to host",
         ),
         _row(
-            "syncs", "1", "exact", "device", _syncs,
+            "syncs",
+            "1",
+            "exact",
+            "device",
+            _syncs,
             "calls in which the host waited for the device",
         ),
         _row(
-            "graph_breaks", "1", "exact", "", _fact("graph_breaks"),
-            "torch.compile graph breaks over all runs of the test", scopable=False,
+            "graph_breaks",
+            "1",
+            "exact",
+            "",
+            _fact("graph_breaks"),
+            "torch.compile graph breaks over all runs of the test",
+            scopable=False,
         ),
         _row(
-            "recompiles", "1", "exact", "", _fact("recompiles"),
-            "torch.compile recompilations over all runs of the test", scopable=False,
+            "recompiles",
+            "1",
+            "exact",
+            "",
+            _fact("recompiles"),
+            "torch.compile recompilations over all runs of the test",
+            scopable=False,
         ),
         _row(
-            "findings", "1", "exact", "", _findings,
-            "anti-pattern matches", scopable=False,
+            "findings",
+            "1",
+            "exact",
+            "",
+            _findings,
+            "anti-pattern matches",
+            scopable=False,
         ),
     )
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.stats import Budget
 
 ACCEPT = "--accept"
+STRICT_HELP = "also fail on: no baseline, an unaccepted improvement, a budget that was not checked"
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
 
 
@@ -122,7 +123,7 @@ OPTIONS = (
     Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
            "the traces of which tests are kept", ini=False),
     Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table"),
-    Option("sort", None, _metric, "M", "metric by which the summary table is sorted, largest first"),
+    Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
     Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
     Option("ignore", "", _rules, "RULE,…", "anti-pattern rules that are switched off"),
     Option("threads", "1", _threads, "N|keep", "intra-op CPU threads of the profiled run; 1 makes "
@@ -138,9 +139,8 @@ def add_options(parser: pytest.Parser) -> None:
     add("--torchprof", action="store_true", help="profile tests and compare", **switch)
     add("--no-torchprof", action="store_false", help="do not, whatever the ini says", **switch)
     ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
-    strict = "also fail on: no baseline, an unaccepted improvement, a budget that was not checked"
-    add("--torchprof-strict", action="store_true", default=None, help=strict)
-    ini("torchprof_strict", strict, type="bool", default=False)
+    add("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
+    ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
         add(option.flag, dest=option.dest, default=None, metavar=option.metavar,
@@ -151,12 +151,13 @@ def add_options(parser: pytest.Parser) -> None:
 
 def add_accept(parser: pytest.Parser) -> bool:
     """Register ``--accept`` unless another plugin has; whether it is ours."""
-    try:
-        parser.getgroup("torchprof").addoption(
-            ACCEPT, action="store_true", default=False, dest="torchprof_accept", help=ACCEPT_HELP
-        )
-    except ValueError:
+    ours = parser.getgroup("torchprof")
+    # Asking for forgiveness would not do: pytest raises now one error and now another, or later.
+    groups = [parser._anonymous, *parser._groups]  # noqa: SLF001 - nothing public lists them
+    if any(ACCEPT in option.names() for group in groups for option in group.options):
         return False
+    dest = "torchprof_accept"
+    ours.addoption(ACCEPT, action="store_true", default=False, dest=dest, help=ACCEPT_HELP)
     return True
 
 
@@ -191,7 +192,7 @@ def build_settings(config: pytest.Config) -> Settings:
         except TorchprofError as error:
             raise pytest.UsageError(f"{source}: {error}") from None
     strict = config.getoption("torchprof_strict")
-    accept = config.getoption("torchprof_accept", False) or config.getoption("accept", False)
+    accept = config.getoption(ACCEPT, False)  # ours or another plugin's, wherever it keeps it
     here = config.invocation_params.dir
     for path in ("json", "traces"):
         values[path] = here / values[path] if values[path] else None

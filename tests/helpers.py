@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import pytest_torchprof.analysis.ops
 import pytest_torchprof.baseline.inline
 import pytest_torchprof.render.ops_table
@@ -31,8 +32,7 @@ OTHER_PLUGINS = (
     "timeout",
     "xdist",
 )
-#: One run of a test each, so that an inner session is quick.
-ONCE = ("--torchprof-warmup=0", "--torchprof-rounds=0")
+NO_OTHER_PLUGINS = tuple(f"-pno:{name}" for name in OTHER_PLUGINS)
 
 #: A test module with one test: one addition of four floats to four floats, and one constant.
 ADD = """
@@ -100,17 +100,19 @@ def run(
     """Run pytest on what the test has made; ``needs`` are the other plugins that it is about."""
     file = pytester.path / "report.json"
     file.unlink(missing_ok=True)
-    off = [f"-pno:{name}" for name in OTHER_PLUGINS if name not in needs]
+    off = [flag for flag in NO_OTHER_PLUGINS if flag.partition(":")[2] not in needs]
     start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-    with warnings.catch_warnings():
+    extra = {} if subprocess else {"no_reraise_ctrlc": True}
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("default")  # what the outer session makes an error is not ours
-        result = start(*off, *args, "--torchprof-json=report.json")
+        patch.setattr("threading.active_count", lambda: 1)  # nor are threads of its plugins
+        result = start(*off, *args, "--torchprof-json=report.json", **extra)
     return Ran(result, json.loads(file.read_text("utf-8")) if file.exists() else {})
 
 
-def accept(pytester: pytest.Pytester, *args: str | Path) -> Ran:
+def accept(pytester: pytest.Pytester, *args: str | Path, needs: Collection[str] = ()) -> Ran:
     """Make what the tests measure now their baseline."""
-    ran = run(pytester, "--accept", *args)
+    ran = run(pytester, "--accept", *args, needs=needs)
     assert 0 == ran.ret, ran.out
     return ran
 
@@ -136,7 +138,13 @@ def doctor(
     baseline_file(pytester).write_text(json.dumps(data), "utf-8")
 
 
+def note(file: str) -> None:
+    """Append a line to a file; for inner tests, to count their real runs with `calls`."""
+    with Path(file).open("a", encoding="utf-8") as lines:
+        lines.write("called\n")
+
+
 def calls(pytester: pytest.Pytester, file: str = "calls") -> int:
-    """How many lines the inner tests have appended to a file."""
+    """How often the inner tests have called `note`."""
     path = pytester.path / file
     return len(path.read_text("utf-8").splitlines()) if path.exists() else 0

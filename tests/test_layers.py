@@ -10,22 +10,23 @@ import pytest
 
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
-    {"", "units", "errors"},  # "" is the package itself
-    {"events", "flops", "devices", "stats", "settings"},
+    {"", "units", "errors", "watchdog"},  # "" is the package itself
+    {"events", "nesting", "flops", "devices", "stats", "settings"},
     {"metrics", "rules", "analysis", "compare"},
     {"render", "baseline", "trace"},
-    {"options", "session", "runs", "fixture", "capture", "ab"},
+    {"options", "session", "judging", "accepting", "runs", "fixture", "capture", "ab"},
     {"plugin", "cli", "__main__"},
 ]
 ACROSS = {  # what a room may import on its own level
     "units": {"errors"},
-    "events": {"flops"},
+    "events": {"flops", "nesting"},
     "metrics": {"analysis", "rules"},
     "compare": {"metrics", "analysis"},
     "options": {"capture"},
     "runs": {"capture", "options"},
     "fixture": {"capture", "options", "runs"},
-    "session": {"capture", "options", "runs", "fixture"},
+    "judging": {"runs"},
+    "session": {"accepting", "capture", "fixture", "judging", "options", "runs"},
     "__main__": {"cli"},
 }
 ONLY_IN = {  # library → the modules that may import it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import ADD, calls, run
+from helpers import ADD, NO_OTHER_PLUGINS, calls, run
 
 MARKED = """
     import pytest
@@ -109,7 +109,7 @@ def test_off_an_unknown_metric_is_an_error_all_the_same(pytester: pytest.Pyteste
 
 
 def test_off_each_test_runs_once_and_nothing_is_written(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(test_it="def test_it(): open('calls', 'a').write('x\\n')")
+    pytester.makepyfile(test_it="from helpers import note\ndef test_it(): note('calls')")
     run(pytester)
     assert 1 == calls(pytester)
     assert not (pytester.path / "__torchprof__").exists()
@@ -133,9 +133,10 @@ def test_off_torch_is_not_imported(pytester: pytest.Pytester) -> None:
 
 def test_without_the_plugin_its_options_do_not_exist(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
-    result = pytester.runpytest_inprocess("-pno:asyncio", "-pno:torchprof", "--torchprof")
+    without = (*NO_OTHER_PLUGINS, "-pno:torchprof")
+    result = pytester.runpytest_inprocess(*without, "--torchprof")
     assert pytest.ExitCode.USAGE_ERROR == result.ret
-    assert {"passed": 1} == pytester.runpytest_inprocess("-pno:asyncio", "-pno:torchprof").parseoutcomes()
+    assert {"passed": 1} == pytester.runpytest_inprocess(*without).parseoutcomes()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trace_builder import STYLES, TraceBuilder, without
+from trace_builder import TraceBuilder
+from trace_styles import STYLES, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Generate the parts of the README that must not drift from the code: ``--check`` or ``--write``."""
+"""Generate the parts of the README that must not drift: ``--check`` or ``--write``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import tabulate
 
 from pytest_torchprof.metrics import METRICS
-from pytest_torchprof.options import OPTIONS
+from pytest_torchprof.options import OPTIONS, STRICT_HELP
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -39,10 +39,8 @@ def options() -> str:
     """The option table."""
     rows = [
         ["`--torchprof` / `--no-torchprof`", "`torchprof`", "off", "profile tests and compare"],
-        ["`--accept`", "–", "off", "write measured values as the new baseline, file and inline; "
-         "implies `--torchprof`"],
-        ["`--torchprof-strict`", "`torchprof_strict`", "off", "also fail on: no baseline, an "
-         "unaccepted improvement, a budget that was not checked"],
+        ["`--accept`", "–", "off", "write measured values as the new baseline; on by itself"],
+        ["`--torchprof-strict`", "`torchprof_strict`", "off", STRICT_HELP],
     ]  # fmt: skip
     for option in OPTIONS:
         metavar = option.metavar.replace("|", "\\|")

@@ -1,12 +1,20 @@
-"""When the accelerator was busy."""
+"""When the accelerator was busy, and whether the trace holds all that it did."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.events import DEVICE_KINDS, Trace
+from pytest_torchprof.events import DEVICE_KINDS, LAUNCH_CALL, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
+
+_BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
+_END_CAPTURE = re.compile(r"StreamEndCapture")
 
 
 @dataclass(frozen=True)
@@ -14,7 +22,8 @@ class DeviceTime:
     """Nanoseconds over the selected device events.
 
     ``self_ns`` is their sum, ``busy_ns`` the length of the union of their intervals, ``idle_ns``
-    the span from the first start to the last end, less that union; summed over devices.
+    the span from the first start to the last end, less that union. Union and span are taken of all
+    streams of one device together, and then summed over devices.
     """
 
     self_ns: int
@@ -23,15 +32,51 @@ class DeviceTime:
 
 
 def device_time(trace: Trace) -> DeviceTime:
-    """Sum, union and gaps of kernels, copies and memsets, all streams of all devices as one."""
+    """Sum, union and gaps of kernels, copies and memsets."""
+    return trace.once(_device_time)
+
+
+def _device_time(trace: Trace) -> DeviceTime:
     events = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    if not len(events):
-        return DeviceTime(0, 0, 0)
-    start, dur = trace.ts[events], trace.dur[events]
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], (start + dur)[order]
-    reach = np.maximum.accumulate(end)
-    gaps = np.maximum(start[1:] - reach[:-1], 0)
-    span = int(reach[-1] - start[0])
-    idle = int(gaps.sum())
-    return DeviceTime(int(dur.sum()), span - idle, idle)
+    busy = idle = 0
+    for device in np.unique(trace.device[events]):
+        mine = events[trace.device[events] == device]  # in time order, as all events
+        start, end = trace.ts[mine], trace.ts[mine] + trace.dur[mine]
+        reach = np.maximum.accumulate(end)
+        gaps = int(np.maximum(start[1:] - reach[:-1], 0).sum())
+        idle += gaps
+        busy += int(reach[-1] - start[0]) - gaps
+    return DeviceTime(int(trace.dur[events].sum()), busy, idle)
+
+
+def lost_launches(trace: Trace) -> tuple[int, int]:
+    """How many launch calls the region holds, and how many of them lack a kernel record.
+
+    A launch that another one makes is part of it. One that a stream captures into a graph runs
+    only when the graph is launched.
+    """
+    calls = trace.is_kind(Kind.RUNTIME)
+    is_launch = calls & trace.names_where(LAUNCH_CALL.search)
+    launches = np.flatnonzero(is_launch & trace.in_region)
+    launches = launches[~_captured(trace, launches)]
+    device = trace.is_kind(*DEVICE_KINDS)
+    answered = np.isin(trace.correlation[launches], trace.correlation[device])
+    outer = trace.parent[launches]
+    inner = (outer >= 0) & is_launch[outer]
+    answered |= np.isin(launches, outer[inner & answered])
+    return int((~inner).sum()), int((~inner & ~answered).sum())
+
+
+def _captured(trace: Trace, launches: Ints) -> Bools:
+    """Those made while their thread captures a graph."""
+    calls = trace.is_kind(Kind.RUNTIME)
+    begins = np.flatnonzero(calls & trace.names_where(_BEGIN_CAPTURE.search))
+    ends = np.flatnonzero(calls & trace.names_where(_END_CAPTURE.search))
+    captured = np.zeros(len(launches), bool)
+    for thread in np.unique(trace.thread[begins]):
+        began, ended = (
+            np.searchsorted(trace.ts[marks[trace.thread[marks] == thread]], trace.ts[launches])
+            for marks in (begins, ends)
+        )
+        captured |= (trace.thread[launches] == thread) & (began > ended)
+    return captured

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.analysis.memory import usage
-from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, Ints, Kind, Trace
+from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
 
 
 @dataclass
@@ -34,9 +38,9 @@ class OpRow:
 
 #: The autograd node that stores a gradient: it keeps the first, and adds to it any further one.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-
-
 _ADDS = frozenset({"aten::add", "aten::add_"})
+
+NO_OPERATOR = "(no operator)"
 
 
 def ops(trace: Trace) -> dict[str, OpRow]:
@@ -60,60 +64,77 @@ def ops(trace: Trace) -> dict[str, OpRow]:
         "flops": trace.op_flops[chosen],
     }
     for column, values in columns.items():
-        sums = np.zeros(len(trace.names), np.int64)
-        np.add.at(sums, trace.name[chosen], values)
-        for name in np.unique(trace.name[chosen]):
-            setattr(row(trace.names[name]), column, int(sums[name]))
+        for name, total in _sum_by(trace.name[chosen], values):
+            setattr(row(trace.names[name]), column, total)
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    for i, owner in zip(device, launching_operators(trace, device), strict=True):
-        entry = row(owner)
-        entry.self_cuda_ns += int(trace.dur[i])
-        entry.kernels += trace.kind[i] == Kind.KERNEL
+    owners = launching_operators(trace, device)
+    names = [*trace.names, NO_OPERATOR]  # -1
+    for name, total in _sum_by(owners, trace.dur[device]):
+        row(names[name]).self_cuda_ns = total
+    for name, total in _sum_by(owners, (trace.kind[device] == Kind.KERNEL).astype(np.int64)):
+        row(names[name]).kernels = total
     for where, on_device in (("cpu", False), ("cuda", True)):
         used = usage(trace, on_device=on_device)
         for what in ("allocated", "peak", "leaked"):
-            for name, size in getattr(used, f"{what}_by").items():
-                setattr(row(name), f"{what}_{where}_bytes", size)
+            for owner, size in getattr(used, f"{what}_by").items():
+                setattr(row(owner), f"{what}_{where}_bytes", size)
     return rows
 
 
 def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
     """(calls, total ns) of each kernel, copy and memset of the selected part, by name."""
-    out: dict[str, tuple[int, int]] = {}
-    for i in np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS)):
-        name = trace.names[trace.name[i]]
-        calls, total = out.get(name, (0, 0))
-        out[name] = calls + 1, total + int(trace.dur[i])
-    return out
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    name = trace.name[device]
+    calls = _sum_by(name, np.ones(len(device), np.int64))
+    times = _sum_by(name, trace.dur[device])
+    return {
+        trace.names[i]: (count, total) for (i, count), (_, total) in zip(calls, times, strict=True)
+    }
 
 
-def launching_operators(trace: Trace, device: Ints) -> Iterator[str]:
-    """The innermost operator (else annotation) that launched each of these device events."""
+def launching_operators(trace: Trace, device: Ints) -> Ints:
+    """Name of the innermost operator (else annotation) that launched each device event, or -1."""
     ops = trace.is_kind(Kind.OP)
     annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    for call in trace.launch[device].tolist():
-        at, fallback = int(trace.parent[call]) if call >= 0 else -1, ""
-        while at >= 0 and not ops[at]:
-            fallback = fallback or (trace.names[trace.name[at]] if annotations[at] else "")
-            at = int(trace.parent[at])
-        yield trace.names[trace.name[at]] if at >= 0 else fallback or "(no operator)"
+    launch = trace.launch[device]
+    above = np.where(launch >= 0, trace.parent[launch], -1)
+    owner = np.full(len(device), -1, np.int64)
+    todo = np.flatnonzero(above >= 0)
+    while len(todo):
+        at = above[todo]
+        found = ops[at] | (annotations[at] & (owner[todo] < 0))
+        owner[todo[found]] = trace.name[at[found]]
+        todo = todo[~ops[at]]
+        above[todo] = trace.parent[above[todo]]
+        todo = todo[above[todo] >= 0]
+    return owner
 
 
-def _below_same_name(trace: Trace, events: Ints) -> np.typing.NDArray[np.bool_]:
-    above = trace.parent[events]
+def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple[int, int]]:
+    """(key, sum of its values) by ascending key."""
+    distinct, at = np.unique(key, return_inverse=True)
+    total = np.zeros(len(distinct), np.int64)
+    np.add.at(total, at, values)
+    return list(zip(distinct.tolist(), total.tolist(), strict=True))
+
+
+def _below_same_name(trace: Trace, events: Ints) -> Bools:
     found = np.zeros(len(events), bool)
-    while (above >= 0).any():
-        open_ = above >= 0
-        found[open_] |= trace.name[above[open_]] == trace.name[events[open_]]
-        above = np.where(open_, trace.parent[np.maximum(above, 0)], -1)
+    above = trace.parent[events]
+    todo = np.flatnonzero(above >= 0)
+    while len(todo):
+        found[todo] = trace.name[above[todo]] == trace.name[events[todo]]
+        todo = todo[~found[todo]]
+        above[todo] = trace.parent[above[todo]]
+        todo = todo[above[todo] >= 0]
     return found
 
 
 def self_cpu_ns(trace: Trace) -> int:
     """Self time of all host events of the selected part, our own annotation excepted.
 
-    torch's "Self CPU time total" (``torch/autograd/profiler_util.py``, ``_build_table``): operators,
-    annotations and runtime calls, each without what is nested in it.
+    torch's "Self CPU time total" (``_build_table`` in ``torch/autograd/profiler_util.py``):
+    operators, annotations and runtime calls, each without what is nested in it.
     """
     chosen = trace.selection & trace.is_kind(*HOST_KINDS)
     return int(trace.self_ns[chosen].sum())

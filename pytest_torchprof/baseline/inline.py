@@ -94,7 +94,8 @@ def _statement(source: str, line: int) -> tuple[int, int]:
     """First and last line of the innermost simple statement around the line."""
     best = (line, line)
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr | ast.Assign) and node.end_lineno is not None:
-            if node.lineno <= line <= node.end_lineno:
-                best = (node.lineno, node.end_lineno)
+        if not isinstance(node, ast.Expr | ast.Assign) or node.end_lineno is None:
+            continue
+        if node.lineno <= line <= node.end_lineno:
+            best = (node.lineno, node.end_lineno)
     return best

@@ -120,13 +120,20 @@ def entry_of(data: Mapping[str, Any] | None, test: str, environment: str) -> Bas
     return Baseline(**{section: found.get(section, {}) for section in SECTIONS})
 
 
-def update(path: Path, entries: Iterable[Entry], *, existing: Collection[str] | None) -> Written:
+def update(
+    path: Path,
+    entries: Iterable[Entry],
+    *,
+    existing: Collection[str] | None,
+    environment: str = "",
+) -> Written:
     """Merge entries into the file, and replace it whole; the old one stays if that fails.
 
-    ``existing`` names all tests of the file after a full run of it, so that entries of others are
-    pruned; None after a partial run. Other environments and unknown keys are left as they are. An
-    entry whose metrics and findings are as accepted is left too, times included: a time that
-    wanders is not worth a line in a diff.
+    ``existing`` names all tests of the file after a full run of it in ``environment``, so that
+    entries of others are pruned; None after a partial run. A test that is gone here may be there
+    where there is another device, so those entries stay. Other environments and unknown keys are
+    left as they are. An entry whose metrics and findings are as accepted is left too, times
+    included: a time that wanders is not worth a line in a diff.
 
     Raises:
         BaselineError: the old file cannot be read, or the new one not be written.
@@ -148,9 +155,14 @@ def update(path: Path, entries: Iterable[Entry], *, existing: Collection[str] | 
             done.changed[entry.test] = _changes(entry.test, old.get("metrics", {}), new["metrics"])
         environments[entry.environment] = {**(old or {}), **new}
     if existing is not None:
+        device = _device(environment)
         for name in [name for name in tests if name not in existing]:
-            del tests[name]
-            done.pruned.append(name)
+            elsewhere = {k: v for k, v in tests[name].items() if _device(k) != device}
+            if elsewhere != tests[name] or not elsewhere:
+                tests[name] = elsewhere
+                done.pruned.append(name)
+            if not elsewhere:
+                del tests[name]
     if done.added or done.changed or done.pruned:
         replace_file(
             path,
@@ -159,6 +171,10 @@ def update(path: Path, entries: Iterable[Entry], *, existing: Collection[str] | 
             next_step="Free the folder or the disk, or name another with --torchprof-baselines",
         )
     return done
+
+
+def _device(environment: str) -> str:
+    return environment.rpartition(", torch ")[0]
 
 
 def _changes(

@@ -14,7 +14,7 @@ from pytest_torchprof.stats import NotMeasured, Profile, Verdict
 SCHEMA = "torchprof-report/1"
 
 
-def record_of(  # noqa: PLR0913 - a record has as many parts as the interface names
+def record_of(
     nodeid: str,
     *,
     status: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +48,9 @@ def summary_table(
         for r in shown
     ]
     headers = ["test", "status", *columns, *(["findings"] if findings else [])]
-    rest = sum(max([len(h), *(len(row[i]) for row in cells)]) + 2 for i, h in enumerate(headers[1:]))
+    # Tabulate pads headers by two, and puts two between columns.
+    columns_cells = zip((f"{header}  " for header in headers[1:]), *cells, strict=True)
+    rest = sum(max(len(cell) for cell in column) + 2 for column in columns_cells)
     room = min(_WIDEST_TEST, max(_NARROWEST_TEST, width - rest - 2))
     folder = _common_folder([r["nodeid"] for r in shown])
     body = [
@@ -82,8 +84,8 @@ def totals(records: Sequence[Mapping[str, Any]], runs: int) -> str:
 def _common_folder(nodeids: Sequence[str]) -> str:
     """The folder that all tests share, with its slash; it would only push their names out."""
     folders = [nodeid.partition("::")[0].split("/")[:-1] for nodeid in nodeids]
-    shared = os.path.commonprefix(folders) if folders else []
-    return "".join(f"{part}/" for part in shared)
+    parts = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*folders, strict=False))
+    return "".join(f"{level[0]}/" for level in parts)
 
 
 def _rank(record: Mapping[str, Any], sort: str | None) -> tuple[float, str]:

@@ -1,0 +1,171 @@
+"""What a profiled run costs beyond torch's profiler, and beyond what torch offers to look at it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+from benchmarks.pairs import Row, added, paired, ratio, summarise
+from benchmarks.payloads import PAYLOADS, Body, session
+
+#: Pairs of a payload, and of a payload with ``--quick``: torch takes 10 s over the last of them.
+PROFILE_PAIRS = {"MLP step": (60, 8), "transformer step": (30, 4), "100k-operator loop": (5, 1)}
+POST_PAIRS = {"MLP step": (30, 4), "transformer step": (15, 2), "100k-operator loop": (2, 1)}
+
+
+def profile(*, quick: bool) -> Iterator[Row]:
+    """Everything that one profiled run adds to a bare profiler block that exports its trace."""
+    for case, make in _cases():
+        with TemporaryDirectory() as folder:
+            body = make()
+            samples = paired(
+                lambda body=body, folder=folder: _ours(body, Path(folder)),  # type: ignore[misc]
+                lambda body=body, folder=folder: _bare(body, Path(folder)),  # type: ignore[misc]
+                PROFILE_PAIRS[case][quick],
+            )
+        yield summarise(
+            f"profile: {case}",
+            samples,
+            unit="ms",
+            figure=added,
+            goal=1.0,
+            note="figure: (ours - peer) / peer; peer: bare block, same flags, export_chrome_trace",
+        )
+
+
+def post(*, quick: bool) -> Iterator[Row]:
+    """What we do with a profile against what torch offers to do with it."""
+    for case, make in _cases():
+        with TemporaryDirectory() as folder:
+            body = make()
+            count = POST_PAIRS[case][quick]
+            if count > 2:
+                _both(body, Path(folder), ours_first=True)  # the first of all is not counted
+            samples = [_both(body, Path(folder), ours_first=n % 2 == 0) for n in range(count)]
+        yield summarise(
+            f"post: {case}",
+            [(ours, peer) for ours, _, peer in samples],
+            unit="ms",
+            figure=ratio,
+            goal=0.15,
+            note="ours: read, metrics, operator table; peer: key_averages and the pattern matcher "
+            "without source locations (a lower bound) on the same profile",
+        )
+        yield summarise(
+            f"post: {case}, with export",
+            [(ours + export, peer) for ours, export, peer in samples],
+            unit="ms",
+            note="as above, and the export that the peer does not need",
+        )
+
+
+def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
+    """The payloads, on one thread as in our measuring run."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    import torch
+
+    torch.set_num_threads(1)
+    yield from PAYLOADS.items()
+
+
+def _recorder(folder: Path) -> Any:
+    from pytest_torchprof.capture import probe_machine
+    from pytest_torchprof.runs import Plan, Recorder
+
+    return Recorder(Plan(warmup=1, rounds=0), probe_machine(1), folder)
+
+
+def _ours(body: Body, folder: Path) -> float:
+    """One profiled run as a session does it: capture, export, read, all metrics, operators."""
+    from pytest_torchprof.capture import Capture
+    from pytest_torchprof.judging import profile_of
+
+    recorder = _recorder(folder)
+    gc.collect()
+    start = time.perf_counter()
+    capture = Capture(threads=1)
+    capture.start()
+    body()
+    recorder.trace, file = capture.stop(folder, recorder.facts())
+    profile_of(recorder)
+    elapsed = _since(start)
+    file.unlink()
+    return elapsed
+
+
+def _bare(body: Body, folder: Path) -> float:
+    file = folder / "bare.json"
+    gc.collect()
+    start = time.perf_counter()
+    with session() as profiler:
+        body()
+    profiler.export_chrome_trace(str(file))
+    elapsed = _since(start)
+    file.unlink()
+    return elapsed
+
+
+def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, float]:
+    """(ours, the export before it, torch's own) in ms, on one profile."""
+    from torch.profiler import record_function
+
+    from pytest_torchprof.events import REGION
+    from pytest_torchprof.judging import profile_of
+    from pytest_torchprof.trace.read import read
+
+    file = folder / "both.json"
+    with session() as profiler, record_function(REGION):
+        body()
+    start = time.perf_counter()
+    profiler.export_chrome_trace(str(file))
+    export = _since(start)
+
+    def ours() -> float:
+        recorder = _recorder(folder)
+        gc.collect()
+        start = time.perf_counter()
+        recorder.trace = read(file)
+        profile_of(recorder)
+        return _since(start)
+
+    def peer() -> float:
+        gc.collect()
+        start = time.perf_counter()
+        profiler.key_averages()
+        _match_patterns(profiler)
+        return _since(start)
+
+    if ours_first:
+        mine = ours()
+        return mine, export, peer()
+    theirs = peer()
+    return ours(), export, theirs
+
+
+def _match_patterns(profiler: Any) -> None:
+    """Run the pattern matcher of torch to its end.
+
+    Its report wants the source line of every match, and raises ValueError on a profile without
+    stacks, like ours; so it is given a line, for nothing.
+    """
+    try:
+        from torch.profiler import _pattern_matcher as matcher
+    except ImportError:  # gone from torch 2.15
+        return
+    with mock.patch.object(matcher, "source_code_location", _no_location):
+        matcher.report_all_anti_patterns(profiler, should_benchmark=False, print_enable=False)
+
+
+def _no_location(_event: object) -> str:
+    """A plain function: a mock's own cost would count against torch."""
+    return "unknown:0"
+
+
+def _since(start: float) -> float:
+    return (time.perf_counter() - start) * 1000

@@ -1,0 +1,28 @@
+"""What a whole suite takes when it is profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.pairs import Row, paired, summarise
+from benchmarks.processes import QUIET, ROOT, project
+
+
+def suite(*, quick: bool) -> Iterator[Row]:
+    """Wall time of the examples, profiled with default settings, against not profiled."""
+    with project() as tests:
+        # With other work on the machine, a second OpenMP thread waits longer than it computes.
+        tests.environment["OMP_NUM_THREADS"] = "1"
+        command = ["-m", "pytest", *QUIET, f"--rootdir={ROOT}", str(ROOT / "examples")]
+        samples = paired(
+            # A budget may not hold on this machine: the time is the same.
+            lambda: tests.cost([*command, "--torchprof"], allowed=(0, 1)).wall_ms / 1000,
+            lambda: tests.cost(command).wall_ms / 1000,
+            1 if quick else 3,
+        )
+    yield summarise(
+        "suite: examples",
+        samples,
+        unit="s",
+        note="default settings: 1 warm-up, 1 timed, 1 profiled run a test; one OpenMP thread",
+    )

@@ -1,0 +1,80 @@
+"""Writing what was accepted: baseline files and inline expectations, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_torchprof.baseline import inline, store
+from pytest_torchprof.errors import BaselineError
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render.text import plural
+from pytest_torchprof.stats import Baseline
+from pytest_torchprof.units import format_quantity
+
+
+def accept(
+    offers: Iterable[Mapping[str, Any]],
+    full: Mapping[str, Sequence[str]],
+    *,
+    environment: str,
+    root: Path,
+) -> tuple[list[str], list[str]]:
+    """Write the offers of tests that passed; returns (what was done, what went wrong).
+
+    ``full`` maps baseline files of test files that ran as a whole to all their tests, so that
+    entries of others are pruned.
+    """
+    done: list[str] = []
+    errors: list[str] = []
+    offers = list(offers)
+    by_path: dict[str, list[store.Entry]] = {}
+    for offer in offers:
+        baseline = Baseline(**{key: offer[key] for key in store.SECTIONS})
+        entry = store.Entry(offer["test"], offer["environment"], baseline, offer["times_changed"])
+        by_path.setdefault(offer["path"], []).append(entry)
+    for path in dict.fromkeys([*by_path, *full]):
+        try:
+            written = store.update(
+                Path(path),
+                by_path.get(path, []),
+                existing=full.get(path),
+                environment=environment,
+            )
+        except BaselineError as error:
+            errors.append(str(error))
+        else:
+            done += _lines(written, root)
+    edits = [inline.Edit(*edit) for offer in offers for edit in offer["edits"]]
+    try:
+        for edit in sorted(inline.apply(edits), key=lambda edit: (edit.file, edit.line)):
+            done.append(f"{_short(edit.file, root)}:{edit.line} rewritten")
+    except BaselineError as error:
+        errors.append(str(error))
+    return done, errors
+
+
+def _lines(written: store.Written, root: Path) -> list[str]:
+    """What an accept changed, old → new, for the terminal."""
+    where = _short(str(written.path), root)
+    lines = []
+    if written.added:
+        lines.append(f"{where}: {plural(len(written.added), 'new test')}")
+    for test, changes in written.changed.items():
+        parts = [
+            f"{c.metric} {format_quantity(c.before, METRICS[c.metric].unit)} → "
+            f"{format_quantity(c.now, METRICS[c.metric].unit)}"
+            for c in changes
+            if c.metric in METRICS
+        ]
+        lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
+    lines += [f"{where}: {test} pruned: the test is gone" for test in written.pruned]
+    return lines
+
+
+def _short(path: str, root: Path) -> str:
+    try:
+        return str(Path(path).resolve().relative_to(root.resolve()))
+    except ValueError:
+        return path

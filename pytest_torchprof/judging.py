@@ -1,0 +1,236 @@
+"""The verdict on one test: measured against accepted, a record, and what to say if it fails."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shlex
+import shutil
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.analysis.ops import kernels, ops
+from pytest_torchprof.baseline import store
+from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, status_of
+from pytest_torchprof.errors import BaselineError
+from pytest_torchprof.metrics import METRICS, measure, measure_all
+from pytest_torchprof.render.failure import failure_message
+from pytest_torchprof.render.json_report import record_of
+from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Value, Verdict
+
+if TYPE_CHECKING:
+    from pytest_torchprof.runs import Plan, Recorder
+    from pytest_torchprof.settings import Settings
+
+_STORED_COLUMNS = (
+    "calls",
+    "flops",
+    "accumulations",
+    "kernels",
+    "allocated_cpu_bytes",
+    "allocated_cuda_bytes",
+    "peak_cpu_bytes",
+    "peak_cuda_bytes",
+    "leaked_cpu_bytes",
+    "leaked_cuda_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The test that is judged: its id, its name within its file, and its baseline file."""
+
+    nodeid: str
+    name: str
+    baseline: Path
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
+
+    record: dict[str, Any]
+    offer: dict[str, Any] | None
+    message: str | None
+
+
+class Judge:
+    """Compares tests with their baselines, each file of which is read once."""
+
+    def __init__(self, settings: Settings, *, accept_flags: str, is_worker: bool) -> None:
+        self._settings = settings
+        self._accept_flags = accept_flags
+        self._is_worker = is_worker
+        self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
+        self.errors: list[str] = []
+
+    def judge(self, subject: Subject, recorder: Recorder) -> Judgement:
+        """Judge what the recorder holds.
+
+        Raises:
+            BaselineError: the baseline file cannot be read.
+        """
+        if recorder.reason is None and recorder.trace is None:
+            recorder.refuse("nothing was captured")
+        if recorder.reason is not None:
+            return self._not_profiled(subject, recorder)
+        profile = profile_of(recorder)
+        machine = recorder.machine
+        baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
+        policy = self._policy(baseline, machine.host)
+        verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
+        known = baseline is not None
+        causes = failures(verdicts, policy, has_baseline=known, accept=self._settings.accept)
+        if policy.strict:
+            causes += [
+                f"strict: {metric} was compared in the test, and not measured"
+                for metric in dict.fromkeys(recorder.unchecked)
+            ]
+        record = record_of(
+            subject.nodeid,
+            status=status_of(verdicts, has_baseline=known),
+            reason=None,
+            verdicts=verdicts,
+            profile=profile,
+            trace=self.keep_trace(subject.nodeid, recorder, failed=bool(causes)),
+        )
+        message = None
+        if causes:
+            command = f"pytest {self._accept_flags} {shlex.quote(subject.nodeid)}"
+            message = failure_message(causes, verdicts, profile, baseline, command)
+        return Judgement(record, _offer(subject, profile, verdicts, recorder), message)
+
+    def _not_profiled(self, subject: Subject, recorder: Recorder) -> Judgement:
+        reason = recorder.reason or ""
+        verdicts = unchecked(recorder.plan, reason)
+        policy = Policy(self._settings.time, self._settings.strict)
+        causes = failures(verdicts, policy, has_baseline=True, accept=False)
+        record = record_of(subject.nodeid, status="not_profiled", reason=reason, verdicts=verdicts)
+        message = f"torchprof: {'; '.join(causes)}" if causes else None
+        return Judgement(record, None, message)
+
+    def _policy(self, baseline: Baseline | None, host: str) -> Policy:
+        note = None
+        if self._is_worker:
+            note = "xdist's workers contend for the CPU, so time only advises"
+        elif baseline is not None and baseline.times.get("machine") != host:
+            note = f"the baseline's times are of another machine ({baseline.times.get('machine')})"
+        return Policy(self._settings.time, self._settings.strict, note)
+
+    def load(self, path: Path) -> dict[str, Any] | None:
+        """The decoded baseline file, read once; raises the BaselineError of that time again."""
+        if path not in self._baselines:
+            try:
+                self._baselines[path] = store.load(path)
+            except BaselineError as error:
+                self._baselines[path] = error
+        found = self._baselines[path]
+        if isinstance(found, BaselineError):
+            raise found
+        return found
+
+    def keep_trace(self, nodeid: str, recorder: Recorder, *, failed: bool) -> str | None:
+        """Move the exported trace to where the user wants it, or drop it; its path if kept."""
+        file = recorder.file
+        if file is None:
+            return None
+        try:
+            if self._settings.traces is None or not (failed or self._settings.traces_of == "all"):
+                return None
+            self._settings.traces.mkdir(parents=True, exist_ok=True)
+            stem = _file_stem(nodeid)
+            kept = self._settings.traces / f"{stem}.pt.trace.json.gz"
+            with file.open("rb") as source, gzip.open(kept, "wb", compresslevel=3) as target:
+                shutil.copyfileobj(source, target)
+            return str(kept)
+        except OSError as error:
+            self.errors.append(f"trace of {nodeid} was not kept: {error}")
+            return None
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _offer(
+    subject: Subject, profile: Profile, verdicts: Sequence[Verdict], recorder: Recorder
+) -> dict[str, Any]:
+    """What ``--accept`` would write; the controller decides."""
+    within = {
+        v.metric: v.baseline
+        for v in verdicts
+        if v.status == "ok" and v.tolerance and v.baseline is not None
+    }
+    metrics = {
+        key: within.get(key, value)
+        for key, value in profile.metrics.items()
+        if METRICS[key].stored and not isinstance(value, NotMeasured)
+    }
+    times: dict[str, Any] = {
+        key: round(value, 6)
+        for key, value in profile.metrics.items()
+        if METRICS[key].klass == "time" and not isinstance(value, NotMeasured)
+    }
+    times["machine"] = recorder.machine.host
+    gated = any(v.metric in GATED_TIMES and v.status in ("regressed", "improved") for v in verdicts)
+    return {
+        "path": str(subject.baseline),
+        "test": subject.name,
+        "environment": recorder.machine.key,
+        "metrics": metrics,
+        "operators": {k: dict(v) for k, v in profile.operators.items()},
+        "kernels": dict(profile.kernels),
+        "findings": {},
+        "times": times,
+        "times_changed": gated,
+        "edits": [list(edit) for edit in recorder.edits],
+    }
+
+
+def profile_of(recorder: Recorder) -> Profile:
+    """Metrics, operators, kernels and scoped values of the captured trace."""
+    trace = recorder.trace
+    assert trace is not None  # noqa: S101 - the caller has checked it
+    rows = {
+        name: {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
+        for name, row in sorted(ops(trace).items())
+    }
+    scoped: dict[str, Value] = {}
+    for budget in recorder.plan.budgets:
+        source = recorder.stacks if budget.module else trace
+        if budget.op is None and budget.module is None:
+            continue
+        if source is None:
+            scoped[budget.label] = NotMeasured("the run with stacks gave no trace")
+            continue
+        view = source.within(op=budget.op, module=budget.module)
+        found = view.selection.any()
+        what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
+        scoped[budget.label] = (
+            measure(METRICS[budget.metric], view)
+            if found
+            else NotMeasured(f"{what} did not run in the measured region")
+        )
+    return Profile(
+        metrics=measure_all(trace),
+        operators=rows,
+        kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
+        scoped=scoped,
+    )
+
+
+def unchecked(plan: Plan, reason: str) -> list[Verdict]:
+    """The budgets of a test that was not profiled, each not measured."""
+    nothing = NotMeasured(reason)
+    return [
+        Verdict(b.label, nothing, "not_measured", limit=b.limit, reason=reason)
+        for b in plan.budgets
+    ]
+
+
+def _file_stem(nodeid: str) -> str:
+    """A file name for a test; with a number where two tests might otherwise share one."""
+    plain = nodeid.replace("::", ".").replace("/", ".")
+    stem = re.sub(r"[^\w.\[\]-]+", "_", plain)[-150:]
+    return stem if stem == plain else f"{stem}-{zlib.crc32(nodeid.encode()):08x}"

@@ -1,0 +1,113 @@
+"""Interval nesting: which event encloses which, thread by thread.
+
+An event is half open: it encloses what starts at its start, not what starts at its end. One of no
+duration encloses nothing. Real clocks let a child end a nanosecond or so after its parent: the
+parent is the innermost event that is open for the greater part of the child.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def nest(ts: Ints, dur: Ints, thread: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
+    """(parent, depth) of each event by position, -1 for no parent.
+
+    Events are in time order, and longer ones first where they start together.
+
+    >>> starts, durations = np.array([0, 1, 2, 5]), np.array([9, 3, 1, 2])
+    >>> parent, depth = nest(starts, durations, np.zeros(4, np.int32))
+    >>> parent.tolist(), depth.tolist()
+    ([-1, 0, 1, 0], [0, 1, 2, 1])
+    """
+    parent = np.full(len(ts), -1, np.int64)
+    depth = np.zeros(len(ts), np.int64)
+    end = ts + dur
+    for mine in by_thread(thread):
+        solid, empty = mine[dur[mine] > 0], mine[dur[mine] <= 0]
+        found = _nest_fast(ts[solid], end[solid]) or _nest_any(ts[solid], end[solid])
+        parent[solid] = np.where(found[0] >= 0, solid[found[0]], -1)
+        depth[solid] = found[1]
+        if len(empty):
+            around = _climb(ts, end - 1, parent, solid, ts[empty])
+            parent[empty] = around
+            depth[empty] = np.where(around >= 0, depth[around] + 1, 0)
+    return parent, depth
+
+
+def enclosing(
+    ts: Ints, end: Ints, parent: Ints, rows: Ints, thread: npt.NDArray[np.int32], points: Ints
+) -> Ints:
+    """The innermost of ``rows`` around each of the events ``points``, its last moment included."""
+    out = np.full(len(points), -1, np.int64)
+    for mine in by_thread(thread[points]):
+        here = rows[thread[rows] == thread[points[mine[0]]]]
+        out[mine] = _climb(ts, end, parent, here, ts[points[mine]])
+    return out
+
+
+def by_thread(thread: npt.NDArray[np.int32]) -> list[Ints]:
+    """Positions of each thread's events, in order."""
+    if not len(thread):
+        return []
+    order = np.argsort(thread, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(thread[order])) + 1)
+
+
+def levels(depth: Ints) -> Iterator[Ints]:
+    """Positions of the events of depth 1, then 2, …: parents come before their children."""
+    order = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[order], np.arange(1, int(depth.max(initial=0)) + 2))
+    for start, stop in pairwise(bounds.tolist()):
+        yield order[start:stop]
+
+
+def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
+    """Parent and depth if all intervals nest properly, else None.
+
+    The depth is the number of intervals open at the start; the parent is the last one before of
+    the depth above. If each lies within its parent, then its chain of parents is all that is open.
+    """
+    at = np.arange(len(start))
+    depth = at - np.searchsorted(np.sort(end), start, side="right")
+    order = np.argsort(depth, kind="stable")
+    keys = depth[order] * len(at) + order
+    inner = np.flatnonzero(depth > 0)
+    parent = np.full(len(at), -1, np.int64)
+    parent[inner] = order[np.searchsorted(keys, (depth[inner] - 1) * len(at) + inner) - 1]
+    above = parent[inner]
+    if (depth[above] == depth[inner] - 1).all() and (end[above] >= end[inner]).all():
+        return parent, depth
+    return None
+
+
+def _nest_any(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Parent and depth where some intervals only overlap."""
+    parent, depth, stack = [], [], list[tuple[int, int]]()
+    for i, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while stack and 2 * stack[-1][1] <= first + last:
+            stack.pop()
+        parent.append(stack[-1][0] if stack else -1)
+        depth.append(len(stack))
+        stack.append((i, last))
+    return np.array(parent, np.int64), np.array(depth, np.int64)
+
+
+def _climb(ts: Ints, end: Ints, parent: Ints, rows: Ints, when: Ints) -> Ints:
+    """From the last of ``rows`` that has begun, up to one that has not ended, or -1."""
+    if not len(rows):
+        return np.full(len(when), -1, np.int64)
+    at = np.searchsorted(ts[rows], when, side="right") - 1
+    found = np.where(at >= 0, rows[at], -1)
+    todo = np.flatnonzero((found >= 0) & (end[found] < when))
+    while len(todo):
+        found[todo] = parent[found[todo]]
+        todo = todo[(found[todo] >= 0) & (end[found[todo]] < when[todo])]
+    return found

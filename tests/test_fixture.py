@@ -1,0 +1,471 @@
+"""The torchprof fixture: a block, a callable, stats, table and inline expectations."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import ADD, accept, calls, run
+
+HEAD = """
+    import pytest
+    import torch
+    from helpers import note
+
+    X, A = torch.ones(4), torch.ones(2, 2)
+"""
+
+
+def profiled(pytester: pytest.Pytester, body: str, *args: str) -> dict[str, object]:
+    """Values of the one test with this body, which passes."""
+    pytester.makepyfile(test_it=f"{HEAD}\n{body}")
+    ran = run(pytester, "--torchprof", *args)
+    assert {"passed": 1} == ran.outcomes, ran.out
+    (test,) = ran.report["tests"]
+    assert test["status"] == "new", test["reason"]
+    return {name: row["value"] for name, row in test["metrics"].items()}
+
+
+# -------------------------------------------------------------------- a block
+
+
+def test_only_what_is_inside_the_block_is_measured(pytester: pytest.Pytester) -> None:
+    values = profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        for _ in range(9): X + X
+        with torchprof:
+            X + X
+            X + X
+        for _ in range(9): X + X
+        """,
+    )
+    assert {"ops": 2, "allocated_cpu_bytes": 32, "peak_cpu_bytes": 16} == {
+        name: values[name] for name in ("ops", "allocated_cpu_bytes", "peak_cpu_bytes")
+    }
+
+
+def test_the_time_is_that_of_the_block(pytester: pytest.Pytester) -> None:
+    values = profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        import time
+        time.sleep(0.05)
+        with torchprof: pass
+        time.sleep(0.05)
+        """,
+    )
+    assert 0 < values["wall_ms"] < 20  # type: ignore[operator]
+
+
+def test_the_block_hands_out_the_fixture_and_stats_are_there_after_it(
+    pytester: pytest.Pytester,
+) -> None:
+    profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        with torchprof as same:
+            X + X
+        assert same is torchprof
+        assert torchprof.stats.ops == 1
+        assert torchprof.stats.ops <= 1
+        assert torchprof.stats.allocated_cpu_bytes == 16
+        assert torchprof.stats.flops == 0
+        """,
+    )
+
+
+def test_a_false_comparison_of_stats_fails_the_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: X + X
+        assert torchprof.stats.ops <= 0
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    assert "assert 1 <= 0" in ran.out
+
+
+@pytest.mark.parametrize("args", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
+def test_in_every_run_but_the_profiled_one_all_comparisons_hold(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: X + X
+        if repr(torchprof.stats.ops) == "1":
+            note("profiled")
+        else:
+            assert torchprof.stats.ops < 0 and torchprof.stats.ops > 10 ** 9
+            note("other")
+        """
+    )
+    assert {"passed": 1} == run(pytester, "--torchprof", *args).outcomes
+    assert (1, 0 if args else 2) == (calls(pytester, "profiled"), calls(pytester, "other"))
+
+
+def test_an_unknown_stat_is_an_error_with_the_near_matches(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: pass
+        assert torchprof.stats.peak_cpu <= 3
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    assert "AttributeError: there is no metric 'peak_cpu'. Did you mean peak_cpu_bytes" in ran.out
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["assert torchprof.stats.ops <= 0", 'torchprof.assert_expected_inline("""ops   7""")'],
+)
+def test_numbers_without_a_region_are_an_error_when_profiling_and_nothing_when_off(
+    pytester: pytest.Pytester, line: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        X + X
+        {line}
+        """
+    )
+    assert {"passed": 1} == run(pytester).outcomes
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    assert (
+        "the torchprof fixture has no numbers to compare: no region of this test was measured "
+        "before this line; put the work into `with torchprof:`, or call torchprof(function)"
+    ) in ran.out
+
+
+def test_stats_list_the_metrics_for_completion(pytester: pytest.Pytester) -> None:
+    profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        assert {"flops", "kernels", "wall_ms"} <= set(dir(torchprof.stats))
+        """,
+    )
+
+
+def test_an_unused_fixture_leaves_the_whole_test_measured(pytester: pytest.Pytester) -> None:
+    values = profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        X + X
+        """,
+    )
+    assert 1 == values["ops"]
+
+
+def test_a_block_in_another_fixtures_hands_is_measured(pytester: pytest.Pytester) -> None:
+    values = profiled(
+        pytester,
+        """
+    @pytest.fixture
+    def step(torchprof):
+        def measured():
+            with torchprof: return X + X
+        return measured
+
+    def test_it(step):
+        X + X
+        step()
+        """,
+    )
+    assert 1 == values["ops"]
+
+
+@pytest.mark.parametrize(
+    "second",
+    ["with torchprof: X + X", "torchprof(lambda: X + X)"],
+)
+@pytest.mark.parametrize(
+    "first",
+    ["with torchprof: X + X", "torchprof(lambda: X + X)"],
+)
+def test_a_second_region_is_refused_and_said(
+    pytester: pytest.Pytester, first: str, second: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        {first}
+        {second}
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert ({"passed": 1}, {"test_it": "not_profiled"}) == (ran.outcomes, ran.statuses)
+    expected = "the test measures more than one region through the fixture"
+    assert expected == ran.tests["test_it"]["reason"]
+    assert f"not profiled: {expected} (1 test)" in ran.out
+
+
+def test_an_exception_inside_the_block_is_the_tests_own(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_raises(torchprof):
+        with torchprof:
+            raise ValueError("my own")
+
+    def test_catches(torchprof):
+        with pytest.raises(ValueError):
+            with torchprof:
+                raise ValueError("expected")
+
+    def test_after(torchprof):
+        with torchprof: X + X
+        assert torchprof.stats.ops == 1
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1, "passed": 2} == ran.outcomes
+    assert "ValueError: my own" in ran.out
+    assert "new" == ran.statuses["test_after"]
+    assert "not_profiled" == ran.statuses["test_raises"]
+    assert "not_profiled" == ran.statuses["test_catches"]
+
+
+# -------------------------------------------------------------------- a callable
+
+
+@pytest.mark.parametrize(
+    ("arguments", "args", "expected"),
+    [
+        ("", (), 1 + 1 + 1),
+        (", rounds=50, warmup=5", (), 5 + 50 + 1),
+        (", rounds=0, warmup=0", (), 1),
+        (", rounds=3", ("--torchprof-warmup=4",), 4 + 3 + 1),
+        (", warmup=3", ("--torchprof-rounds=4",), 3 + 4 + 1),
+        ("", ("--torchprof-rounds=4",), 1 + 4 + 1),
+    ],
+)
+def test_a_callable_is_called_so_often_within_one_run_of_the_test(
+    pytester: pytest.Pytester, arguments: str, args: tuple[str, ...], expected: int
+) -> None:
+    values = profiled(
+        pytester,
+        f"""
+    def test_it(torchprof):
+        note("tests")
+        X + X
+        def step():
+            note("steps")
+            return X + X
+        result = torchprof(step{arguments})
+        assert result.tolist() == [2, 2, 2, 2]
+        """,
+        *args,
+    )
+    assert (1, expected, 1) == (calls(pytester, "tests"), calls(pytester, "steps"), values["ops"])
+
+
+def test_a_callable_returns_its_last_result(pytester: pytest.Pytester) -> None:
+    profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        results = iter(range(100))
+        assert torchprof(lambda: next(results), rounds=3, warmup=2) == 5
+        """,
+    )
+
+
+def test_a_callables_stats_and_table_are_there_after_it(pytester: pytest.Pytester) -> None:
+    profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        torchprof(lambda: torch.mm(A, A), rounds=3)
+        assert torchprof.stats.flops == 16
+        assert 0 < torchprof.stats.wall_ms < 1000
+        assert "aten::mm" in torchprof.table()
+        """,
+    )
+
+
+@pytest.mark.parametrize("argument", ["rounds=-1", "warmup=-1", "rounds=1.5", "warmup='2'"])
+def test_a_count_that_makes_no_sense_is_an_error(pytester: pytest.Pytester, argument: str) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof): torchprof(lambda: X + X, {argument})
+        """
+    )
+    name, _, value = argument.partition("=")
+    for args in ((), ("--torchprof",)):
+        ran = run(pytester, *args)
+        assert {"failed": 1} == ran.outcomes
+        assert f"ValueError: {name} must be a whole number of 0 or more, not {value}" in ran.out
+
+
+def test_an_exception_of_a_callable_is_the_tests_own(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        def step(): raise ValueError("my own")
+        torchprof(step)
+
+    def test_after(torchprof):
+        assert torchprof(lambda: X + X).sum() == 8
+        assert torchprof.stats.ops == 1
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1, "passed": 1} == ran.outcomes
+    assert "ValueError: my own" in ran.out
+    assert {"test_it": "not_profiled", "test_after": "new"} == ran.statuses
+
+
+def test_budgets_and_baselines_are_about_the_region(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    @pytest.mark.max_ops(1)
+    def test_block(torchprof):
+        X + X
+        with torchprof: X + X
+
+    @pytest.mark.max_ops(1)
+    def test_callable(torchprof):
+        X + X
+        torchprof(lambda: X + X, rounds=2)
+
+    @pytest.mark.max_ops(0)
+    def test_over(torchprof):
+        torchprof(lambda: X + X)
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    expected = {"test_block": "new", "test_callable": "new", "test_over": "over_budget"}
+    assert expected == ran.statuses
+
+
+# -------------------------------------------------------------------- the table
+
+
+def test_the_table_lists_operators_of_the_region(pytester: pytest.Pytester) -> None:
+    profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        X * X
+        with torchprof:
+            X + X
+            X + X
+            X - X
+        table = torchprof.table(sort_by="calls", limit=1)
+        if not table:
+            return  # not the profiled run
+        note("profiled")
+        assert "aten::add" in table
+        assert "aten::sub" not in table
+        assert "aten::mul" not in torchprof.table()
+        assert "aten::sub" in torchprof.table()
+        """,
+    )
+    assert 1 == calls(pytester, "profiled")
+
+
+def test_an_unknown_column_of_the_table_is_an_error_with_the_near_matches(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it="def test_it(torchprof): torchprof.table(sort_by='self_cpu')")
+    for args in ((), ("--torchprof",)):
+        ran = run(pytester, *args)
+        assert {"failed": 1} == ran.outcomes
+        assert "there is no column 'self_cpu'. Did you mean self_cpu_ms" in ran.out
+
+
+# -------------------------------------------------------------------- inline expectations
+
+
+@pytest.mark.parametrize(
+    ("expected", "outcome"),
+    [
+        ("ops   1\\n", "passed"),
+        ("ops   1\\nflops   0 FLOP\\n", "failed"),  # columns are not aligned
+        ("ops     1\\nflops   0 FLOP\\n", "passed"),
+        ("ops   2\\n", "failed"),
+        ("", "failed"),
+        ("ops   1", "failed"),
+    ],
+)
+def test_an_inline_expectation_is_compared_to_the_letter(
+    pytester: pytest.Pytester, expected: str, outcome: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: X + X
+        torchprof.assert_expected_inline({expected!r})
+        """.replace("\\\\n", "\\n")
+    )
+    assert {outcome: 1} == run(pytester, "--torchprof").outcomes
+
+
+def test_an_inline_expectation_works_after_a_callable(pytester: pytest.Pytester) -> None:
+    profiled(
+        pytester,
+        """
+    def test_it(torchprof):
+        torchprof(lambda: X + X)
+        torchprof.assert_expected_inline("ops   1\\n")
+        """,
+    )
+
+
+def test_an_unknown_name_in_an_inline_expectation_is_a_mismatch(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: X + X
+        torchprof.assert_expected_inline('''opps   1\\n''')
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    assert "torchprof: the inline expectation does not match" in ran.out
+
+
+# -------------------------------------------------------------------- where it does nothing
+
+
+@pytest.mark.parametrize("how", ["off", "enabled=False", "marked"])
+def test_where_a_test_is_not_profiled_the_fixture_does_nothing(
+    pytester: pytest.Pytester, how: str
+) -> None:
+    marker = "@pytest.mark.torchprof(enabled=False)" if how == "enabled=False" else ""
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    {marker}
+    def test_it(torchprof):
+        note("tests")
+        with torchprof: X + X
+        assert torchprof(lambda: note("steps") or 7, rounds=9) == 7
+        assert torchprof.stats.ops <= 0
+        assert torchprof.table() == ""
+        torchprof.assert_expected_inline("nonsense")
+        """
+    )
+    if how == "marked":  # a test with the fixture counts as marked, unless it is switched off
+        pytester.makeini("[pytest]\ntorchprof_select = marked")
+    ran = run(pytester, *([] if how == "off" else ["--torchprof"]))
+    if how == "marked":
+        assert {"test_it": "not_profiled"} == ran.statuses
+    else:
+        assert ({"passed": 1}, {}, 1, 1) == (
+            ran.outcomes, ran.statuses, calls(pytester, "tests"), calls(pytester, "steps"),
+        )  # fmt: skip
+
+
+def test_what_was_accepted_through_the_fixture_is_ok(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD.replace("test_add():", "test_add(torchprof):").replace(
+        "X + X", "torchprof(lambda: X + X)"))  # fmt: skip
+    accept(pytester)
+    assert {"test_add": "ok"} == run(pytester, "--torchprof").statuses

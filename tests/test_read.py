@@ -1,0 +1,411 @@
+"""The reader: every way in which traces are written, and files that are none."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_builder import EPOCH_NS, TraceBuilder
+from trace_styles import STYLES, without
+
+from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.ops import ops
+from pytest_torchprof.errors import TraceError
+from pytest_torchprof.events import FACTS_KEY, REGION, Kind, Trace
+from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.stats import NotMeasured
+from pytest_torchprof.trace import read as room
+from pytest_torchprof.trace.read import parse, read
+
+COLUMNS = ("ts", "dur", "kind", "name", "thread")
+
+
+def build(vendor: str = "nvidia", *, outside: bool = True) -> TraceBuilder:
+    """Calls, kernels, copies, memory and frames, in whole microseconds."""
+    b = TraceBuilder("Some GPU", vendor=vendor, cuda_sync_events=True)
+    if outside:
+        b.op("aten::before")
+    with b.annotation(REGION):
+        with b.module("nn.Module: Linear_0"), b.op("aten::mm", [[4, 5], [5, 6]], dur_us=10):
+            b.advance(0.5)
+            b.launch('void gemm<float, "\\quoted\\">', device_us=20)
+            block = b.memory(4096)
+            b.advance(0.5)
+        b.advance(100)
+        with b.op("aten::copy_"):
+            b.memcpy("HtoD", 4096)
+            b.memcpy("DtoH", 8, blocking=True)
+        b.free(block)
+        b.memory(64, device="cpu")
+        b.sync("cudaStreamSynchronize")
+        b.graph_launch(["k1", "k2"])
+    return b
+
+
+def same(a: Trace, b: Trace, *columns: str) -> bool:
+    """Whether these columns are equal, names and threads as what they stand for."""
+
+    def values(trace: Trace, column: str) -> list[Any]:
+        raw = getattr(trace, column).tolist()
+        table = {"name": trace.names, "thread": [(str(p), str(t)) for p, t in trace.threads]}
+        return [table[column][i] for i in raw] if column in table else raw
+
+    return all(values(a, column) == values(b, column) for column in columns or COLUMNS)
+
+
+def exact(trace: Trace) -> dict[str, Any]:
+    """Every metric that does not depend on times."""
+    values = measure_all(trace)
+    return {k: v for k, v in values.items() if not k.endswith("_ms") and not k.startswith("wall")}
+
+
+PLAIN = parse(build().to_bytes())
+
+
+# --------------------------------------------------------------------------------------- styles
+
+
+def test_plain() -> None:
+    assert np.bincount(PLAIN.kind).tolist() == [0, 3, 1, 5, 3, 2, 0, 3, 1, 1, 1]
+    assert PLAIN.names[PLAIN.name[0]] == "aten::before"
+    assert PLAIN.ts[0] == EPOCH_NS
+    assert 'void gemm<float, "\\quoted\\">' in PLAIN.names
+    assert (np.diff(PLAIN.ts) >= 0).all()
+    assert exact(PLAIN)["flops"] == 240
+    assert exact(PLAIN)["h2d_bytes"] == 4096
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        "string_numbers",
+        "string_ids",
+        "ts_string",
+        "no_device_name",
+        "no_properties",
+        "stray",
+        "compact",
+        "bare_list",
+        ["ts_string", "string_numbers", "string_ids", "no_properties", "stray", "bare_list"],
+    ],
+)
+def test_styles_that_change_nothing(style: Any) -> None:
+    trace = parse(build().to_bytes(style))
+    assert same(trace, PLAIN)
+    values, known = exact(trace), exact(PLAIN)
+    if "no_properties" in style or "bare_list" in style:
+        assert values["peak_cpu_bytes"] == known["peak_cpu_bytes"]  # by its events
+    assert values == known
+    assert ops(trace) == ops(PLAIN)
+
+
+def test_whole_microseconds_keep_all_but_the_times() -> None:
+    trace = parse(build().to_bytes("ts_int"))
+    assert same(trace, PLAIN, "kind", "name", "thread")
+    assert exact(trace) == exact(PLAIN)
+    assert np.abs(trace.ts - PLAIN.ts).max() < 1000
+
+
+def test_nanoseconds_are_exact() -> None:
+    """Times above 2**53 are whole nanoseconds, and no float holds them."""
+    b = build()
+    base = b.document()["baseTimeNanoseconds"]
+    trace = parse(b.to_bytes("ts_ns"))
+    assert trace.ts.min() > 2**53
+    assert (trace.ts - base).tolist() == PLAIN.ts.tolist()
+    assert same(trace, PLAIN, "dur", "kind", "name", "thread")
+    assert exact(trace) == exact(PLAIN)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 90 * 24 * 3600 * 10**9), st.integers(0, 10**12))
+def test_microseconds_with_three_decimals_are_exact(ts: int, dur: int) -> None:
+    """Kineto's times are relative to a base at most 90 days ago."""
+    event = f'{{"ph":"X","cat":"cpu_op","ts":{ts // 1000}.{ts % 1000:03d},'
+    event += f'"dur":{dur // 1000}.{dur % 1000:03d}}}'
+    trace = parse(f"[{event}]".encode())
+    assert (trace.ts.tolist(), trace.dur.tolist()) == ([ts], [dur])
+
+
+def test_without_args() -> None:
+    """Counts stay; what args say is not measured, and never 0."""
+    values = exact(parse(build(outside=False).to_bytes("no_args")))
+    assert values["ops"] == 2
+    assert values["h2d_copies"] == 1
+    for name in ("flops", "h2d_bytes", "peak_cpu_bytes", "peak_cuda_bytes"):
+        assert isinstance(values[name], NotMeasured), name
+
+
+def test_without_durations() -> None:
+    values = measure_all(parse(build(outside=False).to_bytes("no_dur")))
+    assert values["ops"] == 2
+    assert values["kernels"] == 3
+    assert isinstance(values["self_cpu_ms"], NotMeasured)
+    assert isinstance(values["self_cuda_ms"], NotMeasured)
+
+
+def test_without_categories() -> None:
+    trace = parse(build().to_bytes("no_cat"))
+    assert {trace.names[i] for i in trace.name} == {"[memory]"}
+
+
+@pytest.mark.parametrize(
+    "keys", [("dur",), ("args",), ("cat",), ("pid", "tid"), ("name",), ("ts",)]
+)
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_some_events_lack_a_part(keys: tuple[str, ...], every: int) -> None:
+    trace = parse(build().to_bytes(without(*keys, every=every)))
+    measure_all(trace)
+    ops(trace)
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_the_schema_of_2021(vendor: str) -> None:
+    b = build(vendor, outside=False)
+    values, known = exact(parse(b.to_bytes("schema_2021"))), exact(parse(b.to_bytes()))
+    assert values["ops"] == known["ops"] + 1  # annotations were operators
+    same_names = set(known) - {"ops", "peak_cpu_bytes", "leaked_cpu_bytes"} - {"syncs"}
+    assert {k: values[k] for k in same_names} == {k: known[k] for k in same_names}
+    assert values["syncs"] == known["syncs"]
+
+
+def test_memory_without_addresses_is_a_running_sum() -> None:
+    b = TraceBuilder("GPU")
+    with b.op("a"):
+        first = b.memory(100)
+        second = b.memory(50)
+        b.free(first)
+        b.memory(70)
+        b.free(second)
+        b.memory(1, device="cpu")
+    trace = parse(b.to_bytes("schema_2021"))
+    assert trace.memory.addr is None
+    used = usage(trace, on_device=True)
+    assert (used.allocated_bytes, used.peak_bytes, used.leaked_bytes) == (220, 150, 70)
+    assert sum(used.peak_by.values()) == 150
+    assert usage(trace, on_device=False).peak_bytes == 1
+
+
+def test_metadata() -> None:
+    b = build()
+    facts = {"accelerator": "Some GPU", "odd": '"traceEvents": ["]'}
+    b.metadata(FACTS_KEY, facts)
+    b.metadata("distributedInfo", {"rank": 1, "list": [1, [2]]})
+    for style in ((), "compact"):
+        trace = parse(b.to_bytes(style))
+        assert trace.facts == facts
+        assert trace.metadata["distributedInfo"] == {"rank": 1, "list": [1, [2]]}
+        assert trace.metadata["traceName"] == "trace.json"
+        assert "traceEvents" not in trace.metadata
+    assert parse(b.to_bytes("bare_list")).metadata == {}
+
+
+# -------------------------------------------------------------------------------- files, pieces
+
+
+def test_gzip_by_content(tmp_path: Path) -> None:
+    b = build()
+    packed_by_name = b.save(tmp_path / "a.json.gz")
+    plain_by_name, packed, plain = tmp_path / "b.json", tmp_path / "c.json", tmp_path / "d.gz"
+    plain_by_name.write_bytes(b.to_bytes())
+    packed.write_bytes(gzip.compress(b.to_bytes()))
+    plain.write_bytes(b.to_bytes())
+    for path in (packed_by_name, plain_by_name, packed, plain):
+        assert same(read(path), PLAIN)
+
+
+@pytest.mark.parametrize("style", ["plain", "compact", "bare_list", "schema_2021", "string_ids"])
+@pytest.mark.parametrize("size", [1, 200, 1000, 5000, 10**6])
+def test_pieces_make_no_difference(style: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = build()
+    b.metadata("odd", {"traceEvents": [{"name": "\n  },\n  {"}], "list": [[], {}]})
+    data = b.to_bytes(() if style == "plain" else style)
+    whole = parse(data)
+    monkeypatch.setattr(room, "_PIECE", size)
+    pieces = parse(data)
+    assert same(pieces, whole)
+    assert pieces.names == whole.names
+    assert pieces.metadata == whole.metadata
+    assert [bytes(a) if a else a for a in pieces.args] == [bytes(a) if a else a for a in whole.args]
+
+
+def test_pieces_without_an_event_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def foreign(document: dict[str, Any]) -> dict[str, Any]:
+        return document | {"traceEvents": [e | {"ph": "C"} for e in document["traceEvents"]]}
+
+    monkeypatch.setattr(room, "_PIECE", 100)
+    trace = parse(build().to_bytes(foreign))
+    assert len(trace) == 0
+    assert trace.metadata["record_shapes"] == 1
+
+
+def test_a_file_of_several_pieces(tmp_path: Path) -> None:
+    b = TraceBuilder()
+    with b.annotation(REGION):
+        for _ in range(3000):
+            b.op("aten::add", [[4], [4]])
+            b.free(b.memory(64, device="cpu"))
+    path = b.save(tmp_path / "large.json")
+    assert path.stat().st_size > 2 * room._PIECE
+    values = measure_all(read(path))
+    assert (values["ops"], values["allocated_cpu_bytes"]) == (3000, 192_000)
+    again = b.save(tmp_path / "compact.json", style="compact")
+    assert same(read(path), read(again))
+    # One fault far behind, and nothing is read.
+    path.write_bytes(path.read_bytes().replace(b'"Bytes"', b'"Bytes', 1))
+    with pytest.raises(TraceError, match=r"large\.json"):
+        read(path)
+
+
+def test_the_collector_is_left_as_it_was() -> None:
+    assert gc.isenabled()
+    parse(build().to_bytes())
+    assert gc.isenabled()
+    with pytest.raises(TraceError):
+        parse(b"{")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        parse(build().to_bytes())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+# --------------------------------------------------------------------------------------- errors
+
+NONE = [
+    b"",
+    b"   ",
+    b"nothing",
+    b"[",
+    b"{}",
+    b"[1]",
+    b"null",
+    b'"traceEvents"',
+    b'{"traceEvents": 1}',
+    b'{"traceEvents": [1]}',
+    b'{"traceEvents": [], "a": tru}',
+    b'{"traceEvents": [{"ts": "noon"}]}',
+    b'{"traceEvents": [{"ph": "X", "ts": "nan"}]}',
+    b'{"traceEvents": [{"ph": "X", "ts": "inf"}]}',
+    b'{"traceEvents": [{"ph": "X", "ts": 1e300}]}',
+    b'{"traceEvents": [{"ph": "X", "ts": 1, "dur": 1e19}]}',
+    b'{"traceEvents": [{"name": "\xff\xfe"}]}',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'[{"args": ' + b"[" * 100_000,
+    build().to_bytes("truncated"),
+    build().to_bytes().decode().encode("utf-16"),
+    b"\x1f\x8b",
+    b"\x1f\x8b not compressed",
+    gzip.compress(build().to_bytes())[:-100],
+    gzip.compress(b"not json"),
+    gzip.compress(build().to_bytes())[:40] + b"damage" + gzip.compress(build().to_bytes())[46:],
+]
+
+
+@pytest.mark.parametrize("data", NONE, ids=range(len(NONE)))
+def test_what_is_no_trace_is_an_error_that_names_the_file(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "foreign.json"
+    path.write_bytes(data)
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("what", ["missing", "folder", "nul"])
+def test_what_cannot_be_opened(what: str, tmp_path: Path) -> None:
+    path = {"missing": tmp_path / "a.json", "folder": tmp_path, "nul": Path("a\0b")}[what]
+    with pytest.raises(TraceError, match="cannot be read"):
+        read(path)
+
+
+def test_a_list_of_nothing_is_a_trace_of_nothing() -> None:
+    for data in (b"[]", b'{"traceEvents": []}'):
+        trace = parse(data)
+        assert len(trace) == 0
+        values = measure_all(trace)
+        assert values["ops"] == 0
+        assert isinstance(values["kernels"], NotMeasured)
+        assert ops(trace) == {}
+
+
+SEEDS = [build().to_bytes(style) for style in ((), "compact", "schema_2021", "bare_list")]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_files_are_read_or_refused(data: st.DataObject) -> None:
+    """Bytes changed, cut out and doubled: a trace or a TraceError, nothing else."""
+    text = bytearray(data.draw(st.sampled_from(SEEDS)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        how = data.draw(st.sampled_from(["cut", "flip", "drop", "double", "insert"]))
+        length = data.draw(st.integers(1, 200))
+        if how == "cut":
+            del text[at:]
+        elif how == "flip":
+            text[at] = data.draw(st.integers(0, 255))
+        elif how == "drop":
+            del text[at : at + length]
+        elif how == "double":
+            text[at:at] = text[at : at + length]
+        else:
+            text[at:at] = data.draw(st.sampled_from(JUNK))
+        if not text:
+            break
+    try:
+        trace = parse(bytes(text), source="damaged.json")
+    except TraceError as error:
+        assert "damaged.json" in str(error)  # noqa: PT017 - most are refused, and some are not
+    else:
+        measure_all(trace)
+        ops(trace)
+
+
+JUNK = [b"null", b"-", b'"', b"1e999", b"[", b"}", b"\\u0000", b"\xff", b"{}", b"9" * 30, b"true"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_values_of_other_types_are_read_or_refused(data: st.DataObject) -> None:
+    """Valid JSON of the right shape, in which some values are of any type and size."""
+    document = build().document()
+    events = document["traceEvents"]
+    for _ in range(data.draw(st.integers(1, 5))):
+        target = data.draw(st.sampled_from([document, *events, *events]))
+        if data.draw(st.booleans()) and isinstance(target.get("args"), dict):
+            target = target["args"]
+        if target:
+            target[data.draw(st.sampled_from(sorted(target)))] = data.draw(VALUES)
+    try:
+        trace = parse(json.dumps(document).encode(), source="odd.json")
+    except TraceError as error:
+        assert "odd.json" in str(error)  # noqa: PT017 - most are refused, and some are not
+    else:
+        measure_all(trace)
+        ops(trace)
+        measure_all(trace.within(op="aten::mm"))
+        measure_all(trace.within(module="Linear"))
+
+
+def test_every_style_of_the_builder_is_read() -> None:
+    for style in STYLES:
+        trace = parse(build().to_bytes(style))
+        assert len(trace) or style == "no_cat"
+        assert (trace.kind != Kind.OTHER).all()

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-from pytest_torchprof.stats import NotMeasured, Value
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Kind, Trace
+    from pytest_torchprof.stats import NotMeasured, Value
 
 Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
@@ -25,9 +23,8 @@ NO_DURATIONS = "the events of this trace have no durations"
 NO_SIZES = "the copies of this trace have no sizes"
 
 
-@dataclass(frozen=True)
-class Metric:
-    """One row of the table.
+class Metric(NamedTuple):
+    """One row of the table. (A plain pytest run loads it for the markers, so it is a light type.)
 
     Attributes:
         name: report key, baseline key, column; the marker is ``max_<name>``.
@@ -60,12 +57,18 @@ class Metric:
 def measure(metric: Metric, trace: Trace) -> Value:
     """The value of the metric on this trace, or why there is none."""
     reason = _missing(metric, trace)
-    return NotMeasured(reason) if reason else metric.extract(trace)
+    return _unknown(reason) if reason else metric.extract(trace)
 
 
 def measure_all(trace: Trace) -> dict[str, Value]:
     """Every metric of the table on this trace."""
     return {name: measure(metric, trace) for name, metric in METRICS.items()}
+
+
+def _unknown(reason: str) -> NotMeasured:
+    from pytest_torchprof.stats import NotMeasured
+
+    return NotMeasured(reason)
 
 
 # -------------------------------------------------------------------- what a capture must hold
@@ -118,7 +121,7 @@ def _fact(key: str) -> Callable[[Trace], Value]:
         value = trace.facts.get(key)
         if isinstance(value, int | float):
             return value
-        return NotMeasured(str(value) if value else "only a live test measures it")
+        return _unknown(str(value) if value else "only a live test measures it")
 
     return extract
 
@@ -151,7 +154,7 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
         if not in_bytes:
             return int(chosen.sum())
         sizes = trace.bytes[chosen]
-        return NotMeasured(NO_SIZES) if (sizes < 0).any() else int(sizes.sum())
+        return _unknown(NO_SIZES) if (sizes < 0).any() else int(sizes.sum())
 
     return extract
 
@@ -171,7 +174,7 @@ def _self_cpu_ms(trace: Trace) -> Value:
     from pytest_torchprof.analysis.ops import self_cpu_ns
 
     total = self_cpu_ns(trace)
-    return NotMeasured(NO_DURATIONS) if not total and _count(trace, "OP") else total / 1e6
+    return _unknown(NO_DURATIONS) if not total and _count(trace, "OP") else total / 1e6
 
 
 def _device_ms(what: str) -> Callable[[Trace], Value]:
@@ -180,7 +183,7 @@ def _device_ms(what: str) -> Callable[[Trace], Value]:
 
         times = device_time(trace)
         if not times.self_ns and _count(trace, "KERNEL"):
-            return NotMeasured(NO_DURATIONS)
+            return _unknown(NO_DURATIONS)
         return float(getattr(times, what)) / 1e6
 
     return extract
@@ -199,7 +202,7 @@ def _findings(trace: Trace) -> Value:
     from pytest_torchprof.rules import RULES
 
     if not RULES:
-        return NotMeasured("this version has no anti-pattern rules yet")
+        return _unknown("this version has no anti-pattern rules yet")
     return sum(finding.count for rule in RULES.values() for finding in rule(trace))
 
 

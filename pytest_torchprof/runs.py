@@ -265,6 +265,8 @@ class Runner:
         self.rerunning = False
         #: Time limits are for the test, not for our reruns of it.
         self.timers_off = False
+        #: A subtest of the current run has failed, which does not fail every kind of test.
+        self.subtest_failed = False
         self._recorder: Recorder | None = None
         self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
@@ -275,6 +277,7 @@ class Runner:
         """The outermost wrapper of the call phase: the first run, then all the others."""
         kinds = recorder.plan.kinds
         self._recorder, self._first_teardown = recorder, None
+        self.subtest_failed = False
         self.run = Run(kinds[0], recorder, first=True)
         self._stash = dict(_storage(item))
         globs = dict(globs) if (globs := _globs(item)) is not None else None
@@ -288,7 +291,7 @@ class Runner:
             recorder.refuse("the test has forked, and this is the child")
         if item.config.getoption("trace", default=False):
             recorder.refuse("--trace stops in every run of a test")
-        failed = functional_failure(item)
+        failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
         if failed is not None:
             recorder.refuse(failed)
         rest = kinds[1:]
@@ -347,6 +350,11 @@ class Runner:
             raise first.error
         return result
 
+    def reported(self, report: pytest.TestReport) -> None:
+        """Subtests report while the test runs."""
+        if self.run is not None and report.failed:
+            self.subtest_failed = True
+
     def entered_debugger(self) -> None:
         """Somebody looks at the test: once is enough."""
         if self._recorder is not None:
@@ -397,7 +405,7 @@ class Runner:
     def _apart(self, item: pytest.Item, recorder: Recorder) -> Iterator[None]:
         """What happens within leaves no mark: no clock runs, and nothing is heard or changed."""
         world = World()
-        with self._timers_stopped(item, recorder), _unnoticed(item):
+        with self._timers_stopped(item, recorder), _unnoticed(item, self.reported):
             try:
                 yield
             finally:
@@ -434,6 +442,7 @@ class Runner:
     def _run_again(
         self, item: pytest.Item, recorder: Recorder, kind: Kind
     ) -> BaseException | None:
+        self.subtest_failed = False
         try:
             item.ihook.pytest_runtest_setup(item=item)
             self.run = Run(kind, recorder, first=False)
@@ -448,7 +457,7 @@ class Runner:
         collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
         if collected:
             return collected[0].value  # type: ignore[no-any-return]
-        failed = functional_failure(item)
+        failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
         return AssertionError(f"the rerun {failed}") if failed is not None else None
 
 
@@ -585,7 +594,9 @@ def _tmp_path_of(item: pytest.Item) -> Path | None:
 
 
 @contextmanager
-def _unnoticed(item: pytest.Item) -> Iterator[None]:
+def _unnoticed(
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None]
+) -> Iterator[None]:
     """Reruns leave no second copy of output, warnings, properties and subtest reports."""
     sections, properties = list(item._report_sections), list(item.user_properties)
     markers, words = list(item.own_markers), getattr(item.keywords, "_markers", {})
@@ -600,7 +611,7 @@ def _unnoticed(item: pytest.Item) -> Iterator[None]:
     numbers = dict(folders)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings(record=True))
-        for quiet in (_no_output(item), _no_logs(item), _no_reports(item)):
+        for quiet in (_no_output(item), _no_logs(item), _no_reports(item, on_report)):
             stack.enter_context(quiet)
         for queue, _ in complaints:
             queue.clear()
@@ -688,16 +699,24 @@ def _no_logs(item: pytest.Item) -> Iterator[None]:
 
 
 @contextmanager
-def _no_reports(item: pytest.Item) -> Iterator[None]:
-    """Subtests report while the test runs: nobody is told."""
+def _no_reports(
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None]
+) -> Iterator[None]:
+    """Subtests report while the test runs: nobody but us is told."""
     hooks: list[Any] = [
         item.config.hook.pytest_runtest_logreport,
         item.config.hook.pytest_exception_interact,
     ]
     # A hook that is seen from one folder makes its own caller with the same function.
     calls = [hook._hookexec for hook in hooks]
+
+    def tell_us(name: str, _: object, arguments: Mapping[str, Any], *__: object) -> list[Any]:
+        if name == "pytest_runtest_logreport":
+            on_report(arguments["report"])
+        return []
+
     for hook in hooks:
-        hook._hookexec = lambda *_: []
+        hook._hookexec = tell_us
     try:
         yield
     finally:
@@ -808,9 +827,7 @@ def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
 
 def functional_failure(item: pytest.Item) -> str | None:
     """Why a call that raised nothing is no pass all the same: unittest, subtests."""
-    if getattr(item, "_excinfo", None):
-        return "failed or skipped"
-    counts = _failed_subtests(item)
-    if counts.get(item.nodeid) or counts.get(getattr(item, "id", None)):
-        return "has failed subtests"
+    if collected := getattr(item, "_excinfo", None):
+        skipped = isinstance(collected[0].value, (pytest.skip.Exception, pytest.xfail.Exception))
+        return "skipped" if skipped else "failed"
     return None

@@ -271,6 +271,7 @@ class TorchprofSession:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather records; under xdist they come from the workers."""
+        self.runner.reported(report)
         if report.when == "call" or not report.passed:
             self.ran.add(report.nodeid)
         record = getattr(report, "torchprof", None)

@@ -84,6 +84,7 @@ def test_a_loud_test_is_heard_once(pytester: pytest.Pytester, args: str) -> None
     source = f"""{LOUD}
     class Nobody:
         def __init__(self, **_): pass
+        quitting = False
         def interaction(self, *_): print("looked at")
         def __getattr__(self, name): return lambda *_: None
     """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import shlex
-import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,24 +131,19 @@ class Judge:
         return found
 
     def keep_trace(self, nodeid: str, recorder: Recorder, *, failed: bool) -> str | None:
-        """Move the exported trace to where the user wants it, or drop it; its path if kept."""
-        file = recorder.file
-        if file is None:
+        """Copy the exported trace to where the user wants it, if he does; its path there."""
+        wanted = failed or self._settings.traces_of == "all"
+        if recorder.file is None or self._settings.traces is None or not wanted:
             return None
         try:
-            if self._settings.traces is None or not (failed or self._settings.traces_of == "all"):
-                return None
             self._settings.traces.mkdir(parents=True, exist_ok=True)
             stem = _file_stem(nodeid)
             kept = self._settings.traces / f"{stem}.pt.trace.json.gz"
-            with file.open("rb") as source, gzip.open(kept, "wb", compresslevel=3) as target:
-                shutil.copyfileobj(source, target)
+            recorder.export(kept)
             return str(kept)
         except OSError as error:
             self.errors.append(f"trace of {nodeid} was not kept: {error}")
             return None
-        finally:
-            file.unlink(missing_ok=True)
 
 
 def _offer(

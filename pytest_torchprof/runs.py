@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import gzip
 import io
 import os
 import shutil
@@ -49,6 +50,9 @@ Kind = Literal["warmup", "round", "profile", "stacks", "threads"]
 #: A call this long needs no round of its own: the warm-up's time serves. Source: DESIGN.
 LONG_CALL_NS = 10_000_000_000
 
+#: A shorter one cannot record enough to fill the machine's memory.
+WATCHED_CALL_NS = 100_000_000
+
 #: Why the trace of all threads has no memory events.
 _NO_MEMORY = "torch records no memory while it profiles all threads, and this test works in several"
 
@@ -88,6 +92,7 @@ class Recorder:
     folder: Path
     compiled: CompileCount = field(default_factory=CompileCount.now)
     rounds: list[Round] = field(default_factory=list)
+    longest_ns: int = 0
     trace: Trace | None = None
     stacks: Trace | None = None
     file: Path | None = None
@@ -110,6 +115,25 @@ class Recorder:
     def refuse(self, reason: str) -> None:
         """Keep the first reason why the test is not profiled."""
         self.reason = self.reason or reason
+
+    def export(self, target: Path) -> None:
+        """Write the trace's file, compressed; a test's patches may be in place."""
+        assert self.file is not None  # noqa: S101 - the caller has looked
+        with (
+            REAL.open(self.file, "rb") as source,
+            REAL.open(target, "wb") as file,
+            gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(source, packed)
+
+    def forget(self) -> None:
+        """Let go of memory and files, when all is said about the test."""
+        files = [self.file, self.one_thread[1] if self.one_thread else None]
+        self.trace = self.stacks = self.one_thread = self.file = None
+        for file in files:
+            if file is not None:
+                with suppress(OSError):
+                    REAL.unlink(file)
 
     def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
         """These, and one more where the profiled run had threads that it could not see into."""
@@ -157,6 +181,7 @@ class Run:
                 stacks=self.kind == "stacks",
                 first=self.first,
                 everywhere=self.kind == "threads",
+                watchdog=self.recorder.longest_ns > WATCHED_CALL_NS,
             )
             try:
                 capture.start()
@@ -177,6 +202,7 @@ class Run:
             result, self._watch = self._watch.result, None
             assert result is not None  # noqa: S101 - the stopwatch was just stopped
             self.duration_ns = result.wall_ns
+            recorder.longest_ns = max(recorder.longest_ns, result.wall_ns)
             long = result.wall_ns > LONG_CALL_NS and not recorder.rounds and recorder.plan.rounds
             if self.kind == "round" or long:
                 recorder.rounds.append(result)
@@ -202,7 +228,9 @@ class Run:
     def _keep(self, trace: Trace, file: Path, capture: Capture) -> None:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""
         recorder = self.recorder
-        if not (capture.started_threads or capture.other_threads):
+        # Idle threads are everywhere; that they did all the work shows in a trace without any.
+        elsewhere = capture.other_threads and not _operators(trace)
+        if not (capture.started_threads or elsewhere):
             recorder.trace, recorder.file = trace, file
         elif self.first:
             recorder.trace, recorder.file = trace, file
@@ -336,7 +364,7 @@ class Runner:
             return (yield)
         finally:
             if not self.rerunning and recorder is not None:
-                recorder.trace = recorder.stacks = recorder.one_thread = None
+                recorder.forget()
                 self._recorder = None
 
     def teardown(self) -> Generator[None, Any, Any]:
@@ -501,8 +529,7 @@ class FirstTeardown:
         """Write to the terminal what was to go there."""
         terminal = _terminal(self._item)
         if self._terminal and terminal is not None:
-            terminal._file.write(self._terminal)
-            terminal._file.flush()
+            terminal.write(self._terminal, flush=True)
 
     def say(self) -> None:
         """Say it now, while the teardown phase's output is captured."""
@@ -647,11 +674,12 @@ def _written_to(terminal: Any, sink: io.StringIO) -> Iterator[None]:
     if terminal is None:
         yield
         return
-    file, terminal._file = terminal._file, sink
+    file, line = terminal._file, getattr(terminal, "_current_line", "")
+    terminal._file = sink
     try:
         yield
     finally:
-        terminal._file = file
+        terminal._file, terminal._current_line = file, line
 
 
 @contextmanager
@@ -742,7 +770,8 @@ def _complaints(item: pytest.Item) -> list[Any]:
         getattr(threadexception, "thread_exceptions", None),
         getattr(unraisableexception, "unraisable_exceptions", None),
     )
-    return [queue for key in keys if key and (queue := item.config.stash.get(key, None)) is not None]
+    queues = [item.config.stash.get(key, None) for key in keys if key]
+    return [queue for queue in queues if queue is not None]
 
 
 def _suite_properties(item: pytest.Item) -> list[Any]:

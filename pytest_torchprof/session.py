@@ -239,8 +239,9 @@ class TorchprofSession:
                 reason=reason,
                 verdicts=unchecked(item.stash[PLAN], reason),
                 # A test that failed by its own comparison of measured numbers has one.
-                trace=recorder
-                and self.judge.keep_trace(item.nodeid, recorder, failed=report.failed),
+                trace=self.judge.keep_trace(item.nodeid, recorder, failed=report.failed)
+                if recorder
+                else None,
             )
             riding.torchprof_offer = item.stash.get(OFFER, None) or None
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0

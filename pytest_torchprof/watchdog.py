@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +36,8 @@ class Watchdog:
         """Begin to watch."""
         if not _STATM.exists():
             return
+        import resource  # not on every system, as /proc is not
+
         limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + LIMIT_BYTES
         self._thread = threading.Thread(target=self._watch, args=(limit,), daemon=True)
         self._thread.start()

@@ -162,7 +162,7 @@ def test_a_block_whose_session_somebody_ended_is_a_failed_capture(tmp_path: Path
 def test_a_session_that_lost_the_region_is_a_failed_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pytest_torchprof import capture as room
+    from pytest_torchprof.capture import profiler as room
 
     monkeypatch.setattr(room, "REGION", "of another name")
     with pytest.raises(CaptureError, match="recorded nothing"):

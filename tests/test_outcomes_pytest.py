@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from helpers import calls
 from helpers_outcomes import same
 
@@ -102,7 +101,7 @@ def test_a_loud_test_is_heard_once(pytester: pytest.Pytester, args: str) -> None
         } == seen.statuses
 
 
-@pytest.mark.parametrize("args", ["-s", "--capture=tee-sys", "-v --log-cli-level=INFO", "-rA"])
+@pytest.mark.parametrize("args", ["-s", "--capture=tee-sys", "-v --log-cli-level=INFO"])
 def test_a_loud_test_is_heard_once_on_a_real_terminal(pytester: pytest.Pytester, args: str) -> None:
     source = f"""{LOUD}
     import os
@@ -272,7 +271,14 @@ FIXTURES = """
 """
 
 
-@pytest.mark.parametrize("args", [(), ("-Werror", "-k", "not garbage and not coroutine"), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("-Werror", "-k", "not garbage and not coroutine"),
+        ("--torchprof-warmup=0", "--torchprof-rounds=0"),
+    ],
+)
 def test_the_fixtures_of_pytest(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     xml = pytester.path / "report.xml"
     seen = same(pytester, FIXTURES, "--junitxml=report.xml", "-ojunit_family=xunit1", "-rA", *args)

@@ -1,0 +1,32 @@
+"""Runs torch.profiler around a block and hands out a `Trace`. The only room that touches torch."""
+
+from __future__ import annotations
+
+from pytest_torchprof.capture.machine import Machine, probe_machine, quiet_kineto
+from pytest_torchprof.capture.profiler import (
+    OWN_PROFILER,
+    Capture,
+    prime,
+    sees_threads,
+    watching,
+)
+from pytest_torchprof.capture.real import REAL, muted
+from pytest_torchprof.capture.state import CompileCount, RandomState
+from pytest_torchprof.capture.stopwatch import Round, Stopwatch
+
+__all__ = [
+    "OWN_PROFILER",
+    "REAL",
+    "Capture",
+    "CompileCount",
+    "Machine",
+    "RandomState",
+    "Round",
+    "Stopwatch",
+    "muted",
+    "prime",
+    "probe_machine",
+    "quiet_kineto",
+    "sees_threads",
+    "watching",
+]

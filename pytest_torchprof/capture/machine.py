@@ -1,0 +1,108 @@
+"""The machine as torch sees it, and what we use of torch while a test runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+from pytest_torchprof.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the numbers depend on: the accelerator, and torch's version."""
+
+    accelerator: str | None
+    device_type: str | None
+    torch_version: str
+    threads: int | None
+    host: str
+
+    @property
+    def key(self) -> str:
+        """The environment key of baselines: ``cpu, torch 2.13``, ``NVIDIA H200, torch 2.13``."""
+        release = ".".join(self.torch_version.split("+")[0].split(".")[:2])
+        key = f"{self.accelerator or 'cpu'}, torch {release}"
+        return key if self.threads == 1 else f"{key}, {self.threads} threads"
+
+
+def quiet_kineto() -> None:
+    """Keep Kineto's own lines off stderr; works only before torch is imported."""
+    if "torch" not in sys.modules:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def probe_machine(threads: int | None) -> Machine:
+    """The machine as torch sees it; ``threads`` are the intra-op threads of profiled runs.
+
+    Raises:
+        CaptureError: torch is not installed or cannot be imported.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise CaptureError(
+            f"--torchprof needs torch, and importing it failed: {error}. "
+            "Install torch (pip install torch), or leave out --torchprof."
+        ) from error
+    if threads is None:
+        threads = torch.get_num_threads()
+    device = accelerator()
+    if device is None:
+        return Machine(None, None, str(torch.__version__), threads, _host())
+    module = getattr(torch, device)
+    name = module.get_device_name() if hasattr(module, "get_device_name") else device
+    return Machine(str(name), device, str(torch.__version__), threads, _host())
+
+
+def _host() -> str:
+    """The CPU's model and number, for telling one machine's times from another's."""
+    model = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), model)
+    return f"{model} x{os.cpu_count()}"
+
+
+@cache
+def accelerator() -> str | None:
+    """Asked once: a test that pretends there is a device, or none, does not change the answer."""
+    import torch
+
+    probe = getattr(torch, "accelerator", None)
+    if probe is not None and probe.is_available():
+        return str(probe.current_accelerator().type)
+    return "cuda" if torch.cuda.is_available() else None
+
+
+@cache
+def real_torch() -> SimpleNamespace:
+    """What we use of torch while a test runs, bound before a test can replace it, see `REAL`."""
+    import torch
+
+    device = accelerator()
+    module = getattr(torch, device) if device is not None else None
+    return SimpleNamespace(
+        active=getattr(torch.autograd, "_profiler_enabled", lambda: False),
+        profile=torch.profiler.profile,
+        activity=torch.profiler.ProfilerActivity,
+        config=torch._C._profiler._ExperimentalConfig,
+        region=torch.profiler.record_function,
+        get_threads=torch.get_num_threads,
+        set_threads=torch.set_num_threads,
+        synchronize=getattr(module, "synchronize", lambda: None),
+        initialized=getattr(module, "is_initialized", lambda: True),
+    )
+
+
+def synchronize() -> None:
+    """Wait for the accelerator, where there is one."""
+    if accelerator() is not None and real_torch().initialized():
+        real_torch().synchronize()

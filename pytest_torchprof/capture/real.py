@@ -1,0 +1,75 @@
+"""What works whatever a test has patched: bound before it, and quiet."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+
+#: What runs while a test's patches are in place, bound before them: a test that replaces `open`,
+#: the clock or `gc.collect` must neither break us nor count our calls. In a namespace, because
+#: tools that replace the file system or the clock look through the globals of all modules.
+REAL = SimpleNamespace(
+    clock=time.perf_counter_ns,
+    cpu_clock=time.process_time_ns,
+    collect=gc.collect,
+    sleep=time.sleep,
+    getpid=os.getpid,
+    dup=os.dup,
+    dup2=os.dup2,
+    close=os.close,
+    open_fd=os.open,
+    open=open,
+    unlink=os.unlink,
+    current_thread=threading.get_ident,
+    thread=threading.Thread,
+)
+
+
+@contextmanager
+def muted(*fds: int, flush: bool = True) -> Iterator[None]:
+    """Send what is written to these file descriptors nowhere, C++ code's lines included.
+
+    Without ``flush``, only C++ code's: what Python holds back is written later, as it would be.
+    """
+    if flush:
+        _flush()
+    saved = []
+    for fd in fds:
+        with suppress(OSError):  # a test may have closed it
+            saved.append((fd, REAL.dup(fd)))
+    null = REAL.open_fd(os.devnull, os.O_WRONLY)
+    try:
+        for fd, _ in saved:
+            REAL.dup2(null, fd)
+        yield
+    finally:
+        if flush:
+            _flush()
+        for fd, copy in saved:
+            REAL.dup2(copy, fd)
+            REAL.close(copy)
+        REAL.close(null)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with suppress(AttributeError, OSError, ValueError):  # none, or closed by a test
+            stream.flush()  # type: ignore[union-attr]
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No automatic collection, though `gc.isenabled` says what the test expects."""
+    old = gc.get_threshold()
+    gc.set_threshold(0, *old[1:])
+    try:
+        yield
+    finally:
+        if gc.get_threshold()[0] == 0:  # else the test has set its own
+            gc.set_threshold(*old)

@@ -1,0 +1,61 @@
+"""State of the process that a rerun must not change, or that tells what it compiled."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+class RandomState:
+    """The generators' states, so that a rerun neither sees nor leaves other random numbers."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy.random")
+        self._numpy = numpy.get_state() if numpy is not None else None
+        torch = sys.modules.get("torch")
+        self._torch = torch.default_generator.get_state() if torch is not None else None
+        device = getattr(torch, "cuda", None)
+        self._cuda = device.get_rng_state_all() if device and device.is_initialized() else None
+
+    def restore(self) -> None:
+        """Put the generators back to where they were."""
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
+        if self._torch is not None:
+            sys.modules["torch"].default_generator.set_state(self._torch)
+        if self._cuda is not None:
+            sys.modules["torch"].cuda.set_rng_state_all(self._cuda)
+
+
+@dataclass(frozen=True)
+class CompileCount:
+    """Graph breaks and recompilations that torch.compile has counted so far in this process."""
+
+    graph_breaks: int
+    recompiled: frozenset[int]
+
+    @classmethod
+    def now(cls) -> CompileCount:
+        """Read dynamo's counters; all zero while dynamo has not been imported."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        if utils is None:
+            return cls(0, frozenset())
+        breaks = utils.counters.get("graph_break", {})
+        records: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+        # A compile id is "frame/attempt": an attempt after the first is a recompilation.
+        again = (r for r in records if not str(r.compile_id).endswith(("/0", "None")))
+        return cls(sum(breaks.values()), frozenset(id(r) for r in again))
+
+    def since(self, before: CompileCount) -> dict[str, int]:
+        """The facts ``graph_breaks`` and ``recompiles`` between two readings."""
+        return {
+            # A test may clear dynamo's counters: then what is there now is all its own.
+            "graph_breaks": self.graph_breaks - before.graph_breaks
+            if self.graph_breaks >= before.graph_breaks
+            else self.graph_breaks,
+            "recompiles": len(self.recompiled - before.recompiled),
+        }

@@ -1,0 +1,85 @@
+"""Times of unprofiled runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.capture.machine import synchronize
+from pytest_torchprof.capture.real import REAL, muted, no_collection
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: What torch's counter answers where there is no hardware counter.
+_NO_INSTRUCTIONS = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """One unprofiled run: wall and process CPU time in ns, instructions or None."""
+
+    wall_ns: int
+    cpu_ns: int
+    instructions: int | None
+
+
+class Stopwatch:
+    """Times a block, device work included; ``result`` is there after the block.
+
+    ``first``: the block decides the test's outcome too, so the collector is left alone.
+    """
+
+    result: Round | None = None
+
+    def __init__(self, *, first: bool = False) -> None:
+        self._first = first
+
+    def __enter__(self) -> Self:
+        """Start the clocks, with the device idle and the collector off."""
+        synchronize()
+        self._undo = ExitStack()
+        if not self._first:
+            self._undo.enter_context(no_collection())
+        self._counter = _start_instructions()
+        self._cpu = REAL.cpu_clock()
+        self._wall = REAL.clock()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Stop them once the device is idle again."""
+        synchronize()
+        wall = REAL.clock() - self._wall
+        cpu = REAL.cpu_clock() - self._cpu
+        instructions = _end_instructions(self._counter)
+        self._undo.close()
+        self.result = Round(wall, cpu, instructions)
+
+
+@cache
+def counts_instructions() -> bool:
+    """Whether torch has a counter, and the machine one to read; asking in vain prints to stderr."""
+    import torch
+
+    counter = getattr(torch._C, "_instruction_counter", None)
+    if counter is None:
+        return False
+    with muted(2):
+        try:
+            return bool(counter.end(counter.start()) != _NO_INSTRUCTIONS)
+        except RuntimeError:
+            return False
+
+
+def _start_instructions() -> Any:
+    import torch
+
+    return torch._C._instruction_counter.start() if counts_instructions() else None
+
+
+def _end_instructions(counter: Any) -> int | None:
+    import torch
+
+    return None if counter is None else int(torch._C._instruction_counter.end(counter))

@@ -1,0 +1,136 @@
+"""Sessions and tests that are cut short end as without us: interrupts, exits, time limits."""
+
+from __future__ import annotations
+
+import pytest
+from helpers_outcomes import same, session
+
+ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
+BOTH = pytest.mark.parametrize("args", [(), ONLY_RUN], ids=["reruns", "only-run"])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "raise KeyboardInterrupt",
+        "pytest.exit('enough', 5)",
+        "request.session.shouldstop = 'x'",
+        "request.session.shouldfail = 'x'",
+    ],
+)
+def test_a_test_that_ends_the_session(
+    pytester: pytest.Pytester, ending: str, args: tuple[str, ...]
+) -> None:
+    source = f"""
+        import pytest
+        import torch
+
+        @pytest.fixture(scope="module", autouse=True)
+        def wide():
+            yield
+            print("wide end")
+
+        def test_before(): torch.ones(2)
+        def test_ends(request, tmp_path):
+            {ending}
+        def test_never(): pass
+    """
+    seen = same(pytester, source, "-s", *args, ordered=False)
+    assert "new" == seen.statuses["test_before"]
+    assert "test_never" not in seen.statuses
+
+
+def test_an_interrupt_in_a_later_run_ends_the_session_and_the_report_is_there(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        runs = []
+        def test_before(): torch.ones(2)
+        def test_interrupted():
+            runs.append(1)
+            if len(runs) == 3: raise KeyboardInterrupt
+        def test_never(): pass
+        """
+    )
+    seen = session(pytester)
+    assert pytest.ExitCode.INTERRUPTED == seen.ret
+    assert "new" == seen.statuses["test_before"]
+    assert "test_never" not in seen.statuses
+
+
+@pytest.mark.parametrize("method", ["signal", "thread"])
+@pytest.mark.parametrize("func_only", ["false", "true"])
+def test_a_time_limit_is_for_one_run(
+    pytester: pytest.Pytester, method: str, func_only: str
+) -> None:
+    source = """
+        import time
+        import pytest
+
+        @pytest.fixture
+        def slow_end():
+            yield
+            time.sleep(0.1)
+
+        @pytest.mark.timeout(0.5)
+        def test_takes_its_time(slow_end): time.sleep(0.3)
+        def test_after(): pass
+    """
+    args = (f"--timeout-method={method}", f"-otimeout_func_only={func_only}", "--timeout=20")
+    seen = same(pytester, source, *args, needs=["timeout"])
+    assert {"test_takes_its_time": "new", "test_after": "new"} == seen.statuses
+
+
+def test_a_test_over_its_time_limit_fails(pytester: pytest.Pytester) -> None:
+    source = """
+        import time
+        import pytest
+        runs = []
+
+        @pytest.fixture
+        def slow_end():
+            yield
+            time.sleep(0.3)
+
+        @pytest.mark.timeout(0.4)
+        def test_is_over(): time.sleep(9)
+
+        @pytest.mark.timeout(0.5)
+        def test_is_over_with_its_teardown(slow_end): time.sleep(0.3)
+
+        def test_after(): pass
+    """
+    seen = same(pytester, source, "--timeout-method=signal", needs=["timeout"], ordered=False)
+    assert "failed" == seen.statuses["test_is_over"]
+    assert "new" == seen.statuses["test_after"]
+
+
+def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
+    source = """
+        import faulthandler
+        import signal
+        import time
+
+        def test_alarm():
+            rung = []
+            signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            time.sleep(0.05)
+            assert rung
+        def test_slow(): time.sleep(0.35)
+        def test_watchdog(capfd):
+            faulthandler.dump_traceback_later(0.02, file=2)
+            time.sleep(0.05)
+            faulthandler.cancel_dump_traceback_later()
+        def test_alarm_left():
+            signal.signal(signal.SIGALRM, lambda *_: None)
+            signal.setitimer(signal.ITIMER_REAL, 30)
+        def test_alarm_runs():
+            assert 20 < signal.setitimer(signal.ITIMER_REAL, 0)[0] <= 30
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    """
+    seen = same(pytester, source, "-ofaulthandler_timeout=0.8", subprocess=True)
+    assert "new" == seen.statuses["test_alarm"] == seen.statuses["test_slow"]

@@ -16,7 +16,8 @@ from pytest_torchprof.options import near
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from pytest_torchprof.runs import Recorder, Runner
+    from pytest_torchprof.reruns import Runner
+    from pytest_torchprof.runs import Recorder
     from pytest_torchprof.session import TorchprofSession
 
 Result = TypeVar("Result")
@@ -130,7 +131,7 @@ class Torchprof:
         """
         __tracebackhide__ = True
         for name, count in (("rounds", rounds), ("warmup", warmup)):
-            if count is not None and (not isinstance(count, int) or count < 0):
+            if count is not None and not (isinstance(count, int) and count >= 0):
                 raise ValueError(f"{name} must be a whole number of 0 or more, not {count!r}")
         outer = self._runner.run if self._runner else None
         recorder = self._recorder

@@ -20,7 +20,8 @@ from pytest_torchprof.judging import Judge, Subject, unchecked
 from pytest_torchprof.options import antipatterns_of, budgets_of, is_marked, overrides_of
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import summary_table, totals
-from pytest_torchprof.runs import Plan, Recorder, Runner, hide_us
+from pytest_torchprof.reruns import Runner, hide_us
+from pytest_torchprof.runs import Plan, Recorder
 
 if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings

@@ -109,7 +109,8 @@ def load(path: Path) -> dict[str, Any] | None:
         raise BaselineError(
             f"baseline {path} is malformed: 'tests' must map test → environment → sections. {mend}"
         )
-    return data
+    known: dict[str, Any] = data
+    return known
 
 
 def entry_of(data: Mapping[str, Any] | None, test: str, environment: str) -> Baseline | None:
@@ -177,9 +178,7 @@ def _device(environment: str) -> str:
     return environment.rpartition(", torch ")[0]
 
 
-def _changes(
-    test: str, old: Mapping[str, float], new: Mapping[str, float]
-) -> list[Change]:
+def _changes(test: str, old: Mapping[str, float], new: Mapping[str, float]) -> list[Change]:
     return [
         Change(test, name, old.get(name), new.get(name))
         for name in sorted(old.keys() | new.keys())

@@ -11,7 +11,7 @@ from pytest_torchprof.capture.profiler import (
     watching,
 )
 from pytest_torchprof.capture.real import REAL, muted
-from pytest_torchprof.capture.state import CompileCount, RandomState
+from pytest_torchprof.capture.state import CompileCount, World
 from pytest_torchprof.capture.stopwatch import Round, Stopwatch
 
 __all__ = [
@@ -20,9 +20,9 @@ __all__ = [
     "Capture",
     "CompileCount",
     "Machine",
-    "RandomState",
     "Round",
     "Stopwatch",
+    "World",
     "muted",
     "prime",
     "probe_machine",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,3 +62,23 @@ class CompileCount:
             else self.graph_breaks,
             "recompiles": len(self.recompiled - before.recompiled),
         }
+
+
+class World:
+    """What a test may change for those after it, and a rerun of it must not."""
+
+    def __init__(self) -> None:
+        self._random = RandomState()
+        self._filters = list(warnings.filters)
+        self._folder: str | None = None
+        with suppress(OSError):  # a test has deleted it
+            self._folder = os.getcwd()  # noqa: PTH109 - nothing of this is a Path
+
+    def restore(self) -> None:
+        """Put it back."""
+        self._random.restore()
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+        if self._folder is not None:
+            with suppress(OSError):
+                os.chdir(self._folder)

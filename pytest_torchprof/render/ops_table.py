@@ -35,9 +35,7 @@ def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
     rows = sorted(ops(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows
     columns = [c for c in COLUMNS if c == sort_by or any(_value(row, c) for row in rows)]
-    body = [
-        [shorten(row.name, 48), *(_cell(row, column) for column in columns)] for row in shown
-    ]
+    body = [[shorten(row.name, 48), *(_cell(row, column) for column in columns)] for row in shown]
     text = tabulate.tabulate(
         body,
         headers=["operator", *columns],

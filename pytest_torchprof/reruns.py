@@ -1,0 +1,358 @@
+"""Running an item again, whole, with fixtures set up anew, and none the wiser.
+
+All runs happen inside the call phase of the one run that pytest asked for, so that whoever drives
+the protocol (xdist, rerun and fork plugins) sees one setup, one call and one teardown.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_torchprof.capture import REAL, World, muted, watching
+from pytest_torchprof.runs import LONG_CALL_NS, Kind, Recorder, Run, said
+from pytest_torchprof.silence import (
+    alarm_stopped,
+    clocks_stopped,
+    terminal_of,
+    unnoticed,
+    written_to,
+)
+
+
+class Runner:
+    """Drives the runs of the current item; one for the session."""
+
+    def __init__(self) -> None:
+        self.run: Run | None = None
+        self.rerunning = False
+        #: Time limits are for the test, not for our reruns of it.
+        self.timers_off = False
+        #: A subtest of the current run has failed, which does not fail every kind of test.
+        self.subtest_failed = False
+        self._recorder: Recorder | None = None
+        self._stash: dict[Any, Any] = {}
+        self._first_teardown: FirstTeardown | None = None
+
+    # ---------------------------------------------------------------- around the call phase
+
+    def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:
+        """The outermost wrapper of the call phase: the first run, then all the others."""
+        kinds = recorder.plan.kinds
+        self._recorder, self._first_teardown = recorder, None
+        self.subtest_failed = False
+        self.run = Run(kinds[0], recorder, first=True)
+        self._stash = dict(_storage(item))
+        globs = dict(globs) if (globs := _globs(item)) is not None else None
+        pid = REAL.getpid()
+        try:
+            result = yield
+        finally:
+            first, self.run = self.run, None
+            recorder.runs += 1
+        if REAL.getpid() != pid:
+            recorder.refuse("the test has forked, and this is the child")
+        if item.config.getoption("trace", default=False):
+            recorder.refuse("--trace stops in every run of a test")
+        failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
+        if failed is not None:
+            recorder.refuse(failed)
+        rest = kinds[1:]
+        if first.duration_ns > LONG_CALL_NS and recorder.rounds:
+            rest = [kind for kind in rest if kind != "round"]
+        if recorder.reason is None and rest and not recorder.complete:
+            error = self._rerun_all(item, recorder, rest, globs)
+            if error is not None:
+                raise error
+        return result
+
+    def measured_call(self) -> Generator[None, Any, Any]:
+        """The innermost wrapper of the call phase: what is measured, and nothing else."""
+        run = self.run
+        if run is None:
+            return (yield)
+        with watching(run.saw_profiler):
+            if not run.recorder.own_region:
+                run.begin()
+            try:
+                result = yield
+            except BaseException:
+                run.cancel()
+                raise
+            run.end()
+        return result
+
+    def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """The outermost wrapper of the teardown phase: what a rerun has left is torn down."""
+        recorder = self._recorder
+        if self._first_teardown is not None and recorder is not None and not self.rerunning:
+            self.rerunning = True
+            try:
+                if item in item.session._setupstate.stack:
+                    with self._apart(item, recorder):
+                        self._teardown_run(item)
+                _restore(item, self._stash)
+                self._first_teardown.show()
+            finally:
+                self.rerunning = False
+        try:
+            return (yield)
+        finally:
+            if not self.rerunning and recorder is not None:
+                recorder.forget()
+                self._recorder = None
+
+    def teardown(self) -> Generator[None, Any, Any]:
+        """The innermost wrapper of the teardown phase: the first run's output, and its error."""
+        if self.rerunning or self._first_teardown is None:
+            return (yield)
+        first, self._first_teardown = self._first_teardown, None
+        first.say()
+        result = yield
+        if first.error is not None:
+            raise first.error
+        return result
+
+    def reported(self, report: pytest.TestReport) -> None:
+        """Subtests report while the test runs."""
+        if self.run is not None and report.failed:
+            self.subtest_failed = True
+
+    def entered_debugger(self) -> None:
+        """Somebody looks at the test: once is enough."""
+        if self._recorder is not None:
+            self._recorder.refuse("a debugger was entered")
+
+    # ---------------------------------------------------------------- reruns
+
+    def _rerun_all(
+        self,
+        item: pytest.Item,
+        recorder: Recorder,
+        kinds: list[Kind],
+        globs: dict[str, Any] | None,
+    ) -> BaseException | None:
+        """All further runs; the error is of the test's own comparison of measured numbers."""
+        self.rerunning = True
+        try:
+            self._stash = {**self._stash, **_storage(item)}
+            self._first_teardown = first = FirstTeardown(item)
+            with first.kept():
+                first.error = self._teardown_run(item)
+            _restore(item, self._stash)
+            if first.error is not None:
+                recorder.refuse(_cannot(first.error))
+                return None
+            with self._apart(item, recorder):
+                for number, kind in enumerate(recorder.runs_of(kinds)):
+                    error = self._teardown_run(item) if number else None
+                    if error is None:
+                        _make_new(item, self._stash, globs)
+                        recorder.start.restore()
+                        error = self._run_again(item, recorder, kind)
+                    else:
+                        _restore(item, self._stash)
+                    if error is not None and kind in ("profile", "threads") and recorder.stats_read:
+                        return error
+                    if error is not None:
+                        recorder.refuse(_cannot(error))
+                    if recorder.reason is not None:
+                        return None
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            recorder.refuse(said(error))
+        finally:
+            self.rerunning = False
+        return None
+
+    @contextmanager
+    def _apart(self, item: pytest.Item, recorder: Recorder) -> Iterator[None]:
+        """What happens within leaves no mark: no clock runs, and nothing is heard or changed."""
+        world = World()
+        with self._timers_stopped(item, recorder), unnoticed(item, self.reported):
+            try:
+                yield
+            finally:
+                world.restore()
+
+    @contextmanager
+    def _timers_stopped(self, item: pytest.Item, recorder: Recorder) -> Iterator[None]:
+        with alarm_stopped() as alarm, clocks_stopped(item, recorder, alarm=alarm):
+            self.timers_off = True
+            try:
+                yield
+            finally:
+                self.timers_off = False
+
+    def _teardown_run(self, item: pytest.Item) -> BaseException | None:
+        """End the previous run as if another test of the same scope came next."""
+        first = self._first_teardown is not None and not self._first_teardown.over
+        folder = None if first else _tmp_path_of(item)
+        # Other hooks of the teardown phase come once for each of the setup phase: those of the
+        # first run in the teardown phase itself, where they are heard.
+        hook = _own_hook(item, "pytest_runtest_teardown") if first else None
+        try:
+            (hook or item.ihook.pytest_runtest_teardown)(item=item, nextitem=_Sibling(item))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
+            return error
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)  # the names of others count up from it
+            gc.collect(1)  # what garbage has to say is said now: of a rerun's, nobody hears it
+        return None
+
+    def _run_again(self, item: pytest.Item, recorder: Recorder, kind: Kind) -> BaseException | None:
+        self.subtest_failed = False
+        try:
+            item.ihook.pytest_runtest_setup(item=item)
+            self.run = Run(kind, recorder, first=False)
+            recorder.runs += 1
+            item.ihook.pytest_runtest_call(item=item)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
+            return error
+        finally:
+            self.run = None
+        collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
+        if collected:
+            return collected[0].value  # type: ignore[no-any-return]
+        failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
+        return AssertionError(f"the rerun {failed}") if failed is not None else None
+
+
+def _own_hook(item: pytest.Item, name: str) -> Callable[..., Any]:
+    """The hook as only pytest's runner, capture and logging implement it."""
+    manager = item.config.pluginmanager
+    kept = [manager.get_plugin(n) for n in ("runner", "capturemanager", "logging-plugin")]
+    others = [plugin for plugin in manager.get_plugins() if plugin not in kept]
+    return manager.subset_hook_caller(name, others)
+
+
+class FirstTeardown:
+    """What the first run's teardown says, until the teardown phase, in which it belongs."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.error: BaseException | None = None
+        self.over = False
+        self._item = item
+        self._sections: list[tuple[str, str, str]] = []
+        self._terminal = ""
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep from report and terminal what the block says."""
+        known = self._item._report_sections
+        before = len(known)
+        terminal = terminal_of(self._item)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(written_to(terminal, sink := io.StringIO()))
+                if self._item.config.getoption("capture", "no") == "tee-sys":
+                    stack.enter_context(muted(1, 2))
+                yield
+        finally:
+            self._sections = known[before:]
+            del known[before:]
+            self._terminal = sink.getvalue()
+            self.over = True
+
+    def show(self) -> None:
+        """Write to the terminal what was to go there."""
+        terminal = terminal_of(self._item)
+        if self._terminal and terminal is not None:
+            terminal.write(self._terminal, flush=True)
+
+    def say(self) -> None:
+        """Say it now, while the teardown phase's output is captured."""
+        logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
+        for _, key, text in self._sections:
+            if key == "log" and logging_plugin is not None:
+                logging_plugin.report_handler.stream.write(f"{text}\n")
+            elif key in ("stdout", "stderr"):
+                getattr(sys, key).write(text)
+
+
+def _cannot(error: BaseException) -> str:
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"cannot be run twice: {what}"
+
+
+class _Sibling:
+    """Stands for a next item of the same scope, so that only function scope is torn down."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self._item = item
+
+    def listchain(self) -> list[pytest.Collector]:
+        return self._item.parent.listchain() if self._item.parent else []  # type: ignore[return-value]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._item, name)
+
+
+def _storage(item: pytest.Item) -> dict[Any, Any]:
+    return item.stash._storage
+
+
+def _globs(item: pytest.Item) -> dict[str, Any] | None:
+    """The names that a doctest sees."""
+    return getattr(getattr(item, "dtest", None), "globs", None)
+
+
+def _make_new(item: pytest.Item, stash: Mapping[Any, Any], globs: dict[str, Any] | None) -> None:
+    """Undo what a run leaves on the item, as a fresh collection would."""
+    if hasattr(item, "_initrequest"):
+        item._initrequest()
+    if isinstance(item, pytest.Function) and isinstance(item.parent, pytest.Class):
+        for name in ("_instance", "_obj"):
+            item.__dict__.pop(name, None)
+    if globs is not None and (current := _globs(item)) is not None:
+        current.clear()
+        current.update(globs)
+    _restore(item, stash)
+
+
+def _restore(item: pytest.Item, stash: Mapping[Any, Any]) -> None:
+    """Some plugins drop their stash entry in teardown, and expect it there in the next."""
+    for key, value in stash.items():
+        _storage(item).setdefault(key, value)
+
+
+def _tmp_path_of(item: pytest.Item) -> Path | None:
+    """The folder that pytest has made for this run, where it has."""
+    request = getattr(item, "_request", None)
+    for fixture in getattr(request, "_arg2fixturedefs", {}).get("tmp_path", ()):
+        cached = getattr(fixture, "cached_result", None)
+        if getattr(fixture.func, "__module__", "") == "_pytest.tmpdir" and cached:
+            return cached[0] if isinstance(cached[0], Path) else None
+    return None
+
+
+# -------------------------------------------------------------------- outcomes
+
+
+def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
+    """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
+    package = str(Path(__file__).parent)
+    ours = {os.path.join(package, name) for name in ("reruns.py", "session.py")}  # noqa: PTH118
+    if any(str(entry.path) in ours for entry in error.traceback):
+        error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
+
+
+def functional_failure(item: pytest.Item) -> str | None:
+    """Why a call that raised nothing is no pass all the same: unittest, subtests."""
+    if collected := getattr(item, "_excinfo", None):
+        skipped = isinstance(collected[0].value, (pytest.skip.Exception, pytest.xfail.Exception))
+        return "skipped" if skipped else "failed"
+    return None

@@ -130,7 +130,8 @@ class Torchprof:
         Returns its last result. Raises ValueError for negative counts, and whatever it raises.
         """
         __tracebackhide__ = True
-        for name, count in (("rounds", rounds), ("warmup", warmup)):
+        counts: dict[str, Any] = {"rounds": rounds, "warmup": warmup}
+        for name, count in counts.items():
             if count is not None and not (isinstance(count, int) and count >= 0):
                 raise ValueError(f"{name} must be a whole number of 0 or more, not {count!r}")
         outer = self._runner.run if self._runner else None

@@ -73,10 +73,10 @@ def test_a_time_limit_is_for_one_run(
         @pytest.fixture
         def slow_end():
             yield
-            time.sleep(0.1)
+            time.sleep(0.02)
 
-        @pytest.mark.timeout(0.5)
-        def test_takes_its_time(slow_end): time.sleep(0.3)
+        @pytest.mark.timeout(1.2)
+        def test_takes_its_time(slow_end): time.sleep(0.72)
         def test_after(): pass
     """
     args = (f"--timeout-method={method}", f"-otimeout_func_only={func_only}", "--timeout=20")
@@ -93,13 +93,13 @@ def test_a_test_over_its_time_limit_fails(pytester: pytest.Pytester) -> None:
         @pytest.fixture
         def slow_end():
             yield
-            time.sleep(0.3)
+            time.sleep(9)
 
-        @pytest.mark.timeout(0.4)
+        @pytest.mark.timeout(0.3)
         def test_is_over(): time.sleep(9)
 
-        @pytest.mark.timeout(0.5)
-        def test_is_over_with_its_teardown(slow_end): time.sleep(0.3)
+        @pytest.mark.timeout(0.8)
+        def test_is_over_with_its_teardown(slow_end): time.sleep(0.1)
 
         def test_after(): pass
     """

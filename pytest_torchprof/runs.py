@@ -100,6 +100,10 @@ class Recorder:
         """Keep the first reason why the test is not profiled."""
         self.reason = self.reason or reason
 
+    def exclude(self, ns: int) -> None:
+        """Time that does not count towards the test's time limits."""
+        self.started += ns
+
     def export(self, target: Path) -> None:
         """Write the trace's file, compressed; a test's patches may be in place."""
         assert self.file is not None  # noqa: S101 - the caller has looked

@@ -205,8 +205,10 @@ def alarm_stopped() -> Iterator[bool]:
 @contextmanager
 def clocks_stopped(item: pytest.Item, recorder: Recorder, *, alarm: bool) -> Iterator[None]:
     """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's."""
-    used = (REAL.clock() - recorder.started) / 1e9
+    now = REAL.clock()
+    used = (now - recorder.started) / 1e9
     with ExitStack() as stack:
+        stack.callback(lambda: recorder.exclude(REAL.clock() - now))
         if not alarm:
             stack.enter_context(_timeout_stopped(item, used))
         limit = float(item.config.getini("faulthandler_timeout") or 0)

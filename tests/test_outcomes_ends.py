@@ -75,13 +75,20 @@ def test_a_time_limit_is_for_one_run(
             yield
             time.sleep(0.02)
 
-        @pytest.mark.timeout(1.2)
-        def test_takes_its_time(slow_end): time.sleep(0.72)
+        @pytest.fixture(scope="class")
+        def slow_class():
+            yield
+            time.sleep(0.05)
+
+        @pytest.mark.usefixtures("slow_class")
+        class TestIt:
+            @pytest.mark.timeout(1.2)
+            def test_takes_its_time(self, slow_end): time.sleep(0.72)
         def test_after(): pass
     """
     args = (f"--timeout-method={method}", f"-otimeout_func_only={func_only}", "--timeout=20")
     seen = same(pytester, source, *args, needs=["timeout"])
-    assert {"test_takes_its_time": "new", "test_after": "new"} == seen.statuses
+    assert {"TestIt::test_takes_its_time": "new", "test_after": "new"} == seen.statuses
 
 
 def test_a_test_over_its_time_limit_fails(pytester: pytest.Pytester) -> None:
@@ -113,6 +120,7 @@ def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
         import faulthandler
         import signal
         import time
+        import pytest
 
         def test_alarm():
             rung = []
@@ -120,7 +128,13 @@ def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0.02)
             time.sleep(0.05)
             assert rung
-        def test_slow(): time.sleep(0.35)
+        @pytest.fixture(scope="class")
+        def slow_class():
+            yield
+            time.sleep(0.05)
+        @pytest.mark.usefixtures("slow_class")
+        class TestIt:
+            def test_slow(self): time.sleep(0.35)
         def test_watchdog(capfd):
             faulthandler.dump_traceback_later(0.02, file=2)
             time.sleep(0.05)
@@ -133,4 +147,4 @@ def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
     """
     seen = same(pytester, source, "-ofaulthandler_timeout=0.8", subprocess=True)
-    assert "new" == seen.statuses["test_alarm"] == seen.statuses["test_slow"]
+    assert "new" == seen.statuses["test_alarm"] == seen.statuses["TestIt::test_slow"]

@@ -66,6 +66,8 @@ class Runner:
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
         if failed is not None:
             recorder.refuse(failed)
+        if _uses_setprofile(item):
+            recorder.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
         rest = kinds[1:]
         if first.duration_ns > LONG_CALL_NS and recorder.rounds:
             rest = [kind for kind in rest if kind != "round"]
@@ -356,3 +358,16 @@ def functional_failure(item: pytest.Item) -> str | None:
         skipped = isinstance(collected[0].value, (pytest.skip.Exception, pytest.xfail.Exception))
         return "skipped" if skipped else "failed"
     return None
+
+
+def _uses_setprofile(item: pytest.Item) -> bool:
+    """Whether a hook is set, or the test's own code names it: to wrap the hook would disturb it."""
+    if sys.getprofile() is not None:
+        return True
+    pending = [getattr(getattr(item, "function", None), "__code__", None)]
+    while pending:
+        code = pending.pop()
+        if "setprofile" in getattr(code, "co_names", ()):
+            return True
+        pending += [const for const in getattr(code, "co_consts", ()) if hasattr(const, "co_names")]
+    return False

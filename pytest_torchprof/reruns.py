@@ -34,6 +34,8 @@ class Runner:
 
     def __init__(self) -> None:
         self.run: Run | None = None
+        #: Set around the whole session, by cProfile for example; not the test's.
+        self._session_hook = sys.getprofile()
         self.rerunning = False
         #: Time limits are for the test, not for our reruns of it.
         self.timers_off = False
@@ -66,7 +68,7 @@ class Runner:
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
         if failed is not None:
             recorder.refuse(failed)
-        if _uses_setprofile(item):
+        if _uses_setprofile(item, self._session_hook):
             recorder.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
         rest = kinds[1:]
         if first.duration_ns > LONG_CALL_NS and recorder.rounds:
@@ -360,9 +362,9 @@ def functional_failure(item: pytest.Item) -> str | None:
     return None
 
 
-def _uses_setprofile(item: pytest.Item) -> bool:
+def _uses_setprofile(item: pytest.Item, session_hook: object) -> bool:
     """Whether a hook is set, or the test's own code names it: to wrap the hook would disturb it."""
-    if sys.getprofile() is not None:
+    if sys.getprofile() is not session_hook:
         return True
     pending = [getattr(getattr(item, "function", None), "__code__", None)]
     while pending:

@@ -33,7 +33,7 @@ def test_three_additions_are_three_kernels_without_a_sync(tmp_path: Path) -> Non
 
 def test_item_is_one_copy_back_and_one_sync(tmp_path: Path) -> None:
     x = torch.ones(1, device="cuda")
-    values = measure_all(captured(lambda: x.item(), tmp_path))
+    values = measure_all(captured(x.item, tmp_path))
     assert (values["d2h_copies"], values["d2h_bytes"], values["syncs"]) == (1, 4, 1)
 
 

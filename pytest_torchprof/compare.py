@@ -91,6 +91,16 @@ def failures(
             for v in verdicts
             if v.status == "not_measured" and v.limit is not None
         ]
+        causes += [
+            f"strict: {v.metric} is in the baseline and was not measured: {v.reason}"
+            for v in verdicts
+            if v.status == "not_measured" and v.limit is None and v.baseline is not None
+        ]
+        causes += [
+            f"strict: the baseline has no {v.metric}"
+            for v in verdicts
+            if v.status == "new" and has_baseline and not accept and METRICS[v.metric].stored
+        ]
         if not accept and any(v.status == "improved" for v in verdicts):
             causes.append("strict: improved, but the improvement is not accepted")
         if not accept and not has_baseline:

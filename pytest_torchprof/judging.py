@@ -106,6 +106,8 @@ class Judge:
         verdicts = unchecked(recorder.plan, reason)
         policy = Policy(self._settings.time, self._settings.strict)
         causes = failures(verdicts, policy, has_baseline=True, accept=False)
+        if policy.strict and recorder.stats_asked:
+            causes.append(f"strict: the test compares numbers that were not measured: {reason}")
         record = record_of(subject.nodeid, status="not_profiled", reason=reason, verdicts=verdicts)
         message = f"torchprof: {'; '.join(causes)}" if causes else None
         return Judgement(record, None, message)
@@ -195,7 +197,9 @@ def profile_of(recorder: Recorder) -> Profile:
         if budget.op is None and budget.module is None:
             continue
         if source is None:
-            scoped[budget.label] = NotMeasured("the run with stacks gave no trace")
+            scoped[budget.label] = NotMeasured(
+                "the test works in several threads, of which the run with stacks sees one"
+            )
             continue
         view = source.within(op=budget.op, module=budget.module)
         found = view.selection.any()

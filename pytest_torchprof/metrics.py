@@ -98,6 +98,8 @@ def _device_gap(trace: Trace) -> str | None:
     from pytest_torchprof.analysis.device import lost_launches
     from pytest_torchprof.events import DEVICE_KINDS
 
+    if "no_device" in trace.facts:
+        return str(trace.facts["no_device"])
     launches, lost = lost_launches(trace)
     device = bool((trace.in_region & trace.is_kind(*DEVICE_KINDS)).any())
     if not launches and not device and not trace.facts.get("accelerator"):

@@ -186,6 +186,7 @@ def build_settings(config: pytest.Config) -> Settings:
         text, source = config.getoption(option.dest), option.flag
         if text is None and option.ini:
             text, source = config.getini(option.dest), f"ini option {option.dest}"
+            text = ",".join(map(str, text)) if isinstance(text, list) else text
         text = option.default if text is None else str(text)
         try:
             values[option.name] = None if text is None else option.parse(text)
@@ -237,11 +238,10 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
         if not mark.name.startswith("max_"):
             continue
         if mark.name[4:] not in METRICS:
-            close = difflib.get_close_matches(mark.name[4:], METRICS, n=3)
-            if not close:
+            if any(line.startswith(mark.name) for line in item.config.getini("markers")):
                 continue  # somebody else's marker
-            names = " or ".join(f"max_{name}" for name in close)
-            raise SettingsError(f"{mark.name}: there is no such metric. Did you mean {names}?")
+            known = near(mark.name, [f"max_{name}" for name in METRICS])
+            raise SettingsError(f"{mark.name}: there is no such metric. {known}")
         budget = _budget(mark)
         if budget.label in found:
             raise SettingsError(

@@ -68,6 +68,8 @@ class Runner:
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
         if failed is not None:
             recorder.refuse(failed)
+        if "benchmark" in getattr(item, "fixturenames", ()):
+            recorder.refuse("pytest-benchmark repeats it as often as time allows")
         if _uses_setprofile(item, self._session_hook):
             recorder.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
         rest = kinds[1:]

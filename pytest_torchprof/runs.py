@@ -20,6 +20,7 @@ from pytest_torchprof.capture import (
     Round,
     Stopwatch,
     World,
+    device_gap,
     sees_threads,
 )
 from pytest_torchprof.errors import TorchprofError
@@ -88,6 +89,8 @@ class Recorder:
     complete: bool = False
     #: It has looked at measured numbers, so its failure may be about them.
     stats_read: bool = False
+    #: It asks for numbers, whether there were any or not.
+    stats_asked: bool = False
     unchecked: list[str] = field(default_factory=list)
     edits: list[tuple[str, int, str]] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
@@ -147,6 +150,7 @@ class Recorder:
             if instructions
             else ("this machine has no hardware counter" if self.rounds else none),
             **CompileCount.now().since(self.compiled),
+            **({"no_device": gap} if (gap := device_gap()) else {}),
         }
 
 
@@ -206,7 +210,10 @@ class Run:
                 recorder.refuse(said(error))
                 return
             if self.kind == "stacks":
-                recorder.stacks = trace
+                # A module's forward may go on in a thread, of which this trace knows nothing.
+                recorder.stacks = (
+                    None if capture.started_threads or capture.other_threads else trace
+                )
                 REAL.unlink(file)
             elif self.kind == "threads":
                 self._choose(trace, file)
@@ -216,9 +223,7 @@ class Run:
     def _keep(self, trace: Trace, file: Path, capture: Capture) -> None:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""
         recorder = self.recorder
-        # Idle threads are everywhere; that they did all the work shows in a trace without any.
-        elsewhere = capture.other_threads and not _operators(trace)
-        if not (capture.started_threads or elsewhere):
+        if not (capture.started_threads or capture.other_threads):
             recorder.trace, recorder.file = trace, file
         elif self.first:
             recorder.trace, recorder.file = trace, file

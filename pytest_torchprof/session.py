@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Generator, Sequence
@@ -22,6 +23,7 @@ from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import summary_table, totals
 from pytest_torchprof.reruns import Runner, hide_us
 from pytest_torchprof.runs import Plan, Recorder
+from pytest_torchprof.stats import Budget
 
 if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings
@@ -54,6 +56,8 @@ class TorchprofSession:
         self.collected = Collected()
         self.ran: set[str] = set()
         self.runs = 0
+        #: What the current test was failed with by us.
+        self._message: str | None = None
         self.environment: dict[str, Any] = {}
         self.messages: list[str] = []
         self.errors: list[str] = []
@@ -135,7 +139,7 @@ class TorchprofSession:
             shown = problems[:10] + ([f"… and {len(problems) - 10} more"] if problems[10:] else [])
             raise pytest.UsageError("torchprof: " + "\n".join(shown))
         self.collected.partial |= {
-            str(Path(self.config.invocation_params.dir, arg.split("::")[0]).resolve())
+            os.path.abspath(self.config.invocation_params.dir / arg.split("::")[0])  # noqa: PTH100
             for arg in self.config.args
             if "::" in arg
         }
@@ -148,6 +152,12 @@ class TorchprofSession:
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """A file of which tests were deselected is not a full run of it."""
         self.collected.partial |= {str(item.path) for item in items}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Neither is one in which something could not be collected."""
+        if report.failed:
+            file = report.nodeid.partition("::")[0]
+            self.collected.partial.add(str(self.config.rootpath / file))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Pay for torch's first profiler session outside any test."""
@@ -163,6 +173,8 @@ class TorchprofSession:
             return None
         if self.settings.select == "marked" and not is_marked(item):
             return None
+        if forbidden is not None and all(budget.metric != "findings" for budget in budgets):
+            budgets += (Budget("findings", 0),)
         s = self.settings
         base = Plan(s.warmup, s.rounds, s.threads, budgets, forbidden, allowed)
         return base.with_counts(warmup=overrides.get("warmup"), rounds=overrides.get("rounds"))
@@ -229,9 +241,12 @@ class TorchprofSession:
         report = yield
         if PLAN in item.stash and (call.when == "call" or not report.passed):
             recorder = item.stash.get(RECORDER, None)
-            if call.when == "call" and report.failed and call.excinfo is None:
+            ours = call.excinfo is not None and str(call.excinfo.value) == self._message
+            if call.when == "call" and report.failed and not ours:
+                # Failed by somebody else: a strict xfail that passed, another plugin's checks.
                 item.stash[RECORD] = item.stash[OFFER] = {}
-                recorder = recorder and replace(recorder, reason=_STRICT_XFAIL)
+                if call.excinfo is None and recorder is not None:
+                    recorder = replace(recorder, reason=recorder.reason or _STRICT_XFAIL)
             reason = (recorder.reason if recorder else None) or _why_not(report)
             riding: Any = report
             riding.torchprof = item.stash.get(RECORD, None) or record_of(
@@ -244,6 +259,7 @@ class TorchprofSession:
                 if recorder
                 else None,
             )
+            riding.torchprof_ours = ours
             riding.torchprof_offer = item.stash.get(OFFER, None) or None
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
         return report
@@ -252,7 +268,7 @@ class TorchprofSession:
         """Compare what was measured, note it, and fail the test if it is not as it should be."""
         if self.collected.names[str(item.path)].count(name_of(item)) > 1:
             recorder.refuse("another test has the same name, so one baseline cannot serve both")
-        message = None
+        self._message = message = None
         try:
             judged = self.judge.judge(self._subject(item), recorder)
             item.stash[RECORD], item.stash[OFFER] = judged.record, judged.offer or {}
@@ -262,6 +278,7 @@ class TorchprofSession:
             message = f"torchprof: {error}"
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             recorder.refuse(f"internal error, please report it: {type(error).__name__}: {error}")
+        self._message = message
         if message is not None:
             pytest.fail(message, pytrace=False)
 
@@ -288,7 +305,7 @@ class TorchprofSession:
             return
         if report.when == "call" or not report.passed:
             known["outcome"] = _outcome(report)
-        if report.failed and report.when != "call":
+        if report.failed and not getattr(report, "torchprof_ours", False):
             self.offers.pop(report.nodeid, None)
 
     @pytest.hookimpl(optionalhook=True)

@@ -105,7 +105,6 @@ def run(
     extra = {} if subprocess else {"no_reraise_ctrlc": True}
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("default")  # what the outer session makes an error is not ours
-        patch.setattr("threading.active_count", lambda: 1)  # nor are threads of its plugins
         result = start(*off, *args, "--torchprof-json=report.json", **extra)
     return Ran(result, json.loads(file.read_text("utf-8")) if file.exists() else {})
 

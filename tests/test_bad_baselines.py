@@ -37,7 +37,7 @@ BAD = {
     "no tests": ('{"schema": "torchprof-baseline/1"}', "is malformed: 'tests' must map", "Restore"),
     "bad tests": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu, torch 2": 7}}}',
-        "is malformed: 'tests' must map test → environment → sections. ",
+        "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
         "Restore it from version control, or delete it and accept anew.",
     ),
     "bad section": (

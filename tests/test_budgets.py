@@ -373,6 +373,7 @@ def test_two_limits_for_one_operator_are_an_error(pytester: pytest.Pytester) -> 
 
 
 def test_somebody_elses_marker_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmarkers = max_retries(when): of another plugin")
     pytester.makepyfile(test_it=PAYLOAD.format(marker="@pytest.mark.max_retries('often')"))
     assert 1 == run(pytester, "--torchprof").outcomes["passed"]
 

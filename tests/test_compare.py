@@ -223,7 +223,7 @@ NONE_YET = "strict: no baseline for this environment"
     [
         ([], True, "ok", [], []),
         ([], False, "new", [], [NONE_YET]),
-        (["ok", "advisory", "new"], True, "ok", [], []),
+        (["ok", "advisory"], True, "ok", [], []),
         (["improved", "ok"], True, "improved", [], [BETTER]),
         (["not_measured"], True, "ok", [], [UNCHECKED]),
         (
@@ -265,9 +265,18 @@ def test_status_and_causes(
     assert said(STRICT) == kept + kept_strict
 
 
-def test_a_metric_without_limit_that_is_not_measured_fails_nothing() -> None:
+def test_an_accepted_metric_that_is_not_measured_any_more_fails_when_strict() -> None:
     verdicts = [verdict("kernels", NotMeasured("no device"), 5)]
-    assert failures(verdicts, STRICT, has_baseline=True, accept=False) == []
+    cause = "strict: kernels is in the baseline and was not measured: no device"
+    assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
+    assert failures(verdicts, Policy(), has_baseline=True, accept=False) == []
+
+
+def test_a_metric_that_the_baseline_lacks_fails_when_strict() -> None:
+    verdicts = [Verdict("flops", 5, "new")]
+    cause = "strict: the baseline has no flops"
+    assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
+    assert failures(verdicts, STRICT, has_baseline=True, accept=True) == []
 
 
 # ------------------------------------------------------------------------------- kept gradients

@@ -66,6 +66,8 @@ def apply(edits: Iterable[Edit]) -> list[Edit]:
             )
     done = []
     for file, lines in by_file.items():
+        if not Path(file).is_file():
+            raise BaselineError(f"{file} is no file, so its inline expectation cannot be rewritten")
         source = Path(file).read_bytes().decode("utf-8")
         for line in sorted(lines, reverse=True):
             source = _rewrite(source, lines[line])

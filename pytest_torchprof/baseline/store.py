@@ -101,13 +101,15 @@ def load(path: Path) -> dict[str, Any] | None:
         and all(
             isinstance(entry, dict)
             and all(isinstance(entry.get(section, {}), dict) for section in SECTIONS)
+            and all(_is_number(value) for value in entry.get("metrics", {}).values())
             for entry in environments.values()
         )
         for environments in tests.values()
     )
     if not well_formed:
         raise BaselineError(
-            f"baseline {path} is malformed: 'tests' must map test → environment → sections. {mend}"
+            f"baseline {path} is malformed: 'tests' must map test → environment → sections, "
+            f"and metrics be numbers. {mend}"
         )
     known: dict[str, Any] = data
     return known
@@ -153,7 +155,12 @@ def update(
         elif not entry.times_changed and _same(old, new):
             continue
         else:
-            done.changed[entry.test] = _changes(entry.test, old.get("metrics", {}), new["metrics"])
+            done.changed[entry.test] = [
+                change
+                for section in (("metrics", "times") if entry.times_changed else ("metrics",))
+                for change in _changes(entry.test, old.get(section, {}), new[section])
+                if change.metric != "machine"
+            ]
         environments[entry.environment] = {**(old or {}), **new}
     if existing is not None:
         device = _device(environment)
@@ -172,6 +179,10 @@ def update(
             next_step="Free the folder or the disk, or name another with --torchprof-baselines",
         )
     return done
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _device(environment: str) -> str:

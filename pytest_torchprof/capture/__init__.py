@@ -6,6 +6,7 @@ from pytest_torchprof.capture.machine import Machine, probe_machine, quiet_kinet
 from pytest_torchprof.capture.profiler import (
     OWN_PROFILER,
     Capture,
+    device_gap,
     prime,
     sees_threads,
     watching,
@@ -23,6 +24,7 @@ __all__ = [
     "Round",
     "Stopwatch",
     "World",
+    "device_gap",
     "muted",
     "prime",
     "probe_machine",

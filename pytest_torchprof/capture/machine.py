@@ -93,6 +93,7 @@ def real_torch() -> SimpleNamespace:
         active=getattr(torch.autograd, "_profiler_enabled", lambda: False),
         profile=torch.profiler.profile,
         activity=torch.profiler.ProfilerActivity,
+        supported=torch.profiler.supported_activities,
         config=torch._C._profiler._ExperimentalConfig,
         region=torch.profiler.record_function,
         get_threads=torch.get_num_threads,

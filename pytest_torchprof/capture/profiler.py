@@ -7,8 +7,9 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,8 +38,36 @@ def prime() -> None:
         profiler.start()
         del older  # torch warns of it, once in a process
         torch.ones(1)
+        if (device := accelerator()) is not None:
+            torch.ones(1, device=device)
+            synchronize()
         profiler.stop()
         counts_instructions()
+        if device is not None:
+            _DEVICE_RECORDS.append(_has_device_records(profiler))
+
+
+#: Whether the first session saw the accelerator work, once that is known.
+_DEVICE_RECORDS: list[bool] = []
+
+
+def _has_device_records(profiler: Any) -> bool:
+    import torch
+
+    results = profiler.profiler.kineto_results
+    return any(
+        event.device_type() != torch._C._autograd.DeviceType.CPU for event in results.events()
+    )
+
+
+def device_gap() -> str | None:
+    """Why device metrics of this process would be 0 whatever ran; None where all is well."""
+    if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
+        return None
+    return (
+        "torch's profiler records nothing of this device; is another CUPTI client (nsys, "
+        "compute-sanitizer) attached, or a permission missing?"
+    )
 
 
 def _profiler(*, stacks: bool = False, everywhere: bool = False) -> Any:
@@ -48,7 +77,9 @@ def _profiler(*, stacks: bool = False, everywhere: bool = False) -> Any:
     device = accelerator()
     if device is not None:
         name = device.upper() if hasattr(ProfilerActivity, device.upper()) else "PrivateUse1"
-        activities.append(getattr(ProfilerActivity, name))
+        # One that this build cannot record would give zeros for numbers.
+        if (activity := getattr(ProfilerActivity, name)) in t.supported():
+            activities.append(activity)
     extra: dict[str, Any] = {}
     if stacks:
         # Without it, Python events of torch's own frames are left out on some versions.
@@ -79,11 +110,10 @@ def sees_threads() -> bool:
 def watching(on_start: Callable[[], None]) -> Iterator[None]:
     """Call ``on_start`` just before the block starts a profiler session of its own."""
     import torch.autograd.profiler as room
-    import torch.autograd.profiler_legacy as old_room
 
     places = [
         (where, name, getattr(where, name))
-        for where in (room, old_room)
+        for where in (room, sys.modules.get("torch.autograd.profiler_legacy"))
         for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
         if hasattr(where, name)
     ]
@@ -149,6 +179,7 @@ class Capture:
         #: Python threads were started in the block; others were there before.
         self.started_threads = False
         self.other_threads = False
+        self._clocks: dict[int, int] = {}
 
     def start(self) -> None:
         """Begin the measured region.
@@ -231,7 +262,7 @@ class Capture:
 
     def _watch_threads(self, undo: ExitStack) -> None:
         """Note threads that start; `threading.Thread` itself stays as the test knows it."""
-        self.other_threads = threading.active_count() > 1
+        self._clocks = _thread_clocks()
 
         def noted(original: Callable[..., Any]) -> Callable[..., Any]:
             def start(*args: Any, **kwargs: Any) -> Any:
@@ -246,8 +277,14 @@ class Capture:
 
     # ---------------------------------------------------------------- the end
 
+    @property
+    def others_worked(self) -> bool:
+        """Whether threads that were there before have used the CPU since; idle ones do not."""
+        return any(now > self._clocks.get(i, now) for i, now in _thread_clocks().items())
+
     def end_region(self) -> None:
         """End the measured region; the session goes on, to see what a collection frees."""
+        self.other_threads = self._running and self.others_worked
         if self._in_region and self._running:
             self._region.__exit__(None, None, None)
         self._in_region = False
@@ -320,10 +357,23 @@ class Capture:
                 self._in_region = False
             if self._taken_over:
                 _begin_elsewhere()
-            with muted(2, flush=False):
+            with muted(2, flush=False), suppress(RuntimeError):  # older torch: already ended
                 self._profiler.stop()
         finally:
             self._undo.close()
+
+
+def _thread_clocks() -> dict[int, int]:
+    """CPU time in ns of each other Python thread, by its id; empty where the system has none."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    if clock_of is None:
+        return {}
+    clocks = {}
+    for thread in threading.enumerate():
+        if thread.ident is not None and thread.ident != REAL.current_thread():
+            with suppress(OSError, OverflowError):  # it has just ended
+                clocks[thread.ident] = time.clock_gettime_ns(clock_of(thread.ident))
+    return clocks
 
 
 def _empty(profiler: Any) -> None:

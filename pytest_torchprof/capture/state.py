@@ -34,12 +34,17 @@ class RandomState:
             sys.modules["torch"].cuda.set_rng_state_all(self._cuda)
 
 
+#: Source: torch/_dynamo/utils.py, DEFAULT_COMPILATION_METRICS_LIMIT.
+_KEPT_RECORDS = 64
+
+
 @dataclass(frozen=True)
 class CompileCount:
     """Graph breaks and recompilations that torch.compile has counted so far in this process."""
 
     graph_breaks: int
     recompiled: frozenset[int]
+    full: bool = False
 
     @classmethod
     def now(cls) -> CompileCount:
@@ -50,17 +55,22 @@ class CompileCount:
         breaks = utils.counters.get("graph_break", {})
         records: list[Any] = getattr(utils, "get_compilation_metrics", list)()
         # A compile id is "frame/attempt": an attempt after the first is a recompilation.
-        again = (r for r in records if not str(r.compile_id).endswith(("/0", "None")))
-        return cls(sum(breaks.values()), frozenset(id(r) for r in again))
+        again = (
+            r for r in records if not str(getattr(r, "compile_id", None)).endswith(("/0", "None"))
+        )
+        recompiled = frozenset(id(r) for r in again)
+        return cls(sum(breaks.values()), recompiled, len(records) >= _KEPT_RECORDS)
 
-    def since(self, before: CompileCount) -> dict[str, int]:
+    def since(self, before: CompileCount) -> dict[str, int | str]:
         """The facts ``graph_breaks`` and ``recompiles`` between two readings."""
         return {
             # A test may clear dynamo's counters: then what is there now is all its own.
             "graph_breaks": self.graph_breaks - before.graph_breaks
             if self.graph_breaks >= before.graph_breaks
             else self.graph_breaks,
-            "recompiles": len(self.recompiled - before.recompiled),
+            "recompiles": f"torch keeps no more than {_KEPT_RECORDS} compilations"
+            if self.full and self.recompiled != before.recompiled
+            else len(self.recompiled - before.recompiled),
         }
 
 
@@ -70,6 +80,7 @@ class World:
     def __init__(self) -> None:
         self._random = RandomState()
         self._filters = list(warnings.filters)
+        self._environ = dict(os.environ)
         self._folder: str | None = None
         with suppress(OSError):  # a test has deleted it
             self._folder = os.getcwd()  # noqa: PTH109 - nothing of this is a Path
@@ -78,6 +89,9 @@ class World:
         """Put it back."""
         self._random.restore()
         warnings.filters[:] = self._filters  # type: ignore[index]
+        if dict(os.environ) != self._environ:
+            os.environ.clear()
+            os.environ.update(self._environ)
         warnings._filters_mutated()  # type: ignore[attr-defined]
         if self._folder is not None:
             with suppress(OSError):

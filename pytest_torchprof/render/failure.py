@@ -16,6 +16,20 @@ _MOST_METRICS = 12
 _MOST_CAUSES = 5
 
 
+#: Metrics that kernels and copies, by name, account for.
+_BY_KERNEL = frozenset(
+    {
+        "kernels",
+        "self_cuda_ms",
+        "cuda_busy_ms",
+        "h2d_copies",
+        "d2h_copies",
+        "h2d_bytes",
+        "d2h_bytes",
+    }
+)
+
+
 def failure_message(
     causes: Sequence[str],
     verdicts: Sequence[Verdict],
@@ -40,7 +54,9 @@ def failure_message(
         lines += _explain(bad, profile, baseline)[:room]
     else:
         lines += _largest(bad, profile)[:room]
-    if any(v.status in ("regressed", "improved") for v in bad) or "no baseline" in causes[-1]:
+    if any(v.status in ("regressed", "improved") for v in bad) or any(
+        "no baseline" in cause for cause in causes
+    ):
         lines += ["", f"To accept the new values: {accept_command}"]
     return "\n".join(lines)
 
@@ -86,7 +102,7 @@ def _explain(bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> li
         found = deltas(baseline.operators, profile.operators, column)
         lines += _block(f"{verdict.metric} by operator", found, METRICS[verdict.metric].unit)
     kernels = deltas(_counts(baseline.kernels), _counts(profile.kernels), "calls")
-    if any(v.metric in ("kernels", "self_cuda_ms", "cuda_busy_ms") for v in bad):
+    if any(v.metric in _BY_KERNEL for v in bad):
         lines += _block("kernels by name", kernels, "1")
     return lines
 

@@ -118,7 +118,12 @@ def _notes(shown: Sequence[Mapping[str, Any]]) -> list[str]:
             key = f"not profiled: {record['reason']}"
             reasons[key] = reasons.get(key, 0) + 1
         for name, metric in record["metrics"].items():
-            if metric["status"] == "not_measured" and metric["limit"] is not None:
+            if metric["status"] != "not_measured":
+                continue
+            if metric["limit"] is not None:
                 key = f"budget max_{name} not checked: {metric.get('reason')}"
+                reasons[key] = reasons.get(key, 0) + 1
+            elif metric["baseline"] is not None:
+                key = f"baseline {name} not compared: {metric.get('reason')}"
                 reasons[key] = reasons.get(key, 0) + 1
     return [f"{key} ({plural(n, 'test')})" for key, n in sorted(reasons.items())][:12]

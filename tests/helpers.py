@@ -103,7 +103,7 @@ def run(
     off = [flag for flag in NO_OTHER_PLUGINS if flag.partition(":")[2] not in needs]
     start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
     extra = {} if subprocess else {"no_reraise_ctrlc": True}
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+    with warnings.catch_warnings():
         warnings.simplefilter("default")  # what the outer session makes an error is not ours
         result = start(*off, *args, "--torchprof-json=report.json", **extra)
     return Ran(result, json.loads(file.read_text("utf-8")) if file.exists() else {})

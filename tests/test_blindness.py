@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 from helpers import accept, doctor, run
+
+if TYPE_CHECKING:
+    import pytest
 
 POOL = """
     from concurrent.futures import ThreadPoolExecutor

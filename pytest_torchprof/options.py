@@ -238,7 +238,8 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
         if not mark.name.startswith("max_"):
             continue
         if mark.name[4:] not in METRICS:
-            if any(line.startswith(mark.name) for line in item.config.getini("markers")):
+            lines: list[str] = item.config.getini("markers")
+            if mark.name in {line.partition("(")[0].partition(":")[0].strip() for line in lines}:
                 continue  # somebody else's marker
             known = near(mark.name, [f"max_{name}" for name in METRICS])
             raise SettingsError(f"{mark.name}: there is no such metric. {known}")

@@ -106,6 +106,9 @@ class Judge:
         verdicts = unchecked(recorder.plan, reason)
         policy = Policy(self._settings.time, self._settings.strict)
         causes = failures(verdicts, policy, has_baseline=True, accept=False)
+        accepted = store.entry_of(self.load(subject.baseline), subject.name, recorder.machine.key)
+        if policy.strict and accepted is not None and not self._settings.accept:
+            causes.append(f"strict: it has a baseline and could not be measured: {reason}")
         if policy.strict and recorder.stats_asked:
             causes.append(f"strict: the test compares numbers that were not measured: {reason}")
         record = record_of(subject.nodeid, status="not_profiled", reason=reason, verdicts=verdicts)

@@ -133,3 +133,21 @@ def test_a_rerun_leaves_the_environment_as_the_first_run(pytester: pytest.Pytest
     )
     ran = run(pytester, "--torchprof")
     assert ran.tests["test_a"]["outcome"] == ran.tests["test_b"]["outcome"] == "passed", ran.out
+
+
+def test_strict_fails_a_test_that_has_a_baseline_and_is_not_profiled_any_more(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it="def test_it(): pass")
+    accept(pytester)
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        def test_it():
+            with torch.profiler.profile(): pass
+        """
+    )
+    assert run(pytester, "--torchprof").tests["test_it"]["outcome"] == "passed"
+    ran = run(pytester, "--torchprof", "--torchprof-strict")
+    assert ran.tests["test_it"]["outcome"] == "failed"
+    assert "has a baseline and could not be measured" in ran.out

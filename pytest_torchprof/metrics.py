@@ -128,6 +128,23 @@ def _fact(key: str) -> Callable[[Trace], Value]:
     return extract
 
 
+_COMPILED_REGION = re.compile(r"^Torch-Compiled Region: (\S+)$")
+
+
+def _compiled(key: str) -> Callable[[Trace], Value]:
+    """A count of the test's own compilations, where all code that it ran is of these."""
+    count = _fact(key)
+
+    def extract(trace: Trace) -> Value:
+        matches = map(_COMPILED_REGION.match, trace.names)
+        ran = {match[1] for match in matches if match is not None}
+        if not ran <= set(trace.facts.get("compiled", ran)):
+            return _unknown("the test runs code that was compiled before it began")
+        return count(trace)
+
+    return extract
+
+
 def _of_kind(*kinds: str) -> list[Kind]:
     from pytest_torchprof.events import Kind
 
@@ -395,8 +412,8 @@ METRICS: Mapping[str, Metric] = {
             "1",
             "exact",
             "",
-            _fact("graph_breaks"),
-            "torch.compile graph breaks over all runs of the test",
+            _compiled("graph_breaks"),
+            "torch.compile graph breaks in the first run of the test",
             scopable=False,
         ),
         _row(
@@ -404,8 +421,8 @@ METRICS: Mapping[str, Metric] = {
             "1",
             "exact",
             "",
-            _fact("recompiles"),
-            "torch.compile recompilations over all runs of the test",
+            _compiled("recompiles"),
+            "torch.compile recompilations in the first run of the test",
             scopable=False,
         ),
         _row(

@@ -217,6 +217,18 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
     return extract
 
 
+#: torch's own annotation of a DataLoader with workers.
+_WORKERS = re.compile(r"^enumerate\(DataLoader\)#_MultiProcessing")
+
+
+def _host_peak(trace: Trace) -> Value:
+    """The peak, except where it depends on how far a DataLoader's workers are ahead."""
+    peak = _memory("peak_bytes", on_device=False)(trace)
+    if trace.region is not None and any(map(_WORKERS.match, trace.names)):
+        return _unknown("a DataLoader's workers hand over when they are ready, so the peak wanders")
+    return peak
+
+
 def _findings(trace: Trace) -> Value:
     from pytest_torchprof.rules import RULES
 
@@ -322,7 +334,7 @@ METRICS: Mapping[str, Metric] = {
             "B",
             "exact",
             "memory",
-            _memory("peak_bytes", on_device=False),
+            _host_peak,
             "highest live bytes above the start of the call phase",
         ),
         _row(

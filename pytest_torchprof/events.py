@@ -230,7 +230,7 @@ class Trace:
             roots = self.is_kind(Kind.PYTHON) & self.names_where(
                 lambda n: (m := MODULE.match(n)) is not None and m[1] == what
             )
-            parent, depth = self._python_nest
+            parent, depth = self.stack_nest
         below = _spread(roots, parent, depth)
         device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))
         launch = self.launch[device]
@@ -274,6 +274,11 @@ class Trace:
     @cached_property
     def _python_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS, Kind.PYTHON)
+
+    @property
+    def stack_nest(self) -> tuple[Ints, Ints]:
+        """(parent, depth) as `parent` and `depth`, with Python functions among the events."""
+        return self._python_nest
 
     @property
     def parent(self) -> Ints:
@@ -366,6 +371,10 @@ class Trace:
         )
 
     # ---------------------------------------------------------------- FLOPs
+
+    def dims(self, events: Ints) -> list[bytes]:
+        """``Input Dims`` of these events as raw JSON; empty where the trace has none."""
+        return [bytes(a.dims) for a in _decode(_OpArgs, self.args[events])]
 
     @cached_property
     def _formula_ops(self) -> tuple[Ints, list[_OpArgs]]:

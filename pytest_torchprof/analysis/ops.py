@@ -94,6 +94,12 @@ def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
 
 def launching_operators(trace: Trace, device: Ints) -> Ints:
     """Name of the innermost operator (else annotation) that launched each device event, or -1."""
+    event = launchers(trace, device)
+    return np.where(event >= 0, trace.name[event], -1).astype(np.int64)
+
+
+def launchers(trace: Trace, device: Ints) -> Ints:
+    """The innermost operator (else annotation) around the call behind each device event, or -1."""
     ops = trace.is_kind(Kind.OP)
     annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
     launch = trace.launch[device]
@@ -103,7 +109,7 @@ def launching_operators(trace: Trace, device: Ints) -> Ints:
     while len(todo):
         at = above[todo]
         found = ops[at] | (annotations[at] & (owner[todo] < 0))
-        owner[todo[found]] = trace.name[at[found]]
+        owner[todo[found]] = at[found]
         todo = todo[~ops[at]]
         above[todo] = trace.parent[above[todo]]
         todo = todo[above[todo] >= 0]

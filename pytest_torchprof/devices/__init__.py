@@ -5,7 +5,7 @@ structured sparsity (datasheets often print twice that): of the matrix units whe
 dtype, of the vector units elsewhere. So `fp64` and `tf32` are the tensor cores' figures where
 there are any; `fp32` is the vector figure on NVIDIA, whose tensor cores take no fp32, and the
 matrix cores' figure on AMD CDNA. `fp16` and `fp8` are those with fp32 accumulation, which is what
-torch asks for by default and runs at half the rate on GeForce cards. A dtype for which the vendor
+torch asks for by default and most GeForce cards do at half the rate. A dtype for which the vendor
 states no number has none here: unknown, never a guess.
 """
 

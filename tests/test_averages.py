@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.averages import GROUPINGS, By, OpStats, op_stats
 from pytest_torchprof.analysis.ops import NO_OPERATOR, self_cpu_ns
-from pytest_torchprof.events import Trace
 from pytest_torchprof.trace.read import parse
 
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
 
 H100 = "NVIDIA H100 80GB HBM3"
 

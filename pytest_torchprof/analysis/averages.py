@@ -31,10 +31,10 @@ _IS_MODULE = re.compile(MODULE.pattern.replace(r"(\w+?)_\d+", r"(\w+_\d+)"))
 class OpStats:
     """One row of key averages: an operator, annotation or runtime call, or one group of its calls.
 
-    ``self_`` is without what is nested in it; bytes are allocations less frees; ``flops`` is None
-    where no call counts: it has no formula, or is a part of an operator that counts; ``cuda`` is None without an accelerator, bytes without
-    ``profile_memory``. ``share`` is the part (0 to 1) of all self device time, or of all self CPU
-    time where no device took part.
+    ``self_`` is without what is nested in it; bytes are allocations less frees. ``flops`` is None
+    where no call counts: it has no formula, or is a part of an operator that counts. ``cuda`` is
+    None without an accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of
+    all self device time, or of all self CPU time where no device took part.
     """
 
     name: str
@@ -156,7 +156,7 @@ def _device_ns(trace: Trace, device: Ints) -> tuple[Ints, Ints]:
 def _memory_of(
     trace: Trace, group: Ints, events: Ints, count: int
 ) -> tuple[list[int] | None, list[int] | None]:
-    """Allocated less freed bytes by group, of the host and of accelerators; None if not recorded."""
+    """Allocated less freed bytes by group, of host and accelerators; None if not recorded."""
     memory = trace.memory
     groups = np.full(len(trace), -1, np.int64)
     groups[events] = group

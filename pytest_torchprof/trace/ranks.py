@@ -154,10 +154,10 @@ def _numbered(found: Sequence[_Found]) -> list[tuple[int, Trace | None]]:
 
 
 def _nothing(paths: Sequence[Path], skipped: Sequence[TraceError]) -> TraceError:
-    where = ", ".join(map(str, paths))
-    reason = f"; {skipped[0]}" if skipped else ""
-    found = f"{len(skipped)} files that end in .json or .json.gz{reason}"
-    return TraceError(f"{where}: no trace in there", found)
+    found = "no file ends in .json or .json.gz"
+    if skipped:
+        found = f"none of {len(skipped)}, the first: {skipped[0]}"
+    return TraceError(f"{', '.join(map(str, paths))}: no trace in there", found)
 
 
 def _tracker(progress: Progress | None, total: int) -> Callable[[], Progress | None]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof import nesting
-from pytest_torchprof.flops import FORMULAS, flops
+from pytest_torchprof.flops import FORMULAS, flops, lacking
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -241,7 +241,7 @@ class Trace:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
-        own = ("scope", "selection", "op_flops", "_answers")
+        own = ("scope", "selection", "op_flops", "unknown_flops", "_counted", "_answers")
         # What does not depend on the scope is not worked out again.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         return part
@@ -381,7 +381,7 @@ class Trace:
 
     @cached_property
     def _flops(self) -> tuple[Ints, Ints]:
-        """Events that have a number, and their FLOPs, whether or not they are nested."""
+        """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
         rows, args = self._formula_ops
         known: dict[tuple[int, bytes, bytes, bytes], int] = {}
         values: list[int] = []
@@ -391,22 +391,56 @@ class Trace:
                 value = flops(self.names[name], *map(_decode_any, key[1:]))
                 known[key] = -1 if value is None else value
             values.append(known[key])
-        counts = _int64(values)
-        return rows[counts >= 0], counts[counts >= 0]
+        return rows, _int64(values)
+
+    @cached_property
+    def _counted(self) -> Bools:
+        """Selected operators that have a number."""
+        rows, counts = self._flops
+        known = np.zeros(len(self), bool)
+        known[rows] = (counts >= 0) & self.selection[rows]
+        return known
 
     @cached_property
     def op_flops(self) -> Ints:
         """FLOPs of the outermost selected operator that has a number; 0 inside it and elsewhere."""
         out = np.zeros(len(self), np.int64)
         rows, counts = self._flops
-        out[rows] = np.where(self.selection[rows], counts, 0)
-        inside = np.zeros(len(self), bool)
-        inside[rows] = self.selection[rows]
-        for level in nesting.levels(self.depth):
-            above = inside[self.parent[level]]
-            out[level[above]] = 0
-            inside[level] |= above
+        out[rows] = np.where(self._counted[rows], counts, 0)
+        out[_below(self._counted, self.parent, self.depth)] = 0
         return out
+
+    @cached_property
+    def unknown_flops(self) -> Bools:
+        """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
+
+        Not so an operator that has a number above it, which says it all, or below it: then its
+        parts count. Of operators without a number within one another, only the outermost.
+        """
+        rows, counts = self._flops
+        unknown = np.zeros(len(self), bool)
+        unknown[rows] = (counts < 0) & self.selection[rows]
+        if unknown.any():
+            parent, depth = self.parent, self.depth
+            unknown &= ~_below(self._counted, parent, depth)
+            unknown &= ~_above(self._counted, parent, depth)
+            unknown &= ~_below(unknown, parent, depth)
+        return unknown
+
+    def flops_gap(self) -> str | None:
+        """Why the FLOPs of the selection are not known, naming the operator; None if they are."""
+        rows, args = self._formula_ops
+        unknown = np.flatnonzero(self.unknown_flops[rows])
+        if not len(unknown):
+            return None
+        names, calls = np.unique(self.name[rows[unknown]], return_counts=True)
+        at = int(calls.argmax())
+        name, count, others = self.names[names[at]], int(calls[at]), len(names) - 1
+        first = args[unknown[self.name[rows[unknown]] == names[at]][0]]
+        parts = map(_decode_any, map(bytes, (first.dims, first.types, first.concrete)))
+        what = lacking(name, *parts)
+        more = f", and {others} more operator{'s' * (others > 1)}" if others else ""
+        return f"{name} {what} in this trace; {count} call{'s' * (count > 1)}{more}"
 
 
 def _decode(of: type[_Args], raws: npt.NDArray[np.object_]) -> list[_Args]:
@@ -440,6 +474,24 @@ def _int64(values: Sequence[Any]) -> Ints:
         return np.fromiter(values, np.int64, len(values))
     except OverflowError:
         return np.fromiter((v & (2**63 - 1) for v in values), np.int64, len(values))
+
+
+def _below(roots: Bools, parent: Ints, depth: Ints) -> Bools:
+    """Everything nested below the roots, roots below roots too."""
+    inside, below = roots.copy(), np.zeros(len(roots), bool)
+    for level in nesting.levels(depth):
+        below[level] = inside[parent[level]]
+        inside[level] |= below[level]
+    return below
+
+
+def _above(leaves: Bools, parent: Ints, depth: Ints) -> Bools:
+    """Everything that the leaves are nested in, leaves around leaves too."""
+    around, above = leaves.copy(), np.zeros(len(leaves), bool)
+    for level in reversed(list(nesting.levels(depth))):
+        outer = parent[level[around[level]]]
+        above[outer] = around[outer] = True
+    return above
 
 
 def _spread(roots: Bools, parent: Ints, depth: Ints) -> Bools:

@@ -99,10 +99,13 @@ class _DeviceArgs(msgspec.Struct, gc=False):
     bytes: int = -1
 
 
-class _OpArgs(msgspec.Struct, gc=False):
+class OpArgs(msgspec.Struct, gc=False):
+    """What the trace says of the operands of a call, each part as raw JSON, empty for none."""
+
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
 
 
 class _MemoryArgs(msgspec.Struct, gc=False):
@@ -111,11 +114,11 @@ class _MemoryArgs(msgspec.Struct, gc=False):
     device_type: int = msgspec.field(name="Device Type", default=0)
 
 
-_Args = TypeVar("_Args", _DeviceArgs, _OpArgs, _MemoryArgs)
+_Args = TypeVar("_Args", _DeviceArgs, OpArgs, _MemoryArgs)
 # Numbers come as strings from some versions, hence not strict.
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     _DeviceArgs: msgspec.json.Decoder(list[_DeviceArgs | None], strict=False),
-    _OpArgs: msgspec.json.Decoder(list[_OpArgs | None], strict=False),
+    OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
     _MemoryArgs: msgspec.json.Decoder(list[_MemoryArgs | None], strict=False),
 }
 _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -241,7 +244,7 @@ class Trace:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
-        own = ("scope", "selection", "op_flops", "unknown_flops", "_counted", "_answers")
+        own = ("scope", "selection", "op_flops", "unknown_flops", "has_flops", "_answers")
         # What does not depend on the scope is not worked out again.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         return part
@@ -368,10 +371,10 @@ class Trace:
     # ---------------------------------------------------------------- FLOPs
 
     @cached_property
-    def _formula_ops(self) -> tuple[Ints, list[_OpArgs]]:
+    def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
         formula = self.names_where(FORMULAS.__contains__)
         rows = np.flatnonzero(self.is_kind(Kind.OP) & formula)
-        return rows, _decode(_OpArgs, self.args[rows])
+        return rows, _decode(OpArgs, self.args[rows])
 
     @cached_property
     def has_shapes(self) -> bool:
@@ -394,8 +397,8 @@ class Trace:
         return rows, _int64(values)
 
     @cached_property
-    def _counted(self) -> Bools:
-        """Selected operators that have a number."""
+    def has_flops(self) -> Bools:
+        """Selected operators that have a number, whether or not they are nested."""
         rows, counts = self._flops
         known = np.zeros(len(self), bool)
         known[rows] = (counts >= 0) & self.selection[rows]
@@ -406,8 +409,9 @@ class Trace:
         """FLOPs of the outermost selected operator that has a number; 0 inside it and elsewhere."""
         out = np.zeros(len(self), np.int64)
         rows, counts = self._flops
-        out[rows] = np.where(self._counted[rows], counts, 0)
-        out[_below(self._counted, self.parent, self.depth)] = 0
+        counted = self.has_flops[rows]
+        counted[counted] = ~nesting.below(self.has_flops, self.parent, rows[counted])
+        out[rows] = np.where(counted, counts, 0)
         return out
 
     @cached_property
@@ -419,13 +423,18 @@ class Trace:
         """
         rows, counts = self._flops
         unknown = np.zeros(len(self), bool)
-        unknown[rows] = (counts < 0) & self.selection[rows]
-        if unknown.any():
-            parent, depth = self.parent, self.depth
-            unknown &= ~_below(self._counted, parent, depth)
-            unknown &= ~_above(self._counted, parent, depth)
-            unknown &= ~_below(unknown, parent, depth)
+        known, parent = self.has_flops, self.parent
+        found = rows[(counts < 0) & self.selection[rows]]
+        if len(found):
+            found = found[~nesting.below(known, parent, found)]
+            found = found[~nesting.above(np.flatnonzero(known), parent)[found]]
+            unknown[found] = True
+            unknown[found] = ~nesting.below(unknown, parent, found)
         return unknown
+
+    def operands(self, events: Ints) -> list[OpArgs]:
+        """What the trace says of the operands of these calls."""
+        return _decode(OpArgs, self.args[events])
 
     def flops_gap(self) -> str | None:
         """Why the FLOPs of the selection are not known, naming the operator; None if they are."""
@@ -474,24 +483,6 @@ def _int64(values: Sequence[Any]) -> Ints:
         return np.fromiter(values, np.int64, len(values))
     except OverflowError:
         return np.fromiter((v & (2**63 - 1) for v in values), np.int64, len(values))
-
-
-def _below(roots: Bools, parent: Ints, depth: Ints) -> Bools:
-    """Everything nested below the roots, roots below roots too."""
-    inside, below = roots.copy(), np.zeros(len(roots), bool)
-    for level in nesting.levels(depth):
-        below[level] = inside[parent[level]]
-        inside[level] |= below[level]
-    return below
-
-
-def _above(leaves: Bools, parent: Ints, depth: Ints) -> Bools:
-    """Everything that the leaves are nested in, leaves around leaves too."""
-    around, above = leaves.copy(), np.zeros(len(leaves), bool)
-    for level in reversed(list(nesting.levels(depth))):
-        outer = parent[level[around[level]]]
-        above[outer] = around[outer] = True
-    return above
 
 
 def _spread(roots: Bools, parent: Ints, depth: Ints) -> Bools:

@@ -391,7 +391,7 @@ class Trace:
         for name, a in zip(self.name[rows].tolist(), args, strict=True):
             key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete))
             if key not in known:
-                value = flops(self.names[name], *map(_decode_any, key[1:]))
+                value = flops(self.names[name], *map(decode_part, key[1:]))
                 known[key] = -1 if value is None else value
             values.append(known[key])
         return rows, _int64(values)
@@ -446,7 +446,7 @@ class Trace:
         at = int(calls.argmax())
         name, count, others = self.names[names[at]], int(calls[at]), len(names) - 1
         first = args[unknown[self.name[rows[unknown]] == names[at]][0]]
-        parts = map(_decode_any, map(bytes, (first.dims, first.types, first.concrete)))
+        parts = map(decode_part, map(bytes, (first.dims, first.types, first.concrete)))
         what = lacking(name, *parts)
         more = f", and {others} more operator{'s' * (others > 1)}" if others else ""
         return f"{name} {what} in this trace; {count} call{'s' * (count > 1)}{more}"
@@ -469,8 +469,8 @@ def _decode_one(of: type[_Args], text: Any) -> _Args | None:
         return None
 
 
-def _decode_any(text: bytes) -> Any:
-    """A part of args, of any type; None where it is not there."""
+def decode_part(text: bytes) -> Any:
+    """A raw part of args, of any type; None where it is not there."""
     try:
         return msgspec.json.decode(text) if text else None
     except _NOT_DECODED:

@@ -106,7 +106,9 @@ def _transposed_output(call: Operands, x: Tensor, weight: Tensor, at: tuple[int,
     )
     groups = call.integers(at[4])[0] if len(at) > 4 else 1
     axes = zip(x.shape[2:], weight.shape[2:], strides, paddings, dilations, extras, strict=True)
-    size: list[int] = [(i - 1) * s - 2 * p + d * (k - 1) + extra + 1 for i, k, s, p, d, extra in axes]
+    size: list[int] = [
+        (i - 1) * s - 2 * p + d * (k - 1) + extra + 1 for i, k, s, p, d, extra in axes
+    ]
     if min(size) < 0:
         raise UnknownTrafficError
     return x.shape[0] * weight.shape[1] * groups * prod(size)

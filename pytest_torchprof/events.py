@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof import nesting
-from pytest_torchprof.flops import FORMULAS, flops
+from pytest_torchprof.flops import FORMULAS, flops, lacking
 
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import Arguments
@@ -100,10 +100,13 @@ class _DeviceArgs(msgspec.Struct, gc=False):
     bytes: int = -1
 
 
-class _OpArgs(msgspec.Struct, gc=False):
+class OpArgs(msgspec.Struct, gc=False):
+    """What the trace says of the operands of a call, each part as raw JSON, empty for none."""
+
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
     concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
 
 
 class _MemoryArgs(msgspec.Struct, gc=False):
@@ -112,11 +115,11 @@ class _MemoryArgs(msgspec.Struct, gc=False):
     device_type: int = msgspec.field(name="Device Type", default=0)
 
 
-_Args = TypeVar("_Args", _DeviceArgs, _OpArgs, _MemoryArgs)
+_Args = TypeVar("_Args", _DeviceArgs, OpArgs, _MemoryArgs)
 # Numbers come as strings from some versions, hence not strict.
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     _DeviceArgs: msgspec.json.Decoder(list[_DeviceArgs | None], strict=False),
-    _OpArgs: msgspec.json.Decoder(list[_OpArgs | None], strict=False),
+    OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
     _MemoryArgs: msgspec.json.Decoder(list[_MemoryArgs | None], strict=False),
 }
 _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -244,7 +247,7 @@ class Trace:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
-        own = ("scope", "selection", "op_flops", "_answers")
+        own = ("scope", "selection", "op_flops", "unknown_flops", "has_flops", "_answers")
         # What does not depend on the scope is not worked out again.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         return part
@@ -380,10 +383,10 @@ class Trace:
         return [bytes(a.dims) for a in _decode(_OpArgs, self.args[events])]
 
     @cached_property
-    def _formula_ops(self) -> tuple[Ints, list[_OpArgs]]:
+    def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
         formula = self.names_where(FORMULAS.__contains__)
         rows = np.flatnonzero(self.is_kind(Kind.OP) & formula)
-        return rows, _decode(_OpArgs, self.args[rows])
+        return rows, _decode(OpArgs, self.args[rows])
 
     @cached_property
     def has_shapes(self) -> bool:
@@ -393,32 +396,72 @@ class Trace:
 
     @cached_property
     def _flops(self) -> tuple[Ints, Ints]:
-        """Events that have a number, and their FLOPs, whether or not they are nested."""
+        """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
         rows, args = self._formula_ops
         known: dict[tuple[int, bytes, bytes, bytes], int] = {}
         values: list[int] = []
         for name, a in zip(self.name[rows].tolist(), args, strict=True):
             key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete))
             if key not in known:
-                value = flops(self.names[name], *map(_decode_any, key[1:]))
+                value = flops(self.names[name], *map(decode_part, key[1:]))
                 known[key] = -1 if value is None else value
             values.append(known[key])
-        counts = _int64(values)
-        return rows[counts >= 0], counts[counts >= 0]
+        return rows, _int64(values)
+
+    @cached_property
+    def has_flops(self) -> Bools:
+        """Selected operators that have a number, whether or not they are nested."""
+        rows, counts = self._flops
+        known = np.zeros(len(self), bool)
+        known[rows] = (counts >= 0) & self.selection[rows]
+        return known
 
     @cached_property
     def op_flops(self) -> Ints:
         """FLOPs of the outermost selected operator that has a number; 0 inside it and elsewhere."""
         out = np.zeros(len(self), np.int64)
         rows, counts = self._flops
-        out[rows] = np.where(self.selection[rows], counts, 0)
-        inside = np.zeros(len(self), bool)
-        inside[rows] = self.selection[rows]
-        for level in nesting.levels(self.depth):
-            above = inside[self.parent[level]]
-            out[level[above]] = 0
-            inside[level] |= above
+        counted = self.has_flops[rows]
+        counted[counted] = ~nesting.below(self.has_flops, self.parent, rows[counted])
+        out[rows] = np.where(counted, counts, 0)
         return out
+
+    @cached_property
+    def unknown_flops(self) -> Bools:
+        """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
+
+        Not so an operator that has a number above it, which says it all, or below it: then its
+        parts count. Of operators without a number within one another, only the outermost.
+        """
+        rows, counts = self._flops
+        unknown = np.zeros(len(self), bool)
+        known, parent = self.has_flops, self.parent
+        found = rows[(counts < 0) & self.selection[rows]]
+        if len(found):
+            found = found[~nesting.below(known, parent, found)]
+            found = found[~nesting.above(np.flatnonzero(known), parent)[found]]
+            unknown[found] = True
+            unknown[found] = ~nesting.below(unknown, parent, found)
+        return unknown
+
+    def operands(self, events: Ints) -> list[OpArgs]:
+        """What the trace says of the operands of these calls."""
+        return _decode(OpArgs, self.args[events])
+
+    def flops_gap(self) -> str | None:
+        """Why the FLOPs of the selection are not known, naming the operator; None if they are."""
+        rows, args = self._formula_ops
+        unknown = np.flatnonzero(self.unknown_flops[rows])
+        if not len(unknown):
+            return None
+        names, calls = np.unique(self.name[rows[unknown]], return_counts=True)
+        at = int(calls.argmax())
+        name, count, others = self.names[names[at]], int(calls[at]), len(names) - 1
+        first = args[unknown[self.name[rows[unknown]] == names[at]][0]]
+        parts = map(decode_part, map(bytes, (first.dims, first.types, first.concrete)))
+        what = lacking(name, *parts)
+        more = f", and {others} more operator{'s' * (others > 1)}" if others else ""
+        return f"{name} {what} in this trace; {count} call{'s' * (count > 1)}{more}"
 
 
 def _decode(of: type[_Args], raws: Arguments) -> list[_Args]:
@@ -437,8 +480,8 @@ def _decode_one(of: type[_Args], text: Any) -> _Args | None:
         return None
 
 
-def _decode_any(text: bytes) -> Any:
-    """A part of args, of any type; None where it is not there."""
+def decode_part(text: bytes) -> Any:
+    """A raw part of args, of any type; None where it is not there."""
     try:
         return msgspec.json.decode(text) if text else None
     except _NOT_DECODED:

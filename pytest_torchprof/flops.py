@@ -75,6 +75,32 @@ def flops(name: str, dims: Any, types: Any, concrete: Any) -> int | None:
     return count if 0 <= count <= _LARGEST else None
 
 
+def lacking(name: str, dims: Any, types: Any, concrete: Any) -> str:
+    """Of a call that has a formula and no number: what is missing, after the operator's name.
+
+    >>> lacking("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)
+    'lacks Concrete Inputs'
+    """
+    if not dims:
+        return "lacks Input Dims"
+    if not isinstance(concrete, list) or not any(concrete):
+        asked = _Asked()
+        flops(name, dims, types, asked)
+        if asked.read:
+            return "lacks Concrete Inputs"
+    return "has arguments that its formula does not know"
+
+
+class _Asked:
+    """In the place of arguments: whether a formula reads any."""
+
+    read = False
+
+    def __getitem__(self, at: object) -> Any:
+        self.read = True
+        raise LookupError
+
+
 def _shape(dims: Any) -> list[int]:
     if not isinstance(dims, (list, tuple)) or any(type(n) is not int or n < 0 for n in dims):
         raise _UnknownError
@@ -263,6 +289,8 @@ def _attention(
         (batch, h, tokens, width), (_, h_k, keys, width_k), (_, h_v, values, width_v) = operands = [
             _heads_first(call.shape(query + i), heads, packed=packed) for i in range(3)
         ]
+        if not all(map(all, operands)):
+            return 0  # an empty tensor
         if any(operand[0] != batch for operand in operands) or any(map(call.has_tensor, unless)):
             raise _UnknownError
         if h % h_k or h_k != h_v or keys != values or width != width_k:

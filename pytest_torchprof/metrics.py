@@ -186,7 +186,8 @@ def _syncs(trace: Trace) -> Value:
 
 
 def _flops(trace: Trace) -> Value:
-    return int(trace.op_flops[trace.selection].sum())
+    gap = trace.flops_gap()
+    return _unknown(gap) if gap else int(trace.op_flops[trace.selection].sum())
 
 
 def _self_cpu_ms(trace: Trace) -> Value:

@@ -53,6 +53,31 @@ def enclosing(
     return out
 
 
+def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
+    """Which of these events are nested in a root, at whatever distance."""
+    found = np.zeros(len(events), bool)
+    at = parent[events]
+    todo = np.flatnonzero(at >= 0)
+    while len(todo):
+        found[todo] = roots[at[todo]]
+        at[todo] = parent[at[todo]]
+        todo = todo[~found[todo] & (at[todo] >= 0)]
+    return found
+
+
+def above(events: Ints, parent: Ints) -> Bools:
+    """Everything that these events are nested in, one of them perhaps in another."""
+    found = np.zeros(len(parent), bool)
+    at = parent[events]
+    at = at[at >= 0]
+    while len(at):
+        at = at[~found[at]]
+        found[at] = True
+        at = np.unique(parent[at])
+        at = at[at >= 0]
+    return found
+
+
 def by_thread(thread: npt.NDArray[np.int32]) -> list[Ints]:
     """Positions of each thread's events, in order."""
     if not len(thread):

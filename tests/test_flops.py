@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,8 +17,17 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from trace_builder import TraceBuilder
 
+from pytest_torchprof.analysis.ops import ops
 from pytest_torchprof.flops import FORMULAS, flops
+from pytest_torchprof.metrics import METRICS, measure
+from pytest_torchprof.render.ops_table import ops_table
+from pytest_torchprof.stats import NotMeasured
+from pytest_torchprof.trace.read import parse
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
 
 Count = Callable[[Callable[[], object]], int]
 
@@ -289,6 +298,10 @@ ATTENTION = [
         None,
     ),
     ("aten::_scaled_dot_product_flash_attention", [[], [], []], None, None),  # nested tensors
+    # nothing to attend with, and no heads at all: a true zero
+    ("aten::_scaled_dot_product_flash_attention", [[2, 4, 0, 16], K, V], None, 0),
+    ("aten::_scaled_dot_product_flash_attention", [[2, 0, 8, 16]] * 3, None, 0),
+    ("aten::_flash_attention_forward", [[0, 4, 16]] * 3 + [[3], [3]], None, 0),
     ("aten::_scaled_dot_product_flash_attention", [Q, [2, 3, 6, 16], [2, 3, 6, 12]], None, None),
     ("aten::_scaled_dot_product_flash_attention", [Q, K, [2, 4, 7, 12]], None, None),
 ]
@@ -403,6 +416,80 @@ def test_convolutions_agree_with_torch(case: tuple[list[int], list[int], dict[st
     dims, mask = [list(out.shape), x, w, []], "[True, True, False]"
     given_back = flops("aten::convolution_backward", dims, [], ["", *concrete, mask])
     assert given_back == 2 * expected
+
+
+# ------------------------------------------------------------------- what nobody knows in a trace
+
+# The first and the last have numbers; the second says nothing of strides, as in a trace of 2023.
+LINEAR = ("aten::addmm", [[6], [4, 5], [5, 6], [], []])
+BARE = ("aten::convolution", STEM)
+CUDNN_CALL = ("aten::cudnn_convolution", STEM, None, ["", "", "[3, 3]", "[2, 2]", "[1, 1]", "1"])
+PACKED = ("aten::_flash_attention_forward", [*RAGGED, [3], [3]])
+Nested = tuple[Any, ...]
+
+
+def traced(*calls: Nested) -> Trace:
+    """A trace of these operators; one that is followed by a list has those inside."""
+    b = TraceBuilder()
+
+    def add(calls: tuple[Nested, ...]) -> None:
+        for op, *inside in calls:
+            with b.op(*op):
+                add(tuple(inside))
+
+    add(calls)
+    return parse(b.to_bytes())
+
+
+NO_STRIDES = "aten::convolution lacks Concrete Inputs in this trace; "
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([(LINEAR,)], 240),
+        ([(LINEAR,), (BARE,)], NO_STRIDES + "1 call"),
+        ([(BARE,), (BARE,), (PACKED,)], NO_STRIDES + "2 calls, and 1 more operator"),
+        ([(BARE, (CUDNN_CALL,))], 236_027_904),  # the part has the number
+        ([(BARE, (("aten::_convolution", STEM), (CUDNN_CALL,)))], 236_027_904),
+        ([(BARE, (BARE, (BARE,)))], NO_STRIDES + "1 call"),  # the outermost only
+        ([(BARE, (CUDNN_CALL,), (BARE,))], NO_STRIDES + "1 call"),  # one part of two
+        ([(LINEAR, (BARE,))], 240),  # the whole has the number
+        ([(("aten::conv2d", STEM), (BARE,))], NO_STRIDES + "1 call"),
+        ([(LINEAR,), (("aten::mm",),)], "aten::mm lacks Input Dims in this trace; 1 call"),
+        (
+            [(("aten::mm", [[4, 5], [6, 5]]),)],
+            "aten::mm has arguments that its formula does not know in this trace; 1 call",
+        ),
+        ([(("aten::mm", [[0, 5], [5, 6]]),)], 0),  # empty, not unknown
+        ([(("aten::add", STEM),)], 0),  # no formula: not counted, by definition
+    ],
+)
+def test_flops_of_a_trace_are_known_or_said_not_to_be(
+    calls: list[Nested], expected: int | str
+) -> None:
+    """An operator that has a formula and no number makes the sum unknown, unless its parts know."""
+    trace = traced(*calls)
+    value = measure(METRICS["flops"], trace)
+    assert value == (NotMeasured(expected) if isinstance(expected, str) else expected)
+    assert trace.unknown_flops.any() == isinstance(expected, str)
+
+
+def test_flops_of_a_part_do_not_depend_on_what_is_unknown_elsewhere() -> None:
+    """A limit on an operator whose calls are all known can be checked."""
+    trace = traced((LINEAR,), (BARE,))
+    assert measure(METRICS["flops"], trace.within(op="aten::addmm")) == 240
+    gap = measure(METRICS["flops"], trace.within(op="aten::convolution"))
+    assert gap == NotMeasured(NO_STRIDES + "1 call")
+
+
+def test_unknown_flops_in_the_rows_of_operators() -> None:
+    """A row with an unknown call has no FLOPs, and its cell is a dash."""
+    trace = traced((LINEAR,), (BARE,), (("aten::convolution", STEM, None, PLAIN),))
+    rows = ops(trace)
+    assert (rows["aten::addmm"].flops, rows["aten::convolution"].flops) == (240, None)
+    lines = {line.split()[0]: line.split() for line in ops_table(trace, "flops", 0).splitlines()}
+    assert lines["aten::convolution"][-1] == "–"
 
 
 # ------------------------------------------------------------------------------ real profiles
@@ -541,6 +628,19 @@ def test_real_profiles_agree_with_torch(make: Callable[[], Any], counted: Count)
     with FlopCounterMode(display=False) as counter:
         function()
     assert counted(function) == counter.get_total_flops() > 0
+
+
+def test_a_convolution_forward_and_backward(counted: Count) -> None:
+    """`with_flops` says 169,344: it does not know the backward pass."""
+    convolution = nn.Conv2d(3, 16, 3)
+    x = torch.randn(1, 3, 16, 16, requires_grad=True)
+
+    def function() -> None:
+        torch.autograd.backward(convolution(x).sum())
+
+    with FlopCounterMode(display=False) as counter:
+        function()
+    assert counted(function) == counter.get_total_flops() == 508_032
 
 
 def test_the_weight_gradient_of_a_grouped_convolution(counted: Count) -> None:

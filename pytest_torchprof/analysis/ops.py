@@ -24,7 +24,8 @@ class OpRow:
     self_cpu_ns: int = 0
     cpu_ns: int = 0
     self_cuda_ns: int = 0
-    flops: int = 0
+    #: None where the trace does not say what the formula of one of the calls needs.
+    flops: int | None = 0
     allocated_cpu_bytes: int = 0
     allocated_cuda_bytes: int = 0
     peak_cpu_bytes: int = 0
@@ -66,6 +67,8 @@ def ops(trace: Trace) -> dict[str, OpRow]:
     for column, values in columns.items():
         for name, total in _sum_by(trace.name[chosen], values):
             setattr(row(trace.names[name]), column, total)
+    for name in np.unique(trace.name[trace.unknown_flops]).tolist():
+        row(trace.names[name]).flops = None
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     owners = launching_operators(trace, device)
     names = [*trace.names, NO_OPERATOR]  # -1

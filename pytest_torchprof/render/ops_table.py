@@ -34,7 +34,7 @@ def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
     """The ``limit`` operators with the most of ``sort_by`` (a key of `COLUMNS`), 0 for all."""
     rows = sorted(ops(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows
-    columns = [c for c in COLUMNS if c == sort_by or any(_value(row, c) for row in rows)]
+    columns = [c for c in COLUMNS if c == sort_by or any(_cell(row, c) for row in rows)]
     body = [[shorten(row.name, 48), *(_cell(row, column) for column in columns)] for row in shown]
     text = tabulate.tabulate(
         body,
@@ -48,9 +48,11 @@ def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
 
 def _value(row: OpRow, column: str) -> float:
     attribute, divisor, _ = COLUMNS[column]
-    return float(getattr(row, attribute)) / divisor
+    return float(getattr(row, attribute) or 0) / divisor
 
 
 def _cell(row: OpRow, column: str) -> str:
+    if getattr(row, COLUMNS[column][0]) is None:
+        return "–"
     value = _value(row, column)
     return format_quantity(value, COLUMNS[column][2]) if value else ""

@@ -1,0 +1,258 @@
+"""Which kernel did which operator's work: FLOPs and compulsory bytes, each counted once.
+
+FLOPs are those of the outermost operator that has a number, as everywhere else; bytes those of the
+innermost, for a convolution's bias is added by a kernel of its own. An operator's number goes to
+its main kernels and to no other: those named after matrix products, convolutions or attention
+(`MAIN_KERNEL`). If none is, FLOPs go to the kernels that have the name of the longest one, and
+bytes to all of its kernels. Several share it by their time, so that all reach the same rate: a
+convolution's backward pass is two products. What a graph replays has no numbers: the launch knows
+no operators. Copies and memsets say themselves how many bytes they moved.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof import nesting
+from pytest_torchprof.analysis.traffic import RULES, compulsory_bytes
+from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, OpArgs, Trace, decode_part
+from pytest_torchprof.flops import FORMULAS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: Kernels that do the work of a product, a convolution or attention: cuBLAS, cuDNN, CUTLASS,
+#: Tensile, composable kernel, Triton templates, flash attention.
+MAIN_KERNEL: Final = re.compile(
+    r"gemm|gemv|cutlass|xmma|nvjet|Cijk_|matmul|triton_\w*mm_|wgmma|winograd|conv(?!ert)|fprop"
+    r"|dgrad|wgrad|fft|flash|fmha|attn|attention|dot_kernel|_rnn|RNN|LSTM|GRU",
+    re.IGNORECASE,
+)
+#: … and those around them, under such names too.
+_HELPER: Final = re.compile(
+    r"reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im|Offsets"
+    r"|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset",
+    re.IGNORECASE,
+)
+_GRAPH: Final = re.compile(r"GraphLaunch")
+#: Element types as kernel names have them, of the operators on lists of tensors.
+_OPAQUE: Final = re.compile(r"OpaqueType<(\d+)")
+_ELEMENT: Final = re.compile(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
+_ELEMENT_BYTES: Final = {
+    "float": 4,
+    "double": 8,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "int": 4,
+    "long": 8,
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+}
+#: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention is of it too).
+_TF32: Final = re.compile(
+    r"tf32|xf32|s1688(?!\w*(bf16|f16))|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
+)
+#: … and that certainly does not.
+_FP32: Final = re.compile(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
+
+DTYPES: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
+_KEYS: Final = {
+    "double": "fp64",
+    "float": "fp32",
+    "c10::complex<float>": "fp32",
+    "c10::complex<double>": "fp64",
+    "c10::BFloat16": "bf16",
+    "c10::Half": "fp16",
+    "c10::Float8_e4m3fn": "fp8",
+    "c10::Float8_e4m3fnuz": "fp8",
+    "c10::Float8_e5m2": "fp8",
+    "c10::Float8_e5m2fnuz": "fp8",
+    "signed char": "int8",
+    "c10::qint8": "int8",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Per device event of the selection, as arrays of one length.
+
+    ``event`` are event indices; ``call`` the innermost operator around the launch, and ``owner``
+    the name of that, else of the annotation, -1 for none; ``flops`` and ``bytes`` -1 where
+    unknown; ``dtype`` an index into `DTYPES`, -1 where there are no FLOPs or no types.
+    """
+
+    event: Ints
+    call: Ints
+    owner: Ints
+    flops: Ints
+    bytes: Ints
+    dtype: Ints
+
+
+def attribute(trace: Trace) -> Work:
+    """Who launched each device event, and what it had to do."""
+    return trace.once(_attribute)
+
+
+def _attribute(trace: Trace) -> Work:
+    event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    launch = trace.launch[event]
+    above = np.where(launch >= 0, trace.parent[launch], -1)
+    distinct, at = np.unique(above, return_inverse=True)
+    call, annotation, counted, typed = (found[at] for found in _climb(trace, distinct))
+    named = np.where(call >= 0, call, annotation)
+    owner = np.where(named >= 0, trace.name[named], -1).astype(np.int64)
+
+    replayed = trace.names_where(_GRAPH.search)[launch] & (launch >= 0)
+    working = (trace.kind[event] == Kind.KERNEL) & ~replayed
+    main = trace.names_where(_is_main)[event]
+    none = np.full(len(event), -1, np.int64)
+
+    flops = none.copy()
+    rows = np.flatnonzero(working & (counted >= 0))
+    name, dur = trace.name[event[rows]].astype(np.int64), trace.dur[event[rows]]
+    flops[rows] = _shares(counted[rows], dur, main[rows], trace.op_flops[counted[rows]], name)
+
+    moved = trace.bytes[event]
+    rows = np.flatnonzero(working & (call >= 0))
+    owners, values = _traffic(trace, call[rows], event[rows])
+    moved[rows] = -1
+    rows, owners, values = rows[owners >= 0], owners[owners >= 0], values[owners >= 0]
+    moved[rows] = _shares(owners, trace.dur[event[rows]], main[rows], values)
+
+    dtype = none.copy()
+    rows = np.flatnonzero(flops >= 0)
+    dtype[rows] = _dtypes(trace, typed[rows], event[rows])
+    return Work(event, call, owner, flops, moved, dtype)
+
+
+def _is_main(name: str) -> bool:
+    return bool(MAIN_KERNEL.search(name)) and not _HELPER.search(name)
+
+
+def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Around each start, itself included: innermost operator and annotation (below no operator),
+    outermost operator that has FLOPs, innermost that has a formula; -1 for none.
+    """
+    ops = trace.is_kind(Kind.OP)
+    notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
+    counts, formula = trace.has_flops, trace.names_where(FORMULAS.__contains__) & ops
+    call, note, counted, typed = (np.full(len(start), -1, np.int64) for _ in range(4))
+    above = start.copy()
+    todo = np.flatnonzero(above >= 0)
+    while len(todo):
+        at = above[todo]
+        for found, where in ((call, ops), (note, notes), (typed, formula)):
+            new = todo[where[at] & (found[todo] < 0)]
+            found[new] = above[new]
+        outer = todo[counts[at]]
+        counted[outer] = above[outer]
+        above[todo] = trace.parent[at]
+        todo = todo[above[todo] >= 0]
+    return call, note, counted, typed
+
+
+def _shares(
+    owner: Ints, dur: Ints, main: Bools, value: Ints, name: Ints | None = None
+) -> Ints:  # fmt: skip
+    """What each kernel has of its owner's value, -1 for kernels that have no share.
+
+    Without a main one: the kernels that are named as the longest is, or all if there are no names.
+    """
+    groups, at = np.unique(owner, return_inverse=True)
+    count = len(groups)
+    has_main = np.bincount(at, main, count) > 0
+    order = np.lexsort((dur, at))  # the longest of each group comes last
+    last = np.searchsorted(at[order], np.arange(count), side="right") - 1
+    rest = np.ones(len(owner), bool) if name is None else name == name[order[last]][at]
+    part = np.where(has_main[at], main, rest)
+    weight = np.where(part, np.maximum(dur, 1), 0)
+    share = np.rint(value * (weight / np.bincount(at, weight, count)[at])).astype(np.int64)
+    # Rounding must not add or lose any: the longest part takes what is left.
+    order = np.lexsort((weight, at))
+    longest = order[np.searchsorted(at[order], np.arange(count), side="right") - 1]
+    share[longest] = 0
+    given = np.zeros(count, np.int64)
+    np.add.at(given, at, share)
+    share[longest] = value[longest] - given
+    return np.where(part, share, -1)
+
+
+def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
+    """For the innermost operators around kernels: the operator whose bytes they moved, how many.
+
+    That is itself if it has a number, else the next around it that has one, unless parts of that
+    one have numbers too.
+    """
+    distinct, first, at = np.unique(call, return_index=True, return_inverse=True)
+    owner, values = distinct.copy(), _bytes(trace, distinct, kernel[first])
+    ops, ruled = trace.is_kind(Kind.OP), trace.names_where(RULES.__contains__)
+    known = nesting.above(distinct[values >= 0], trace.parent)
+    todo = np.flatnonzero(values < 0)
+    while len(todo):
+        owner[todo] = trace.parent[owner[todo]]
+        todo = todo[owner[todo] >= 0]
+        ask = todo[ruled[owner[todo]] & ops[owner[todo]] & ~known[owner[todo]]]
+        values[ask] = _bytes(trace, owner[ask], kernel[first[ask]])
+        todo = todo[values[todo] < 0]
+    owner[values < 0] = -1
+    return owner[at], values[at]
+
+
+def _bytes(trace: Trace, calls: Ints, kernels: Ints) -> Ints:
+    """Compulsory bytes of these calls, -1 where unknown; of each, one of its kernels."""
+    ruled = np.flatnonzero(trace.names_where(RULES.__contains__)[calls])
+    out = np.full(len(calls), -1, np.int64)
+    seen: dict[tuple[int, int, bytes, bytes, bytes, bytes], int] = {}
+    names = trace.name[calls[ruled]].tolist()
+    launched = trace.name[kernels[ruled]].tolist()
+    for i, name, kernel, a in zip(
+        ruled.tolist(), names, launched, trace.operands(calls[ruled]), strict=True
+    ):
+        parts = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
+        item = _item_bytes(trace.names[kernel]) if b"TensorList" in parts[1] else 0
+        key = (name, item, *parts)
+        if key not in seen:
+            dims, types, strides, concrete = map(decode_part, parts)
+            count = compulsory_bytes(
+                trace.names[name], dims, types, strides, concrete, item or None
+            )
+            seen[key] = -1 if count is None else count
+        out[i] = seen[key]
+    return out
+
+
+def _item_bytes(kernel: str) -> int:
+    """Size of the elements that a kernel on lists of tensors works on, 0 if it does not say."""
+    if opaque := _OPAQUE.search(kernel):
+        return int(opaque[1])
+    element = _ELEMENT.search(kernel)
+    return _ELEMENT_BYTES.get(element[1], 0) if element else 0
+
+
+def _dtypes(trace: Trace, typed: Ints, kernels: Ints) -> Ints:
+    """The dtype that each kernel computed in: of its operator's first tensor, or TF32."""
+    calls, at = np.unique(typed, return_inverse=True)
+    seen: dict[bytes, int] = {}
+    codes = [_code(args, seen) for args in trace.operands(calls)]
+    code = np.array(codes, np.int64).reshape(-1)[at]
+    single = code == DTYPES.index("fp32")
+    allowed = trace.facts.get("allow_tf32") is True
+    fast = trace.names_where(
+        lambda name: _TF32.search(name) or (allowed and not _FP32.search(name))
+    )
+    return np.where(single & fast[kernels], DTYPES.index("tf32"), code)
+
+
+def _code(args: OpArgs, seen: dict[bytes, int]) -> int:
+    text = bytes(args.types)
+    if text not in seen:
+        types = decode_part(text)
+        keys = [_KEYS[t] for t in types if t in _KEYS] if isinstance(types, list) else []
+        seen[text] = DTYPES.index(keys[0]) if keys else -1
+    return seen[text]

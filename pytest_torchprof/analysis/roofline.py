@@ -1,0 +1,266 @@
+"""How far each kernel is from what the device could do, and which limit it is under.
+
+Rates are taken over the calls whose FLOPs, or bytes, are known: a kernel that one operator and one
+graph launched has the rate that it reached under the operator. Bytes are compulsory ones, so a
+rate of bytes is a lower bound of what went through the memory, if it came from there: a tensor
+that stays in the device's L2 cache between two kernels can be read faster than memory delivers,
+and then `bandwidth_pct` is truly over 100. FLOPs are those of the formula: an algorithm that needs
+fewer (Winograd, FFT) can truly exceed 100 % of the peak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof import devices
+from pytest_torchprof.analysis.attribution import DTYPES, attribute
+from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.analysis.attribution import Work
+    from pytest_torchprof.devices import Device
+    from pytest_torchprof.nesting import Bools, Ints
+
+Floats = npt.NDArray[np.float64]
+Bound = Literal["compute", "memory", "latency"]
+
+#: Below this share of both peaks, neither of them is what a kernel waits for.
+LATENCY_PCT: Final = 10.0
+#: A kernel as short as its own start and end, if that is all that is known of it.
+SHORT_US: Final = 10.0
+
+#: Copies that stay in one device's memory; others go over a bus that has no peak here.
+_WITHIN = re.compile(r"DtoD|DeviceToDevice|D2D")
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """Per device event of the selection, in time order: what it had to do and how well it did.
+
+    ``flops`` and ``bytes`` are -1, percentages NaN, where unknown.
+    """
+
+    event: Ints
+    flops: Ints
+    bytes: Ints
+    compute_pct: Floats
+    bandwidth_pct: Floats
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """All calls of a kernel, a copy or a memset on one device, or all of one operator's kernels.
+
+    ``operator`` is the one that most of the time was launched for, ``kernel`` the one that took
+    most of it; None for events that no runtime call accounts for. ``flops`` and ``bytes`` are
+    sums over the calls where they are known.
+    """
+
+    device: int | None
+    kernel: str
+    operator: str | None
+    calls: int
+    total_ms: float
+    mean_us: float
+    flops: int | None
+    tflops_per_s: float | None
+    bytes: int | None
+    gb_per_s: float | None
+    compute_pct: float | None
+    bandwidth_pct: float | None
+    bound: Bound | None
+
+
+def kernel_work(trace: Trace, extra: Sequence[Device] = ()) -> KernelWork:
+    """FLOPs, bytes and percentages of peak of each device event."""
+    work = attribute(trace)
+    at_peak, at_bandwidth = _least_s(trace, work, extra)
+    seconds = trace.dur[work.event] / 1e9
+    with np.errstate(divide="ignore", invalid="ignore"):
+        compute, bandwidth = 100 * at_peak / seconds, 100 * at_bandwidth / seconds
+    for pct in (compute, bandwidth):
+        pct[seconds <= 0] = np.nan
+    return KernelWork(work.event, work.flops, work.bytes, compute, bandwidth)
+
+
+def kernel_rows(
+    trace: Trace, *, by: Literal["name", "op"] = "name", extra: Sequence[Device] = ()
+) -> list[KernelRow]:
+    """A row for each device and kernel, or each device and operator, the longest first.
+
+    By operator, a rate is of all the time that its calls took on the device, helpers included;
+    copies and memsets are rows of their own. ``extra``: devices besides those we know.
+    """
+    work = attribute(trace)
+    event = work.event
+    if not len(event):
+        return []
+    device, name, dur = trace.device[event], trace.name[event].astype(np.int64), trace.dur[event]
+    copied = trace.kind[event] != Kind.KERNEL
+    # A copy's row is by its name in both.
+    what = np.where(copied | (by == "name"), name, len(trace.names) + work.owner)
+    unlinked = (by == "op") & ~copied & (work.owner < 0)
+    what[unlinked] = -1
+    _, group = np.unique(_pairs(device, what), return_inverse=True)
+    table = _Table(group, dur)
+    whole = _calls(work.call, group) if by == "op" else np.arange(len(event))
+    whole = np.where(copied, whole.max() + 1 + np.arange(len(event)), whole)
+
+    at_peak, at_bandwidth = _least_s(trace, work, extra)
+    flops, flop_ns = table.known(work.flops, work.flops >= 0, whole)
+    moved, moved_ns = table.known(work.bytes, work.bytes >= 0, whole)
+    peak_s, peak_ns = table.known(at_peak, ~np.isnan(at_peak), whole)
+    width_s, width_ns = table.known(at_bandwidth, ~np.isnan(at_bandwidth), whole)
+    total_flops, total_bytes = table.exact(work.flops), table.exact(work.bytes)
+
+    rows = []
+    kernels, owners = table.longest(name), table.longest(work.owner)
+    for g in table.by_time().tolist():
+        total_ns, calls = int(table.ns[g]), int(table.calls[g])
+        compute = _ratio(peak_s[g] * 1e11, peak_ns[g])
+        bandwidth = _ratio(width_s[g] * 1e11, width_ns[g])
+        mean_us = total_ns / calls / 1e3
+        rows.append(
+            KernelRow(
+                device=number if (number := int(device[table.first[g]])) >= 0 else None,
+                kernel=trace.names[int(kernels[g])],
+                operator=trace.names[owner] if (owner := int(owners[g])) >= 0 else None,
+                calls=calls,
+                total_ms=total_ns / 1e6,
+                mean_us=mean_us,
+                flops=total_flops[g],
+                tflops_per_s=_ratio(flops[g] / 1e3, flop_ns[g]),
+                bytes=total_bytes[g],
+                gb_per_s=_ratio(moved[g], moved_ns[g]),
+                compute_pct=compute,
+                bandwidth_pct=bandwidth,
+                bound=_bound(compute, bandwidth, mean_us),
+            )
+        )
+    return rows
+
+
+def unlinked(trace: Trace) -> int:
+    """How many device events of the selection no runtime call accounts for."""
+    events = trace.selection & trace.is_kind(*DEVICE_KINDS)
+    return int((trace.launch[events] < 0).sum())
+
+
+def _bound(compute: float | None, bandwidth: float | None, mean_us: float) -> Bound | None:
+    """The roof that is nearer, or neither: above the ridge, the share of compute is the greater.
+
+    An elementwise kernel has no FLOPs in our counting, and few in truth. What is known to reach
+    little of one roof may be near the other, unless it is too short for either.
+    """
+    known = [pct for pct in (compute, bandwidth) if pct is not None]
+    if not known:
+        return None
+    if max(known) < LATENCY_PCT:
+        return "latency" if len(known) == 2 or mean_us < SHORT_US else None
+    if bandwidth is None:
+        return None
+    return "compute" if compute is not None and compute >= bandwidth else "memory"
+
+
+def _ratio(amount: float, time: float) -> float | None:
+    return float(amount / time) if time > 0 and not np.isnan(amount) else None
+
+
+# ---------------------------------------------------------------------------------------- peaks
+
+
+def _least_s(trace: Trace, work: Work, extra: Sequence[Device]) -> tuple[Floats, Floats]:
+    """Seconds that each event's FLOPs, and its bytes, take at the device's peak; NaN if unknown."""
+    numbers, at = np.unique(trace.device[work.event], return_inverse=True)
+    found = [_device(trace, int(number), extra) for number in numbers]
+    peaks = np.array(
+        [[d.peaks.get(key, np.nan) if d else np.nan for key in (*DTYPES, "")] for d in found]
+    ).reshape(-1, len(DTYPES) + 1)  # the last is of dtype -1
+    widths = np.array([d.bandwidth_bytes_per_s if d else np.nan for d in found], float)
+    flops, moved = work.flops.astype(float), work.bytes.astype(float)
+    flops[work.flops < 0] = moved[work.bytes < 0] = np.nan
+    copies = trace.kind[work.event] == Kind.MEMCPY
+    within = trace.names_where(_WITHIN.search)[work.event]
+    moved[copies & ~within] = np.nan
+    moved[copies & within] *= 2  # its bytes are read, and written
+    least: tuple[Floats, Floats] = (flops / peaks[at, work.dtype], moved / widths[at])
+    return least
+
+
+def _device(trace: Trace, number: int, extra: Sequence[Device]) -> Device | None:
+    """The device of this number; where the trace does not number its devices, its only one."""
+    listed: Any = trace.metadata.get("deviceProperties")
+    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    mine = [e for e in entries if e.get("id") == number]
+    if not mine and len(entries) == 1 and "id" not in entries[0]:
+        mine = entries
+    return devices.find(mine[0], extra) if mine else None
+
+
+# --------------------------------------------------------------------------------------- groups
+
+
+class _Table:
+    """Sums over groups of device events, which are numbered from 0."""
+
+    def __init__(self, group: Ints, dur: Ints) -> None:
+        self.group, self.dur = group, dur
+        self.count = int(group.max()) + 1
+        self.calls = np.bincount(group, minlength=self.count)
+        self.ns = self._sum(dur)
+        self.first = np.full(self.count, len(group), np.int64)
+        np.minimum.at(self.first, group, np.arange(len(group)))
+
+    def _sum(self, values: Ints) -> Ints:
+        total = np.zeros(self.count, np.int64)
+        np.add.at(total, self.group, values)
+        return total
+
+    def by_time(self) -> Ints:
+        """Groups, the longest first, then in order of appearance."""
+        return np.lexsort((self.first, -self.ns))
+
+    def known(self, values: Floats | Ints, known: Bools, whole: Ints) -> tuple[Floats, Floats]:
+        """Sums of the known values, and ns of all events of a `whole` that has one."""
+        counted = np.zeros(int(whole.max()) + 1, bool)
+        counted[whole[known]] = True
+        time = np.where(counted[whole], self.dur, 0)
+        values = np.where(known, values, 0)
+        return self._floats(values), self._floats(time)
+
+    def _floats(self, values: Floats | Ints) -> Floats:
+        return np.asarray(np.bincount(self.group, values, self.count), np.float64)
+
+    def exact(self, values: Ints) -> list[int | None]:
+        """Sums of the values that are not negative; None where there are none."""
+        known = values >= 0
+        some = np.bincount(self.group, known, self.count) > 0
+        totals = self._sum(np.where(known, values, 0)).tolist()
+        return [total if any_ else None for total, any_ in zip(totals, some.tolist(), strict=True)]
+
+    def longest(self, label: Ints) -> Ints:
+        """Of each group the label that has most of its time."""
+        _, first, at = np.unique(_pairs(self.group, label), return_index=True, return_inverse=True)
+        order = np.lexsort((np.bincount(at, self.dur), self.group[first]))
+        last = np.searchsorted(self.group[first[order]], np.arange(self.count), side="right") - 1
+        return label[first[order[last]]]
+
+
+def _calls(call: Ints, group: Ints) -> Ints:
+    """Numbers of operator calls within their row; an event without one is its own."""
+    alone = np.where(call >= 0, call, -1 - np.arange(len(call)))
+    _, number = np.unique(_pairs(group, alone), return_inverse=True)
+    return number
+
+
+def _pairs(a: Ints, b: Ints) -> Ints:
+    """One number for each pair, in the order of pairs."""
+    low = b.min()
+    pairs: Ints = a * (b.max() - low + 1) + (b - low)
+    return pairs

@@ -378,10 +378,6 @@ class Trace:
 
     # ---------------------------------------------------------------- FLOPs
 
-    def dims(self, events: Ints) -> list[bytes]:
-        """``Input Dims`` of these events as raw JSON; empty where the trace has none."""
-        return [bytes(a.dims) for a in _decode(_OpArgs, self.args[events])]
-
     @cached_property
     def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
         formula = self.names_where(FORMULAS.__contains__)

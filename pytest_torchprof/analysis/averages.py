@@ -32,8 +32,8 @@ class OpStats:
     """One row of key averages: an operator, annotation or runtime call, or one group of its calls.
 
     ``self_`` is without what is nested in it; bytes are allocations less frees. ``flops`` is None
-    where no call counts: it has no formula, or is a part of an operator that counts. ``cuda`` is
-    None without an accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of
+    where no call counts: it has no formula, or is a part of an operator that counts; or where the
+    trace does not say what the formula of one of them needs. ``cuda`` is None without an accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of
     all self device time, or of all self CPU time where no device took part.
     """
 
@@ -82,6 +82,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
         "self_cuda": total(own[chosen]),
         "cuda": total(np.where(outermost, below[chosen], 0)),
         "flops": total(trace.op_flops[chosen]),
+        "unknown": total(trace.unknown_flops[chosen]),
     }
     memory = _memory_of(trace, at, chosen, len(key))
     unlinked = int(trace.dur[device].sum() - own[chosen].sum())
@@ -104,7 +105,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
             cuda_ms=value["cuda"][i] / 1e6 if len(device) else None,
             self_cpu_bytes=memory[0][i] if memory[0] is not None else None,
             self_cuda_bytes=memory[1][i] if memory[1] is not None else None,
-            flops=value["flops"][i] or None,
+            flops=None if value["unknown"][i] else value["flops"][i] or None,
             share=part(value["self_cuda"][i] if len(device) else value["self_cpu"][i]),
             **({field: labels(group_of[i])} if field else {}),
         )
@@ -186,7 +187,8 @@ def _by_name(_trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
 
 def _by_shape(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
     known: dict[bytes, int] = {}
-    group = [known.setdefault(raw, len(known)) for raw in trace.dims(events)]
+    dims = (bytes(args.dims) for args in trace.operands(events))
+    group = [known.setdefault(raw, len(known)) for raw in dims]
     raws = list(known)
     return np.array(group, np.int64), lambda i: msgspec.json.decode(raws[i]) if raws[i] else None
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -22,7 +23,7 @@ Row = Mapping[str, Any]
 _TEXTS = {
     "name": 24,
     "kernel": 24,
-    "operator": 20,
+    "operator": 16,
     "stack": 32,
     "module": 24,
     "shapes": 24,
@@ -42,6 +43,25 @@ _TEXTS = {
 _WHOLE = frozenset({"change", "device", "bound", "rank", "metric", "reason", "message", "rule"})
 #: Tabulate pads a heading by two, and puts two between columns.
 _GAP = _PADDING = 2
+
+#: Cells carry their units, so headings need none.
+_HEADINGS = {
+    "tflops_per_s": "TFLOP/s",
+    "gb_per_s": "GB/s",
+    "compute_pct": "compute",
+    "bandwidth_pct": "memory",
+    "peak_bytes": "peak",
+}
+_UNIT = re.compile(r"_(ms|us)(?=_[ab]$|$)")
+
+
+def heading(field: str) -> str:
+    """What stands above a column of a table.
+
+    >>> heading("self_cuda_ms"), heading("cpu_ms_a"), heading("gb_per_s"), heading("calls")
+    ('self_cuda', 'cpu_a', 'GB/s', 'calls')
+    """
+    return _HEADINGS.get(field, _UNIT.sub("", field))
 
 
 def _percent(value: float) -> str:
@@ -112,7 +132,7 @@ def table(
     body = [list(cells) for cells in zip(*columns, strict=True)]
     text = tabulate.tabulate(
         body,
-        headers=shown,
+        headers=[heading(field) for field in shown],
         tablefmt=style,
         disable_numparse=True,
         colalign=["left" if f in _TEXTS else "right" for f in shown] if body else None,
@@ -126,7 +146,7 @@ def table(
 def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list[list[str]]:
     """Columns of text cut to what the terminal has left, the widest first."""
     widths = [
-        max(len(field) + _PADDING, *map(len, column))
+        max(len(heading(field)) + _PADDING, *map(len, column))
         for field, column in zip(fields, columns, strict=True)
     ]
     over = sum(widths) + _GAP * (len(widths) - 1) - width

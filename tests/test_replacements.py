@@ -117,10 +117,12 @@ def test_names_are_shortened_as_asked() -> None:
 
 
 def test_work_is_bounded_and_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after = (ran(*(LAYER * 5).split()), ran(*(FUSED * 5).split()))
+    before, after = (ran(*(layers * 100).split()) for layers in (LAYER, FUSED))
     monkeypatch.setattr(room, "_MOST_DIFFERENCES", 3)
-    found = replacements(before, after)
-    assert found == ([Replacement(("mul", "add"), ("triton_mul_add",), 3)], False)
+    (row,), complete = replacements(before, after)
+    assert row.text().startswith("mul, add → triton_mul_add  ×")
+    assert 10 < row.times < 100
+    assert not complete
     monkeypatch.setattr(room, "_MOST_SEARCHES", 0)
     assert replacements(before, after) == ([], False)
 

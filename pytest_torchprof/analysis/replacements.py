@@ -1,8 +1,8 @@
 """Two sequences of operators or kernels, aligned: which ones took the place of which.
 
-So a rename or a fusion reads as one change. The alignment is greedy and all but linear: where the
-sequences part, it looks for the nearest place at which they go on together, and what it found for
-one surrounding holds for all others that are equal, as of every step of a loop.
+So a rename or a fusion reads as one change. The alignment is all but linear: where the sequences
+part, the longest common subsequence of a window of each says how they go on, and what it says for
+one pair of windows holds for all others that are equal, as of every step of a loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from itertools import groupby
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,13 +39,11 @@ VIEWS = frozenset(
 #: What many operators do first: inside another operator they are part of it.
 _PRELUDES = frozenset({"aten::fill_", "aten::zero_"})
 
-_NEAR = 48  # how far ahead the exact search looks
+_WINDOW = 128
 _RUN = 4  # so many equal in a row are surely the same place
-#: What a run of 0, 1, … equal ones costs, in ones that are passed over to get there.
-_COST_OF_RUN = np.array([1e9, 12, 6, 2, 0])
-_FAR = (1_000, 30_000, 2**62)  # how far ahead the search for a whole run looks, by and by
-_MOST_SEARCHES = 10_000  # about a second
-_MOST_DIFFERENCES = 200_000
+_FAR = (1_000, 30_000, 2**62)  # how far ahead the search for such a run looks, by and by
+_MOST_SEARCHES = 5_000  # about a second
+_MOST_DIFFERENCES = 500_000
 _MOST_IN_ONE = 200  # names that have taken each other's place; more is another program
 _MOST_SHOWN = 6
 
@@ -91,24 +88,16 @@ def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
     for i, i_end, j, j_end in alignment.differences():
         found[one[i:i_end].tobytes(), other[j:j_end].tobytes()] += 1
     times: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
-    for sides, count in found.items():
-        for gone, come, folds in _refined(*(np.frombuffer(s, np.int64).tolist() for s in sides)):
+    for (before, after), count in found.items():
+        gone, come = (np.frombuffer(side, np.int64).tolist() for side in (before, after))
+        readable = len(gone) + len(come) <= _MOST_IN_ONE
+        if gone and come and readable and sorted(gone) != sorted(come):
+            folds = gcd(_folds(gone), _folds(come))
+            gone, come = gone[: len(gone) // folds], come[: len(come) // folds]
             times[tuple(names[n] for n in gone), tuple(names[n] for n in come)] += count * folds
     rows = [Replacement(*sides, count) for sides, count in times.items()]
     rows.sort(key=lambda r: (-r.times * (len(r.before) + len(r.after)), r.before, r.after))
     return Replacements(rows, alignment.complete)
-
-
-def _refined(gone: list[int], come: list[int]) -> Iterator[tuple[list[int], list[int], int]]:
-    """Parts of a difference that took each other's place, repetitions folded: (…, …, times)."""
-    if len(gone) + len(come) > _MOST_IN_ONE or sorted(gone) == sorted(come):
-        return
-    matcher = SequenceMatcher(None, gone, come, autojunk=False)
-    for how, i, i_end, j, j_end in matcher.get_opcodes():
-        if how == "replace":
-            one, other = gone[i:i_end], come[j:j_end]
-            folds = gcd(_folds(one), _folds(other))
-            yield one[: len(one) // folds], other[: len(other) // folds], folds
 
 
 # -------------------------------------------------------------------- sequences
@@ -148,34 +137,50 @@ def _innermost(trace: Trace) -> Bools:
 # -------------------------------------------------------------------- alignment
 
 
+Step = tuple[tuple[tuple[int, int, int, int], ...], int, int]  # differences, where they end
+
+
 class _Alignment:
     """Where two sequences of numbers, none of them negative, differ."""
 
     def __init__(self, a: Ints, b: Ints) -> None:
         self.complete = True
-        self._lengths = len(a), len(b)
-        end = np.full(_RUN, -1, np.int64)  # the ends are the same place too
-        self._a, self._b = np.concatenate([a, end]), np.concatenate([b, end])
+        self._ends = len(a), len(b)
+        # Numbers of one sequence only are alike in that they match nothing.
+        self._a = np.where(np.isin(a, b), a, -1)
+        self._b = np.where(np.isin(b, a), b, -2)
         self._bytes = self._a.tobytes(), self._b.tobytes()
-        self._known: dict[tuple[bytes, bytes], tuple[int, int]] = {}
+        self._known: dict[tuple[bytes, bytes, bool], Step | None] = {}
         self._searches = 0
         self._runs: tuple[Ints, Ints] | None = None
 
     def differences(self) -> Iterator[tuple[int, int, int, int]]:
         """(start, end, start, end) of the parts of either, at least one of which is not empty."""
-        (end_a, end_b), i, j = self._lengths, 0, 0
+        last = (0, 0, 0, 0)
+        for found in self._differences():
+            if found[0] == last[1] and found[2] == last[3]:
+                last = (last[0], found[1], last[2], found[3])
+                continue
+            if last[1] > last[0] or last[3] > last[2]:
+                yield last
+            last = found
+        if last[1] > last[0] or last[3] > last[2]:
+            yield last
+
+    def _differences(self) -> Iterator[tuple[int, int, int, int]]:
+        (end_a, end_b), i, j = self._ends, 0, 0
         for _ in range(_MOST_DIFFERENCES):
             same = self._same_from(i, j)
-            i, j = min(i + same, end_a), min(j + same, end_b)
+            i, j = i + same, j + same
             if i == end_a or j == end_b:
-                if i < end_a or j < end_b:
-                    yield i, end_a, j, end_b
+                yield i, end_a, j, end_b
                 return
             step = self._apart(i, j)
             if step is None:
                 break
-            yield i, i + step[0], j, j + step[1]
-            i, j = i + step[0], j + step[1]
+            for start, stop, first, last in step[0]:
+                yield i + start, i + stop, j + first, j + last
+            i, j = i + step[1], j + step[2]
         self.complete = False
 
     def _same_from(self, i: int, j: int) -> int:
@@ -189,58 +194,103 @@ class _Alignment:
                 return i + at - start
             i, j, size = i + length, j + length, size * 2
 
-    def _apart(self, i: int, j: int) -> tuple[int, int] | None:
-        """How many of either to pass over, so that they go on together; None if it is too much."""
-        a, b = self._bytes
-        key = a[i * 8 : (i + _NEAR) * 8], b[j * 8 : (j + _NEAR) * 8]
-        step = self._known.get(key)
-        if step is None:
+    def _apart(self, i: int, j: int) -> Step | None:
+        """How they go on from where they part; None if that is too much work."""
+        (a, b), (end_a, end_b) = self._bytes, self._ends
+        at_end = i + _WINDOW >= end_a and j + _WINDOW >= end_b
+        key = a[i * 8 : (i + _WINDOW) * 8], b[j * 8 : (j + _WINDOW) * 8], at_end
+        if key not in self._known:
             if self._searches >= _MOST_SEARCHES:
                 return None
             self._searches += 1
-            step = _nearest(*(np.frombuffer(side, np.int64) for side in key))
-            if step is None:  # then what decides lies beyond the key
-                return self._nearest_run(i, j)
-            self._known[key] = step
-        (end_a, end_b) = self._lengths
-        return min(step[0], end_a - i), min(step[1], end_b - j)
+            windows = (np.frombuffer(side, np.int64).tolist() for side in key[:2])
+            self._known[key] = _way_on(*windows, to_the_end=at_end)
+        return self._known[key] or self._to_next_run(i, j)
 
-    def _nearest_run(self, i: int, j: int) -> tuple[int, int]:
+    def _to_next_run(self, i: int, j: int) -> Step:
+        """As far as the nearest run that both have, or the end."""
         if self._runs is None:
             self._runs = _hashed_runs(self._a), _hashed_runs(self._b)
-        end_a, end_b = self._lengths
+        in_a, in_b = self._ends[0] - i, self._ends[1] - j
         for reach in _FAR:
-            self._searches += min(reach, max(end_a - i, end_b - j)) // 1000
-            a, b = self._runs[0][i : i + reach], self._runs[1][j : j + reach]
-            (distinct_a, at_a), (distinct_b, at_b) = (
-                np.unique(x, return_index=True) for x in (a, b)
-            )
-            _, in_a, in_b = np.intersect1d(
-                distinct_a, distinct_b, assume_unique=True, return_indices=True
-            )
-            if len(in_a):
-                best = int((at_a[in_a] + at_b[in_b]).argmin())
-                return min(int(at_a[in_a[best]]), end_a - i), min(int(at_b[in_b[best]]), end_b - j)
-        return end_a - i, end_b - j
+            self._searches += min(reach, max(in_a, in_b)) // 1000
+            a, at_a = np.unique(self._runs[0][i : i + reach], return_index=True)
+            b, at_b = np.unique(self._runs[1][j : j + reach], return_index=True)
+            _, of_a, of_b = np.intersect1d(a, b, assume_unique=True, return_indices=True)
+            if len(of_a):
+                best = int((at_a[of_a] + at_b[of_b]).argmin())
+                in_a, in_b = int(at_a[of_a[best]]), int(at_b[of_b[best]])
+                break
+        return ((0, in_a, 0, in_b),), in_a, in_b
 
 
-def _nearest(a: Ints, b: Ints) -> tuple[int, int] | None:
-    """The cheapest way on: few passed over, and then as many equal as needed to be sure."""
-    equal = a[:, None] == b[None, :]
-    run, length = equal, equal.astype(np.int64)
-    for _ in range(_RUN - 1):
-        longer = np.zeros_like(equal)
-        longer[:-1, :-1] = equal[:-1, :-1] & run[1:, 1:]
-        run = longer
-        length += run
-    cost = np.arange(len(a))[:, None] + np.arange(len(b))[None, :] + _COST_OF_RUN[length]
-    in_a, in_b = divmod(int(cost.argmin()), len(b))
-    return (in_a, in_b) if equal[in_a, in_b] else None
+def _way_on(a: list[int], b: list[int], *, to_the_end: bool) -> Step | None:
+    """The differences in the first half of two windows, or in all; None if nothing is common.
+
+    Of all ways to the end of either window the one that leaves out the fewest.
+    """
+    rows = _common_lengths(a, b)
+    end = (len(a), len(b)) if to_the_end else _cheapest_end(rows, len(b))
+    pairs = _common(rows, *end)
+    if not to_the_end:
+        if not pairs:
+            return None
+        half = sum(end) / 2
+        pairs = [pair for pair in pairs if sum(pair) <= half] or pairs[:1]
+        end = pairs[-1][0] + 1, pairs[-1][1] + 1
+    found, i, j = list[tuple[int, int, int, int]](), 0, 0
+    for in_a, in_b in [*pairs, end]:
+        if in_a > i or in_b > j:
+            found.append((i, in_a, j, in_b))
+        i, j = in_a + 1, in_b + 1
+    return tuple(found), *end
+
+
+def _common_lengths(a: list[int], b: list[int]) -> list[int]:
+    """Lengths of longest common subsequences, as bits: for each beginning of ``a`` a number of
+    which the lowest bits that are 0 count what it has in common with as many of ``b``.
+
+    H. Hyyrö, Bit-parallel LCS-length computation revisited, AWOCA 2004.
+    """
+    where: dict[int, int] = {}
+    for at, number in enumerate(b):
+        where[number] = where.get(number, 0) | 1 << at
+    every = (1 << len(b)) - 1
+    rows = [every]
+    for number in a:
+        common = rows[-1] & where.get(number, 0)
+        rows.append(((rows[-1] + common) | (rows[-1] - common)) & every)
+    return rows
+
+
+def _cheapest_end(rows: list[int], width: int) -> tuple[int, int]:
+    """Where on the far edges of the table the fewest are left out, the farthest of these."""
+    in_a, in_last = len(rows) - 1, f"{rows[-1]:0{width}b}"[::-1]
+    common, ends = 0, [(in_a, in_a, 0)]
+    for in_b, bit in enumerate(in_last, 1):
+        common += bit == "0"
+        ends.append((in_a + in_b - 2 * common, in_a, in_b))
+    ends += [(x - width + 2 * row.bit_count(), x, width) for x, row in enumerate(rows)]
+    return min(ends, key=lambda end: (end[0], -end[1] - end[2]))[1:]
+
+
+def _common(rows: list[int], i: int, j: int) -> list[tuple[int, int]]:
+    """Positions of a longest common subsequence of so many of either."""
+    pairs = []
+    while i and j:
+        if rows[i] >> (j - 1) & 1:
+            j -= 1
+        else:
+            i -= 1
+            if rows[i] >> (j - 1) & 1:
+                j -= 1
+                pairs.append((i, j))
+    return pairs[::-1]
 
 
 def _hashed_runs(numbers: Ints) -> Ints:
     """A number for each run of `_RUN`, by where it begins."""
-    out = np.zeros(len(numbers) - _RUN + 1, np.uint64)
+    out = np.zeros(max(len(numbers) - _RUN + 1, 0), np.uint64)
     for k in range(_RUN):
         out = out * np.uint64(0x9E3779B97F4A7C15) + numbers[k : k + len(out)].astype(np.uint64)
     return out.view(np.int64)

@@ -295,6 +295,12 @@ class Trace:
         """How many such events enclose this one; -1 for events that are not of the host."""
         return self._host_nest[1]
 
+    @property
+    def frames(self) -> tuple[Ints, Ints]:
+        """As (`parent`, `depth`), with Python functions and modules among what encloses."""
+        has_python = bool(self.is_kind(Kind.PYTHON).any())
+        return self._python_nest if has_python else self._host_nest
+
     @cached_property
     def self_ns(self) -> Ints:
         """Duration less the duration of direct children (host events)."""

@@ -22,6 +22,7 @@ from pytest_torchprof import nesting
 from pytest_torchprof.flops import FORMULAS, flops
 
 if TYPE_CHECKING:
+    from pytest_torchprof.arguments import Arguments
     from pytest_torchprof.nesting import Bools, Ints
 
 #: The annotation around the measured region of a live capture.
@@ -159,7 +160,8 @@ class Trace:
     name of event ``i``; ``threads[thread[i]]`` is its (pid, tid); ``args[i]`` is raw JSON or None.
     Events are in time order, longer ones first where they start together. Links are event indices,
     -1 for none. ``selection`` marks the events that count: those of the measured region of a live
-    capture, all of a stored trace, or a part of either, see `within`.
+    capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
+    each, what of a stored trace could not be read.
     """
 
     ts: Ints
@@ -168,9 +170,10 @@ class Trace:
     name: npt.NDArray[np.int32]
     thread: npt.NDArray[np.int32]
     names: Sequence[str]
-    args: npt.NDArray[np.object_]
+    args: Arguments
     threads: Sequence[tuple[Any, Any]] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     scope: tuple[str, str] | None = None
 
     def __len__(self) -> int:
@@ -427,13 +430,12 @@ class Trace:
         return out
 
 
-def _decode(of: type[_Args], raws: npt.NDArray[np.object_]) -> list[_Args]:
+def _decode(of: type[_Args], raws: Arguments) -> list[_Args]:
     """Decoded args, all in one go; the empty struct where a foreign tool wrote something else."""
-    texts = [b"null" if raw is None else raw for raw in raws.tolist()]
     try:
-        every = _DECODERS[of].decode(b"[" + b",".join(texts) + b"]")
+        every = _DECODERS[of].decode(raws.as_list())
     except _NOT_DECODED:
-        every = [_decode_one(of, text) for text in texts]
+        every = [_decode_one(of, raw or b"null") for raw in raws]
     return [of() if args is None else args for args in every]
 
 

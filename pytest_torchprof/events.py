@@ -113,6 +113,7 @@ class _MemoryArgs(msgspec.Struct, gc=False):
     addr: int | None = msgspec.field(name="Addr", default=None)
     bytes: int = msgspec.field(name="Bytes", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
+    device_id: int = msgspec.field(name="Device Id", default=-1)
 
 
 _Args = TypeVar("_Args", _DeviceArgs, OpArgs, _MemoryArgs)
@@ -130,19 +131,28 @@ _Shared = TypeVar("_Shared")
 class Memory:
     """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
 
-    ``addr`` is None where the trace has no addresses, as in 2021.
+    ``addr`` is None where the trace has no addresses, as in 2021. ``place`` is (c10's number of
+    the device's type, 0 for the host; the device's index, -1 for none), one pair a row.
     """
 
     event: Ints
     addr: Ints | None
     bytes: Ints
-    on_device: Bools
+    place: Ints
+
+    @property
+    def on_device(self) -> Bools:
+        """Whether it is the accelerator's memory, not the host's."""
+        return np.not_equal(self.place[:, 0], 0)
 
     def device(self, on_device: bool) -> Memory:
-        """The rows of the host's memory, or of the accelerator's."""
-        keep = self.on_device == on_device
+        """The rows of the host's memory, or of the accelerators'."""
+        return self.where(self.on_device == on_device)
+
+    def where(self, keep: Bools) -> Memory:
+        """Some of the rows."""
         addr = None if self.addr is None else self.addr[keep]
-        return Memory(self.event[keep], addr, self.bytes[keep], self.on_device[keep])
+        return Memory(self.event[keep], addr, self.bytes[keep], self.place[keep])
 
 
 @dataclass(frozen=True)
@@ -296,6 +306,12 @@ class Trace:
         """How many such events enclose this one; -1 for events that are not of the host."""
         return self._host_nest[1]
 
+    @property
+    def frames(self) -> tuple[Ints, Ints]:
+        """As (`parent`, `depth`), with Python functions and modules among what encloses."""
+        has_python = bool(self.is_kind(Kind.PYTHON).any())
+        return self._python_nest if has_python else self._host_nest
+
     @cached_property
     def self_ns(self) -> Ints:
         """Duration less the duration of direct children (host events)."""
@@ -373,7 +389,9 @@ class Trace:
             rows,
             None if None in addresses else _int64(addresses),
             _int64([a.bytes for a in args]),
-            np.fromiter((a.device_type != 0 for a in args), bool, len(args)),
+            np.stack(
+                [_int64([a.device_type for a in args]), _int64([a.device_id for a in args])], 1
+            ),
         )
 
     # ---------------------------------------------------------------- FLOPs

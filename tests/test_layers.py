@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
-    {"", "units", "errors", "watchdog"},  # "" is the package itself
+    {"", "units", "errors", "files", "watchdog"},  # "" is the package itself
     {"events", "arguments", "nesting", "flops", "devices", "stats", "settings"},
     {"metrics", "rules", "analysis", "compare"},
     {"render", "baseline", "trace"},

@@ -53,7 +53,7 @@ def ops(trace: Trace) -> dict[str, OpRow]:
 
     chosen = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION))
     # A recursive operator must not add its inner time to its outer one.
-    outermost = ~_below_same_name(trace, chosen)
+    outermost = ~below_same_name(trace, chosen)
     parent = trace.parent[chosen]
     accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
     accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
@@ -127,7 +127,8 @@ def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple
     return list(zip(distinct.tolist(), total.tolist(), strict=True))
 
 
-def _below_same_name(trace: Trace, events: Ints) -> Bools:
+def below_same_name(trace: Trace, events: Ints) -> Bools:
+    """Which of these host events run inside one of the same name."""
     found = np.zeros(len(events), bool)
     above = trace.parent[events]
     todo = np.flatnonzero(above >= 0)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from pytest_torchprof import __version__
+from pytest_torchprof.errors import TorchprofError
 
-BAD_USAGE = 2
+OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+#: Set to anything, a fault of ours shows its traceback.
+DEBUG = "TORCHPROF_DEBUG"
+
+_FORMATS = ("table", "json", "csv", "markdown")
+_PATHS = "a .json or .json.gz trace of torch.profiler, several, or a folder (ranks of one job)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -19,12 +29,171 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+Add = Callable[[argparse.ArgumentParser], object]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: what it is for, and its arguments; `commands` has a function of its name."""
+
+    name: str
+    help: str
+    arguments: tuple[Add, ...]
+
+
+def _argument(*names: str, **options: object) -> Add:
+    return lambda parser: parser.add_argument(*names, **options)  # type: ignore[arg-type]
+
+
+def _percent(text: str) -> float:
+    value = float(text.strip().removesuffix("%"))
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise ValueError
+    return value
+
+
+_percent.__name__, _count.__name__ = "percentage", "count"  # as argparse names what it refuses
+
+_TRACES = _argument("traces", nargs="+", metavar="TRACE", help=_PATHS)
+_FORMAT = _argument("--format", choices=_FORMATS, default="table", help="how to print (table)")
+_RANK = _argument("--rank", type=_count, metavar="N", help="of several ranks, only this one")
+_LIMIT = _argument(
+    "--limit", type=_count, metavar="N", help="print so many rows, 0 for all (tables: 30)"
+)
+_SORT = _argument("--sort", metavar="FIELD", help="order by this field, largest first")
+_PEAKS = _argument("--device-peaks", metavar="FILE", help="JSON file with the peaks of a chip")
+
+COMMANDS = (
+    Command("summary", "every metric of a trace", (_TRACES, _FORMAT, _RANK)),
+    Command(
+        "ops",
+        "key averages of operators: calls, time, memory, FLOPs, share",
+        (
+            _TRACES,
+            _argument("--by", choices=("name", "shape", "stack", "module"), default="name"),
+            _SORT,
+            _LIMIT,
+            _FORMAT,
+            _RANK,
+        ),
+    ),
+    Command(
+        "kernels",
+        "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
+        (
+            _TRACES,
+            _argument("--by", choices=("name", "op"), default="name"),
+            _SORT,
+            _LIMIT,
+            _PEAKS,
+            _FORMAT,
+            _RANK,
+        ),
+    ),
+    Command(
+        "lint",
+        "anti-patterns, with place, count, cost and fix",
+        (
+            _TRACES,
+            _argument("--fail", action="store_true", help="exit with 1 if there is any"),
+            _FORMAT,
+            _RANK,
+        ),
+    ),
+    Command(
+        "diff",
+        "what appeared, vanished, or changed between two traces",
+        (
+            _argument("a", metavar="A", help="the trace before (or a folder of ranks)"),
+            _argument("b", metavar="B", help="the trace now"),
+            _argument("--by", choices=("op", "kernel"), default="op"),
+            _argument(
+                "--fail-over",
+                type=_percent,
+                metavar="PCT",
+                help="exit with 1 if the time grew by more than so many percent",
+            ),
+            _SORT,
+            _LIMIT,
+            _FORMAT,
+            _RANK,
+        ),
+    ),
+    Command(
+        "augment",
+        "write the trace with FLOPs, bytes and achieved %% on each kernel, for Perfetto",
+        (
+            _argument("trace", metavar="IN", help="the trace"),
+            _argument("target", metavar="OUT", help="the file to write; .gz compresses it"),
+            _PEAKS,
+            _FORMAT,
+        ),
+    ),
+    Command(
+        "stacks",
+        "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
+        (
+            _argument("trace", metavar="TRACE", help="the trace"),
+            _argument("target", metavar="OUT", help="the file to write"),
+            _argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
+            _FORMAT,
+        ),
+    ),
+    Command(
+        "memory",
+        "peak memory, and what was live at the peak by operator",
+        (_TRACES, _LIMIT, _FORMAT, _RANK),
+    ),
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (the process's own by default); return its status."""
     parser = _parser()
-    parser.parse_args(argv)
-    parser.print_help()
-    parser.error("no command was given")
+    options = parser.parse_args(argv)
+    if options.command is None:
+        parser.print_help()
+        parser.error("no command was given")
+    try:
+        status = _run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `torchprof ops … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status
+
+
+def _run(options: argparse.Namespace) -> int:
+    from pytest_torchprof import commands
+
+    try:
+        return int(getattr(commands, options.command)(options))
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except TorchprofError as error:
+        return _complain(str(error))
+    except MemoryError:
+        return _complain("not enough memory for this trace")
+    except OSError as error:
+        return _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        fault = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _complain(f"internal error, please report it: {fault}; {DEBUG}=1 shows where")
+
+
+def _complain(message: str) -> int:
+    print(f"torchprof: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - a command
+    return BAD_USAGE
 
 
 def _parser() -> _Parser:
@@ -33,4 +202,9 @@ def _parser() -> _Parser:
         description="Metrics, tables and checks for PyTorch profiler traces.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for command in COMMANDS:
+        sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        for add in command.arguments:
+            add(sub)
     return parser

@@ -164,7 +164,7 @@ class Trace:
     Events are in time order, longer ones first where they start together. Links are event indices,
     -1 for none. ``selection`` marks the events that count: those of the measured region of a live
     capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
-    each, what of a stored trace could not be read.
+    each, what of a stored trace could not be read; ``source`` is its file.
     """
 
     ts: Ints
@@ -177,6 +177,7 @@ class Trace:
     threads: Sequence[tuple[Any, Any]] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    source: str = ""
     scope: tuple[str, str] | None = None
 
     def __len__(self) -> int:
@@ -246,7 +247,7 @@ class Trace:
             roots = self.is_kind(Kind.PYTHON) & self.names_where(
                 lambda n: (m := MODULE.match(n)) is not None and m[1] == what
             )
-            parent, depth = self.stack_nest
+            parent, depth = self._python_nest
         below = _spread(roots, parent, depth)
         device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))
         launch = self.launch[device]
@@ -290,11 +291,6 @@ class Trace:
     @cached_property
     def _python_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS, Kind.PYTHON)
-
-    @property
-    def stack_nest(self) -> tuple[Ints, Ints]:
-        """(parent, depth) as `parent` and `depth`, with Python functions among the events."""
-        return self._python_nest
 
     @property
     def parent(self) -> Ints:

@@ -25,8 +25,9 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
         "fixture",
         "capture",
         "ab",
+        "api",
     },
-    {"plugin", "cli", "__main__"},
+    {"plugin", "cli", "commands", "__main__"},
 ]
 ACROSS = {  # what a room may import on its own level
     "units": {"errors"},
@@ -41,12 +42,14 @@ ACROSS = {  # what a room may import on its own level
     "silence": {"capture"},
     "judging": {"runs"},
     "session": {"accepting", "capture", "fixture", "judging", "options", "reruns", "runs"},
+    "cli": {"commands"},
     "__main__": {"cli"},
 }
 ONLY_IN = {  # library → the modules that may import it
     "pytest": {"plugin", "options", "session", "reruns", "silence", "fixture"},
     "torch": {"capture"},
     "tabulate": {"render"},
+    "tqdm": {"commands"},
     "expecttest": {"baseline.inline"},
 }
 LOADED_WHEN_OFF = {"plugin", "options", "settings", "units", "errors", "metrics"}

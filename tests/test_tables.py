@@ -27,12 +27,12 @@ def test_a_table_has_scaled_units_a_total_and_no_empty_column() -> None:
     assert_expected_inline(
         table(ROWS, FIELDS, total=TOTAL),
         """\
-name          calls    self_cpu_ms    flops    share
-----------  -------  -------------  -------  -------
-aten::mm     12,345         1.5 ms  2 GFLOP   99.9 %
-aten::add_        1         2.1 us        –   <0.1 %
-----------  -------  -------------  -------  -------
-total        12,346         1.5 ms             100 %
+name          calls    self_cpu    flops    share
+----------  -------  ----------  -------  -------
+aten::mm     12,345      1.5 ms  2 GFLOP   99.9 %
+aten::add_        1      2.1 us        –   <0.1 %
+----------  -------  ----------  -------  -------
+total        12,346      1.5 ms             100 %
 """,
     )
 
@@ -79,6 +79,7 @@ def test_a_table_fits_the_terminal_by_cutting_names_in_the_middle(width: int) ->
         ("calls", 0, "0"),
         ("total_ms", 0.0, "0 ms"),
         ("mean_us", 12.5, "12.5 us"),
+        ("cuda_ms_b", 12.5, "12.5 ms"),
         ("mean_us", 12500.0, "12.5 ms"),
         ("bytes", 2**21, "2 MiB"),
         ("self_cuda_bytes", -1024, "-1 KiB"),

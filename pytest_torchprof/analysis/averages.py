@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from pytest_torchprof import nesting
+from pytest_torchprof.analysis.device import launched_ns
 from pytest_torchprof.analysis.ops import NO_OPERATOR, launchers
 from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, MODULE, Kind, Trace
 
@@ -32,9 +33,10 @@ class OpStats:
     """One row of key averages: an operator, annotation or runtime call, or one group of its calls.
 
     ``self_`` is without what is nested in it; bytes are allocations less frees. ``flops`` is None
-    where no call counts: it has no formula, or is a part of an operator that counts; or where the
-    trace does not say what the formula of one of them needs. ``cuda`` is None without an accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of
-    all self device time, or of all self CPU time where no device took part.
+    where no call counts (it has no formula, or is a part of an operator that counts), and where the
+    trace does not say what the formula of one of them needs. ``cuda`` is None without an
+    accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of all self device
+    time, or of all self CPU time where no device took part.
     """
 
     name: str
@@ -74,7 +76,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
 
     outermost = ~_inside_itself(trace, chosen, at)
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    own, below = _device_ns(trace, device)
+    own, below = _own_device_ns(trace, device), trace.once(launched_ns)
     columns = {
         "calls": np.bincount(at, minlength=len(key)),
         "self_cpu": total(trace.self_ns[chosen]),
@@ -82,7 +84,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
         "self_cuda": total(own[chosen]),
         "cuda": total(np.where(outermost, below[chosen], 0)),
         "flops": total(trace.op_flops[chosen]),
-        "unknown": total(trace.unknown_flops[chosen]),
+        "unknown": total(trace.unknown_flops[chosen].astype(np.int64)),
     }
     memory = _memory_of(trace, at, chosen, len(key))
     unlinked = int(trace.dur[device].sum() - own[chosen].sum())
@@ -142,16 +144,12 @@ def _inside_itself(trace: Trace, events: Ints, group: Ints) -> Bools:
     return found
 
 
-def _device_ns(trace: Trace, device: Ints) -> tuple[Ints, Ints]:
-    """Device time that each event launched itself, and with what is nested in it."""
+def _own_device_ns(trace: Trace, device: Ints) -> Ints:
+    """Device time that each event launched itself."""
     owner = launchers(trace, device)
-    linked = owner >= 0
     own = np.zeros(len(trace), np.int64)
-    np.add.at(own, owner[linked], trace.dur[device[linked]])
-    below = own.copy()
-    for level in reversed(list(nesting.levels(trace.depth))):
-        np.add.at(below, trace.parent[level], below[level])
-    return own, below
+    np.add.at(own, owner[owner >= 0], trace.dur[device[owner >= 0]])
+    return own
 
 
 def _memory_of(
@@ -208,7 +206,7 @@ def _by_path(
     """Grouped by the Python functions around them that have a label."""
     number = np.array([-1 if label is None else i for i, label in enumerate(labels)], np.int64)
     label = np.where(trace.is_kind(Kind.PYTHON), number[trace.name], -1)
-    path, known = nesting.paths(*trace.stack_nest, label)
+    path, known = nesting.paths(*trace.frames, label)
 
     def text(group: int) -> str | None:
         parts, at = [], group - 1

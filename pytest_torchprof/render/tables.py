@@ -52,6 +52,8 @@ _HEADINGS = {
     "bandwidth_pct": "memory",
     "peak_bytes": "peak",
 }
+#: Of which of two traces a field is.
+_SIDE = re.compile(r"_[ab]$")
 _UNIT = re.compile(r"_(ms|us)(?=_[ab]$|$)")
 
 
@@ -103,8 +105,9 @@ def cell(field: str, value: Any) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
+        kind = _SIDE.sub("", field)
         for suffix, show in _SHOWN:
-            if field.endswith(suffix):
+            if kind.endswith(suffix):
                 return show(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
     return str(value)
@@ -146,7 +149,7 @@ def table(
 def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list[list[str]]:
     """Columns of text cut to what the terminal has left, the widest first."""
     widths = [
-        max(len(heading(field)) + _PADDING, *map(len, column))
+        max([len(heading(field)) + _PADDING, *map(len, column)])
         for field, column in zip(fields, columns, strict=True)
     ]
     over = sum(widths) + _GAP * (len(widths) - 1) - width

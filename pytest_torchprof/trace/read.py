@@ -11,6 +11,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def read(path: Path, *, progress: Progress | None = None) -> Trace:
     Raises:
         TraceError: unreadable, damaged, not JSON, or JSON that is no trace of PyTorch's.
     """
-    return _trace(Stream(path, progress))
+    return replace(_trace(Stream(path, progress)), source=str(path))
 
 
 def parse(data: bytes | bytearray, *, source: str = "trace") -> Trace:

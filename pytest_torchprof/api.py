@@ -1,0 +1,252 @@
+"""Stored traces from Python: load one, ask it for tables, compare two.
+
+>>> import pytest_torchprof
+>>> sorted({"Trace", "diff"} - set(pytest_torchprof.__all__))
+[]
+
+In a notebook, ``Trace.load("trace.json.gz").kernels()`` shows a table, and
+``pandas.DataFrame(trace.ops().to_dicts())`` is a data frame.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+
+from pytest_torchprof.analysis import averages
+from pytest_torchprof.analysis import diff as comparison
+from pytest_torchprof.analysis.averages import OpStats
+from pytest_torchprof.analysis.diff import DiffRow
+from pytest_torchprof.analysis.memory import PeakMemory, peaks
+from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_work, unlinked
+from pytest_torchprof.devices import Device, read_peaks
+from pytest_torchprof.metrics import METRICS, measure_all
+from pytest_torchprof.render import tables
+from pytest_torchprof.rules import RULES
+from pytest_torchprof.stats import Finding, NotMeasured, Value
+from pytest_torchprof.trace import ranks, stacks, write
+from pytest_torchprof.trace.read import read
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace as Events
+    from pytest_torchprof.trace.write import Augmented
+
+R = TypeVar("R")
+#: A file that describes chips, or chips.
+Peaks = str | Path | Sequence[Device]
+
+#: Fields whose sum over the rows of a table means something.
+_ADDS_UP = {
+    OpStats: (
+        "calls",
+        "self_cpu_ms",
+        "self_cuda_ms",
+        "self_cpu_bytes",
+        "self_cuda_bytes",
+        "flops",
+        "share",
+    ),
+    KernelRow: ("calls", "total_ms", "flops", "bytes"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MetricRow:
+    """One metric of a trace: its value in ``unit``, or None and the reason."""
+
+    metric: str
+    value: float | None
+    unit: str
+    klass: str
+    reason: str | None = None
+
+
+class Rows(list[R], Generic[R]):
+    """The rows of one table: a list of dataclasses that prints as a table."""
+
+    def __init__(self, rows: Iterable[R], fields: Sequence[str]) -> None:
+        super().__init__(rows)
+        #: The columns, in order; what `to_dicts` holds.
+        self.fields = tuple(fields)
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One dictionary a row, as ``--format json`` prints it; unknown values are None."""
+        return [{field: _plain(getattr(row, field)) for field in self.fields} for row in self]
+
+    def total(self) -> dict[str, Any]:
+        """Sums of the fields that add up; None where no row knows its part."""
+        adds_up = _ADDS_UP.get(type(self[0]), ()) if self else ()
+        return {field: _sum(getattr(row, field) for row in self) for field in adds_up}
+
+    def __str__(self) -> str:
+        """The table as the command prints it, nothing cut."""
+        return tables.table(self.to_dicts(), self.fields)
+
+    def _repr_html_(self) -> str:
+        return tables.table(self.to_dicts(), self.fields, style="html")
+
+
+class Trace:
+    """A stored trace: what ran, how long, how far from the chip's peak.
+
+    ``events`` is the columnar trace below it, ``warnings`` what was wrong with the file.
+    """
+
+    def __init__(self, events: Events, path: Path) -> None:
+        self.events = events
+        self.path = path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read a ``.json`` or ``.json.gz`` file of torch.profiler; the content decides which.
+
+        Raises:
+            TraceError: unreadable, or no Chrome trace.
+        """
+        return cls(read(Path(path)), Path(path))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was wrong with the file, such as a missing end."""
+        return self.events.warnings
+
+    def metrics(self) -> dict[str, Value]:
+        """Every metric of the plugin by name: a number in its unit, or `NotMeasured`."""
+        return self.events.once(measure_all)
+
+    def summary(self) -> Rows[MetricRow]:
+        """The same as a table."""
+        return metric_rows(self.metrics())
+
+    def ops(self, by: averages.By = "name") -> Rows[OpStats]:
+        """Key averages of operators, annotations and runtime calls, largest share first.
+
+        ``by``: ``name``, ``shape`` (of the inputs), ``stack`` or ``module``; these two need a trace
+        with stacks.
+
+        Raises:
+            ValueError: another ``by``.
+        """
+        _check("by", by, averages.GROUPINGS)
+        optional = set(averages.FIELD_OF.values()) - {averages.FIELD_OF.get(by)}
+        fields = [field for field in fields_of(OpStats) if field not in optional]
+        return Rows(averages.op_stats(self.events, by), fields)
+
+    def kernels(self, by: str = "name", peaks: Peaks = ()) -> Rows[KernelRow]:
+        """Kernels, copies and memsets by device: time, FLOP/s and GB/s against the chip's peak.
+
+        ``by``: ``name`` of the kernel, or ``op`` that launched it. ``peaks``: a file that
+        describes chips, or chips.
+
+        Raises:
+            SettingsError: the file does not describe a chip.
+            ValueError: another ``by``.
+        """
+        _check("by", by, ("name", "op"))
+        rows = kernel_rows(self.events, by=by, extra=_chips(peaks))  # type: ignore[arg-type]
+        return Rows(rows, fields_of(KernelRow))
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """What the trace says of its accelerators: Kineto's ``deviceProperties``."""
+        properties = self.events.metadata.get("deviceProperties")
+        listed = properties if isinstance(properties, list) else []
+        return [entry for entry in listed if isinstance(entry, dict)]
+
+    @property
+    def unlinked(self) -> int:
+        """Device events that no runtime call of the trace accounts for."""
+        return unlinked(self.events)
+
+    def memory(self) -> Rows[PeakMemory]:
+        """The peak of each device, and what was live then, by allocating operator."""
+        return Rows(peaks(self.events), fields_of(PeakMemory))
+
+    def findings(self) -> Rows[Finding]:
+        """Anti-patterns, by all rules there are."""
+        found = [finding for rule in RULES.values() for finding in rule(self.events)]
+        return Rows(found, fields_of(Finding))
+
+    def stacks(self, metric: str = "self_cpu_ms") -> list[str]:
+        """Folded stacks, ``frame;frame value`` a line, values in whole microseconds.
+
+        Raises:
+            ValueError: another metric than ``self_cpu_ms`` and ``self_cuda_ms``.
+        """
+        _check("metric", metric, get_args(stacks.StackMetric))
+        return list(stacks.fold(self.events, metric))  # type: ignore[arg-type]
+
+
+def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmented:
+    """Write a trace anew, with FLOPs, bytes and achieved % on its kernels; else it is the same.
+
+    Raises:
+        TraceError: the source is no trace, or the target cannot be written or is the source.
+        SettingsError: the file of peaks does not describe a chip.
+    """
+    chips = _chips(peaks)
+    return write.augment(Path(source), Path(target), lambda trace: kernel_work(trace, chips))
+
+
+def metric_rows(metrics: Mapping[str, Value]) -> Rows[MetricRow]:
+    """Metrics as a table, with the reason of each that was not measured."""
+    rows = []
+    for name, value in metrics.items():
+        metric = METRICS[name]
+        known = None if isinstance(value, NotMeasured) else value
+        reason = value.reason if isinstance(value, NotMeasured) else None
+        rows.append(MetricRow(name, known, metric.unit, metric.klass, reason))
+    return Rows(rows, fields_of(MetricRow))
+
+
+def load_ranks(
+    paths: Iterable[str | Path],
+    rank: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[int, Trace]:
+    """The traces of one job by rank, from files and folders.
+
+    Raises:
+        TraceError: a file is no trace, a folder holds none, or there is no such rank.
+    """
+    found = ranks.read_ranks([Path(path) for path in paths], rank=rank, progress=progress)
+    return {number: Trace(events, Path(events.source)) for number, events in found}
+
+
+def diff(a: Trace, b: Trace, by: comparison.By = "op") -> Rows[DiffRow]:
+    """What appeared, vanished, changed in count or time from ``a`` to ``b``, largest change first.
+
+    Raises:
+        ValueError: ``by`` is neither ``op`` nor ``kernel``.
+    """
+    _check("by", by, get_args(comparison.By))
+    return Rows(comparison.diff(a.events, b.events, by=by), fields_of(DiffRow))
+
+
+def _chips(peaks: Peaks) -> tuple[Device, ...]:
+    return read_peaks(Path(peaks)) if isinstance(peaks, str | Path) else tuple(peaks)
+
+
+def fields_of(row: type) -> list[str]:
+    """The columns of a table of such rows."""
+    return [field.name for field in dataclasses.fields(row)]
+
+
+def _check(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {key: _plain(inner) for key, inner in dataclasses.asdict(value).items()}
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,336 @@
+"""The subcommands of `torchprof` on traces with known answers, and on what is no trace."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trace_builder import TraceBuilder
+
+from pytest_torchprof.cli import COMMANDS, main
+
+H100 = "NVIDIA H100 80GB HBM3"
+MM = [[256, 512], [512, 1024]]
+BF16 = ["c10::BFloat16"] * 2
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run the command; exit status, stdout, stderr."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def builder_of(scale: int = 1, device: str | None = H100, rank: int | None = None) -> TraceBuilder:
+    """A matrix product and an addition on the device, ``scale`` times as long."""
+    builder = TraceBuilder(device)
+    if rank is not None:
+        builder.metadata("distributedInfo", {"rank": rank, "world_size": 2})
+    with builder.annotation("step"), builder.op("aten::matmul", MM, BF16):
+        builder.memory(4096, "cpu")
+        with builder.op("aten::mm", MM, BF16):
+            if device:
+                block = builder.memory(2**20)
+                builder.launch("nvjet_tst_128x64", 10 * scale)
+        with builder.op("aten::add", [[4], [4]]):
+            if device:
+                builder.launch("void at::native::add_kernel<float>(int)", 2)
+                builder.free(block)
+        if device:
+            builder.memcpy("DtoH", 1024)
+            builder.kernel_without_runtime("ghost", 1)
+    return builder
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return builder_of().save(tmp_path / "one.pt.trace.json.gz")
+
+
+def rows(out: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(out)["rows"]
+    return found
+
+
+def named(out: str, key: str = "name") -> dict[str, dict[str, Any]]:
+    return {row[key]: row for row in rows(out)}
+
+
+# -------------------------------------------------------------------- each command
+
+
+def test_summary_has_the_metrics_of_the_plugin(say: Say, trace: Path) -> None:
+    status, out, _ = say("summary", trace, "--format", "json")
+    document = json.loads(out)
+    metrics = document["metrics"]
+    assert (0, "torchprof-summary/1") == (status, document["schema"])
+    names = ("flops", "ops", "kernels", "d2h_bytes")
+    values = {name: metrics[name]["value"] for name in names}
+    assert {"flops": 2 * 256 * 512 * 1024, "ops": 3, "kernels": 3, "d2h_bytes": 1024} == values
+    assert metrics["self_cuda_ms"]["value"] == pytest.approx(0.018)
+    assert "not_measured" == metrics["wall_ms"]["status"]
+    assert metrics["wall_ms"]["reason"]
+
+
+OPS = (
+    "name calls self_cpu_ms cpu_ms self_cuda_ms cuda_ms self_cpu_bytes self_cuda_bytes flops share"
+)
+KERNELS = (
+    "device kernel operator calls total_ms mean_us flops tflops_per_s bytes gb_per_s compute_pct "
+    "bandwidth_pct bound"
+)
+DIFF = "name change calls_a calls_b cpu_ms_a cpu_ms_b cuda_ms_a cuda_ms_b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (("ops",), OPS),
+        (("ops", "--by", "shape"), f"{OPS} shapes"),
+        (("ops", "--by", "stack"), f"{OPS} stack"),
+        (("ops", "--by", "module"), f"{OPS} module"),
+        (("kernels",), KERNELS),
+        (("kernels", "--by", "op"), KERNELS),
+        (("memory",), "device peak_bytes at_ms rows"),
+    ],
+)
+def test_json_rows_have_the_fields_that_are_promised(
+    say: Say, trace: Path, arguments: tuple[str, ...], fields: str
+) -> None:
+    command, *options = arguments
+    status, out, _ = say(command, trace, *options, "--format", "json")
+    document = json.loads(out)
+    assert (0, f"torchprof-{command}/1") == (status, document["schema"])
+    assert document["rows"]
+    assert {tuple(fields.split())} == {tuple(row) for row in document["rows"]}
+
+
+def test_diff_rows_have_the_fields_that_are_promised(say: Say, tmp_path: Path) -> None:
+    a, b = (builder_of(n).save(tmp_path / f"{n}.json") for n in (1, 3))
+    for by in ("op", "kernel"):
+        _, out, _ = say("diff", a, b, "--by", by, "--format", "json")
+        assert {tuple(DIFF.split())} == {tuple(row) for row in rows(out)}
+
+
+def test_ops_counts_calls_time_flops_and_share(say: Say, trace: Path) -> None:
+    ops = named(say("ops", trace, "--format", "json")[1])
+    mm = ops["aten::mm"]
+    assert (1, 2 * 256 * 512 * 1024, 2**20) == (mm["calls"], mm["flops"], mm["self_cuda_bytes"])
+    assert (pytest.approx(0.01), pytest.approx(0.01)) == (mm["self_cuda_ms"], mm["cuda_ms"])
+    assert pytest.approx(10 / 18) == mm["share"]
+    assert pytest.approx(0.001) == ops["(no operator)"]["self_cuda_ms"]
+
+
+def test_kernels_compares_with_the_peak_of_the_chip(say: Say, trace: Path) -> None:
+    kernels = named(say("kernels", trace, "--format", "json")[1], "kernel")
+    gemm = kernels["nvjet_tst_128x64"]
+    flops = 2 * 256 * 512 * 1024
+    assert ("aten::mm", 1, flops) == (gemm["operator"], gemm["calls"], gemm["flops"])
+    assert pytest.approx(flops / 10e-6 / 1e12) == gemm["tflops_per_s"]
+    assert pytest.approx(100 * flops / 10e-6 / 989.4e12, rel=1e-3) == gemm["compute_pct"]
+    copy = kernels["Memcpy DtoH (Device -> Pageable)"]
+    assert (1024, None) == (copy["bytes"], copy["flops"])
+    assert kernels["ghost"]["operator"] is None
+
+
+def test_kernels_says_what_it_does_not_know(say: Say, tmp_path: Path) -> None:
+    trace = builder_of(device="ACME X1").save(tmp_path / "x.json")
+    _, out, _ = say("kernels", trace)
+    assert "no peaks are known of ACME X1: --device-peaks FILE adds a chip" in out
+    assert "1 of 4 device events have no runtime call" in out
+    assert "%" not in out.partition("bound")[0].partition("share")[0]
+
+
+def test_a_users_file_adds_a_chip(say: Say, tmp_path: Path) -> None:
+    trace = builder_of(device="ACME X1").save(tmp_path / "x.json")
+    peaks = tmp_path / "peaks.json"
+    peaks.write_text(
+        json.dumps({"name": "ACME X1", "peaks": {"bf16": "100 TFLOP/s"}, "bandwidth": "1 TB/s"})
+    )
+    _, out, err = say("kernels", trace, "--device-peaks", peaks, "--format", "json")
+    gemm = named(out, "kernel")["nvjet_tst_128x64"]
+    assert pytest.approx(100 * 2 * 256 * 512 * 1024 / 10e-6 / 100e12) == gemm["compute_pct"], err
+
+
+def test_memory_says_what_was_live_at_the_peak(say: Say, trace: Path) -> None:
+    memory = named(say("memory", trace, "--format", "json")[1], "device")
+    assert {"cpu": 4096, "cuda:0": 2**20} == {d: row["peak_bytes"] for d, row in memory.items()}
+    assert [{"operator": "aten::mm", "bytes": 2**20, "count": 1}] == memory["cuda:0"]["rows"]
+
+
+def test_diff_says_what_changed_and_fails_over_a_limit(say: Say, tmp_path: Path) -> None:
+    a, b = (builder_of(n).save(tmp_path / f"{n}.json") for n in (1, 3))
+    status, out, _ = say("diff", a, b, "--format", "json")
+    assert (0, "slower") == (status, named(out)["aten::mm"]["change"])
+    assert 1 == say("diff", a, b, "--fail-over", "50")[0]
+    assert 1 == say("diff", a, b, "--fail-over", "50%", "--by", "kernel")[0]
+    assert 0 == say("diff", a, b, "--fail-over", "500")[0]
+    assert 0 == say("diff", b, a, "--fail-over", "0")[0]
+    assert 0 == say("diff", a, a, "--fail-over", "0")[0]
+
+
+def test_stacks_add_up_to_the_metric(say: Say, trace: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.folded"
+    status, out, _ = say("stacks", trace, target, "--metric", "self_cuda_ms", "--format", "json")
+    lines = target.read_text().splitlines()
+    assert (0, 18) == (status, sum(int(line.rpartition(" ")[2]) for line in lines))
+    assert any(line.endswith("aten::matmul;aten::mm;nvjet_tst_128x64 10") for line in lines)
+    assert len(lines) == rows(out)[0]["lines"]
+
+
+def test_augment_adds_to_the_trace_and_leaves_it_as_it_is(
+    say: Say, trace: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.json"
+    before = trace.read_bytes()
+    assert 0 == say("augment", trace, target)[0]
+    events = json.loads(target.read_text())["traceEvents"]
+    (gemm,) = (e for e in events if e.get("name") == "nvjet_tst_128x64")
+    assert 2 * 256 * 512 * 1024 == gemm["args"]["flops"]
+    assert before == trace.read_bytes()
+    assert 2 == say("augment", trace, trace)[0]
+    assert before == trace.read_bytes()
+    one, other = (say("summary", path, "--format", "csv")[1] for path in (trace, target))
+    assert one == other
+
+
+def test_lint_says_that_nothing_was_checked(say: Say, trace: Path) -> None:
+    status, out, err = say("lint", trace, "--format", "json")
+    assert (0, []) == (status, json.loads(out)["findings"])
+    assert "nothing was checked" in err
+    assert 2 == say("lint", trace, "--fail")[0]
+
+
+# -------------------------------------------------------------------- formats and ranks
+
+
+@pytest.mark.parametrize("command", ["summary", "ops", "kernels", "memory", "lint"])
+def test_every_format_says_the_same(say: Say, trace: Path, command: str) -> None:
+    printed = {f: say(command, trace, "--format", f) for f in ("table", "json", "csv", "markdown")}
+    assert {0} == {status for status, *_ in printed.values()}
+    count = len(list(csv.DictReader(io.StringIO(printed["csv"][1]))))
+    if command in ("ops", "kernels"):
+        assert count == len(rows(printed["json"][1]))
+        assert (
+            count == sum(line.startswith("| ") for line in printed["markdown"][1].splitlines()) - 2
+        )
+
+
+def test_a_folder_of_ranks_is_one_table_with_a_total(say: Say, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank in (0, 1):
+        builder_of(1 + rank, rank=rank).save(folder / f"rank{rank}.json")
+    for paths in ([folder], [folder / "rank1.json", folder / "rank0.json"]):
+        _, out, _ = say("ops", *paths, "--format", "json")
+        document = json.loads(out)
+        calls = {(row["rank"], row["calls"]) for row in rows(out) if row["name"] == "aten::mm"}
+        assert {(0, 1), (1, 1)} == calls
+        assert pytest.approx(1.0) == sum(row["share"] for row in document["rows"])
+        assert pytest.approx(0.046) == document["total"]["self_cuda_ms"]
+    _, out, _ = say("summary", folder, "--format", "json")
+    assert {"0", "1"} == json.loads(out)["ranks"].keys()
+    assert 6 == json.loads(out)["metrics"]["ops"]["value"]
+    _, out, _ = say("ops", folder, "--rank", "1", "--format", "json")
+    assert "rank" not in rows(out)[0]
+    status, _, err = say("ops", folder, "--rank", "7")
+    assert (2, 1) == (status, err.count("\n"))
+
+
+def test_sort_and_limit_say_what_was_left_out(say: Say, trace: Path) -> None:
+    _, out, _ = say("ops", trace, "--sort", "calls", "--limit", "2")
+    assert "… and" in out
+    assert "--limit 0 shows all" in out
+    assert 2 == len(rows(say("ops", trace, "--limit", "2", "--format", "json")[1]))
+    names = [row["name"] for row in rows(say("ops", trace, "--sort", "name", "--format=json")[1])]
+    assert sorted(names) == names
+    status, _, err = say("ops", trace, "--sort", "nonsense")
+    assert (2, 1) == (status, err.count("\n"))
+
+
+# -------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not json", b"{}", b'{"traceEvents": 3}', b"PK\x03\x04", b"\x1f\x8b\x08junk", b"[1, 2]"],
+)
+def test_what_is_no_trace_is_one_line_on_stderr(
+    say: Say, tmp_path: Path, command: str, content: bytes
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    target = tmp_path / "out"
+    extra = {"diff": [file], "augment": [target], "stacks": [target]}.get(command, [])
+    status, out, err = say(command, file, *extra)
+    assert (2, "", 1) == (status, out, err.count("\n")), err
+    assert "x.json" in err
+    assert "Traceback" not in err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("summary", "missing.json"),
+        ("summary",),
+        ("nonsense",),
+        ("ops", ".", "--by", "colour"),
+        ("ops", "x.json", "--limit", "-1"),
+        ("diff", "x.json"),
+        ("diff", "x.json", "x.json", "--fail-over", "nan"),
+        ("diff", "x.json", "x.json", "--fail-over", "-3"),
+        ("summary", "x.json", "--format", "xml"),
+        ("kernels", "x.json", "--device-peaks", "missing.json"),
+        ("stacks", "x.json", "out", "--metric", "flops"),
+        ("stacks", "x.json", "x.json/out"),
+        ("augment", "x.json", "x.json/out.json"),
+    ],
+)
+def test_bad_usage_is_one_line_on_stderr(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    builder_of().save("x.json")
+    status, out, err = say(*arguments)
+    assert (2, "", 1) == (status, out, err.count("\n")), err
+    assert "internal error" not in err
+
+
+def test_a_closed_pipe_is_no_error(trace: Path) -> None:
+    code = f"{sys.executable} -m pytest_torchprof ops {trace} --by shape | head -n 1"
+    ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=True)
+    assert "" == ran.stderr
+
+
+def test_a_terminal_that_knows_no_unicode_is_written_to(trace: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest_torchprof", "kernels", str(trace)],
+        capture_output=True,
+        check=True,
+        env={"PYTHONIOENCODING": "ascii", "PATH": ""},
+    )
+    assert b"nvjet" in ran.stdout
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+def test_help_of_each_command_says_what_it_does(say: Say, command: str) -> None:
+    status, out, _ = say(command, "--help")
+    assert (0, True) == (status, f"usage: torchprof {command}" in out)

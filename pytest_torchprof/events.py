@@ -22,6 +22,7 @@ from pytest_torchprof import nesting
 from pytest_torchprof.flops import FORMULAS, flops, lacking
 
 if TYPE_CHECKING:
+    from pytest_torchprof.arguments import Arguments
     from pytest_torchprof.nesting import Bools, Ints
 
 #: The annotation around the measured region of a live capture.
@@ -112,6 +113,7 @@ class _MemoryArgs(msgspec.Struct, gc=False):
     addr: int | None = msgspec.field(name="Addr", default=None)
     bytes: int = msgspec.field(name="Bytes", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
+    device_id: int = msgspec.field(name="Device Id", default=-1)
 
 
 _Args = TypeVar("_Args", _DeviceArgs, OpArgs, _MemoryArgs)
@@ -129,19 +131,28 @@ _Shared = TypeVar("_Shared")
 class Memory:
     """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
 
-    ``addr`` is None where the trace has no addresses, as in 2021.
+    ``addr`` is None where the trace has no addresses, as in 2021. ``place`` is (c10's number of
+    the device's type, 0 for the host; the device's index, -1 for none), one pair a row.
     """
 
     event: Ints
     addr: Ints | None
     bytes: Ints
-    on_device: Bools
+    place: Ints
+
+    @property
+    def on_device(self) -> Bools:
+        """Whether it is the accelerator's memory, not the host's."""
+        return np.not_equal(self.place[:, 0], 0)
 
     def device(self, on_device: bool) -> Memory:
-        """The rows of the host's memory, or of the accelerator's."""
-        keep = self.on_device == on_device
+        """The rows of the host's memory, or of the accelerators'."""
+        return self.where(self.on_device == on_device)
+
+    def where(self, keep: Bools) -> Memory:
+        """Some of the rows."""
         addr = None if self.addr is None else self.addr[keep]
-        return Memory(self.event[keep], addr, self.bytes[keep], self.on_device[keep])
+        return Memory(self.event[keep], addr, self.bytes[keep], self.place[keep])
 
 
 @dataclass(frozen=True)
@@ -152,7 +163,8 @@ class Trace:
     name of event ``i``; ``threads[thread[i]]`` is its (pid, tid); ``args[i]`` is raw JSON or None.
     Events are in time order, longer ones first where they start together. Links are event indices,
     -1 for none. ``selection`` marks the events that count: those of the measured region of a live
-    capture, all of a stored trace, or a part of either, see `within`.
+    capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
+    each, what of a stored trace could not be read.
     """
 
     ts: Ints
@@ -161,9 +173,10 @@ class Trace:
     name: npt.NDArray[np.int32]
     thread: npt.NDArray[np.int32]
     names: Sequence[str]
-    args: npt.NDArray[np.object_]
+    args: Arguments
     threads: Sequence[tuple[Any, Any]] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     scope: tuple[str, str] | None = None
 
     def __len__(self) -> int:
@@ -233,7 +246,7 @@ class Trace:
             roots = self.is_kind(Kind.PYTHON) & self.names_where(
                 lambda n: (m := MODULE.match(n)) is not None and m[1] == what
             )
-            parent, depth = self._python_nest
+            parent, depth = self.stack_nest
         below = _spread(roots, parent, depth)
         device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))
         launch = self.launch[device]
@@ -279,6 +292,11 @@ class Trace:
         return self._nest(*HOST_KINDS, Kind.PYTHON)
 
     @property
+    def stack_nest(self) -> tuple[Ints, Ints]:
+        """(parent, depth) as `parent` and `depth`, with Python functions among the events."""
+        return self._python_nest
+
+    @property
     def parent(self) -> Ints:
         """The enclosing operator, annotation or runtime call on the same thread, or -1."""
         return self._host_nest[0]
@@ -287,6 +305,12 @@ class Trace:
     def depth(self) -> Ints:
         """How many such events enclose this one; -1 for events that are not of the host."""
         return self._host_nest[1]
+
+    @property
+    def frames(self) -> tuple[Ints, Ints]:
+        """As (`parent`, `depth`), with Python functions and modules among what encloses."""
+        has_python = bool(self.is_kind(Kind.PYTHON).any())
+        return self._python_nest if has_python else self._host_nest
 
     @cached_property
     def self_ns(self) -> Ints:
@@ -365,7 +389,9 @@ class Trace:
             rows,
             None if None in addresses else _int64(addresses),
             _int64([a.bytes for a in args]),
-            np.fromiter((a.device_type != 0 for a in args), bool, len(args)),
+            np.stack(
+                [_int64([a.device_type for a in args]), _int64([a.device_id for a in args])], 1
+            ),
         )
 
     # ---------------------------------------------------------------- FLOPs
@@ -452,13 +478,12 @@ class Trace:
         return f"{name} {what} in this trace; {count} call{'s' * (count > 1)}{more}"
 
 
-def _decode(of: type[_Args], raws: npt.NDArray[np.object_]) -> list[_Args]:
+def _decode(of: type[_Args], raws: Arguments) -> list[_Args]:
     """Decoded args, all in one go; the empty struct where a foreign tool wrote something else."""
-    texts = [b"null" if raw is None else raw for raw in raws.tolist()]
     try:
-        every = _DECODERS[of].decode(b"[" + b",".join(texts) + b"]")
+        every = _DECODERS[of].decode(raws.as_list())
     except _NOT_DECODED:
-        every = [_decode_one(of, text) for text in texts]
+        every = [_decode_one(of, raw or b"null") for raw in raws]
     return [of() if args is None else args for args in every]
 
 

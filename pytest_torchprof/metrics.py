@@ -128,6 +128,23 @@ def _fact(key: str) -> Callable[[Trace], Value]:
     return extract
 
 
+_COMPILED_REGION = re.compile(r"^Torch-Compiled Region: (\S+)$")
+
+
+def _compiled(key: str) -> Callable[[Trace], Value]:
+    """A count of the test's own compilations, where all code that it ran is of these."""
+    count = _fact(key)
+
+    def extract(trace: Trace) -> Value:
+        matches = map(_COMPILED_REGION.match, trace.names)
+        ran = {match[1] for match in matches if match is not None}
+        if not ran <= set(trace.facts.get("compiled", ran)):
+            return _unknown("the test runs code that was compiled before it began")
+        return count(trace)
+
+    return extract
+
+
 def _of_kind(*kinds: str) -> list[Kind]:
     from pytest_torchprof.events import Kind
 
@@ -199,6 +216,18 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
         return int(getattr(usage(trace, on_device=on_device), what))
 
     return extract
+
+
+#: torch's own annotation of a DataLoader with workers.
+_WORKERS = re.compile(r"^enumerate\(DataLoader\)#_MultiProcessing")
+
+
+def _host_peak(trace: Trace) -> Value:
+    """The peak, except where it depends on how far a DataLoader's workers are ahead."""
+    peak = _memory("peak_bytes", on_device=False)(trace)
+    if trace.region is not None and any(map(_WORKERS.match, trace.names)):
+        return _unknown("a DataLoader's workers hand over when they are ready, so the peak wanders")
+    return peak
 
 
 def _findings(trace: Trace) -> Value:
@@ -306,7 +335,7 @@ METRICS: Mapping[str, Metric] = {
             "B",
             "exact",
             "memory",
-            _memory("peak_bytes", on_device=False),
+            _host_peak,
             "highest live bytes above the start of the call phase",
         ),
         _row(
@@ -396,8 +425,8 @@ METRICS: Mapping[str, Metric] = {
             "1",
             "exact",
             "",
-            _fact("graph_breaks"),
-            "torch.compile graph breaks over all runs of the test",
+            _compiled("graph_breaks"),
+            "torch.compile graph breaks in the first run of the test",
             scopable=False,
         ),
         _row(
@@ -405,8 +434,8 @@ METRICS: Mapping[str, Metric] = {
             "1",
             "exact",
             "",
-            _fact("recompiles"),
-            "torch.compile recompilations over all runs of the test",
+            _compiled("recompiles"),
+            "torch.compile recompilations in the first run of the test",
             scopable=False,
         ),
         _row(

@@ -94,6 +94,31 @@ def levels(depth: Ints) -> Iterator[Ints]:
         yield order[start:stop]
 
 
+def paths(parent: Ints, depth: Ints, label: Ints) -> tuple[Ints, list[tuple[int, int]]]:
+    """The chain of labels from the root to each event, as a number; -1 for an empty one.
+
+    ``label`` is a number an event, -1 for one that adds nothing to its parent's path. The list has
+    (path above or -1, last label) for each path.
+
+    >>> parent, depth = np.array([-1, 0, 1, 0]), np.array([0, 1, 2, 1])
+    >>> path, known = paths(parent, depth, np.array([7, -1, 8, 8]))
+    >>> path.tolist(), known
+    ([0, 0, 1, 1], [(-1, 7), (0, 8)])
+    """
+    path = np.full(len(parent), -1, np.int64)
+    known: dict[tuple[int, int], int] = {}
+    width = int(label.max(initial=0)) + 1
+    for level in (np.flatnonzero(depth == 0), *levels(depth)):
+        above = np.where(parent[level] >= 0, path[parent[level]], -1)
+        adds = label[level] >= 0
+        path[level] = above
+        keys, at = np.unique((above[adds] + 1) * width + label[level][adds], return_inverse=True)
+        pairs = zip((keys // width - 1).tolist(), (keys % width).tolist(), strict=True)
+        numbers = [known.setdefault(pair, len(known)) for pair in pairs]
+        path[level[adds]] = np.array(numbers, np.int64)[at]
+    return path, list(known)
+
+
 def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
     """Parent and depth if all intervals nest properly, else None.
 

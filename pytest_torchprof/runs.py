@@ -76,6 +76,10 @@ class Recorder:
     machine: Machine
     folder: Path
     compiled: CompileCount = field(default_factory=CompileCount.now)
+    #: What the test's own first run has compiled, once that is over.
+    compilation: dict[str, Any] | None = None
+    #: The profiled run had to compile, so another one shall tell what the compiled code does.
+    compiled_late: bool = False
     rounds: list[Round] = field(default_factory=list)
     longest_ns: int = 0
     trace: Trace | None = None
@@ -127,8 +131,15 @@ class Recorder:
                     REAL.unlink(file)
 
     def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
-        """These, and one more where the profiled run had threads that it could not see into."""
-        yield from kinds
+        """These, and one more where the profiled run compiled, or had threads it cannot see into.
+
+        torch.compile guards the number of threads, so the profiled run may compile once more what
+        is there already; only a test that compiles in each run does so in the second one too.
+        """
+        for kind in kinds:
+            yield kind
+            if kind == "profile" and self.compiled_late and self.reason is None:
+                yield kind
         if self.one_thread is not None and self.reason is None:
             yield "threads"
 
@@ -149,7 +160,10 @@ class Recorder:
             "instructions": int(statistics.median(instructions))
             if instructions
             else ("this machine has no hardware counter" if self.rounds else none),
-            **CompileCount.now().since(self.compiled),
+            # Counts of the first run alone: the number of runs is no matter of the test's.
+            **(compiled := CompileCount.now().since(self.compiled)),
+            **(self.compilation or {}),
+            "compiled": compiled["compiled"],
             **({"no_device": gap} if (gap := device_gap()) else {}),
         }
 
@@ -163,6 +177,7 @@ class Run:
         self.recorder = recorder
         self._watch: Stopwatch | None = None
         self._capture: Capture | None = None
+        self._compiled = CompileCount()
         self.duration_ns = 0
 
     def begin(self) -> None:
@@ -182,6 +197,7 @@ class Run:
                 self.recorder.refuse(said(error))
                 return
             self._capture = capture
+            self._compiled = CompileCount.now()
         else:
             self._watch = Stopwatch(first=self.first)
             self._watch.__enter__()
@@ -198,8 +214,13 @@ class Run:
             long = result.wall_ns > LONG_CALL_NS and not recorder.rounds and recorder.plan.rounds
             if self.kind == "round" or long:
                 recorder.rounds.append(result)
+            if self.first or recorder.complete:
+                recorder.compilation = CompileCount.now().since(recorder.compiled)
         elif self._capture is not None:
             capture, self._capture = self._capture, None
+            recorder.compiled_late = not self.first and CompileCount.now().compiled_since(
+                self._compiled
+            )
             facts = recorder.facts()
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY
@@ -223,6 +244,7 @@ class Run:
     def _keep(self, trace: Trace, file: Path, capture: Capture) -> None:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""
         recorder = self.recorder
+        recorder.forget()  # that of a profiled run that had to compile
         if not (capture.started_threads or capture.other_threads):
             recorder.trace, recorder.file = trace, file
         elif self.first:

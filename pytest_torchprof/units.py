@@ -1,6 +1,6 @@
-"""Read and print quantities: milliseconds, bytes, floating point operations and plain counts.
+"""Read and print quantities: times, bytes, floating point operations, rates and plain counts.
 
-A quantity is a number in its canonical unit, one of `"ms"`, `"1"`, `"FLOP"`, `"B"`. It is an int
+A quantity is a number in its canonical unit, one of the keys of `SCALES`. It is an int
 where it is a whole number and a float elsewhere. Arithmetic is exact until the last step, so
 `"2.5 GFLOP"` is 2,500,000,000, and nothing non-zero is ever printed as zero.
 """
@@ -35,9 +35,43 @@ SCALES: dict[str, dict[str, Fraction]] = {
         "GB": Fraction(10**9),
         "GiB": Fraction(2**30),
     },
+    # Datasheets count rates in powers of 1000, those of memory too.
+    "FLOP/s": {
+        "FLOP/s": Fraction(1),
+        "GFLOP/s": Fraction(10**9),
+        "GFLOPS": Fraction(10**9),
+        "TFLOP/s": Fraction(10**12),
+        "TFLOPS": Fraction(10**12),
+        "PFLOP/s": Fraction(10**15),
+        "PFLOPS": Fraction(10**15),
+    },
+    "OP/s": {
+        "OP/s": Fraction(1),
+        "GOP/s": Fraction(10**9),
+        "GOPS": Fraction(10**9),
+        "TOP/s": Fraction(10**12),
+        "TOPS": Fraction(10**12),
+        "POP/s": Fraction(10**15),
+        "POPS": Fraction(10**15),
+    },
+    "B/s": {
+        "B/s": Fraction(1),
+        "MB/s": Fraction(10**6),
+        "GB/s": Fraction(10**9),
+        "TB/s": Fraction(10**12),
+    },
 }
-_NOUNS = {"ms": "a time", "1": "a count", "FLOP": "a number of FLOPs", "B": "an amount of memory"}
-_READ_ONLY = {"kB", "MB", "GB"}  # understood, but bytes are printed in powers of 1024
+_NOUNS = {
+    "ms": "a time",
+    "1": "a count",
+    "FLOP": "a number of FLOPs",
+    "B": "an amount of memory",
+    "FLOP/s": "a rate of FLOPs",
+    "OP/s": "a rate of operations",
+    "B/s": "a bandwidth",
+}
+#: Understood, never printed: bytes are printed in powers of 1024, and rates as a quotient.
+_READ_ONLY = {"kB", "MB", "GB", "GFLOPS", "TFLOPS", "PFLOPS", "GOPS", "TOPS", "POPS"}
 _LARGEST = 2**63 - 1
 _SMALLEST_SHOWN = Fraction(1, 1000)  # of the smallest unit of a scale
 _MOST_DIGITS = 6  # beyond these, the exact value reads better

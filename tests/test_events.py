@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trace_builder import TraceBuilder
 
 from pytest_torchprof import nesting
+from pytest_torchprof.arguments import Arguments
 from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, Trace
 from pytest_torchprof.trace.read import parse
 
@@ -31,7 +32,7 @@ def trace_of(*intervals: Interval, kind: Kind = Kind.OP) -> Trace:
         name=np.arange(n, dtype=np.int32),
         thread=columns[:, 2].astype(np.int32),
         names=[f"op{i}" for i in range(n)],
-        args=np.full(n, None, object),
+        args=Arguments.of([None] * n),
     )
 
 

@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
-    {"", "units", "errors", "watchdog"},  # "" is the package itself
-    {"events", "nesting", "flops", "devices", "stats", "settings"},
+    {"", "units", "errors", "files", "watchdog"},  # "" is the package itself
+    {"events", "arguments", "nesting", "flops", "devices", "stats", "settings"},
     {"metrics", "rules", "analysis", "compare"},
     {"render", "baseline", "trace"},
     {
@@ -30,7 +30,8 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
 ]
 ACROSS = {  # what a room may import on its own level
     "units": {"errors"},
-    "events": {"flops", "nesting"},
+    "arguments": {"nesting"},
+    "events": {"arguments", "flops", "nesting"},
     "metrics": {"analysis", "rules"},
     "compare": {"metrics", "analysis"},
     "options": {"capture"},

@@ -231,3 +231,23 @@ def test_ops_are_the_operators_of_the_region(steps: dict[str, Block], tmp_path: 
         inside = [e for e in events if e.get("cat") == "cpu_op" and start <= e["ts"] < end]
         assert measure_all(trace)["ops"] == len(inside) > 0
         assert len(inside) == sum(e.get("cat") == "cpu_op" for e in events)
+
+
+@pytest.mark.parametrize(
+    ("loader", "measured"),
+    [
+        ("_MultiProcessingDataLoaderIter.__next__", False),
+        ("_SingleProcessDataLoaderIter.__next__", True),
+    ],
+)
+def test_a_peak_that_hangs_on_how_far_workers_are_ahead_is_no_number(
+    tmp_path: Path, loader: str, measured: bool
+) -> None:
+    def block() -> None:
+        with record_function(f"enumerate(DataLoader)#{loader}"):
+            batch = torch.ones(64)
+        batch + 1
+
+    values = measure_all(captured(block, tmp_path))
+    assert measured == (not isinstance(values["peak_cpu_bytes"], NotMeasured))
+    assert values["allocated_cpu_bytes"] == 524  # two tensors, and the scalars

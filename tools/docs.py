@@ -1,4 +1,4 @@
-"""Generate the parts of the README that must not drift: ``--check`` or ``--write``."""
+"""Generate the parts of the documents that must not drift: ``--check`` or ``--write``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import tabulate
 
+from pytest_torchprof.devices import DEVICES, DTYPES
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.options import OPTIONS, STRICT_HELP
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/devices.md")
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 #: Times differ from run to run, and with them the width of their column.
 _TIME = re.compile(r"\d+(\.\d+)? ?(us|ms|s)\b~?")
@@ -50,6 +53,19 @@ def options() -> str:
     return tabulate.tabulate(rows, ["option", "ini", "default", "meaning"], tablefmt="github")
 
 
+def devices() -> str:
+    """The table of accelerators."""
+    rows = []
+    for device in DEVICES:
+        title, _, address = device.source.rpartition(", ")
+        peaks = [f"{device.peaks[d] / 1e12:g}" if d in device.peaks else "–" for d in DTYPES]
+        bandwidth = f"{device.bandwidth_bytes_per_s / 1e12:g}"
+        memory = f"{(device.memory_bytes or 0) >> 30}"
+        rows.append([device.name, memory, bandwidth, *peaks, f"[{title}]({address})"])
+    headers = ["device", "GiB", "TB/s", *DTYPES, "source"]
+    return tabulate.tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
 def transcript(example: str) -> str:
     """What pytest prints on the example with its layer made wider, from the failures on."""
     with tempfile.TemporaryDirectory() as folder:
@@ -75,16 +91,18 @@ def _pytest(folder: str, *arguments: str) -> str:
 
 
 def generate(text: str) -> str:
-    """The README with its generated blocks made anew."""
+    """A page with its generated blocks made anew."""
     blocks = {name: body for _, name, body, _ in _BLOCK.findall(text)}
-    example = blocks["example"].removeprefix("```python\n").rstrip().removesuffix("```")
-    fresh = {
-        "example": blocks["example"].rstrip(),
-        "transcript": transcript(example),
-        "metrics": metrics(),
-        "options": options(),
+    example = blocks.get("example", "").rstrip()
+    code = example.removeprefix("```python\n").removesuffix("```")
+    makers: dict[str, Callable[[], str]] = {
+        "example": lambda: example,
+        "transcript": lambda: transcript(code),
+        "metrics": metrics,
+        "options": options,
+        "devices": devices,
     }
-    return _BLOCK.sub(lambda m: f"{m[1]}{fresh[m[2]]}\n{m[4]}", text)
+    return _BLOCK.sub(lambda m: f"{m[1]}{makers[m[2]]()}\n{m[4]}", text)
 
 
 def _steady(text: str) -> str:
@@ -92,16 +110,19 @@ def _steady(text: str) -> str:
 
 
 def main() -> int:
-    """0 when the README is as the code says, or was made so."""
-    text = README.read_text("utf-8")
-    fresh = generate(text)
-    if "--write" in sys.argv:
-        README.write_text(fresh, "utf-8")
-        return 0
-    if _steady(text) == _steady(fresh):
-        return 0
-    print("README.md is not in step with the code: python tools/docs.py --write", file=sys.stderr)
-    return 1
+    """0 when every page is as the code says, or was made so."""
+    stale = 0
+    for name in PAGES:
+        page = ROOT / name
+        text = page.read_text("utf-8")
+        fresh = generate(text)
+        if "--write" in sys.argv:
+            page.write_text(fresh, "utf-8")
+        elif _steady(text) != _steady(fresh):
+            stale = 1
+            print(f"{name} is not in step with the code: python tools/docs.py --write",
+                  file=sys.stderr)  # fmt: skip
+    return stale
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.events import DEVICE_KINDS, LAUNCH_CALL, Kind, Trace
 
 if TYPE_CHECKING:
@@ -47,6 +48,16 @@ def _device_time(trace: Trace) -> DeviceTime:
         idle += gaps
         busy += int(reach[-1] - start[0]) - gaps
     return DeviceTime(int(trace.dur[events].sum()), busy, idle)
+
+
+def launched_ns(trace: Trace) -> Ints:
+    """For each host event the device time of all that was launched in it; 0 for other events."""
+    below = np.zeros(len(trace), np.int64)
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS) & (trace.launch >= 0))
+    np.add.at(below, trace.launch[device], trace.dur[device])
+    for level in reversed([*nesting.levels(trace.depth)]):
+        np.add.at(below, trace.parent[level], below[level])
+    return below
 
 
 def lost_launches(trace: Trace) -> tuple[int, int]:

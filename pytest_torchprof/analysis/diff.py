@@ -1,12 +1,29 @@
-"""Two operator tables side by side: what appeared, vanished, changed."""
+"""Two operator tables or two traces side by side: what appeared, vanished, changed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-Change = Literal["appeared", "vanished", "more", "fewer", "same"]
+import numpy as np
+
+from pytest_torchprof.analysis.device import device_time, launched_ns
+from pytest_torchprof.analysis.ops import below_same_name, self_cpu_ns
+from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Ints
+
+Change = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
+By = Literal["op", "kernel"]
+
+#: A time that changed by no more than this is the same: two runs of one program differ by as much.
+SAME_TIME_SHARE = 0.05
+SAME_TIME_MS = 0.005
+_ROUNDING_MS = 1e-9
 
 #: Which column of the stored operator rows accounts for a change in a metric.
 COLUMN_OF = {
@@ -22,6 +39,24 @@ COLUMN_OF = {
 }
 
 
+def change_of(before: int, now: int) -> Change:
+    """How a count of something changed, in the words of reports.
+
+    >>> change_of(0, 3), change_of(3, 0), change_of(3, 4), change_of(4, 3), change_of(3, 3)
+    ('appeared', 'vanished', 'more', 'fewer', 'same')
+    """
+    if before == now:
+        return "same"
+    if not before:
+        return "appeared"
+    if not now:
+        return "vanished"
+    return "more" if now > before else "fewer"
+
+
+# -------------------------------------------------------------------- tables of baselines
+
+
 @dataclass(frozen=True)
 class Delta:
     """One operator's or kernel's count of something, before and now."""
@@ -33,13 +68,7 @@ class Delta:
     @property
     def change(self) -> Change:
         """How it changed, in the words of reports."""
-        if self.before == self.now:
-            return "same"
-        if not self.before:
-            return "appeared"
-        if not self.now:
-            return "vanished"
-        return "more" if self.now > self.before else "fewer"
+        return change_of(self.before, self.now)
 
 
 def deltas(
@@ -52,3 +81,173 @@ def deltas(
     ]
     changed = [d for d in found if d.before != d.now]
     return sorted(changed, key=lambda d: (-abs(d.now - d.before), d.name))
+
+
+# -------------------------------------------------------------------- traces
+
+
+@dataclass(frozen=True)
+class DiffRow:
+    """One operator or kernel in two traces; a time is None where its trace does not say.
+
+    Of operators, ``cpu_ms`` is the total CPU time, what ran inside included, and ``cuda_ms`` the
+    device time of all that was launched inside; a call inside one of the same name is part of it.
+    Of kernels, ``cuda_ms`` is their own time.
+    """
+
+    name: str
+    change: Change
+    calls_a: int
+    calls_b: int
+    cpu_ms_a: float | None
+    cpu_ms_b: float | None
+    cuda_ms_a: float | None
+    cuda_ms_b: float | None
+
+    @property
+    def change_ms(self) -> float:
+        """The larger of the absolute changes in CPU and in device time; 0 if neither is known."""
+        return max((abs(now - before) for before, now in self._times), default=0.0)
+
+    @property
+    def _times(self) -> list[tuple[float, float]]:
+        return _known((self.cpu_ms_a, self.cpu_ms_b), (self.cuda_ms_a, self.cuda_ms_b))
+
+
+def diff(a: Trace, b: Trace, *, by: By = "op") -> list[DiffRow]:
+    """Operators, or kernels with copies and memsets, of both traces by their exact names.
+
+    A change in calls comes before one in time: `change` is ``slower`` or ``faster`` only where
+    calls are the same, by whichever of CPU and device time changed more, and then by more than
+    5 % and 5 us. Rows are in order of `DiffRow.change_ms`, then of the change in calls, largest
+    first, then by name.
+    """
+    before, now = _totals(a, by), _totals(b, by)
+    rows = [
+        _row(name, before.rows.get(name, before.absent), now.rows.get(name, now.absent))
+        for name in before.rows.keys() | now.rows.keys()
+    ]
+    return sorted(rows, key=lambda r: (-r.change_ms, -abs(r.calls_b - r.calls_a), r.name))
+
+
+class _Total(NamedTuple):
+    calls: int
+    cpu_ms: float | None
+    cuda_ms: float | None
+
+
+class _Totals(NamedTuple):
+    rows: dict[str, _Total]
+    absent: _Total  # of a name that the trace has not: true zeros, or unknown as of all names
+
+
+def _totals(trace: Trace, by: By) -> _Totals:
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    cpu: Ints | None
+    cuda: Ints | None
+    if by == "kernel":
+        events, cpu, cuda = device, None, trace.dur[device]
+        cuda = None if len(device) and not cuda.any() else cuda
+    else:
+        events = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
+        outermost = ~below_same_name(trace, events)
+        cpu = np.where(outermost, trace.dur[events], 0)
+        cpu = None if len(events) and not cpu.any() else cpu
+        launched = trace.once(launched_ns)
+        # Kernels of which none has a launch that is known say nothing about operators.
+        cuda = np.where(outermost, launched[events], 0) if launched.any() else None
+    distinct, at = np.unique(trace.name[events], return_inverse=True)
+    calls = np.bincount(at, minlength=len(distinct)).tolist()
+    columns = [_summed_ms(at, len(distinct), column) for column in (cpu, cuda)]
+    names = [trace.names[i] for i in distinct.tolist()]
+    rows = map(_Total, calls, *columns)
+    zeros = [None if column is None else 0.0 for column in (cpu, cuda)]
+    return _Totals(dict(zip(names, rows, strict=True)), _Total(0, *zeros))
+
+
+def _summed_ms(at: Ints, rows: int, ns: Ints | None) -> list[float] | list[None]:
+    if ns is None:
+        return [None] * rows
+    total = np.zeros(rows, np.int64)
+    np.add.at(total, at, ns)
+    return [ns / 1e6 for ns in total.tolist()]
+
+
+def _row(name: str, a: _Total, b: _Total) -> DiffRow:
+    change = change_of(a.calls, b.calls)
+    if change == "same":
+        change = _change_in_time(_known((a.cpu_ms, b.cpu_ms), (a.cuda_ms, b.cuda_ms)))
+    return DiffRow(name, change, a.calls, b.calls, a.cpu_ms, b.cpu_ms, a.cuda_ms, b.cuda_ms)
+
+
+def _known(*pairs: tuple[float | None, float | None]) -> list[tuple[float, float]]:
+    return [(before, now) for before, now in pairs if before is not None and now is not None]
+
+
+def _change_in_time(times: list[tuple[float, float]]) -> Change:
+    steps = [
+        now - before
+        for before, now in times
+        if abs(now - before) > max(SAME_TIME_SHARE * before, SAME_TIME_MS) + _ROUNDING_MS
+    ]
+    if not steps:
+        return "same"
+    return "slower" if max(steps, key=abs) > 0 else "faster"
+
+
+# -------------------------------------------------------------------- a limit on growth
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A total time of two traces against a limit on its growth, in percent, inclusive."""
+
+    metric: Literal["self_cpu_ms", "self_cuda_ms"]
+    before: float | None
+    now: float | None
+    limit_percent: float
+
+    @property
+    def percent(self) -> float | None:
+        """By how much it grew; None where either is unknown, infinite from 0."""
+        if self.before is None or self.now is None:
+            return None
+        if self.before == self.now:
+            return 0.0
+        return (self.now / self.before - 1) * 100 if self.before else math.inf
+
+    @property
+    def exceeded(self) -> bool | None:
+        """Whether it grew by more than the limit; None where that cannot be said."""
+        return None if self.percent is None else self.percent > self.limit_percent
+
+
+def growth(a: Trace, b: Trace, *, by: By = "op", limit_percent: float) -> list[Growth]:
+    """The checks behind ``--fail-over``: passed if all of them say that it was not exceeded.
+
+    By kernel, the device time is checked; by operator the CPU time, and the device time too where
+    either trace has device events. A total that only one trace knows cannot be checked.
+
+    Raises:
+        SettingsError: the limit is negative or not a number.
+    """
+    if not limit_percent >= 0:
+        found = f"{limit_percent:g} %"
+        raise SettingsError("no limit on growth", found, "give a percentage of 0 or more")
+    before, now = _device_ms(a), _device_ms(b)
+    checks = [Growth("self_cuda_ms", before, now, limit_percent)]
+    if by == "op":
+        checks = [c for c in checks if c.before is not None or c.now is not None]
+        checks.append(Growth("self_cpu_ms", _cpu_ms(a), _cpu_ms(b), limit_percent))
+    return checks
+
+
+def _device_ms(trace: Trace) -> float | None:
+    """Total device time; None without any, which is no accelerator, no record or no durations."""
+    return device_time(trace).self_ns / 1e6 or None
+
+
+def _cpu_ms(trace: Trace) -> float | None:
+    total = self_cpu_ns(trace)
+    has_ops = bool((trace.selection & trace.is_kind(Kind.OP)).any())
+    return None if has_ops and not total else total / 1e6

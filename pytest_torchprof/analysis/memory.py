@@ -28,6 +28,15 @@ ALLOCATORS = frozenset(
 
 OUTSIDE = "(outside operators)"
 BEFORE = "(before the region)"
+UNKNOWN = "(unknown: the trace has no addresses)"
+
+NO_MEMORY = "no [memory] events; record with profile_memory=True"
+
+#: Names of c10's device types by number. Source: c10/core/DeviceType.h.
+DEVICE_TYPES = (
+    *("cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan"),
+    *("metal", "xpu", "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,12 +70,9 @@ def usage(trace: Trace, *, on_device: bool) -> Usage:
 
 def _usage(trace: Trace, on_device: bool) -> Usage:
     memory = trace.memory.device(on_device)
-    block, size = _changes(memory, _selected(trace, memory), on_device)
+    _, block, size = _changes(memory, _selected(trace, memory), on_device)
     owner = np.append(_owners(trace, memory.event), -2)[block]  # block -1 is the last one, -2
-    live = np.cumsum(size)
-    top = int(np.argmax(live)) if len(live) else 0
-    peak = max(int(live[top]), 0) if len(live) else 0
-    until_peak = slice(0, top + 1 if peak else 0)
+    peak, until_peak = _peak(size)
     allocation = size > 0
     return Usage(
         allocated_bytes=int(size[allocation].sum()),
@@ -78,8 +84,16 @@ def _usage(trace: Trace, on_device: bool) -> Usage:
     )
 
 
-def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints]:
-    """What changes the live bytes, in order, as (row that allocated the block or -1, bytes).
+def _peak(size: Ints) -> tuple[int, slice]:
+    """The highest sum above 0 of changes up to one of them, and those up to the first such one."""
+    live = np.cumsum(size)
+    top = int(np.argmax(live)) if len(live) else 0
+    peak = max(int(live[top]), 0) if len(live) else 0
+    return peak, slice(0, top + 1 if peak else 0)
+
+
+def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints, Ints]:
+    """What changes the live bytes: (row, row that allocated the block or -1, bytes), in order.
 
     What happens next at a block's address ends it: its free, or another block, in which case its
     free was not seen.
@@ -88,7 +102,7 @@ def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints
     fresh = inside & (size > 0)
     if memory.addr is None:  # then a free does not say of what
         changed = np.flatnonzero(inside & (size != 0))
-        return np.where(fresh, rows, -1)[changed], size[changed]
+        return changed, np.where(fresh, rows, -1)[changed], size[changed]
     order = np.argsort(memory.addr, kind="stable")
     order = order[size[order] != 0]
     follows = np.diff(memory.addr[order]) == 0
@@ -100,7 +114,7 @@ def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints
     block = np.concatenate([before[ends], np.full(older.sum(), -1), rows[fresh]])
     change = np.concatenate([-size[before[ends]], size[older], size[fresh]])
     in_time = np.argsort(row, kind="stable")  # an address is free before it is given out again
-    return block[in_time], change[in_time]
+    return row[in_time], block[in_time], change[in_time]
 
 
 def _selected(trace: Trace, memory: Memory) -> Bools:
@@ -131,3 +145,63 @@ def _by_owner(trace: Trace, owner: Ints, size: Ints) -> dict[str, int]:
     total = np.zeros(len(names), np.int64)
     np.add.at(total, owner, size)
     return {names[i]: int(total[i]) for i in np.flatnonzero(total)}
+
+
+# -------------------------------------------------------------------- peaks, device by device
+
+
+@dataclass(frozen=True)
+class LiveRow:
+    """Blocks of one operator that were live at the peak; ``count`` is None where it is unknown."""
+
+    operator: str
+    bytes: int
+    count: int | None
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """The highest live amount of one device above its start, and what made it up.
+
+    ``at_ms`` is the time from the trace's first event to when the peak was first reached, None if
+    the amount was never above the start. ``rows`` add up to ``peak_bytes``, largest first. Of an
+    accelerator, what was freed of blocks of before the trace (or the region of a live capture)
+    lowers the amount: it is a row of negative bytes, `BEFORE`, that counts the blocks.
+    """
+
+    device: str
+    peak_bytes: int
+    at_ms: float | None
+    rows: list[LiveRow]
+
+
+def peaks(trace: Trace) -> list[PeakMemory]:
+    """The host first, then each accelerator by index; none for a trace without memory events.
+
+    Blocks are followed as in `usage`. Where the events have no addresses, as in 2021, the amount
+    is known, but not what it is made of.
+    """
+    found = []
+    for place in np.unique(trace.memory.place, axis=0):
+        memory = trace.memory.where((trace.memory.place == place).all(axis=1))
+        if memory.bytes.any():
+            found.append(_peak_of(trace, memory, *place.tolist()))
+    return found
+
+
+def _peak_of(trace: Trace, memory: Memory, device_type: int, device_id: int) -> PeakMemory:
+    known = 0 <= device_type < len(DEVICE_TYPES)
+    name = DEVICE_TYPES[device_type] if known else f"device type {device_type}"
+    device = f"{name}:{device_id}" if device_type and device_id >= 0 else name
+    row, block, size = _changes(memory, _selected(trace, memory), device_type != 0)
+    peak, until = _peak(size)
+    if not peak:
+        return PeakMemory(device, 0, None, [])
+    at = trace.ts[memory.event[row[until][-1]]] - trace.ts[0]
+    if memory.addr is None:
+        return PeakMemory(device, peak, at / 1e6, [LiveRow(UNKNOWN, peak, None)])
+    owner = np.append(_owners(trace, memory.event), -2)[block[until]]
+    amount = _by_owner(trace, owner, size[until])
+    blocks = _by_owner(trace, owner, np.sign(size[until]))
+    rows = [LiveRow(name, amount[name], abs(blocks.get(name, 0))) for name in amount]
+    return PeakMemory(device, peak, at / 1e6, sorted(rows, key=lambda r: (-r.bytes, r.operator)))

@@ -53,7 +53,7 @@ def ops(trace: Trace) -> dict[str, OpRow]:
 
     chosen = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION))
     # A recursive operator must not add its inner time to its outer one.
-    outermost = ~_below_same_name(trace, chosen)
+    outermost = ~below_same_name(trace, chosen)
     parent = trace.parent[chosen]
     accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
     accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
@@ -97,6 +97,12 @@ def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
 
 def launching_operators(trace: Trace, device: Ints) -> Ints:
     """Name of the innermost operator (else annotation) that launched each device event, or -1."""
+    event = launchers(trace, device)
+    return np.where(event >= 0, trace.name[event], -1).astype(np.int64)
+
+
+def launchers(trace: Trace, device: Ints) -> Ints:
+    """The innermost operator (else annotation) around the call behind each device event, or -1."""
     ops = trace.is_kind(Kind.OP)
     annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
     launch = trace.launch[device]
@@ -106,7 +112,7 @@ def launching_operators(trace: Trace, device: Ints) -> Ints:
     while len(todo):
         at = above[todo]
         found = ops[at] | (annotations[at] & (owner[todo] < 0))
-        owner[todo[found]] = trace.name[at[found]]
+        owner[todo[found]] = at[found]
         todo = todo[~ops[at]]
         above[todo] = trace.parent[above[todo]]
         todo = todo[above[todo] >= 0]
@@ -121,7 +127,8 @@ def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple
     return list(zip(distinct.tolist(), total.tolist(), strict=True))
 
 
-def _below_same_name(trace: Trace, events: Ints) -> Bools:
+def below_same_name(trace: Trace, events: Ints) -> Bools:
+    """Which of these host events run inside one of the same name."""
     found = np.zeros(len(events), bool)
     above = trace.parent[events]
     todo = np.flatnonzero(above >= 0)

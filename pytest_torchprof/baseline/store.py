@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_torchprof.baseline.files import replace_file, why
+from pytest_torchprof.baseline.files import replace_file
 from pytest_torchprof.errors import BaselineError
+from pytest_torchprof.files import why
 from pytest_torchprof.stats import Baseline
 
 SCHEMA = "torchprof-baseline/1"

@@ -40,10 +40,14 @@ _KEPT_RECORDS = 64
 
 @dataclass(frozen=True)
 class CompileCount:
-    """Graph breaks and recompilations that torch.compile has counted so far in this process."""
+    """What torch.compile has compiled so far in this process, and the graph breaks it counted.
 
-    graph_breaks: int
-    recompiled: frozenset[int]
+    ``records`` are dynamo's, one a compilation, as (compile id, start, identity): the annotation of
+    a compiled region repeats the compile id.
+    """
+
+    graph_breaks: int = 0
+    records: frozenset[tuple[str, Any, int]] = frozenset()
     full: bool = False
 
     @classmethod
@@ -51,26 +55,34 @@ class CompileCount:
         """Read dynamo's counters; all zero while dynamo has not been imported."""
         utils = sys.modules.get("torch._dynamo.utils")
         if utils is None:
-            return cls(0, frozenset())
+            return cls()
         breaks = utils.counters.get("graph_break", {})
         records: list[Any] = getattr(utils, "get_compilation_metrics", list)()
-        # A compile id is "frame/attempt": an attempt after the first is a recompilation.
-        again = (
-            r for r in records if not str(getattr(r, "compile_id", None)).endswith(("/0", "None"))
+        known = frozenset(
+            (str(getattr(r, "compile_id", None)), getattr(r, "start_time_us", None), id(r))
+            for r in records
         )
-        recompiled = frozenset(id(r) for r in again)
-        return cls(sum(breaks.values()), recompiled, len(records) >= _KEPT_RECORDS)
+        return cls(sum(breaks.values()), known, len(records) >= _KEPT_RECORDS)
 
-    def since(self, before: CompileCount) -> dict[str, int | str]:
-        """The facts ``graph_breaks`` and ``recompiles`` between two readings."""
+    def compiled_since(self, before: CompileCount) -> bool:
+        """Whether anything was compiled between two readings."""
+        return not self.records <= before.records
+
+    def since(self, before: CompileCount) -> dict[str, Any]:
+        """The facts about compilation between two readings."""
+        compiled = sorted(name for name, *_ in self.records - before.records)
+        # As long as an older record is kept, no later one has been dropped.
+        lost = self.full and not self.records & before.records
         return {
             # A test may clear dynamo's counters: then what is there now is all its own.
             "graph_breaks": self.graph_breaks - before.graph_breaks
             if self.graph_breaks >= before.graph_breaks
             else self.graph_breaks,
+            # A compile id is "frame/attempt": an attempt after the first is a recompilation.
             "recompiles": f"torch keeps no more than {_KEPT_RECORDS} compilations"
-            if self.full and self.recompiled != before.recompiled
-            else len(self.recompiled - before.recompiled),
+            if lost
+            else sum(not one.endswith(("/0", "None")) for one in compiled),
+            "compiled": compiled,
         }
 
 

@@ -24,7 +24,21 @@ def record_of(
     trace: str | None = None,
 ) -> dict[str, Any]:
     """One test's part of the report: JSON-able, so that it crosses from worker to controller."""
-    metrics: dict[str, Any] = {}
+    findings = [asdict(finding) for finding in profile.findings] if profile else []
+    return {
+        "nodeid": nodeid,
+        "outcome": None,
+        "status": status,
+        "reason": reason,
+        "metrics": metrics_of(verdicts),
+        "findings": findings,
+        "trace": trace,
+    }
+
+
+def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
+    """Metrics by name: value, unit, class, what it was compared with and what came of it."""
+    metrics: dict[str, dict[str, Any]] = {}
     for verdict in verdicts:
         metric = METRICS[verdict.metric.split("[")[0]]
         measured = not isinstance(verdict.value, NotMeasured)
@@ -37,16 +51,7 @@ def record_of(
             "status": verdict.status,
             **({"reason": verdict.reason} if verdict.reason else {}),
         }
-    findings = [asdict(finding) for finding in profile.findings] if profile else []
-    return {
-        "nodeid": nodeid,
-        "outcome": None,
-        "status": status,
-        "reason": reason,
-        "metrics": metrics,
-        "findings": findings,
-        "trace": trace,
-    }
+    return metrics
 
 
 def write_report(

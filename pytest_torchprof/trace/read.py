@@ -1,101 +1,93 @@
-"""Kineto's Chrome trace format to a `Trace`."""
+"""Kineto's Chrome trace format to a `Trace`, piece by piece, whoever wrote it and whatever is lost.
+
+A file is never in memory as a whole: a piece of its text is decoded as soon as it is there, and
+what remains of it are columns and the events' arguments. Where a piece cannot be told from the
+rest, the rest is decoded at once.
+"""
 
 from __future__ import annotations
 
 import gc
-import gzip
-import zlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from pytest_torchprof.errors import TraceError
-from pytest_torchprof.events import KINDS, Kind, Trace
+from pytest_torchprof.trace import stream as streams
+from pytest_torchprof.trace.columns import Columns, Event
+from pytest_torchprof.trace.repair import repaired, whole_events
+from pytest_torchprof.trace.stream import Progress, Stream, Text
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.events import Trace
 
-_GZIP_MAGIC = b"\x1f\x8b"
-#: Bytes of JSON that are decoded at a time: the objects made of them fit into a processor's cache.
-_PIECE = 2**20
-#: Between two events as Kineto prints them.
+#: Between two events as Kineto prints them; it misleads in no file of Kineto's.
 _BETWEEN = b"\n  },\n  {"
-_EVENTS = b'"traceEvents"'
-#: A year's number above 2200 if it counts microseconds, so it counts nanoseconds.
-_NANOSECONDS = 2**53
-_LARGEST_NS = 2**61
+_ANY_BETWEEN = re.compile(rb'\}\s*,\s*\{\s*"\w+"')
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+#: Text before the events, or in one of them, that is longer is no trace's.
+_LONGEST = 2**28
+#: Top-level keys that Kineto writes; a trace that has one may well hold no event.
+_KINETO = {"schemaVersion", "deviceProperties", "baseTimeNanoseconds", "distributedInfo"}
+_BYTE = re.compile(r"\(byte (\d+)\)")
 _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    name: str | None = None
-    cat: str | None = None
-    ts: int | float = 0.0
-    dur: int | float | None = None
-    pid: int | float | str | None = None
-    tid: int | float | str | None = None
-    args: msgspec.Raw = msgspec.Raw()
+_REFUSED = (*_FAULTS, ValueError, OverflowError)
+_EXPECTED = "expected the JSON that torch.profiler's export_chrome_trace writes"
 
 
 class _File(msgspec.Struct, gc=False):
-    events: list[_Event] = msgspec.field(name="traceEvents")
+    events: list[Event] = msgspec.field(name="traceEvents")
 
 
 # Numbers come as strings from some versions, hence not strict.
 _FILE = msgspec.json.Decoder(_File, strict=False)
-_BARE = msgspec.json.Decoder(list[_Event], strict=False)
+_LIST = msgspec.json.Decoder(list[Event], strict=False)
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read(path: Path) -> Trace:
+def read(path: Path, *, progress: Progress | None = None) -> Trace:
     """The trace in a ``.json`` or gzip-compressed file (by content, not by name).
 
+    A file that breaks off is read up to its last whole event, and JSON that Kineto writes wrongly
+    is repaired; the trace's ``warnings`` say so. ``progress`` is called with the bytes read so far
+    and the size of the file.
+
     Raises:
-        TraceError: unreadable, not JSON, or JSON that is no Chrome trace.
+        TraceError: unreadable, damaged, not JSON, or JSON that is no trace of PyTorch's.
     """
-    try:
-        data = _bytes_of(path)
-        if data[:2] == _GZIP_MAGIC:
-            data = bytearray(gzip.decompress(data))
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise TraceError(f"{path}: cannot be read", str(error)) from error
-    return parse(data, source=str(path))
-
-
-def _bytes_of(path: Path) -> bytearray:
-    data = bytearray(path.stat().st_size)
-    with path.open("rb") as file:
-        del data[file.readinto(data) :]
-        data += file.read()  # of what has no size or is growing
-    return data
+    return _trace(Stream(path, progress))
 
 
 def parse(data: bytes | bytearray, *, source: str = "trace") -> Trace:
     """The trace in these bytes of JSON: an object with ``traceEvents``, or a bare list of events.
 
-    A bytearray becomes the trace's own.
+    Raises:
+        TraceError: as `read`.
+    """
+    return _trace(Text(data, source))
+
+
+def peek(path: Path) -> dict[str, Any]:
+    """The metadata that stand before the events, where Kineto writes most; nothing else is read.
 
     Raises:
-        TraceError: not JSON, or JSON that is no Chrome trace.
+        TraceError: unreadable, or plainly no JSON.
     """
+    return _Reader(Stream(path)).header()
+
+
+def _trace(stream: Stream) -> Trace:
+    reader = _Reader(stream)
     with _without_gc():
         try:
-            data = bytearray(data) if isinstance(data, bytes) else data
-            trace = _in_pieces(data)
-            return _whole(data) if trace is None else trace
-        except (*_FAULTS, KeyError, ValueError, OverflowError) as error:
-            raise TraceError(
-                f"{source}: not a Chrome trace",
-                str(error),
-                "expected the JSON that torch.profiler's export_chrome_trace writes",
-            ) from error
+            return reader.trace()
+        except MemoryError as error:
+            found = f"not enough memory after {stream.size:,} bytes of text"
+            raise TraceError(f"{stream.source}: cannot be read", found) from error
 
 
 @contextmanager
@@ -110,133 +102,226 @@ def _without_gc() -> Iterator[None]:
             gc.enable()
 
 
-def _whole(data: bytearray) -> Trace:
-    columns = _Columns()
-    if data[:64].lstrip()[:1] == b"[":
-        columns.add(_BARE.decode(data))
-        return columns.trace({})
-    columns.add(_FILE.decode(data).events)
-    return columns.trace(_metadata(data))
+class _Reader:
+    """Reads one stream.
 
-
-def _in_pieces(data: bytearray) -> Trace | None:
-    """The same, piece by piece, of a large file that is laid out as Kineto does; None of others.
-
-    Each piece is made a list of its own in place: a comma ends it, a line break begins the next.
-    Where the layout misleads, a piece does not decode, or what is around the events does not.
+    ``_text`` is what of the stream is not decoded yet, beginning at ``_at``. From the first event
+    on its first byte is the list's bracket, put in place of the comma before its first event.
     """
-    start, end = data.find(b"[", data.find(_EVENTS)), data.rfind(b"]")
-    if end - start < _PIECE or start < 0:
-        return None
-    columns, view, cuts = _Columns(), memoryview(data), list[int]()
-    try:
-        metadata = _metadata(data[: start + 1] + data[end:])
-        while (at := data.find(_BETWEEN, min(start + _PIECE, end), end)) >= 0:
-            cuts.append(at + 4)
-            data[at + 4 : at + 6] = b"]["
-            columns.add(_BARE.decode(view[start : at + 5]))
-            start = at + 5
-        columns.add(_BARE.decode(view[start : end + 1]))
-    except _FAULTS:
-        for at in cuts:
-            data[at : at + 2] = b",\n"
-        return None
-    return columns.trace(metadata)
 
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._chunks = stream, iter(stream)
+        self._columns = Columns()
+        self._text, self._at = bytearray(), 0
+        self._head = b""
+        self._between = _BETWEEN
+        self._repairs = 0
+        self._warnings: list[str] = []
 
-def _metadata(data: bytearray) -> dict[str, Any]:
-    header = _HEADER.decode(data)
-    del header["traceEvents"]
-    return {key: msgspec.json.decode(raw) for key, raw in header.items()}
+    def trace(self) -> Trace:
+        """All events and all metadata."""
+        self._find_events()
+        if self._head:
+            self._add_pieces()
+        self._text += b"".join(self._chunks)
+        metadata = self._add_rest()
+        if self._repairs:
+            self._warnings.append(
+                f"invalid JSON was repaired in {self._repairs} places (bare quotes or backslashes "
+                "in names, infinite numbers, or other encodings)"
+            )
+        self._check_kinds(metadata)
+        return self._columns.trace(metadata, self._warnings)
 
+    def header(self) -> dict[str, Any]:
+        """Metadata that precede the events."""
+        self._find_events()
+        return _metadata(self._head + b"]}") if len(self._head) > 1 else {}
 
-class _Labels(dict[tuple[Any, ...], int]):
-    """What events have in common, numbered: (name, category, phase, process, thread)."""
+    # ---------------------------------------------------------------- pieces
 
-    of = staticmethod(attrgetter("name", "cat", "ph", "pid", "tid"))
+    def _find_events(self) -> None:
+        """Leave in ``_head`` what precedes the list of events, or nothing if none is found."""
+        searched = 0
+        for chunk in self._chunks:
+            self._text += chunk
+            if not searched and self._text.lstrip()[:1] == b"[":
+                self._behead(self._text.index(b"["))
+                self._head = b"["
+                return
+            for match in _EVENTS.finditer(self._text, searched):
+                # Elsewhere than at the top, it leaves more open than the object.
+                if _decodes(self._text[: match.end()] + b"]}"):
+                    self._head = bytes(self._text[: match.end()])
+                    self._behead(match.end() - 1)
+                    return
+                searched = match.end()
+            searched = max(searched, len(self._text) - 64)
+            self._limit("the events do not begin")
 
-    def __missing__(self, label: tuple[Any, ...]) -> int:
-        self[label] = number = len(self)
-        return number
+    def _behead(self, count: int) -> None:
+        self._text = self._text[count:]
+        self._at += count
 
+    def _limit(self, what: str) -> None:
+        if len(self._text) > _LONGEST:
+            found = f"{what} within {_LONGEST:,} bytes of byte {self._at:,}"
+            raise TraceError(f"{self._stream.source}: not a Chrome trace", found, _EXPECTED)
 
-class _Columns:
-    """Events as columns, added a piece at a time."""
+    def _add_pieces(self) -> None:
+        """Decode all but the last piece, as long as it goes well."""
+        while True:
+            at = self._boundary() if len(self._text) >= streams.CHUNK else None
+            if at is not None and not self._add_piece(at):
+                return
+            chunk = next(self._chunks, b"")
+            if not chunk:
+                return
+            self._text += chunk
+            self._limit("no event ends")
 
-    def __init__(self) -> None:
-        self._labels = _Labels()
-        self._label, self._ts, self._dur = [list[npt.NDArray[Any]]() for _ in range(3)]
-        self._args: list[msgspec.Raw | None] = []
+    def _boundary(self) -> int | None:
+        """Where the comma after the last whole event is."""
+        at = self._text.rfind(self._between)
+        if at < 0:
+            recent = max(len(self._text) - streams.CHUNK, 0)
+            found = list(_ANY_BETWEEN.finditer(self._text, recent))
+            if not found:
+                return None
+            at, self._between = found[-1].start(), found[-1][0]
+        return at + self._between.index(b",")
 
-    def add(self, events: list[_Event]) -> None:
-        labels = map(self._labels.__getitem__, map(_Labels.of, events))
-        self._label.append(np.fromiter(labels, np.int64, len(events)))
-        ts, dur = [e.ts for e in events], [e.dur or 0 for e in events]
-        in_ns = np.fromiter(ts, np.float64, len(ts)) >= _NANOSECONDS
-        self._ts.append(_nanoseconds(ts, in_ns))
-        self._dur.append(np.maximum(_nanoseconds(dur, in_ns), 0))
-        self._args += [e.args or None for e in events]
+    def _add_piece(self, at: int) -> bool:
+        """Whether the text up to this comma is a list of events; then it is in the columns."""
+        self._text[at : at + 1] = b"]"
+        try:
+            self._add(memoryview(self._text)[: at + 1])
+        except _REFUSED:
+            self._text[at : at + 1] = b","
+            return False
+        self._text, self._at = self._text[at:], self._at + at
+        self._text[:1] = b"["
+        return True
 
-    def trace(self, metadata: dict[str, Any]) -> Trace:
-        """All that is an event of a `Kind`, in time order."""
-        names: dict[str, int] = {}
-        threads: dict[tuple[Any, Any], int] = {}
-        of_label = np.array(
-            [
-                (
-                    _kind(cat, ph, name),
-                    names.setdefault(name or "", len(names)),
-                    threads.setdefault((pid, tid), len(threads)),
-                )
-                for name, cat, ph, pid, tid in self._labels
-            ],
-            np.int32,
-        ).reshape(-1, 3)
-        none = np.zeros(0, np.int64)
-        kind, name, thread = of_label[np.concatenate([none, *self._label])].T
-        ts, dur = np.concatenate([none, *self._ts]), np.concatenate([none, *self._dur])
-        # The outer of two events with the same times is likelier of the earlier kind.
-        order = np.lexsort((_RANK[kind], -dur, ts))
-        order = order[kind[order] != Kind.OTHER]
-        return Trace(
-            ts=ts[order],
-            dur=dur[order],
-            kind=kind[order].astype(np.int8),
-            name=name[order],
-            thread=thread[order],
-            names=list(names),
-            args=np.fromiter(self._args, object, len(self._args))[order],
-            threads=list(threads),
-            metadata=metadata,
+    def _add(self, piece: memoryview) -> None:
+        try:
+            events = _LIST.decode(piece)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if isinstance(error, msgspec.ValidationError):
+                raise
+            text, count = repaired(bytes(piece))
+            if not count:
+                raise
+            events = _LIST.decode(text)
+            self._repairs += count
+        self._columns.add(events)
+
+    # ---------------------------------------------------------------- the rest
+
+    def _add_rest(self) -> dict[str, Any]:
+        """Decode the last events and what follows them; the metadata."""
+        text = bytes(self._text.rstrip(b"\0"))  # which a crash leaves behind
+        self._text = bytearray()
+        try:
+            return self._add_document(text)
+        except _REFUSED as error:
+            fault: Exception = error
+        if not isinstance(fault, msgspec.ValidationError):
+            mended, count = repaired(text)
+            try:
+                if count:
+                    metadata = self._add_document(mended)
+                    self._repairs += count
+                    return metadata
+            except _REFUSED as error:
+                fault = error
+            if _breaks_off(fault, len(self._head) - 1 + len(mended)):
+                return self._salvage(mended, count, fault, self._at + len(text))
+        raise self._refusal(fault)
+
+    def _add_document(self, text: bytes) -> dict[str, Any]:
+        """Add the events of this end of the stream, all or none."""
+        if self._head == b"[":
+            self._columns.add(_LIST.decode(text))
+            return {}
+        document = self._head[:-1] + text
+        events = _FILE.decode(document).events
+        metadata = _metadata(document)
+        self._columns.add(events)
+        return metadata
+
+    def _salvage(self, text: bytes, repairs: int, fault: Exception, size: int) -> dict[str, Any]:
+        """Add the whole events of a text that breaks off."""
+        end, closed = whole_events(text) if self._head else (0, False)
+        try:
+            if end:
+                self._columns.add(_LIST.decode(text[:end] + b"]"))
+        except _REFUSED:
+            raise self._refusal(fault) from None
+        if not self._columns.seen:
+            raise TraceError(
+                f"{self._stream.source}: not a whole trace",
+                f"it ends at byte {size:,}, before its first whole event",
+                "profile again, and let the export end",
+            )
+        self._repairs += repairs
+        where = "after its events" if closed else "in the middle of an event"
+        text_of = " of the text" if self._stream.cut else ""
+        self._warnings.append(
+            f"the file ends at byte {size:,}{text_of}, {where}; "
+            f"the {self._columns.seen:,} events before that were kept"
+        )
+        return _metadata(self._head + b"]}") if len(self._head) > 1 else {}
+
+    def _refusal(self, fault: BaseException) -> TraceError:
+        """What is wrong, with its place in the text."""
+        head = max(len(self._head) - 1, 0)
+        found = _BYTE.sub(
+            lambda m: f"(byte {max(int(m[1]) - head, 0) + self._at:,})",
+            str(fault).splitlines()[0][:300] if str(fault) else type(fault).__name__,
+        )
+        if "`$" in found and self._columns.seen:
+            found += f", counted from event {self._columns.seen:,} on"
+        elif "byte" not in found and self._at:
+            found += f", after byte {self._at:,}"
+        return TraceError(f"{self._stream.source}: not a Chrome trace", found, _EXPECTED)
+
+    def _check_kinds(self, metadata: dict[str, Any]) -> None:
+        """Refuse what has events and none of PyTorch's."""
+        columns = self._columns
+        if columns.kept or not columns.seen or _KINETO & metadata.keys():
+            return
+        found = columns.categories
+        if "Trace" in found:  # around a session in which nothing ran
+            return
+        shown = ", ".join(found[:8]) + (", …" if len(found) > 8 else "") if found else "none"
+        raise TraceError(
+            f"{self._stream.source}: not a trace of PyTorch",
+            "; ".join([f"{columns.seen:,} events, of the categories: {shown}", *self._warnings]),
+            _EXPECTED,
         )
 
 
-_RANK = np.full(len(Kind), 4, np.int8)
-_RANK[[Kind.PYTHON, Kind.ANNOTATION, Kind.OP, Kind.RUNTIME]] = range(4)
+def _breaks_off(fault: BaseException, size: int) -> bool:
+    """Whether a fault is only that the text ends too early, perhaps in the middle of a number."""
+    at = _BYTE.search(str(fault))
+    return "truncated" in str(fault) or (at is not None and int(at[1]) >= size - 1)
 
 
-def _kind(category: str | None, phase: str, name: str | None) -> Kind:
-    if phase not in ("X", "i"):
-        return Kind.OTHER
-    # In 2021, these had no category.
-    otherwise = Kind.MEMORY if name == "[memory]" else Kind.OTHER
-    return KINDS.get((category or "").lower(), otherwise)
+def _decodes(document: bytearray) -> bool:
+    try:
+        return "traceEvents" in _HEADER.decode(document)
+    except _FAULTS:
+        return False
 
 
-def _nanoseconds(times: list[int | float], in_ns: Bools) -> Ints:
-    """Whole nanoseconds of microseconds with three decimals, or of what is nanoseconds already.
-
-    Decimals are exact up to 100 days; Kineto counts from a base at most 90 days ago. Before 2024
-    it counted from 1970, in whole microseconds: those are too many nanoseconds for a float.
-
-    Raises:
-        ValueError: not a number, or out of all bounds.
-    """
-    given = np.fromiter(times, np.float64, len(times))
-    if not (np.abs(given) < np.where(in_ns, _LARGEST_NS, _LARGEST_NS / 1000)).all():
-        raise ValueError("an event's time is not a number, or out of all bounds")
-    whole = np.floor(given)
-    out = whole.astype(np.int64) * 1000 + np.rint((given - whole) * 1000).astype(np.int64)
-    if in_ns.any():
-        out[in_ns] = [int(times[i]) for i in np.flatnonzero(in_ns)]
-    return out
+def _metadata(document: bytes) -> dict[str, Any]:
+    """The other keys; one whose value is no text in UTF-8 is left out."""
+    found = {}
+    for key, raw in _HEADER.decode(document).items():
+        if key != "traceEvents":
+            try:
+                found[key] = msgspec.json.decode(raw)
+            except _FAULTS:
+                continue
+    return found

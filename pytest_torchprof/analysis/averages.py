@@ -1,0 +1,228 @@
+"""Key averages: host events grouped by name, shapes, call stack or module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from pytest_torchprof import nesting
+from pytest_torchprof.analysis.ops import NO_OPERATOR, launchers
+from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, MODULE, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
+
+By = Literal["name", "shape", "stack", "module"]
+GROUPINGS: tuple[By, ...] = get_args(By)
+
+#: The field of `OpStats` that a grouping fills.
+FIELD_OF: dict[By, str] = {"shape": "shapes", "stack": "stack", "module": "module"}
+
+_STEP = re.compile(r"^ProfilerStep#\d+$")
+_IS_MODULE = re.compile(MODULE.pattern.replace(r"(\w+?)_\d+", r"(\w+_\d+)"))
+
+
+@dataclass(frozen=True)
+class OpStats:
+    """One row of key averages: an operator, annotation or runtime call, or one group of its calls.
+
+    ``self_`` is without what is nested in it; bytes are allocations less frees. ``flops`` is None
+    where no call counts: it has no formula, or is a part of an operator that counts; or where the
+    trace does not say what the formula of one of them needs. ``cuda`` is None without an accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of
+    all self device time, or of all self CPU time where no device took part.
+    """
+
+    name: str
+    calls: int
+    self_cpu_ms: float
+    cpu_ms: float
+    self_cuda_ms: float | None
+    cuda_ms: float | None
+    self_cpu_bytes: int | None
+    self_cuda_bytes: int | None
+    flops: int | None
+    share: float | None
+    #: ``Input Dims``, where grouped by shape.
+    shapes: Any = None
+    #: Python functions, outermost first, joined by ``;``, where grouped by stack.
+    stack: str | None = None
+    #: ``nn.Module`` instances, outermost first, joined by ``.``, where grouped by module.
+    module: str | None = None
+
+
+def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
+    """Rows of the selected part of a trace, the largest share first.
+
+    Device work counts for the innermost operator around the call that launched it; what no
+    operator launched is the row ``(no operator)``, whose ``calls`` are 0. ``ProfilerStep#7`` reads
+    ``ProfilerStep*``.
+    """
+    chosen = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
+    group, labels = _GROUPERS[by](trace, chosen)
+    names, name = _names(trace)
+    key, first, at = np.unique(
+        group * len(names) + name[trace.name[chosen]], return_index=True, return_inverse=True
+    )
+
+    def total(values: Ints) -> Ints:
+        return np.bincount(at, weights=values, minlength=len(key)).astype(np.int64)
+
+    outermost = ~_inside_itself(trace, chosen, at)
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    own, below = _device_ns(trace, device)
+    columns = {
+        "calls": np.bincount(at, minlength=len(key)),
+        "self_cpu": total(trace.self_ns[chosen]),
+        "cpu": total(np.where(outermost, trace.dur[chosen], 0)),
+        "self_cuda": total(own[chosen]),
+        "cuda": total(np.where(outermost, below[chosen], 0)),
+        "flops": total(trace.op_flops[chosen]),
+        "unknown": total(trace.unknown_flops[chosen]),
+    }
+    memory = _memory_of(trace, at, chosen, len(key))
+    unlinked = int(trace.dur[device].sum() - own[chosen].sum())
+    whole = int(trace.dur[device].sum()) if len(device) else int(columns["self_cpu"].sum())
+    value = {name: column.tolist() for name, column in columns.items()}
+    name_of = name[trace.name[chosen[first]]].tolist() if len(first) else []
+    group_of = group[first].tolist()
+
+    def part(ns: int) -> float | None:
+        return ns / whole if whole else None
+
+    field = FIELD_OF.get(by)
+    rows = [
+        OpStats(
+            name=names[name_of[i]],
+            calls=value["calls"][i],
+            self_cpu_ms=value["self_cpu"][i] / 1e6,
+            cpu_ms=value["cpu"][i] / 1e6,
+            self_cuda_ms=value["self_cuda"][i] / 1e6 if len(device) else None,
+            cuda_ms=value["cuda"][i] / 1e6 if len(device) else None,
+            self_cpu_bytes=memory[0][i] if memory[0] is not None else None,
+            self_cuda_bytes=memory[1][i] if memory[1] is not None else None,
+            flops=None if value["unknown"][i] else value["flops"][i] or None,
+            share=part(value["self_cuda"][i] if len(device) else value["self_cpu"][i]),
+            **({field: labels(group_of[i])} if field else {}),
+        )
+        for i in range(len(key))
+    ]
+    if unlinked:
+        ms = unlinked / 1e6
+        rows.append(OpStats(NO_OPERATOR, 0, 0, 0, ms, ms, None, None, None, part(unlinked)))
+    return sorted(rows, key=lambda row: (-(row.share or 0), -row.self_cpu_ms, row.name))
+
+
+def _names(trace: Trace) -> tuple[list[str], Ints]:
+    """Names to show, and for each of the trace's names which of these it is."""
+    shown: dict[str, int] = {}
+    number = [
+        shown.setdefault("ProfilerStep*" if _STEP.match(name) else name, len(shown))
+        for name in trace.names
+    ]
+    return list(shown), np.array(number, np.int64)
+
+
+def _inside_itself(trace: Trace, events: Ints, group: Ints) -> Bools:
+    """Whether an event of the same group encloses it: its time is in that one's already."""
+    groups = np.full(len(trace), -1, np.int64)
+    groups[events] = group
+    found = np.zeros(len(events), bool)
+    above = trace.parent[events]
+    todo = np.flatnonzero(above >= 0)
+    while len(todo):
+        found[todo] = groups[above[todo]] == group[todo]
+        todo = todo[~found[todo]]
+        above[todo] = trace.parent[above[todo]]
+        todo = todo[above[todo] >= 0]
+    return found
+
+
+def _device_ns(trace: Trace, device: Ints) -> tuple[Ints, Ints]:
+    """Device time that each event launched itself, and with what is nested in it."""
+    owner = launchers(trace, device)
+    linked = owner >= 0
+    own = np.zeros(len(trace), np.int64)
+    np.add.at(own, owner[linked], trace.dur[device[linked]])
+    below = own.copy()
+    for level in reversed(list(nesting.levels(trace.depth))):
+        np.add.at(below, trace.parent[level], below[level])
+    return own, below
+
+
+def _memory_of(
+    trace: Trace, group: Ints, events: Ints, count: int
+) -> tuple[list[int] | None, list[int] | None]:
+    """Allocated less freed bytes by group, of host and accelerators; None if not recorded."""
+    memory = trace.memory
+    groups = np.full(len(trace), -1, np.int64)
+    groups[events] = group
+    ops = trace.is_kind(Kind.OP)
+    around = trace.enclosing(memory.event)
+    while len(calls := np.flatnonzero((around >= 0) & ~ops[around])):
+        around[calls] = trace.parent[around[calls]]
+    out: list[list[int] | None] = []
+    for on_device in (False, True):
+        here = memory.on_device == on_device
+        inside = here & (around >= 0)
+        inside[inside] = groups[around[inside]] >= 0
+        total = np.zeros(count, np.int64)
+        np.add.at(total, groups[around[inside]], memory.bytes[inside])
+        out.append(total.tolist() if here.any() else None)
+    return out[0], out[1]
+
+
+# -------------------------------------------------------------------- groupings
+
+_Labels = Callable[[int], Any]
+
+
+def _by_name(_trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+    return np.zeros(len(events), np.int64), lambda _: None
+
+
+def _by_shape(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+    known: dict[bytes, int] = {}
+    dims = (bytes(args.dims) for args in trace.operands(events))
+    group = [known.setdefault(raw, len(known)) for raw in dims]
+    raws = list(known)
+    return np.array(group, np.int64), lambda i: msgspec.json.decode(raws[i]) if raws[i] else None
+
+
+def _by_stack(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+    return _by_path(trace, events, list(trace.names), ";")
+
+
+def _by_module(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+    matches = map(_IS_MODULE.match, trace.names)
+    return _by_path(trace, events, [m[1] if m else None for m in matches], ".")
+
+
+def _by_path(
+    trace: Trace, events: Ints, labels: Sequence[str | None], joint: str
+) -> tuple[Ints, _Labels]:
+    """Grouped by the Python functions around them that have a label."""
+    number = np.array([-1 if label is None else i for i, label in enumerate(labels)], np.int64)
+    label = np.where(trace.is_kind(Kind.PYTHON), number[trace.name], -1)
+    path, known = nesting.paths(*trace.stack_nest, label)
+
+    def text(group: int) -> str | None:
+        parts, at = [], group - 1
+        while at >= 0:
+            at, last = known[at]
+            parts.append(str(labels[last]))
+        return joint.join(reversed(parts)) or None
+
+    return path[events] + 1, text
+
+
+_GROUPERS: dict[By, Callable[[Trace, Ints], tuple[Ints, _Labels]]] = {
+    "name": _by_name,
+    "shape": _by_shape,
+    "stack": _by_stack,
+    "module": _by_module,
+}

@@ -1,0 +1,314 @@
+"""Two sequences of operators or kernels, aligned: which ones took the place of which.
+
+So a rename or a fusion reads as one change. The alignment is all but linear: where the sequences
+part, the longest common subsequence of a window of each says how they go on, and what it says for
+one pair of windows holds for all others that are equal, as of every step of a loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import gcd
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof import nesting
+from pytest_torchprof.analysis.memory import ALLOCATORS
+from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.analysis.diff import By
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: Operators that compute nothing where no other operator runs inside: views, and casts to what is.
+VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_has_compatible_shallow_copy_type", "_reshape_alias", "_unsafe_view", "alias"),
+        *("as_strided", "as_strided_", "chunk", "contiguous", "detach", "detach_", "dropout"),
+        *("expand", "expand_as", "flatten", "is_pinned", "lift_fresh", "narrow", "permute"),
+        *("reshape", "resolve_conj", "resolve_neg", "result_type", "select", "set_", "slice"),
+        *("split", "squeeze", "squeeze_", "t", "to", "transpose", "type_as", "unbind"),
+        *("unflatten", "unfold", "unsqueeze", "unsqueeze_", "view", "view_as"),
+    )
+) | {"detach", "detach_"}
+#: What many operators do first: inside another operator they are part of it.
+_PRELUDES = frozenset({"aten::fill_", "aten::zero_"})
+
+_WINDOW = 128
+_RUN = 4  # so many equal in a row are surely the same place
+_FAR = (1_000, 30_000, 2**62)  # how far ahead the search for such a run looks, by and by
+_MOST_SEARCHES = 5_000  # about a second
+_MOST_DIFFERENCES = 500_000
+_MOST_IN_ONE = 200  # names that have taken each other's place; more is another program
+_MOST_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Some operators in a row, what stands in their place now, and how many times."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    times: int
+
+    def text(self, shorten: Callable[[str], str] = str) -> str:
+        """In one line.
+
+        >>> Replacement(("aten::mul", "aten::add", "aten::add"), ("fused_mul_add",), 12).text()
+        'aten::mul, aten::add ×2 → fused_mul_add  ×12'
+        """
+        sides = [_listed(side, shorten) for side in (self.before, self.after)]
+        return " → ".join(sides) + (f"  ×{self.times}" if self.times > 1 else "")
+
+
+class Replacements(NamedTuple):
+    """What was replaced, most first; ``complete`` if the traces were compared to their ends."""
+
+    rows: list[Replacement]
+    complete: bool
+
+
+def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
+    """What stands in ``b`` in the place of what stood in ``a``.
+
+    The sequences are of kernels, copies and memsets, stream by stream, or of the innermost
+    operators that do more than allocate and view, thread by thread. Traces that differ all over
+    are compared as far as about a second of work goes.
+    """
+    numbers: dict[str, int] = {}
+    one, other = (_sequence(trace, by, numbers) for trace in (a, b))
+    names = list(numbers)
+    found: Counter[tuple[bytes, bytes]] = Counter()
+    alignment = _Alignment(one, other)
+    for i, i_end, j, j_end in alignment.differences():
+        found[one[i:i_end].tobytes(), other[j:j_end].tobytes()] += 1
+    times: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
+    for (before, after), count in found.items():
+        gone, come = (np.frombuffer(side, np.int64).tolist() for side in (before, after))
+        readable = len(gone) + len(come) <= _MOST_IN_ONE
+        if gone and come and readable and sorted(gone) != sorted(come):
+            folds = gcd(_folds(gone), _folds(come))
+            gone, come = gone[: len(gone) // folds], come[: len(come) // folds]
+            times[tuple(names[n] for n in gone), tuple(names[n] for n in come)] += count * folds
+    rows = [Replacement(*sides, count) for sides, count in times.items()]
+    rows.sort(key=lambda r: (-r.times * (len(r.before) + len(r.after)), r.before, r.after))
+    return Replacements(rows, alignment.complete)
+
+
+# -------------------------------------------------------------------- sequences
+
+
+def _sequence(trace: Trace, by: By, numbers: dict[str, int]) -> Ints:
+    """Numbers of the names, in time order within each thread or stream, those in order of start."""
+    if by == "kernel":
+        rows = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    else:
+        rows = np.flatnonzero(_innermost(trace))
+    _, first, at = np.unique(trace.thread[rows], return_index=True, return_inverse=True)
+    rows = rows[np.argsort(np.argsort(np.argsort(first))[at], kind="stable")]
+    distinct, at = np.unique(trace.name[rows], return_inverse=True)
+    own = [numbers.setdefault(trace.names[i], len(numbers)) for i in distinct.tolist()]
+    return np.array(own, np.int64)[at]
+
+
+def _innermost(trace: Trace) -> Bools:
+    """Operators in which no other one does any work."""
+    ops = trace.selection & trace.is_kind(Kind.OP)
+    prelude = trace.names_where(_PRELUDES.__contains__)
+    works = ops & ~prelude & ~trace.names_where((ALLOCATORS | VIEWS).__contains__)
+    levels = [*nesting.levels(trace.depth)]
+    outer = np.zeros(len(trace), bool)
+    for level in reversed(levels):
+        busy = level[works[level] | outer[level]]
+        outer[trace.parent[busy]] = True
+    around = np.full(len(trace), -1, np.int64)
+    for level in levels:
+        above = trace.parent[level]
+        around[level] = np.where(ops[above], above, around[above])
+    alone = (around < 0) | outer[around]
+    return (works & ~outer) | (ops & prelude & alone)
+
+
+# -------------------------------------------------------------------- alignment
+
+
+Step = tuple[tuple[tuple[int, int, int, int], ...], int, int]  # differences, where they end
+
+
+class _Alignment:
+    """Where two sequences of numbers, none of them negative, differ."""
+
+    def __init__(self, a: Ints, b: Ints) -> None:
+        self.complete = True
+        self._ends = len(a), len(b)
+        # Numbers of one sequence only are alike in that they match nothing.
+        self._a = np.where(np.isin(a, b), a, -1)
+        self._b = np.where(np.isin(b, a), b, -2)
+        self._bytes = self._a.tobytes(), self._b.tobytes()
+        self._known: dict[tuple[bytes, bytes, bool], Step | None] = {}
+        self._searches = 0
+        self._runs: tuple[Ints, Ints] | None = None
+
+    def differences(self) -> Iterator[tuple[int, int, int, int]]:
+        """(start, end, start, end) of the parts of either, at least one of which is not empty."""
+        last = (0, 0, 0, 0)
+        for found in self._differences():
+            if found[0] == last[1] and found[2] == last[3]:
+                last = (last[0], found[1], last[2], found[3])
+                continue
+            if last[1] > last[0] or last[3] > last[2]:
+                yield last
+            last = found
+        if last[1] > last[0] or last[3] > last[2]:
+            yield last
+
+    def _differences(self) -> Iterator[tuple[int, int, int, int]]:
+        (end_a, end_b), i, j = self._ends, 0, 0
+        for _ in range(_MOST_DIFFERENCES):
+            same = self._same_from(i, j)
+            i, j = i + same, j + same
+            if i == end_a or j == end_b:
+                yield i, end_a, j, end_b
+                return
+            step = self._apart(i, j)
+            if step is None:
+                break
+            for start, stop, first, last in step[0]:
+                yield i + start, i + stop, j + first, j + last
+            i, j = i + step[1], j + step[2]
+        self.complete = False
+
+    def _same_from(self, i: int, j: int) -> int:
+        size, start = 32, i
+        while True:
+            a, b = self._a[i : i + size], self._b[j : j + size]
+            length = min(len(a), len(b))
+            differ = a[:length] != b[:length]
+            at = int(differ.argmax()) if length else 0
+            if not length or differ[at]:
+                return i + at - start
+            i, j, size = i + length, j + length, size * 2
+
+    def _apart(self, i: int, j: int) -> Step | None:
+        """How they go on from where they part; None if that is too much work."""
+        (a, b), (end_a, end_b) = self._bytes, self._ends
+        at_end = i + _WINDOW >= end_a and j + _WINDOW >= end_b
+        key = a[i * 8 : (i + _WINDOW) * 8], b[j * 8 : (j + _WINDOW) * 8], at_end
+        if key not in self._known:
+            if self._searches >= _MOST_SEARCHES:
+                return None
+            self._searches += 1
+            windows = (np.frombuffer(side, np.int64).tolist() for side in key[:2])
+            self._known[key] = _way_on(*windows, to_the_end=at_end)
+        return self._known[key] or self._to_next_run(i, j)
+
+    def _to_next_run(self, i: int, j: int) -> Step:
+        """As far as the nearest run that both have, or the end."""
+        if self._runs is None:
+            self._runs = _hashed_runs(self._a), _hashed_runs(self._b)
+        in_a, in_b = self._ends[0] - i, self._ends[1] - j
+        for reach in _FAR:
+            self._searches += min(reach, max(in_a, in_b)) // 1000
+            a, at_a = np.unique(self._runs[0][i : i + reach], return_index=True)
+            b, at_b = np.unique(self._runs[1][j : j + reach], return_index=True)
+            _, of_a, of_b = np.intersect1d(a, b, assume_unique=True, return_indices=True)
+            if len(of_a):
+                best = int((at_a[of_a] + at_b[of_b]).argmin())
+                in_a, in_b = int(at_a[of_a[best]]), int(at_b[of_b[best]])
+                break
+        return ((0, in_a, 0, in_b),), in_a, in_b
+
+
+def _way_on(a: list[int], b: list[int], *, to_the_end: bool) -> Step | None:
+    """The differences in the first half of two windows, or in all; None if nothing is common.
+
+    Of all ways to the end of either window the one that leaves out the fewest.
+    """
+    rows = _common_lengths(a, b)
+    end = (len(a), len(b)) if to_the_end else _cheapest_end(rows, len(b))
+    pairs = _common(rows, *end)
+    if not to_the_end:
+        if not pairs:
+            return None
+        half = sum(end) / 2
+        pairs = [pair for pair in pairs if sum(pair) <= half] or pairs[:1]
+        end = pairs[-1][0] + 1, pairs[-1][1] + 1
+    found, i, j = list[tuple[int, int, int, int]](), 0, 0
+    for in_a, in_b in [*pairs, end]:
+        if in_a > i or in_b > j:
+            found.append((i, in_a, j, in_b))
+        i, j = in_a + 1, in_b + 1
+    return tuple(found), *end
+
+
+def _common_lengths(a: list[int], b: list[int]) -> list[int]:
+    """Lengths of longest common subsequences, as bits: for each beginning of ``a`` a number of
+    which the lowest bits that are 0 count what it has in common with as many of ``b``.
+
+    H. Hyyrö, Bit-parallel LCS-length computation revisited, AWOCA 2004.
+    """
+    where: dict[int, int] = {}
+    for at, number in enumerate(b):
+        where[number] = where.get(number, 0) | 1 << at
+    every = (1 << len(b)) - 1
+    rows = [every]
+    for number in a:
+        common = rows[-1] & where.get(number, 0)
+        rows.append(((rows[-1] + common) | (rows[-1] - common)) & every)
+    return rows
+
+
+def _cheapest_end(rows: list[int], width: int) -> tuple[int, int]:
+    """Where on the far edges of the table the fewest are left out, the farthest of these."""
+    in_a, in_last = len(rows) - 1, f"{rows[-1]:0{width}b}"[::-1]
+    common, ends = 0, [(in_a, in_a, 0)]
+    for in_b, bit in enumerate(in_last, 1):
+        common += bit == "0"
+        ends.append((in_a + in_b - 2 * common, in_a, in_b))
+    ends += [(x - width + 2 * row.bit_count(), x, width) for x, row in enumerate(rows)]
+    return min(ends, key=lambda end: (end[0], -end[1] - end[2]))[1:]
+
+
+def _common(rows: list[int], i: int, j: int) -> list[tuple[int, int]]:
+    """Positions of a longest common subsequence of so many of either."""
+    pairs = []
+    while i and j:
+        if rows[i] >> (j - 1) & 1:
+            j -= 1
+        else:
+            i -= 1
+            if rows[i] >> (j - 1) & 1:
+                j -= 1
+                pairs.append((i, j))
+    return pairs[::-1]
+
+
+def _hashed_runs(numbers: Ints) -> Ints:
+    """A number for each run of `_RUN`, by where it begins."""
+    out = np.zeros(max(len(numbers) - _RUN + 1, 0), np.uint64)
+    for k in range(_RUN):
+        out = out * np.uint64(0x9E3779B97F4A7C15) + numbers[k : k + len(out)].astype(np.uint64)
+    return out.view(np.int64)
+
+
+def _folds(numbers: Sequence[int]) -> int:
+    """How many times the same part is repeated.
+
+    >>> _folds([1, 2, 1, 2]), _folds([1, 1, 1]), _folds([1, 2, 1])
+    (2, 3, 1)
+    """
+    length = len(numbers)
+    parts = (p for p in range(1, length + 1) if not length % p)
+    return next(length // p for p in parts if numbers[p:] == numbers[:-p] or p == length)
+
+
+def _listed(names: Sequence[str], shorten: Callable[[str], str]) -> str:
+    runs = [(shorten(name), len([*same])) for name, same in groupby(names)]
+    shown = [f"{name} ×{count}" if count > 1 else name for name, count in runs[:_MOST_SHOWN]]
+    rest = sum(count for _, count in runs[_MOST_SHOWN:])
+    return ", ".join(shown) + (f", … and {rest} more" if rest else "")

@@ -1,0 +1,67 @@
+"""The arguments of many events as one text: a fraction of the memory of an object for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Ints
+
+
+class Arguments:
+    """A column of raw JSON, one part of ``text`` an event; a part of no length is None.
+
+    It is read like an array of objects: a number gives ``bytes`` or None, an array of numbers or of
+    truths another column on the same text.
+
+    >>> column = Arguments.of([b"{}", None, b'{"a": 1}'])
+    >>> column[2], column[np.array([1, 0])].tolist()
+    (b'{"a": 1}', [None, b'{}'])
+    """
+
+    def __init__(self, text: bytes, start: Ints, length: npt.NDArray[np.int32]) -> None:
+        self.text, self.start, self.length = text, start, length
+
+    @classmethod
+    def of(cls, parts: Iterable[bytes | None]) -> Arguments:
+        """A column of these parts, in order."""
+        texts = [part or b"" for part in parts]
+        length = np.fromiter(map(len, texts), np.int32, len(texts))
+        return cls(b"".join(texts), starts(length), length)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @overload
+    def __getitem__(self, at: int | np.integer[Any]) -> bytes | None: ...
+    @overload
+    def __getitem__(self, at: slice | npt.NDArray[Any] | list[int]) -> Arguments: ...
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, int | np.integer):
+            start, length = int(self.start[at]), int(self.length[at])
+            return self.text[start : start + length] or None
+        return Arguments(self.text, self.start[at], self.length[at])
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return iter(self.tolist())
+
+    def tolist(self) -> list[bytes | None]:
+        """The parts as objects."""
+        text, ends = self.text, (self.start + self.length).tolist()
+        return [text[a:b] or None for a, b in zip(self.start.tolist(), ends, strict=True)]
+
+    def as_list(self) -> bytes:
+        """One JSON list of all parts, ``null`` for None."""
+        text, ends = self.text, (self.start + self.length).tolist()
+        parts = (text[a:b] or b"null" for a, b in zip(self.start.tolist(), ends, strict=True))
+        return b"[" + b",".join(parts) + b"]"
+
+
+def starts(length: npt.NDArray[np.int32]) -> Ints:
+    """Where parts of these lengths begin that lie one after the other."""
+    ends = np.cumsum(length, dtype=np.int64)
+    return ends - length

@@ -1,0 +1,54 @@
+"""Kernel names as one can read them: C++ without what every kernel of its kind repeats."""
+
+from __future__ import annotations
+
+import re
+
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::")
+#: An element-wise functor is a lambda within lambdas of a function: its name and type say it all.
+_LAMBDAS = re.compile(
+    r"\([^(){}]*\)(?: const)?"
+    r"(?:::\{lambda\([^{}]*?\)#\d+\}(?:::operator\(\)\([^(){}]*\)(?: const)?)?)*"
+    r"::\{lambda\((?P<types>[^{}]*?)\)#\d+\}"
+)
+_NAMESPACES = re.compile(r"(?<![\w>])(?:[A-Za-z_]\w*::)+(?=[A-Za-z_])")
+#: What a template is told about how to reach its operands, whatever it computes.
+_PLUMBING = re.compile(
+    r",?\s*\b(?:(?:[Aa]rray<char\s?\*, ?\d+(?:ul)?>)|TrivialOffsetCalculator<[^<>]*>"
+    r"|OffsetCalculator<[^<>]*>|(?:Load|Store)With(?:out)?Cast(?:<[^<>]*>)?)"
+)
+_OPERATORS = re.compile(r"operator\s?\(\)")
+
+
+def readable(name: str) -> str:
+    """A kernel's name without return type, arguments, namespaces and template noise.
+
+    Names of other languages (Triton, assembly) are as they were.
+
+    >>> readable("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add"
+    ...          "<float>, std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>)")
+    'vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>'
+    >>> readable("triton_poi_fused__to_copy_1")
+    'triton_poi_fused__to_copy_1'
+    """
+    if "::" not in name and not name.endswith(")"):
+        return name.removeprefix("void ")
+    text = _ANONYMOUS.sub("", name.removesuffix(".kd").removeprefix("void "))
+    text = _without_arguments(text)
+    text = _LAMBDAS.sub(lambda match: f"({match['types']})" if match["types"] else "", text)
+    text = _OPERATORS.sub("operator", text)
+    text = _PLUMBING.sub("", _NAMESPACES.sub("", text))
+    text = re.sub(r"\s+>", ">", text)
+    return re.sub(r"<\s*,?\s*>", "", text).strip() or name
+
+
+def _without_arguments(text: str) -> str:
+    """Without the argument list that ends it, if one does; a remark stands after a space."""
+    if not text.endswith(")"):
+        return text
+    depth = 0
+    for at in range(len(text) - 1, -1, -1):
+        depth += (text[at] == ")") - (text[at] == "(")
+        if not depth:
+            return text if text[:at].endswith((" ", ",")) else text[:at] or text
+    return text

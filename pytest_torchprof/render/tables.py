@@ -1,0 +1,203 @@
+"""Rows as a table, JSON, CSV or Markdown: how a field is shown follows from its name's suffix."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from pytest_torchprof.render.kernel_names import readable
+from pytest_torchprof.render.text import shorten
+from pytest_torchprof.units import UNKNOWN, format_quantity
+
+Format = Literal["table", "json", "csv", "markdown"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+Row = Mapping[str, Any]
+
+#: Fields that are text, and the least width at which they can still be told apart.
+_TEXTS = {
+    "name": 24,
+    "kernel": 24,
+    "operator": 16,
+    "stack": 32,
+    "module": 24,
+    "shapes": 24,
+    "change": 8,
+    "device": 4,
+    "bound": 7,
+    "rank": 5,
+    "metric": 16,
+    "reason": 24,
+    "rule": 12,
+    "message": 32,
+    "location": 16,
+    "fix": 24,
+    "file": 24,
+}
+#: What a user reads to the end, so it is not cut.
+_WHOLE = frozenset({"change", "device", "bound", "rank", "metric", "reason", "message", "rule"})
+#: Tabulate pads a heading by two, and puts two between columns.
+_GAP = _PADDING = 2
+
+#: Cells carry their units, so headings need none.
+_HEADINGS = {
+    "tflops_per_s": "TFLOP/s",
+    "gb_per_s": "GB/s",
+    "compute_pct": "compute",
+    "bandwidth_pct": "memory",
+    "peak_bytes": "peak",
+}
+_UNIT = re.compile(r"_(ms|us)(?=_[ab]$|$)")
+
+
+def heading(field: str) -> str:
+    """What stands above a column of a table.
+
+    >>> heading("self_cuda_ms"), heading("cpu_ms_a"), heading("gb_per_s"), heading("calls")
+    ('self_cuda', 'cpu_a', 'GB/s', 'calls')
+    """
+    return _HEADINGS.get(field, _UNIT.sub("", field))
+
+
+def _percent(value: float) -> str:
+    """One decimal; neither 0 nor 100 unless it is.
+
+    >>> [_percent(v) for v in (0, 0.01, 12.34, 99.99, 100, 140)]
+    ['0 %', '<0.1 %', '12.3 %', '99.9 %', '100 %', '140.0 %']
+    """
+    if value in {0, 100}:
+        return f"{value:.0f} %"
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    return f"{min(value, 99.9) if value < 100 else value:.1f} %"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+#: Suffix of a field → how its value is shown.
+_SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (
+    ("_ms", lambda v: format_quantity(v, "ms")),
+    ("_us", lambda v: format_quantity(v / 1000, "ms")),
+    ("bytes", lambda v: format_quantity(v, "B")),
+    ("tflops_per_s", _rate),
+    ("flops", lambda v: format_quantity(v, "FLOP")),
+    ("gb_per_s", _rate),
+    ("_pct", _percent),
+    ("share", lambda v: _percent(100 * v)),
+)
+
+
+def cell(field: str, value: Any) -> str:
+    """One value as a table shows it."""
+    if value is None:
+        return UNKNOWN
+    if field == "kernel":
+        return readable(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            return UNKNOWN
+        for suffix, show in _SHOWN:
+            if field.endswith(suffix):
+                return show(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+    return str(value)
+
+
+def table(
+    rows: Sequence[Row],
+    fields: Sequence[str],
+    *,
+    total: Row | None = None,
+    width: int | None = None,
+    style: str = "simple",
+) -> str:
+    """Rows below a heading, columns without a value left out, long names cut in the middle.
+
+    ``width`` is that of the terminal; without one, nothing is cut. ``total`` is the last line.
+    """
+    import tabulate
+
+    everything = [*rows, total] if total else list(rows)
+    shown = [f for f in fields if any(row.get(f) is not None for row in rows)] or list(fields)
+    columns = [[cell(f, row[f]) if f in row else "" for row in everything] for f in shown]
+    if width is not None:
+        columns = _fitted(shown, columns, width)
+    body = [list(cells) for cells in zip(*columns, strict=True)]
+    text = tabulate.tabulate(
+        body,
+        headers=[heading(field) for field in shown],
+        tablefmt=style,
+        disable_numparse=True,
+        colalign=["left" if f in _TEXTS else "right" for f in shown] if body else None,
+    )
+    lines = text.splitlines()
+    if total and style == "simple":
+        lines.insert(len(lines) - 1, lines[1])
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list[list[str]]:
+    """Columns of text cut to what the terminal has left, the widest first."""
+    widths = [
+        max(len(heading(field)) + _PADDING, *map(len, column))
+        for field, column in zip(fields, columns, strict=True)
+    ]
+    over = sum(widths) + _GAP * (len(widths) - 1) - width
+    least = [
+        max(len(f), _TEXTS[f]) if f in _TEXTS and f not in _WHOLE else w
+        for f, w in zip(fields, widths, strict=True)
+    ]
+    while over > 0:
+        i = max(range(len(widths)), key=lambda i: widths[i] - least[i])
+        if widths[i] <= least[i]:
+            break
+        widths[i] -= 1
+        over -= 1
+    return [
+        [shorten(text, w) for text in column] for w, column in zip(widths, columns, strict=True)
+    ]
+
+
+def markdown(rows: Sequence[Row], fields: Sequence[str], *, total: Row | None = None) -> str:
+    """The same as a table of GitHub's Markdown, nothing cut."""
+    safe = [{f: _escaped(f, row.get(f)) for f in fields} for row in rows]
+    whole = {f: _escaped(f, total.get(f)) for f in fields if f in total} if total else None
+    return table(safe, fields, total=whole, style="pipe")
+
+
+def _escaped(field: str, value: Any) -> Any:
+    if isinstance(value, str | list):
+        return cell(field, value).replace("|", "\\|").replace("\n", " ")
+    return value
+
+
+def to_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
+    """Raw values under the names of their fields; nothing where a value is unknown."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fields, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {f: json.dumps(row[f]) if isinstance(row.get(f), list) else row.get(f) for f in fields}
+        for row in rows
+    )
+    return out.getvalue()
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """One JSON object; what is not a finite number is null."""
+    return json.dumps(_finite(document), indent=1, ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,166 @@
+"""Events as Kineto writes them, to the columns of a `Trace`, a piece of the file at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from itertools import compress
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof.arguments import Arguments, starts
+from pytest_torchprof.events import KINDS, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: A year's number above 2200 if it counts microseconds, so it counts nanoseconds.
+_NANOSECONDS = 2**53
+_LARGEST_NS = 2**61
+
+
+class Event(msgspec.Struct, gc=False):
+    """What of an event becomes columns; the rest stays where it is."""
+
+    ph: str | None = ""
+    name: str | None = None
+    cat: str | None = None
+    ts: int | float | None = 0.0
+    dur: int | float | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    args: msgspec.Raw = msgspec.Raw()
+
+
+class _Labels(dict[tuple[Any, ...], int]):
+    """What events have in common, numbered: (name, category, phase, process, thread)."""
+
+    of = staticmethod(attrgetter("name", "cat", "ph", "pid", "tid"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = bytearray()
+
+    def __missing__(self, label: tuple[Any, ...]) -> int:
+        self[label] = number = len(self)
+        name, category, phase, process, _ = label
+        self.kinds.append(_kind(category, phase, name, process))
+        return number
+
+
+class Columns:
+    """Events as columns, added a piece at a time; those of no `Kind` are only counted."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._labels = _Labels()
+        self._label, self._ts, self._dur, self._length = (list[npt.NDArray[Any]]() for _ in "1234")
+        self._text = BytesIO()
+
+    def add(self, events: list[Event]) -> None:
+        """Take these events over; nothing of them is kept but their columns.
+
+        Raises:
+            ValueError: a time is not a number, or out of all bounds; then none is added.
+        """
+        numbers = map(self._labels.__getitem__, map(_Labels.of, events))
+        label = np.fromiter(numbers, np.int32, len(events))
+        known = np.frombuffer(bytes(self._labels.kinds), np.int8)[label] != Kind.OTHER
+        kept = list(compress(events, known.tolist()))
+        ts, dur = [e.ts or 0 for e in kept], [e.dur or 0 for e in kept]
+        in_ns = np.fromiter(ts, np.float64, len(ts)) >= _NANOSECONDS
+        begin, lasting = nanoseconds(ts, in_ns), np.maximum(nanoseconds(dur, in_ns), 0)
+        args = [e.args for e in kept]
+        self.seen += len(events)
+        self._label.append(label[known])
+        self._ts.append(begin)
+        self._dur.append(lasting)
+        self._length.append(np.fromiter(map(len, args), np.int32, len(args)))
+        self._text.write(b"".join(args))
+
+    @property
+    def kept(self) -> int:
+        """How many of the events seen are of a `Kind`."""
+        return sum(map(len, self._label))
+
+    @property
+    def categories(self) -> list[str]:
+        """Categories of all events seen, as they are written."""
+        return sorted({str(label[1]) for label in self._labels if label[1]})
+
+    def trace(self, metadata: dict[str, Any], warnings: Sequence[str] = ()) -> Trace:
+        """All that is an event of a `Kind`, in time order. The columns are empty afterwards."""
+        label, ts, dur, length = map(_joined, (self._label, self._ts, self._dur, self._length))
+        kind = np.frombuffer(bytes(self._labels.kinds), np.int8)[label]
+        # The outer of two events with the same times is likelier of the earlier kind.
+        order = np.lexsort((_RANK[kind], -dur, ts)).astype(np.int32)
+        names: dict[str, int] = {}
+        threads: dict[tuple[Any, Any], int] = {}
+        of_label = np.array(
+            [
+                (
+                    names.setdefault(name or "", len(names)),
+                    threads.setdefault((pid, tid), len(threads)),
+                )
+                for name, _, _, pid, tid in self._labels
+            ],
+            np.int32,
+        ).reshape(-1, 2)
+        label = label[order]
+        return Trace(
+            ts=ts[order],
+            dur=dur[order],
+            kind=kind[order],
+            name=of_label[label, 0],
+            thread=of_label[label, 1],
+            names=list(names),
+            args=Arguments(self._text.getvalue(), starts(length)[order], length[order]),
+            threads=list(threads),
+            metadata=metadata,
+            warnings=tuple(warnings),
+        )
+
+
+_RANK = np.full(len(Kind), 4, np.int8)
+_RANK[[Kind.PYTHON, Kind.ANNOTATION, Kind.OP, Kind.RUNTIME]] = range(4)
+
+
+def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """One array; the pieces are let go."""
+    whole = np.concatenate([np.zeros(0, np.int32), *pieces])
+    pieces.clear()
+    return whole
+
+
+def _kind(category: str | None, phase: str | None, name: str | None, process: object) -> Kind:
+    if phase not in {"X", "i", "I"}:
+        return Kind.OTHER
+    otherwise = Kind.OTHER
+    if name == "[memory]":  # in 2021, these had no category
+        otherwise = Kind.MEMORY
+    elif not category and process == "CPU functions":  # torch.autograd.profiler without Kineto
+        otherwise = Kind.OP
+    return KINDS.get((category or "").lower(), otherwise)
+
+
+def nanoseconds(times: list[int | float], in_ns: Bools) -> Ints:
+    """Whole nanoseconds of microseconds with three decimals, or of what is nanoseconds already.
+
+    Decimals are exact up to 100 days; Kineto counts from a base at most 90 days ago. Before 2024
+    it counted from 1970, in whole microseconds: those are too many nanoseconds for a float.
+
+    Raises:
+        ValueError: not a number, or out of all bounds.
+    """
+    given = np.fromiter(times, np.float64, len(times))
+    if not (np.abs(given) < np.where(in_ns, _LARGEST_NS, _LARGEST_NS / 1000)).all():
+        raise ValueError("an event's time is not a number, or out of all bounds")
+    whole = np.floor(given)
+    out = whole.astype(np.int64) * 1000 + np.rint((given - whole) * 1000).astype(np.int64)
+    if in_ns.any():
+        out[in_ns] = [int(times[i]) for i in np.flatnonzero(in_ns)]
+    return out

@@ -1,0 +1,113 @@
+"""Where the events are in the text of a Chrome trace, for a writer that leaves them as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pytest_torchprof.errors import TraceError
+from pytest_torchprof.events import DEVICE_KINDS, KINDS
+from pytest_torchprof.trace.columns import Event
+from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.repair import repaired, whole_events
+from pytest_torchprof.trace.stream import Stream
+
+_EVENTS = "traceEvents"
+_FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# Numbers come as strings from some versions, hence not strict.
+_LIST = msgspec.json.Decoder(list[Event], strict=False)
+_TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Valid JSON, and where in it the list of events begins and ends, brackets included.
+
+    ``warnings`` say what was cut off or repaired to make it valid.
+    """
+
+    text: bytes
+    start: int
+    end: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A device event as the file has it: ``args`` are its raw JSON, which begins ``at`` there."""
+
+    name: str
+    ts: float
+    dur: float
+    pid: int | float | str | None
+    args: bytes
+    at: int
+
+
+def lay_out(source: Path) -> Layout:
+    """The text of a ``.json`` or gzip-compressed file, repaired and closed where need be.
+
+    Raises:
+        TraceError: unreadable, or neither an object with ``traceEvents`` nor a list of events.
+    """
+    text, warnings = b"".join(Stream(source)).rstrip(b"\0"), list[str]()
+    span = _span(text)
+    if span is None:
+        text, count = repaired(text)
+        if count:
+            warnings.append(f"invalid JSON was repaired in {count} places")
+        span = _span(text)
+    if span is None:
+        size = len(text)
+        text, start = _closed(text)
+        span = _span(text)
+        warnings.append(f"the text ends at byte {size:,}; what was whole before that was kept")
+        if span is None or span[0] != start:
+            parse(text, source=str(source))  # knows best what is wrong
+            raise TraceError(f"{source}: not a Chrome trace", "no list of events was found in it")
+    return Layout(text, *span, tuple(warnings))
+
+
+def _span(text: bytes) -> tuple[int, int] | None:
+    """Start and end of the list of events in valid JSON."""
+    try:
+        if text[:64].lstrip()[:1] == b"[":
+            _LIST.decode(text)
+            return text.index(b"["), text.rindex(b"]") + 1
+        events = _TOP.decode(text)[_EVENTS]
+    except (*_FAULTS, KeyError):
+        return None
+    start = _address(events) - _address(text)
+    return start, start + len(memoryview(events))
+
+
+def _closed(text: bytes) -> tuple[bytes, int]:
+    """A text that breaks off, closed after its last whole event, and where its list begins."""
+    bare = text[:64].lstrip()[:1] == b"["
+    key = 0 if bare else text.find(f'"{_EVENTS}"'.encode())
+    start = text.find(b"[", key) if key >= 0 else -1
+    if start < 0:
+        return text, start
+    end = start + whole_events(text[start:]).end
+    return text[:end] + (b"\n]" if bare else b"\n]}"), start
+
+
+def device_events(layout: Layout) -> list[Placed]:
+    """Kernels, copies and memsets that have ``args``, in the order of the file."""
+    wanted = {category for category, kind in KINDS.items() if kind in DEVICE_KINDS}
+    base = _address(layout.text)
+    events = _LIST.decode(memoryview(layout.text)[layout.start : layout.end])
+    return [
+        Placed(e.name or "", e.ts or 0, e.dur or 0, e.pid, bytes(e.args), _address(e.args) - base)
+        for e in events
+        if e.ph == "X" and (e.cat or "").lower() in wanted and e.args
+    ]
+
+
+def _address(view: Any) -> int:
+    """Where in memory a buffer begins: what msgspec leaves raw is a view of the text it is in."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])

@@ -1,0 +1,178 @@
+"""Several traces of one job: files and folders to traces by rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_torchprof.errors import TraceError
+from pytest_torchprof.trace.read import peek, read
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.stream import Progress
+
+_NAMES = (".json", ".json.gz")
+#: In the names of files and of the folders that they are in; of two, the first of these counts.
+_RANK = [re.compile(rf"{word}[-_ ]?(\d{{1,6}})", re.IGNORECASE) for word in ("rank", "worker")]
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    named: bool  # by the user, not found in a folder: then it has to be a trace
+    size: int = 0
+
+
+class _Found(NamedTuple):
+    path: Path
+    claim: int | None
+    trace: Trace | None  # None of a rank that is not asked for
+
+
+def read_ranks(
+    paths: Sequence[Path], *, rank: int | None = None, progress: Progress | None = None
+) -> list[tuple[int, Trace]]:
+    """(rank, trace) of these files, and of all traces in these folders, by ascending rank.
+
+    The rank is what the trace's ``distributedInfo`` says, else its file's or folder's name
+    (``rank0``, ``worker_1``), else the next free number, in the order given; files of a folder are
+    in the order of their names, numbers by value. A second file of one rank gets the next free
+    number too, and a warning. What a folder holds besides traces is left out, which a warning of
+    the first trace says. ``rank`` reads only that one, and the others' metadata.
+
+    Raises:
+        TraceError: a named file that is no trace, a folder without any, or no such rank.
+    """
+    files = _files(paths)
+    claims = [_claim(file, look_inside=rank is not None) for file in files]
+    track = _tracker(progress, sum(f.size for f in files))
+    found: list[_Found] = []
+    skipped: list[TraceError] = []
+    for file, claim in zip(files, claims, strict=True):
+        if rank is not None and claim not in {None, rank}:
+            found.append(_Found(file.path, claim, None))
+            continue
+        try:
+            trace = read(file.path, progress=track())
+        except TraceError as error:
+            if file.named:
+                raise
+            skipped.append(error)
+            continue
+        own = rank_of(trace.metadata)
+        found.append(_Found(file.path, claim if own is None else own, trace))
+    if not found:
+        raise _nothing(paths, skipped)
+    numbered = _numbered(found)
+    chosen = [(n, trace) for n, trace in numbered if rank in {None, n} and trace is not None]
+    if not chosen:
+        known = ", ".join(str(number) for number, _ in numbered)
+        raise TraceError(f"there is no rank {rank}", f"the ranks are {known}", "choose one of them")
+    if skipped:
+        number, first = chosen[0]
+        notes = tuple(f"left out: {error}" for error in skipped)
+        chosen[0] = number, replace(first, warnings=(*first.warnings, *notes))
+    return chosen
+
+
+def rank_of(metadata: Mapping[str, Any]) -> int | None:
+    """The rank that a trace says it is of."""
+    info = metadata.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(rank, str) and rank.isdecimal():
+        rank = int(rank)
+    return rank if type(rank) is int and rank >= 0 else None
+
+
+def _files(paths: Sequence[Path]) -> list[_File]:
+    """Each file once, folders replaced by what is in them."""
+    files: dict[Path, _File] = {}
+    for path in paths:
+        try:
+            inside = sorted(path.iterdir(), key=_naturally) if path.is_dir() else None
+            if inside is None:
+                files[path] = _File(path, named=True, size=path.stat().st_size)
+                continue
+            for file in inside:
+                if file.name.lower().endswith(_NAMES) and file.is_file():
+                    files.setdefault(file, _File(file, named=False, size=file.stat().st_size))
+        except (OSError, ValueError) as error:
+            raise TraceError(f"{path}: cannot be read", str(error)) from error
+    if not files:
+        raise _nothing(paths, [])
+    return list(files.values())
+
+
+def _naturally(path: Path) -> list[tuple[int, str]]:
+    """The order of names in which rank10 comes after rank9."""
+    parts = _DIGITS.split(path.name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _claim(file: _File, *, look_inside: bool) -> int | None:
+    """The rank of a file without reading its events, as far as it can be known."""
+    rank = None
+    if look_inside:
+        with suppress(TraceError):
+            rank = rank_of(peek(file.path))
+    return _rank_in_name(file.path) if rank is None else rank
+
+
+def _rank_in_name(path: Path) -> int | None:
+    for name in (path.name, path.absolute().parent.name):
+        for pattern in _RANK:
+            if match := pattern.search(name):
+                return int(match[1])
+    return None
+
+
+def _numbered(found: Sequence[_Found]) -> list[tuple[int, Trace | None]]:
+    """A number of its own for each, ascending."""
+    taken: dict[int, Path] = {}
+    for path, claim, _ in found:
+        if claim is not None:
+            taken.setdefault(claim, path)
+    numbered = []
+    for path, claim, given in found:
+        number, trace = claim, given
+        if number is None or taken[number] is not path:
+            number = next(n for n in count() if n not in taken)
+            taken[number] = path
+            if claim is not None and trace is not None:
+                note = f"{path.name} is of rank {claim}, as {taken[claim].name} is: counted as "
+                trace = replace(trace, warnings=(*trace.warnings, f"{note}rank {number}"))
+        numbered.append((number, trace))
+    return sorted(numbered, key=itemgetter(0))
+
+
+def _nothing(paths: Sequence[Path], skipped: Sequence[TraceError]) -> TraceError:
+    found = "no file ends in .json or .json.gz"
+    if skipped:
+        found = f"none of {len(skipped)}, the first: {skipped[0]}"
+    return TraceError(f"{', '.join(map(str, paths))}: no trace in there", found)
+
+
+def _tracker(progress: Progress | None, total: int) -> Callable[[], Progress | None]:
+    """Makes the progress of each file one of all files."""
+    before, last = 0, 0
+
+    def start() -> Progress | None:
+        nonlocal before, last
+        before, last = before + last, 0
+        return None if progress is None else step
+
+    def step(done: int, size: int) -> None:
+        nonlocal last
+        last = size
+        assert progress is not None  # noqa: S101 - start() gives this function to nobody else
+        progress(before + done, max(total, before + done))
+
+    return start

@@ -1,0 +1,161 @@
+"""The text of a stored trace, in chunks: plain or gzip, by content, and never without bound."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from pytest_torchprof.errors import TraceError
+
+#: Bytes that are read, unpacked and decoded at a time: what is made of them fits into a cache.
+CHUNK = 2**20
+
+#: Called with how many bytes of a file have been read, and how many there are in all.
+Progress = Callable[[int, int], None]
+
+_GZIP = b"\x1f\x8b"
+#: What files begin with that are taken for traces by mistake.
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"BZh": "bzip2-compressed",
+    b"\xfd7zXZ": "xz-compressed",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed",
+    b"\x80": "a pickle",
+    b"SQLite format 3": "a SQLite database",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
+    b"<": "HTML or XML",
+}
+_EXPECTED = "expected the JSON that torch.profiler's export_chrome_trace writes, or that in gzip"
+
+
+class Stream:
+    """The chunks of one file's text.
+
+    Attributes:
+        source: the file's name, for messages.
+        size: bytes of text so far.
+        cut: whether compressed data broke off before its end.
+    """
+
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        self.source = str(path)
+        self.size = 0
+        self.cut = False
+        self._path, self._progress = path, progress
+        self._room = free_bytes()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Chunks of `CHUNK` bytes or so, none of them empty.
+
+        Raises:
+            TraceError: unreadable, damaged, empty, plainly no JSON, or larger than memory.
+        """
+        room = self._room
+        try:
+            for chunk in self._text():
+                if not self.size:
+                    self._check(chunk)
+                self.size += len(chunk)
+                if room is not None and self.size > room:
+                    raise self._too_large(f"more than {self.size:,} bytes of text", room)
+                yield chunk
+        except (OSError, ValueError, MemoryError) as error:
+            found = str(error) or "not enough memory"
+            raise TraceError(f"{self.source}: cannot be read", found) from error
+        if not self.size:
+            raise TraceError(f"{self.source}: not a Chrome trace", "the file is empty", _EXPECTED)
+
+    def _text(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            raw = self._raw(file)
+            first = next(raw, b"")
+            if first[:2] == _GZIP:
+                yield from self._unpacked(first, raw)
+                return
+            total = os.fstat(file.fileno()).st_size
+            if self._room is not None and total > self._room:
+                raise self._too_large(f"{total:,} bytes", self._room)
+            if first:
+                yield first.removeprefix(b"\xef\xbb\xbf")  # the mark that Windows puts first
+            yield from raw
+
+    def _raw(self, file: BinaryIO) -> Iterator[bytes]:
+        total, done = os.fstat(file.fileno()).st_size, 0
+        while chunk := file.read(CHUNK):
+            done += len(chunk)
+            if self._progress is not None:
+                self._progress(done, max(total, done))
+            yield chunk
+
+    def _unpacked(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
+        """What follows a complete member and is none itself is padding, and is left out."""
+        inflate = zlib.decompressobj(wbits=31)
+        while packed:
+            try:
+                text = inflate.decompress(packed, CHUNK)
+            except zlib.error as error:
+                found = f"damaged gzip data, after {self.size:,} bytes of text: {error}"
+                raise TraceError(f"{self.source}: cannot be read", found) from error
+            if text:
+                yield text
+            if not inflate.eof:
+                packed = inflate.unconsumed_tail or next(raw, b"")
+                continue
+            packed = inflate.unused_data or next(raw, b"")
+            if packed[:2] != _GZIP:
+                return
+            inflate = zlib.decompressobj(wbits=31)
+        if text := inflate.flush():
+            yield text
+        self.cut = True
+
+    def _check(self, start: bytes) -> None:
+        for magic, what in _FOREIGN.items():
+            if start.lstrip().startswith(magic):
+                raise TraceError(f"{self.source}: not a Chrome trace", what, _EXPECTED)
+        if (begin := start.lstrip()[:1]) and begin not in b"{[":
+            found = f"begins with {start.lstrip()[:12]!r}, which is no JSON object or list"
+            raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
+
+    def _too_large(self, found: str, room: int) -> TraceError:
+        return TraceError(
+            f"{self.source}: too large for this machine",
+            f"{found}, and {room:,} bytes of memory are free",
+            "read it where there is more memory, or profile fewer steps",
+        )
+
+
+class Text(Stream):
+    """The chunks of a text that is in memory already."""
+
+    def __init__(self, data: bytes | bytearray, source: str) -> None:
+        super().__init__(Path(source))
+        self.source, self._data, self._room = source, memoryview(data), None
+
+    def _text(self) -> Iterator[bytes]:
+        for at in range(0, len(self._data), CHUNK):
+            yield bytes(self._data[at : at + CHUNK])
+
+
+def free_bytes() -> int | None:
+    """Memory that this process may still take; None where the system does not say."""
+    found = []
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as file:
+            found += [int(line.split()[1]) * 1024 for line in file if line[:12] == "MemAvailable"]
+    except (OSError, ValueError):
+        pass
+    try:
+        limit, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii"))
+            for name in ("max", "current")
+        )
+        found.append(max(limit - used, 0))
+    except (OSError, ValueError):  # no such group, or "max": without a limit
+        pass
+    return min(found, default=None)

@@ -1,0 +1,116 @@
+"""torch.compile in tests: what counts, and that our runs do not make it compile again."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import accept, run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    """Load the compiler whole: inner sessions forget imports, and it cannot be loaded twice."""
+    import torch
+
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+
+
+SHARED = """
+    import torch
+
+    def twice(x):
+        return x.sin() + x.cos()
+
+    compiled = torch.compile(twice, backend="eager")
+    X = torch.ones(4, 4)
+
+    def test_one():
+        compiled(X)
+
+    def test_other():
+        compiled(X)
+"""
+
+BREAKS = """
+    import torch
+
+    X = torch.ones(4, 4)
+
+    def broken(x):
+        y = x.sin()
+        print("a graph break")
+        return y.cos()
+
+    def test_anew():
+        torch.compile(broken, backend="eager")(X)
+"""
+
+RECOMPILES = """
+    import torch
+
+    def test_recompiles():
+        def twice(x, flag):
+            return x.sin() if flag else x.cos()
+
+        compiled = torch.compile(twice, backend="eager")
+        compiled(torch.ones(4), True)
+        compiled(torch.ones(4), False)
+"""
+
+CALLED = """
+    import torch
+
+    def test_called(torchprof):
+        compiled = torch.compile(lambda x: x.sin() * 2, backend="eager")
+        torchprof(lambda: compiled(torch.ones(4)), rounds=3)
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "keep"])
+def test_the_profiled_run_does_what_compiled_code_does_not_what_compiling_does(
+    pytester: pytest.Pytester, threads: str
+) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    pytester.makeconftest("import torch\ntorch.set_num_threads(2)")
+    ran = run(pytester, "--torchprof", f"--torchprof-threads={threads}")
+    # Cache lookup, region and its bytecode are events of the operators' category too.
+    assert [6, 6] == [ran.metric("ops", name)["value"] for name in ran.tests]
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_compilation_counts_do_not_grow_with_the_number_of_runs(
+    pytester: pytest.Pytester, rounds: int, warmup: int
+) -> None:
+    pytester.makepyfile(test_it=BREAKS + RECOMPILES)
+    ran = run(
+        pytester, "--torchprof", f"--torchprof-rounds={rounds}", f"--torchprof-warmup={warmup}"
+    )
+    counts = [
+        ran.metric(metric, test)["value"]
+        for test in ("test_anew", "test_recompiles")
+        for metric in ("graph_breaks", "recompiles")
+    ]
+    assert [1, 0, 0, 1] == counts
+
+
+def test_a_callable_is_counted_over_its_own_calls(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=CALLED)
+    ran = run(pytester, "--torchprof")
+    values = [ran.metric(m, "test_called")["value"] for m in ("graph_breaks", "recompiles")]
+    assert [0, 0] == values
+
+
+def test_code_that_an_earlier_test_compiled_leaves_no_count_to_compare(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    ran = accept(pytester)
+    assert 0 == ran.metric("graph_breaks", "test_one")["value"]
+    later = ran.metric("graph_breaks", "test_other")
+    assert (None, "the test runs code that was compiled before it began") == (
+        later["value"],
+        later["reason"],
+    )
+    for names in (["test_other"], ["test_other", "test_one"]):
+        alone = run(pytester, "--torchprof", *(f"test_it.py::{name}" for name in names))
+        assert {"passed": len(names)} == alone.outcomes

@@ -161,11 +161,11 @@ def test_flops_and_device_time_are_those_of_another_tool(name: str) -> None:
     gemm = attention = convolution = 0
     for operator, row in ops(trace).items():
         if "attention" in operator:
-            attention += row.flops
+            attention += row.flops or 0
         elif "conv" in operator:
-            convolution += row.flops
+            convolution += row.flops or 0
         else:
-            gemm += row.flops
+            gemm += row.flops or 0
     values = measure_all(trace)
     busy, idle = values["cuda_busy_ms"], values["cuda_idle_ms"]
     assert isinstance(busy, float)

@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 #: Kernels that do the work of a product, a convolution or attention: cuBLAS, cuDNN, CUTLASS,
 #: Tensile, composable kernel, Triton templates, flash attention.
 MAIN_KERNEL: Final = re.compile(
-    r"gemm|gemv|cutlass|xmma|nvjet|Cijk_|matmul|triton_\w*mm_|wgmma|winograd|conv(?!ert)|fprop"
-    r"|dgrad|wgrad|fft|flash|fmha|attn|attention|dot_kernel|_rnn|RNN|LSTM|GRU",
+    r"gemm|gemv|cutlass|xmma|nvjet|Cijk_|matmul|triton_(tem|mm|bmm)|wgmma|winograd|conv(?!ert)"
+    r"|fprop|dgrad|wgrad|fft|flash|fmha|attn|attention|dot_kernel|rnn|lstm|gru_",
     re.IGNORECASE,
 )
-#: … and those around them, under such names too.
+#: … and what goes before and after it under such names. Templates name much that they do not do,
+#: so only what is before them counts, up to a split sum of CUTLASS.
 _HELPER: Final = re.compile(
-    r"reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im|Offsets"
-    r"|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset",
+    r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im"
+    r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset)"
+    r"|reduction::kernel|ReduceSplitK",
     re.IGNORECASE,
 )
 _GRAPH: Final = re.compile(r"GraphLaunch")
@@ -118,10 +120,9 @@ def _attribute(trace: Trace) -> Work:
     name, dur = trace.name[event[rows]].astype(np.int64), trace.dur[event[rows]]
     flops[rows] = _shares(counted[rows], dur, main[rows], trace.op_flops[counted[rows]], name)
 
-    moved = trace.bytes[event]
+    moved = np.where(trace.kind[event] == Kind.KERNEL, -1, trace.bytes[event])
     rows = np.flatnonzero(working & (call >= 0))
     owners, values = _traffic(trace, call[rows], event[rows])
-    moved[rows] = -1
     rows, owners, values = rows[owners >= 0], owners[owners >= 0], values[owners >= 0]
     moved[rows] = _shares(owners, trace.dur[event[rows]], main[rows], values)
 

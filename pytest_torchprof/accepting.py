@@ -47,11 +47,10 @@ def accept(
         else:
             done += _lines(written, root)
     edits = [inline.Edit(*edit) for offer in offers for edit in offer["edits"]]
-    try:
-        for edit in sorted(inline.apply(edits), key=lambda edit: (edit.file, edit.line)):
-            done.append(f"{_short(edit.file, root)}:{edit.line} rewritten")
-    except BaselineError as error:
-        errors.append(str(error))
+    rewritten, problems = inline.apply(edits)
+    done += [f"{_site(edit, root)} rewritten" for edit in sorted(rewritten, key=_place)]
+    problems.sort(key=lambda problem: _place(problem.edit))
+    errors += [f"{_site(problem.edit, root)} {problem.what}" for problem in problems]
     return done, errors
 
 
@@ -71,6 +70,14 @@ def _lines(written: store.Written, root: Path) -> list[str]:
         lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
     lines += [f"{where}: {test} pruned: the test is gone" for test in written.pruned]
     return lines
+
+
+def _place(edit: inline.Edit) -> tuple[str, int]:
+    return edit.file, edit.line
+
+
+def _site(edit: inline.Edit, root: Path) -> str:
+    return f"{_short(edit.file, root)}:{edit.line}"
 
 
 def _short(path: str, root: Path) -> str:

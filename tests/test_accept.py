@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -495,13 +496,82 @@ def test_expectations_in_two_files_are_both_rewritten(pytester: pytest.Pytester)
     assert 2 == sum("ops     3" in source(pytester, f) for f in ("test_one.py", "test_two.py"))
 
 
+def test_one_bad_place_does_not_stand_in_the_way_of_the_others(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = PARAMETRIZED.format(values="[1]")
+    several = """
+def test_variable(torchprof):
+    with torchprof: pass
+    expected = "ops   7\\n"
+    torchprof.assert_expected_inline(expected)
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_many(torchprof, n):
+    with torchprof:
+        for _ in range(n): torch.ones(1)
+    torchprof.assert_expected_inline(\'\'\'\'\'\')
+"""
+    write(pytester, good + several, "test_a_bad.py")
+    for file in ("test_b_locked.py", "test_c_gone.py", "test_d_good.py"):
+        write(pytester, good, file)
+    (pytester.path / "test_e_latin.py").write_bytes(
+        f"# -*- coding: latin-1 -*-\n# ä\n{good}".encode("latin-1")
+    )
+    pytester.makeconftest(
+        """
+        from pathlib import Path
+        def pytest_runtest_logfinish(nodeid):
+            if nodeid.startswith("test_c_gone.py"): Path("test_c_gone.py").unlink()
+        """
+    )
+    real = os.access
+    monkeypatch.setattr("os.access", lambda p, mode: "locked" not in str(p) and real(p, mode))
+    ran = run(pytester, "--accept")
+    monkeypatch.undo()
+    assert pytest.ExitCode.TESTS_FAILED == ran.ret
+    places = ["test_a_bad.py:7", "test_d_good.py:7"]
+    assert [f"{place} rewritten" for place in places] == [
+        line for line in ran.out.splitlines() if line.endswith(" rewritten")
+    ]
+    for file in ("test_a_bad.py", "test_d_good.py"):
+        assert 'assert_expected_inline("""\\\nflops   0 FLOP\n' in source(pytester, file)
+    assert source(pytester, "test_a_bad.py").endswith(several)
+    errors = [line for line in ran.out.splitlines() if line.startswith("ERROR: ")]
+    expected = [
+        "test_a_bad.py:12 has no triple-quoted string to rewrite.",
+        "test_a_bad.py:18 was measured with different values.",
+        "test_b_locked.py:7 cannot be rewritten: Permission denied (nothing was changed); make",
+        "test_c_gone.py:7 cannot be rewritten: the file cannot be read: No such file",
+        "test_e_latin.py:9 cannot be rewritten: the file is not UTF-8",
+    ]
+    assert len(expected) == len(errors)
+    for words, line in zip(expected, errors, strict=True):
+        assert line.startswith(f"ERROR: {words}"), errors
+
+
 def test_windows_line_ends_and_encodings_survive(pytester: pytest.Pytester) -> None:
     text = ("# äöü\n" + PARAMETRIZED.format(values="[1]")).replace("\n", "\r\n")
     (pytester.path / "test_it.py").write_bytes(text.encode())
     accept(pytester)
     data = (pytester.path / "test_it.py").read_bytes()
     assert data.startswith("# äöü\r\nimport pytest, torch\r\n".encode())
+    assert data.count(b"\n") == data.count(b"\r\n") == text.count("\n") + 3
     assert {"passed": 1} == run(pytester, "--torchprof").outcomes
+
+
+def test_a_statement_keeps_its_line_ends_in_a_file_of_both_and_so_do_its_neighbours(
+    pytester: pytest.Pytester,
+) -> None:
+    lines = PARAMETRIZED.format(values="[1]").splitlines()
+    before, after = "\n".join(lines[:-1]), "\n# \u2028 the end\n"
+    text = f"\ufeff{before}\n{lines[-1]}\r{after}"
+    (pytester.path / "test_it.py").write_bytes(text.encode())
+    accept(pytester)
+    data = (pytester.path / "test_it.py").read_bytes().decode()
+    assert data.startswith(f"\ufeff{before}\n")
+    assert data.endswith(f'\r\n""")\r{after}')
+    assert 4 == data.count("\r\n")
 
 
 # -------------------------------------------------------------------- shared with other plugins

@@ -433,6 +433,27 @@ def test_an_unknown_name_in_an_inline_expectation_is_a_mismatch(pytester: pytest
     assert "torchprof: the inline expectation does not match" in ran.out
 
 
+@pytest.mark.parametrize("args", [("--torchprof",), ("--accept",)])
+def test_a_time_in_an_inline_expectation_is_refused(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: X + X
+        torchprof.assert_expected_inline('''wall_ms   3 ms''')
+        """
+    )
+    before = (pytester.path / "test_it.py").read_bytes()
+    ran = run(pytester, *args)
+    assert {"failed": 1} == ran.outcomes
+    assert (
+        "wall_ms cannot stand in an inline expectation: a time is never the same twice; write "
+        "@pytest.mark.max_wall_ms(…), or assert torchprof.stats.wall_ms <= …"
+    ) in ran.out
+    assert before == (pytester.path / "test_it.py").read_bytes()
+
+
 # -------------------------------------------------------------------- where it does nothing
 
 

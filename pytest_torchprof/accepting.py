@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.baseline import inline, store
 from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.options import OPTIONS
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.stats import Baseline
 from pytest_torchprof.units import format_quantity
+
+if TYPE_CHECKING:
+    import pytest
+
+#: Options by which an accept writes another file, or other numbers, than it would without them.
+_REPEATED = frozenset({"warmup", "rounds", "time", "baselines", "threads"})
+
+
+def command_for(config: pytest.Config, nodeid: str) -> str:
+    """The command that accepts this test's values, to be pasted where the user has typed his."""
+    # Where another plugin owns --accept, it does not switch us on.
+    ours = hasattr(config.option, "torchprof_accept")
+    words = ["pytest", "--accept"] if ours else ["pytest", "--torchprof", "--accept"]
+    given = {
+        option.flag: config.getoption(option.dest) for option in OPTIONS if option.name in _REPEATED
+    }
+    given["-c"] = config.getoption("inifilename", None)
+    given["--rootdir"] = config.getoption("rootdir", None)
+    for flag, value in given.items():
+        if value is not None:
+            words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
+    for pair in config.getoption("override_ini", None) or ():
+        words += ["-o", pair]
+    file, *names = nodeid.split("::")
+    here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
+    return shlex.join([*words, "::".join([Path(here).as_posix(), *names])])
 
 
 def accept(

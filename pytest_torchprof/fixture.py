@@ -95,11 +95,13 @@ class Torchprof:
         recorder: Recorder | None = None,
         *,
         accept: bool = False,
+        accept_command: str = "",
         mute: bool = False,
     ) -> None:
         self._runner = runner
         self._recorder = recorder
         self._accept = accept
+        self._accept_command = accept_command
         self._mute = mute
         self._entered = False
         self._metrics: dict[str, Any] | None = None
@@ -230,7 +232,7 @@ class Torchprof:
             return
         from pytest_torchprof.render.failure import inline_mismatch
 
-        pytest.fail(inline_mismatch(expected, actual), pytrace=False)
+        pytest.fail(inline_mismatch(expected, actual, self._accept_command), pytrace=False)
 
     def metric(self, name: str) -> Any:
         """One measured metric, or an `Unchecked`; what `stats` reads."""
@@ -269,6 +271,13 @@ class Torchprof:
 
 def handle_for(session: TorchprofSession, item: pytest.Item) -> Torchprof:
     """The handle of one run of one test; inert where the test is not to be profiled."""
+    from pytest_torchprof.accepting import command_for
+
     recorder = session.recorder_of(item)
-    mute = item.config.getoption("capture", "fd") != "fd"
-    return Torchprof(session.runner, recorder, accept=session.settings.accept, mute=mute)
+    return Torchprof(
+        session.runner,
+        recorder,
+        accept=session.settings.accept,
+        accept_command=command_for(item.config, item.nodeid),
+        mute=item.config.getoption("capture", "fd") != "fd",
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,11 +38,15 @@ _STORED_COLUMNS = (
 
 @dataclass(frozen=True)
 class Subject:
-    """The test that is judged: its id, its name within its file, and its baseline file."""
+    """The test that is judged: its id, its name within its file, and its baseline file.
+
+    ``accept_command`` is what to type to have its values accepted.
+    """
 
     nodeid: str
     name: str
     baseline: Path
+    accept_command: str
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,8 @@ class Judgement:
 class Judge:
     """Compares tests with their baselines, each file of which is read once."""
 
-    def __init__(self, settings: Settings, *, accept_flags: str, is_worker: bool) -> None:
+    def __init__(self, settings: Settings, *, is_worker: bool) -> None:
         self._settings = settings
-        self._accept_flags = accept_flags
         self._is_worker = is_worker
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
         self.errors: list[str] = []
@@ -97,7 +99,7 @@ class Judge:
         )
         message = None
         if causes:
-            command = f"pytest {self._accept_flags} {shlex.quote(subject.nodeid)}"
+            command = None if self._settings.accept else subject.accept_command
             message = failure_message(causes, verdicts, profile, baseline, command)
         return Judgement(record, _offer(subject, profile, verdicts, recorder), message)
 

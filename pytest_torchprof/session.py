@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.accepting import accept
+from pytest_torchprof.accepting import accept, command_for
 from pytest_torchprof.baseline import store
 from pytest_torchprof.capture import Machine, prime, probe_machine
 from pytest_torchprof.errors import BaselineError, TorchprofError
@@ -63,14 +63,7 @@ class TorchprofSession:
         self.errors: list[str] = []
         self._machine: Machine | None = None
         self._folder: Path | None = None
-        self.judge = Judge(
-            settings,
-            # Where another plugin owns --accept, it does not switch us on.
-            accept_flags="--accept"
-            if hasattr(config.option, "torchprof_accept")
-            else "--torchprof --accept",
-            is_worker=self.is_worker,
-        )
+        self.judge = Judge(settings, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
 
@@ -284,7 +277,7 @@ class TorchprofSession:
 
     def _subject(self, item: pytest.Item) -> Subject:
         path = store.path_for(item.path, self.settings.baselines, self.config.rootpath)
-        return Subject(item.nodeid, name_of(item), path)
+        return Subject(item.nodeid, name_of(item), path, command_for(self.config, item.nodeid))
 
     # ---------------------------------------------------------------- gathering
 

@@ -404,7 +404,7 @@ def test_an_inline_mismatch_shows_both_and_how_to_accept(pytester: pytest.Pytest
     assert "torchprof: the inline expectation does not match" in out
     for line in ("  -ops                   7", "  +ops                   2",
                  "  -allocated_cpu_bytes   1 B", "  +allocated_cpu_bytes   32 B",
-                 "To accept the new values: run again with --accept"):  # fmt: skip
+                 "To accept the new values: pytest --accept test_it.py::test_b"):  # fmt: skip
         assert line in out.splitlines(), line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -182,6 +183,50 @@ def test_the_accept_command_is_quoted_for_the_shell(pytester: pytest.Pytester) -
     doctor(pytester, "test_p[a b'c]", ops=0)
     out = run(pytester, "--torchprof").out
     assert """pytest --accept 'test_it.py::test_p[a b'"'"'c]'""" in out
+
+
+def test_the_accept_command_works_where_it_is_printed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pytester.path / "other settings.ini").write_text("[pytest]\n", "utf-8")
+    pytester.makepyfile(test_it=ADD)
+    monkeypatch.chdir(pytester.mkdir("below"))
+    options = [
+        "--torchprof-warmup=2",
+        "--torchprof-time=gate",
+        "--torchprof-baselines=my numbers",
+        "--torchprof-threads=2",
+        "-c",
+        "../other settings.ini",
+        "--rootdir=..",
+        "-o",
+        "torchprof_rounds=0",
+    ]
+    given = [*options, "../test_it.py::test_add", "--torchprof-columns=ops"]
+    accept(pytester, *given)
+    path = pytester.path / "my numbers" / "test_it.json"
+    accepted = path.read_text("utf-8")
+    path.write_text(accepted.replace('"ops": 1', '"ops": 3'), "utf-8")
+    ran = run(pytester, "--torchprof", "--torchprof-strict", *given)
+    assert {"failed": 1} == ran.outcomes
+    command = messages(ran.out)["test_add"][-1].removeprefix("To accept the new values: ")
+    words = shlex.split(command)
+    assert ["pytest", "--accept", *options, "../test_it.py::test_add"] == words
+    accept(pytester, *words[2:])
+    assert ('"ops": 1' in path.read_text("utf-8")) is ('"ops": 1' in accepted) is True
+
+
+def test_nothing_is_said_of_accepting_to_one_who_does(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    doctor(pytester, ops=0, peak_cpu_bytes=1)
+    text = ADD.replace("import torch\n", "import torch, pytest\n")
+    text = text.replace("def test_add", "@pytest.mark.max_peak_cpu_bytes(1)\n    def test_add")
+    pytester.makepyfile(test_it=text)
+    for option in ("--torchprof", "--accept"):
+        ran = run(pytester, option)
+        assert {"failed": 1} == ran.outcomes
+        assert ("To accept the new values" in ran.out) is (option == "--torchprof")
 
 
 def test_several_metrics_are_told_over_budget_first(pytester: pytest.Pytester) -> None:

@@ -190,7 +190,7 @@ class TestInlineMismatch(Golden):
     def test_a_line_differs(self) -> None:
         expected, actual = "flops   2.36 GFLOP\nops     312\n", "flops   2.36 GFLOP\nops     314\n"
         self.assertExpectedInline(
-            inline_mismatch(expected, actual),
+            inline_mismatch(expected, actual, "pytest --accept tests/test_a.py"),
             """\
 torchprof: the inline expectation does not match
   --- expected
@@ -199,19 +199,19 @@ torchprof: the inline expectation does not match
    flops   2.36 GFLOP
   -ops     312
   +ops     314
-To accept the new values: run again with --accept""",
+To accept the new values: pytest --accept tests/test_a.py""",
         )
 
     def test_it_was_empty(self) -> None:
         self.assertExpectedInline(
-            inline_mismatch("", "ops 3\n"),
+            inline_mismatch("", "ops 3\n", "pytest --accept tests/test_a.py"),
             """\
 torchprof: the inline expectation does not match
   --- expected
   +++ measured
   @@ -0,0 +1 @@
   +ops 3
-To accept the new values: run again with --accept""",
+To accept the new values: pytest --accept tests/test_a.py""",
         )
 
 
@@ -372,7 +372,7 @@ def test_a_message_has_at_most_forty_lines(with_baseline: bool) -> None:
 
 
 def test_an_inline_mismatch_has_at_most_forty_lines() -> None:
-    text = inline_mismatch("".join(f"a {i}\n" for i in range(99)), "b 1\n")
+    text = inline_mismatch("".join(f"a {i}\n" for i in range(99)), "b 1\n", "pytest --accept")
     assert len(text.splitlines()) <= MAX_LINES
     assert text.endswith("--accept")
 

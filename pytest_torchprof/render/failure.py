@@ -35,11 +35,11 @@ def failure_message(
     verdicts: Sequence[Verdict],
     profile: Profile,
     baseline: Baseline | None,
-    accept_command: str,
+    accept_command: str | None,
 ) -> str:
     """Metric, baseline, now and change; the operators and kernels behind it; how to accept.
 
-    ``causes`` are the sentences of `compare.failures`.
+    ``causes`` are the sentences of `compare.failures`; no ``accept_command`` where it was given.
     """
     lines = [f"torchprof: {'; '.join(causes[:3])}"]
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
@@ -54,14 +54,13 @@ def failure_message(
         lines += _explain(bad, profile, baseline)[:room]
     else:
         lines += _largest(bad, profile)[:room]
-    if any(v.status in ("regressed", "improved") for v in bad) or any(
-        "no baseline" in cause for cause in causes
-    ):
+    acceptable = any(v.status in ("regressed", "improved") for v in bad)
+    if accept_command and (acceptable or any("no baseline" in cause for cause in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
     return "\n".join(lines)
 
 
-def inline_mismatch(expected: str, actual: str) -> str:
+def inline_mismatch(expected: str, actual: str, accept_command: str) -> str:
     """The difference between an inline expectation and what was measured."""
     diff = difflib.unified_diff(
         expected.splitlines(), actual.splitlines(), "expected", "measured", lineterm="", n=1
@@ -71,7 +70,7 @@ def inline_mismatch(expected: str, actual: str) -> str:
         [
             "torchprof: the inline expectation does not match",
             *(f"  {line}" for line in lines),
-            "To accept the new values: run again with --accept",
+            f"To accept the new values: {accept_command}",
         ]
     )
 

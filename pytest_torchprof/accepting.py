@@ -14,7 +14,7 @@ from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.options import OPTIONS
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.stats import Baseline
-from pytest_torchprof.units import format_quantity
+from pytest_torchprof.units import format_pair
 
 if TYPE_CHECKING:
     import pytest
@@ -91,8 +91,7 @@ def _lines(written: store.Written, root: Path) -> list[str]:
         lines.append(f"{where}: {plural(len(written.added), 'new test')}")
     for test, changes in written.changed.items():
         parts = [
-            f"{c.metric} {format_quantity(c.before, METRICS[c.metric].unit)} → "
-            f"{format_quantity(c.now, METRICS[c.metric].unit)}"
+            f"{c.metric} {' → '.join(format_pair(c.before, c.now, METRICS[c.metric].unit))}"
             for c in changes
             if c.metric in METRICS
         ]

@@ -83,10 +83,22 @@ def test_what_changed_is_printed_old_and_new(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TWO)
     accept(pytester)
     doctor(pytester, "test_a", ops=7, allocated_cpu_bytes=2048)
+    doctor(pytester, "test_b", allocated_cpu_bytes=17)
     ran = accept(pytester)
-    expected = "__torchprof__/test_it.json: test_a: allocated_cpu_bytes 2 KiB → 16 B, ops 7 → 1"
-    assert [expected] == after(ran.out)
+    assert [
+        "__torchprof__/test_it.json: test_a: allocated_cpu_bytes 2 KiB → 16 B, ops 7 → 1",
+        "__torchprof__/test_it.json: test_b: allocated_cpu_bytes 17 B → 16 B",
+    ] == after(ran.out)
     assert {"test_a": "ok", "test_b": "ok"} == run(pytester, "--torchprof").statuses
+
+
+def test_the_printed_change_tells_the_numbers_apart(pytester: pytest.Pytester) -> None:
+    source = "import torch\ndef test_a(): torch.ones({size}, dtype=torch.uint8)"
+    pytester.makepyfile(test_it=source.format(size=3520))
+    accept(pytester)
+    pytester.makepyfile(test_it=source.format(size=3521))
+    (line,) = after(accept(pytester).out)
+    assert "allocated_cpu_bytes 3.4375 KiB → 3.4385 KiB, " in line
 
 
 def test_a_regression_is_accepted_and_the_test_passes(pytester: pytest.Pytester) -> None:
@@ -401,7 +413,7 @@ def test_inline_expectations_are_rewritten_in_place(pytester: pytest.Pytester) -
 def test_an_inline_mismatch_shows_both_and_how_to_accept(pytester: pytest.Pytester) -> None:
     write(pytester, INLINE)
     out = run(pytester, "--torchprof", "-k", "test_b").out
-    assert "torchprof: the inline expectation does not match" in out
+    assert "torchprof: ops 7 → 2: the inline expectation does not match" in out
     for line in ("  -ops                   7", "  +ops                   2",
                  "  -allocated_cpu_bytes   1 B", "  +allocated_cpu_bytes   32 B",
                  "To accept the new values: pytest --accept test_it.py::test_b"):  # fmt: skip

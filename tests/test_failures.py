@@ -128,7 +128,7 @@ def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:
     accept(pytester)
     pytester.makepyfile(test_it=ADD.replace("X + X", "X + X - X"))
     assert [
-        "torchprof: regressed against the baseline",
+        "torchprof: ops 1 → 2 (+100.0 %), 2 more: regressed against the baseline",
         "  ops                  1 → 2  (+100.0 %)",
         "  peak_cpu_bytes       16 B → 32 B  (+100.0 %)",
         "  allocated_cpu_bytes  16 B → 32 B  (+100.0 %)",
@@ -237,7 +237,10 @@ def test_several_metrics_are_told_over_budget_first(pytester: pytest.Pytester) -
     pytester.makepyfile(test_it=text.replace("X + X", "X + X + X"))
     ran = run(pytester, "--torchprof")
     lines = messages(ran.out)["test_add"]
-    assert "torchprof: over budget; regressed against the baseline" == lines[0]
+    assert (
+        "torchprof: peak_cpu_bytes 32 B > 1 B, 2 more: over budget; regressed against the baseline"
+        == lines[0]
+    )
     assert "  peak_cpu_bytes       limited to 1 B but measured 32 B" == lines[1]
     assert {"test_add": "over_budget"} == ran.statuses
 
@@ -265,7 +268,7 @@ def regressed(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_it_fails_in_the_call_phase(regressed: pytest.Pytester) -> None:
     ran = run(regressed, "--torchprof", "-rA")
     assert {"passed": 2, "failed": 1} == ran.outcomes
-    assert "FAILED test_it.py::test_b - Failed: torchprof: regressed against the" in ran.out
+    assert "FAILED test_it.py::test_b - Failed: torchprof: ops 0 → 1 (from 0): r" in ran.out
     assert "Traceback" not in ran.out
     assert "pytest_torchprof" not in ran.out.replace("plugins:", "")
 

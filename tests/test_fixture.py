@@ -205,7 +205,7 @@ def test_a_second_region_is_refused_and_said(
     assert ({"passed": 1}, {"test_it": "not_profiled"}) == (ran.outcomes, ran.statuses)
     expected = "the test measures more than one region through the fixture"
     assert expected == ran.tests["test_it"]["reason"]
-    assert f"not profiled: {expected} (1 test)" in ran.out
+    assert f"not profiled: {expected} (test_it.py::test_it)" in ran.out
 
 
 def test_an_exception_inside_the_block_is_the_tests_own(pytester: pytest.Pytester) -> None:

@@ -41,10 +41,11 @@ def failure_message(
 
     ``causes`` are the sentences of `compare.failures`; no ``accept_command`` where it was given.
     """
-    lines = [f"torchprof: {'; '.join(causes[:3])}"]
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
     bad.sort(key=lambda v: v.status != "over_budget")
+    # Pytest's short summary shows this line, as far as there is room.
+    lines = [f"torchprof: {_headline(bad)}{'; '.join(causes[:3])}"]
     width = max((len(v.metric) for v in bad), default=0)
     lines += [f"  {v.metric:<{width}}  {_numbers(v)}" for v in bad[:_MOST_METRICS]]
     if len(bad) > _MOST_METRICS:
@@ -66,13 +67,38 @@ def inline_mismatch(expected: str, actual: str, accept_command: str) -> str:
         expected.splitlines(), actual.splitlines(), "expected", "measured", lineterm="", n=1
     )
     lines = list(diff)[: MAX_LINES - 3]
+    before, now = _by_name(expected), _by_name(actual)
+    changed = [n for n in before if n in now and before[n] != now[n]]
+    headline = f"{changed[0]} {before[changed[0]]} → {now[changed[0]]}: " if changed else ""
     return "\n".join(
         [
-            "torchprof: the inline expectation does not match",
+            f"torchprof: {headline}the inline expectation does not match",
             *(f"  {line}" for line in lines),
             f"To accept the new values: {accept_command}",
         ]
     )
+
+
+def _by_name(text: str) -> dict[str, str]:
+    """The values of an inline text's lines, by metric."""
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs if value}
+
+
+def _headline(bad: Sequence[Verdict]) -> str:
+    """``ops 4 → 5 (+25.0 %), 2 more:``, so that a summary of one line names the metric."""
+    if not bad or isinstance(bad[0].value, NotMeasured):
+        return ""
+    worst, value = bad[0], bad[0].value
+    unit = METRICS[worst.metric.split("[")[0]].unit
+    if worst.status == "over_budget":
+        now, limit = format_pair(value, worst.limit, unit)
+        numbers = f"{now} > {limit}"
+    else:
+        before, now = format_pair(worst.baseline, value, unit)
+        numbers = f"{before} → {now} ({format_change(worst.baseline, value)})"
+    more = f", {len(bad) - 1} more" if bad[1:] else ""
+    return f"{shorten(worst.metric, 40)} {numbers}{more}: "
 
 
 def _numbers(verdict: Verdict) -> str:

@@ -230,9 +230,13 @@ class Torchprof:
             caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
             recorder.edits.append((caller.f_code.co_filename, caller.f_lineno, actual))
             return
-        from pytest_torchprof.render.failure import inline_mismatch
+        from pytest_torchprof.render.failure import inline_changes, inline_mismatch
+        from pytest_torchprof.runs import Mismatch
 
-        pytest.fail(inline_mismatch(expected, actual, self._accept_command), pytrace=False)
+        message = inline_mismatch(expected, actual, self._accept_command)
+        changes = inline_changes(expected, actual).items()
+        recorder.mismatch = Mismatch(message, {name: before for name, (before, _) in changes})
+        pytest.fail(message, pytrace=False)
 
     def metric(self, name: str) -> Any:
         """One measured metric, or an `Unchecked`; what `stats` reads."""

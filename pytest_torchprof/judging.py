@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Value, Verdict
 
 if TYPE_CHECKING:
-    from pytest_torchprof.runs import Plan, Recorder
+    from pytest_torchprof.runs import Mismatch, Plan, Recorder
     from pytest_torchprof.settings import Settings
 
 _STORED_COLUMNS = (
@@ -82,6 +82,9 @@ class Judge:
         baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
         policy = self._policy(baseline, machine.host)
         verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
+        if recorder.mismatch is not None:
+            verdicts = _with_mismatch(verdicts, recorder.mismatch)
+            return self._mismatched(subject, recorder, profile, verdicts)
         known = baseline is not None
         causes = failures(verdicts, policy, has_baseline=known, accept=self._settings.accept)
         if policy.strict:
@@ -102,6 +105,21 @@ class Judge:
             command = None if self._settings.accept else subject.accept_command
             message = failure_message(causes, verdicts, profile, baseline, command)
         return Judgement(record, _offer(subject, profile, verdicts, recorder), message)
+
+    def _mismatched(
+        self, subject: Subject, recorder: Recorder, profile: Profile, verdicts: Sequence[Verdict]
+    ) -> Judgement:
+        """An inline expectation has failed the test already: a comparison like any other."""
+        worst = status_of(verdicts, has_baseline=True)
+        record = record_of(
+            subject.nodeid,
+            status=worst if worst == "over_budget" else "regressed",
+            reason="the inline expectation does not match",
+            verdicts=verdicts,
+            profile=profile,
+            trace=self.keep_trace(subject.nodeid, recorder, failed=True),
+        )
+        return Judgement(record, None, None)
 
     def _not_profiled(self, subject: Subject, recorder: Recorder) -> Judgement:
         reason = recorder.reason or ""
@@ -203,7 +221,9 @@ def profile_of(recorder: Recorder) -> Profile:
             continue
         if source is None:
             scoped[budget.label] = NotMeasured(
-                "the test works in several threads, of which the run with stacks sees one"
+                "the test failed before its run with stacks"
+                if recorder.mismatch
+                else "the test works in several threads, of which the run with stacks sees one"
             )
             continue
         view = source.within(op=budget.op, module=budget.module)
@@ -220,6 +240,16 @@ def profile_of(recorder: Recorder) -> Profile:
         kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
         scoped=scoped,
     )
+
+
+def _with_mismatch(verdicts: Sequence[Verdict], mismatch: Mismatch) -> list[Verdict]:
+    """What is not as expected inline counts as regressed, unless it is over budget."""
+    return [
+        replace(v, status="regressed", reason=f"the inline expectation is {expected}")
+        if (expected := mismatch.expected.get(v.metric)) and v.status != "over_budget"
+        else v
+        for v in verdicts
+    ]
 
 
 def unchecked(plan: Plan, reason: str) -> list[Verdict]:

@@ -359,8 +359,9 @@ def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
 def functional_failure(item: pytest.Item) -> str | None:
     """Why a call that raised nothing is no pass all the same: unittest, subtests."""
     if collected := getattr(item, "_excinfo", None):
-        skipped = isinstance(collected[0].value, (pytest.skip.Exception, pytest.xfail.Exception))
-        return "skipped" if skipped else "failed"
+        if isinstance(collected[0].value, pytest.xfail.Exception):
+            return "xfailed"
+        return "skipped" if isinstance(collected[0].value, pytest.skip.Exception) else "failed"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,6 +68,14 @@ class Plan:
         return [*["warmup"] * self.warmup, *["round"] * self.rounds, "profile", *stacks]  # type: ignore[list-item]
 
 
+@dataclass(frozen=True)
+class Mismatch:
+    """An inline expectation that failed the test: what was said, and metric → expected text."""
+
+    message: str
+    expected: Mapping[str, str]
+
+
 @dataclass
 class Recorder:
     """What the runs of one test have brought in so far."""
@@ -91,6 +99,7 @@ class Recorder:
     stats_read: bool = False
     #: It asks for numbers, whether there were any or not.
     stats_asked: bool = False
+    mismatch: Mismatch | None = None
     unchecked: list[str] = field(default_factory=list)
     edits: list[tuple[str, int, str]] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.

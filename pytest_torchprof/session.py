@@ -191,8 +191,15 @@ class TorchprofSession:
         recorder = item.stash.get(RECORDER, None)
         if recorder is None or self.runner.rerunning:
             return (yield)
-        result = yield from self.runner.call(item, recorder)
-        self._judge(item, recorder)
+        try:
+            result = yield from self.runner.call(item, recorder)
+        except pytest.fail.Exception as failure:
+            if recorder.mismatch is not None and str(failure) == recorder.mismatch.message:
+                self._judge(item, recorder)
+                self._message = str(failure)
+            raise
+        if (message := self._judge(item, recorder)) is not None:
+            pytest.fail(message, pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_call")
@@ -257,8 +264,8 @@ class TorchprofSession:
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
         return report
 
-    def _judge(self, item: pytest.Item, recorder: Recorder) -> None:
-        """Compare what was measured, note it, and fail the test if it is not as it should be."""
+    def _judge(self, item: pytest.Item, recorder: Recorder) -> str | None:
+        """Compare what was measured and note it; why the test fails, if it does."""
         if self.collected.names[str(item.path)].count(name_of(item)) > 1:
             recorder.refuse("another test has the same name, so one baseline cannot serve both")
         self._message = message = None
@@ -272,8 +279,7 @@ class TorchprofSession:
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             recorder.refuse(f"internal error, please report it: {type(error).__name__}: {error}")
         self._message = message
-        if message is not None:
-            pytest.fail(message, pytrace=False)
+        return message
 
     def _subject(self, item: pytest.Item) -> Subject:
         path = store.path_for(item.path, self.settings.baselines, self.config.rootpath)
@@ -387,6 +393,8 @@ def name_of(item: pytest.Item) -> str:
 
 
 def _why_not(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail") and report.skipped:
+        return "xfailed"
     if report.when == "setup":
         return "setup failed" if report.failed else "skipped"
     return "failed" if report.failed else "skipped" if report.skipped else "was not measured"

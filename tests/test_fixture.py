@@ -433,6 +433,62 @@ def test_an_unknown_name_in_an_inline_expectation_is_a_mismatch(pytester: pytest
     assert "torchprof: the inline expectation does not match" in ran.out
 
 
+@pytest.mark.parametrize("args", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
+@pytest.mark.parametrize("region", ["with torchprof: X + X", "torchprof(lambda: X + X)"])
+@pytest.mark.parametrize(
+    ("marker", "outcome", "status"),
+    [
+        ("", "failed", "regressed"),
+        ("@pytest.mark.max_ops(0)", "failed", "over_budget"),
+        ("@pytest.mark.xfail", "xfailed", "regressed"),
+    ],
+)
+def test_an_inline_mismatch_is_a_comparison_that_failed(
+    pytester: pytest.Pytester,
+    marker: str,
+    outcome: str,
+    status: str,
+    region: str,
+    args: tuple[str, ...],
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    {marker}
+    def test_add(torchprof):
+        {region}
+        torchprof.assert_expected_inline('''ops     7\\nflops   0 FLOP\\n''')
+        """
+    )
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", *args)
+    test = ran.tests["test_add"]
+    assert ({outcome: 1}, outcome, status, "the inline expectation does not match") == (
+        ran.outcomes, test["outcome"], test["status"], test["reason"],
+    )  # fmt: skip
+    assert (1, 0) == (ran.metric("ops")["value"], ran.metric("flops")["value"])
+    assert (status, "new") == (ran.metric("ops")["status"], ran.metric("flops")["status"])
+    assert ran.metric("ops").get("reason") == (
+        "the inline expectation is 7" if status == "regressed" else None
+    )
+    assert test["trace"]
+    assert "Traceback" not in ran.out
+    assert "During handling" not in ran.out
+    assert "1 test profiled" in ran.out
+
+
+def test_a_failed_assertion_on_stats_is_a_functional_failure(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_add(torchprof):
+        with torchprof: X + X
+        assert torchprof.stats.ops == 7
+        """
+    )
+    test = run(pytester, "--torchprof").tests["test_add"]
+    assert ("failed", "not_profiled", "failed", {}) == (
+        test["outcome"], test["status"], test["reason"], test["metrics"],
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("args", [("--torchprof",), ("--accept",)])
 def test_a_time_in_an_inline_expectation_is_refused(
     pytester: pytest.Pytester, args: tuple[str, ...]

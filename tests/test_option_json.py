@@ -65,7 +65,7 @@ STATUSES = {
     "test_fails": ("failed", "not_profiled", "failed"),
     "test_skips": ("skipped", "not_profiled", "skipped"),
     "test_marked": ("skipped", "not_profiled", "skipped"),
-    "test_xfails": ("xfailed", "not_profiled", "skipped"),
+    "test_xfails": ("xfailed", "not_profiled", "xfailed"),
     "test_xpasses": ("xpassed", "ok", None),
     "test_setup": ("error", "not_profiled", "setup failed"),
     "test_teardown": ("error", "not_profiled", "cannot be run twice: ValueError: late"),

@@ -67,9 +67,8 @@ def inline_mismatch(expected: str, actual: str, accept_command: str) -> str:
         expected.splitlines(), actual.splitlines(), "expected", "measured", lineterm="", n=1
     )
     lines = list(diff)[: MAX_LINES - 3]
-    before, now = _by_name(expected), _by_name(actual)
-    changed = [n for n in before if n in now and before[n] != now[n]]
-    headline = f"{changed[0]} {before[changed[0]]} → {now[changed[0]]}: " if changed else ""
+    changes = inline_changes(expected, actual).items()
+    headline = next((f"{name} {before} → {now}: " for name, (before, now) in changes), "")
     return "\n".join(
         [
             f"torchprof: {headline}the inline expectation does not match",
@@ -79,10 +78,17 @@ def inline_mismatch(expected: str, actual: str, accept_command: str) -> str:
     )
 
 
-def _by_name(text: str) -> dict[str, str]:
-    """The values of an inline text's lines, by metric."""
-    pairs = (line.partition(" ") for line in text.splitlines())
-    return {name: value.strip() for name, _, value in pairs if value}
+def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
+    """Metric → (value expected, value measured), of the lines that differ in more than blanks."""
+    before, now = (
+        {row.partition(" ")[0]: row.partition(" ")[2].strip() for row in text.splitlines()}
+        for text in (expected, actual)
+    )
+    return {
+        name: (value, now[name])
+        for name, value in before.items()
+        if value and now.get(name, value) != value
+    }
 
 
 def _headline(bad: Sequence[Verdict]) -> str:

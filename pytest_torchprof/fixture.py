@@ -193,6 +193,8 @@ class Torchprof:
     def table(self, sort_by: str = "self_cpu_ms", limit: int = 10) -> str:
         """Operators of the measured region, as text; empty in runs that are not profiled.
 
+        What the profiled run prints of it is shown after the first run's output.
+
         Raises:
             SettingsError: ``sort_by`` is not a column.
         """
@@ -200,8 +202,15 @@ class Torchprof:
 
         if sort_by not in COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, COLUMNS)}")
-        trace = self._recorder.trace if self._recorder else None
-        return ops_table(trace, sort_by, limit) if trace is not None else ""
+        recorder = self._recorder
+        if recorder is None:
+            return ""
+        recorder.table_asked = True
+        if recorder.trace is None:
+            return ""
+        text = ops_table(recorder.trace, sort_by, limit)
+        recorder.tables.append(text)
+        return text
 
     def assert_expected_inline(self, expected: str) -> None:
         """Compare ``name value`` lines with what was measured; ``--accept`` rewrites the literal.

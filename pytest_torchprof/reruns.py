@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from pytest_torchprof.runs import LONG_CALL_NS, Kind, Recorder, Run, said
 from pytest_torchprof.silence import (
     alarm_stopped,
     clocks_stopped,
+    heard,
+    say,
     terminal_of,
     unnoticed,
     written_to,
@@ -77,6 +79,7 @@ class Runner:
             rest = [kind for kind in rest if kind != "round"]
         if recorder.reason is None and rest and not recorder.complete:
             error = self._rerun_all(item, recorder, rest, globs)
+            say(item, "".join(recorder.tables))
             if error is not None:
                 raise error
         return result
@@ -219,17 +222,21 @@ class Runner:
 
     def _run_again(self, item: pytest.Item, recorder: Recorder, kind: Kind) -> BaseException | None:
         self.subtest_failed = False
+        recorder.tables.clear()
+        printed: list[str] = []
         try:
-            item.ihook.pytest_runtest_setup(item=item)
-            self.run = Run(kind, recorder, first=False)
-            recorder.runs += 1
-            item.ihook.pytest_runtest_call(item=item)
+            with heard(item, printed) if recorder.table_asked else nullcontext():
+                item.ihook.pytest_runtest_setup(item=item)
+                self.run = Run(kind, recorder, first=False)
+                recorder.runs += 1
+                item.ihook.pytest_runtest_call(item=item)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
             return error
         finally:
             self.run = None
+            recorder.keep_tables("".join(printed))
         collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
         if collected:
             return collected[0].value  # type: ignore[no-any-return]

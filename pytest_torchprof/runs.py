@@ -100,6 +100,9 @@ class Recorder:
     #: It asks for numbers, whether there were any or not.
     stats_asked: bool = False
     mismatch: Mismatch | None = None
+    #: It asked for a table, and these are the ones that a rerun of it has printed.
+    table_asked: bool = False
+    tables: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     edits: list[tuple[str, int, str]] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
@@ -125,6 +128,14 @@ class Recorder:
             gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
         ):
             shutil.copyfileobj(source, packed)
+
+    def keep_tables(self, printed: str) -> None:
+        """Of the tables that a run has made, only those that it has printed."""
+        tables, self.tables = self.tables, []
+        for text in tables:
+            if text in printed:
+                self.tables.append(text)
+                printed = printed.replace(text, "", 1)
 
     def forget(self) -> None:
         """Let go of memory and files, when all is said about the test."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers import ADD, accept, calls, run
 
@@ -370,6 +372,72 @@ def test_the_table_lists_operators_of_the_region(pytester: pytest.Pytester) -> N
         """,
     )
     assert 1 == calls(pytester, "profiled")
+
+
+PRINTS = """
+    def test_it(torchprof):
+        with torchprof:
+            X + X
+        print("is before")
+        assert "aten::add" in (torchprof.table() or "aten::add")
+        print("see:\\n" + torchprof.table(sort_by="calls"))
+        print("is after")
+        {more}
+"""
+
+
+@pytest.mark.parametrize("capture", ["fd", "sys", "tee-sys", "no"])
+@pytest.mark.parametrize(
+    ("more", "args", "outcome"),
+    [
+        ("", ("-rP",), "passed"),
+        ("assert torchprof.stats.ops <= 0", (), "failed"),
+        ("", ("-rP", "--torchprof-warmup=0", "--torchprof-rounds=0"), "passed"),
+        ("", ("-rP", "--torchprof-rounds=5"), "passed"),
+    ],
+)
+def test_a_printed_table_is_seen_once_and_so_is_all_other_output(
+    pytester: pytest.Pytester, capture: str, more: str, args: tuple[str, ...], outcome: str
+) -> None:
+    head = HEAD.replace("from helpers import note", "")
+    pytester.makepyfile(test_it=head + PRINTS.format(more=more))
+    options = ("--torchprof", f"--capture={capture}", *args)
+    ran = run(pytester, *options, subprocess=capture == "tee-sys")
+    assert {outcome: 1} == ran.outcomes
+    captured = ran.out.partition("Captured stdout call")[2]
+    live = ran.out.partition("Captured stdout call")[0]
+    shown = {"fd": [captured], "sys": [captured], "no": [live], "tee-sys": [live, captured]}
+    for text in shown[capture]:
+        assert [1, 1, 1, 1] == [
+            len(re.findall(words, text, re.MULTILINE))
+            for words in ("is before$", "^see:$", "^is after$", "^aten::add ")
+        ], text
+
+
+def test_a_table_that_the_test_keeps_to_itself_is_not_printed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    from pathlib import Path
+
+    def test_file(torchprof):
+        with torchprof: X + X
+        print("is said")
+        Path("table").write_text(torchprof.table())
+
+    def test_capsys(torchprof, capsys):
+        with torchprof: X + X
+        print(torchprof.table())
+        assert "aten::add" in (capsys.readouterr().out.strip() or "aten::add")
+
+    @pytest.mark.torchprof(enabled=False)
+    def test_not_profiled(torchprof):
+        print(torchprof.table())
+        """
+    )
+    ran = run(pytester, "--torchprof", "-s")
+    assert {"passed": 3} == ran.outcomes
+    assert "aten::add" in (pytester.path / "table").read_text("utf-8")
+    assert ("aten::add" in ran.out, ran.out.count("is said")) == (False, 1)
 
 
 def test_an_unknown_column_of_the_table_is_an_error_with_the_near_matches(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_torchprof.reruns import Runner
-    from pytest_torchprof.runs import Recorder
+    from pytest_torchprof.runs import Recorder, Run
     from pytest_torchprof.session import TorchprofSession
 
 Result = TypeVar("Result")
@@ -132,7 +132,7 @@ class Torchprof:
         if kind is None:
             run.end()
         else:
-            run.cancel()
+            self._left_with(kind, run)
 
     def __call__(
         self,
@@ -169,12 +169,17 @@ class Torchprof:
                 extra = self._mute and kind not in ("warmup", "round")
                 with muted(1, 2) if extra else nullcontext():
                     result = function()
-            except BaseException:
-                run.cancel()
+            except BaseException as error:
+                self._left_with(type(error), run)
                 raise
             run.end()
         self._entered = True
         return result
+
+    def _left_with(self, kind: type[BaseException], run: Run) -> None:
+        run.cancel()
+        if self._recorder is not None:
+            self._recorder.raised = kind.__name__
 
     def _taken(self) -> bool:
         """Whether this test has measured a region already: numbers of two would be of neither."""

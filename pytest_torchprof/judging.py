@@ -74,7 +74,9 @@ class Judge:
             BaselineError: the baseline file cannot be read.
         """
         if recorder.reason is None and recorder.trace is None:
-            recorder.refuse("nothing was captured")
+            raised = recorder.raised
+            what = f"the measured block raised {raised}" if raised else "nothing was captured"
+            recorder.refuse(what)
         if recorder.reason is not None:
             return self._not_profiled(subject, recorder)
         profile = profile_of(recorder)

@@ -95,6 +95,8 @@ class Recorder:
     own_region: bool = False
     #: It did so to the end within this run, with its own rounds: nothing is to be run again.
     complete: bool = False
+    #: The exception that a region of it was left with, so that there is nothing of that run.
+    raised: str | None = None
     #: It has looked at measured numbers, so its failure may be about them.
     stats_read: bool = False
     #: It asks for numbers, whether there were any or not.

@@ -222,17 +222,26 @@ def test_an_exception_inside_the_block_is_the_tests_own(pytester: pytest.Pyteste
             with torchprof:
                 raise ValueError("expected")
 
+    def test_catches_a_call(torchprof):
+        with pytest.raises(ValueError):
+            torchprof(lambda: int("x"))
+
     def test_after(torchprof):
         with torchprof: X + X
         assert torchprof.stats.ops == 1
         """
     )
     ran = run(pytester, "--torchprof")
-    assert {"failed": 1, "passed": 2} == ran.outcomes
+    assert {"failed": 1, "passed": 3} == ran.outcomes
     assert "ValueError: my own" in ran.out
     assert "new" == ran.statuses["test_after"]
-    assert "not_profiled" == ran.statuses["test_raises"]
-    assert "not_profiled" == ran.statuses["test_catches"]
+    assert {"not_profiled"} == {ran.statuses[name] for name in ran.tests if name != "test_after"}
+    assert {
+        "test_raises": "failed",
+        "test_catches": "the measured block raised ValueError",
+        "test_catches_a_call": "the measured block raised ValueError",
+        "test_after": None,
+    } == {name: test["reason"] for name, test in ran.tests.items()}
 
 
 # -------------------------------------------------------------------- a callable

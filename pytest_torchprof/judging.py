@@ -264,7 +264,10 @@ def unchecked(plan: Plan, reason: str) -> list[Verdict]:
 
 
 def _file_stem(nodeid: str) -> str:
-    """A file name for a test; with a number where two tests might otherwise share one."""
-    plain = nodeid.replace("::", ".").replace("/", ".")
-    stem = re.sub(r"[^\w.\[\]-]+", "_", plain)[-150:]
-    return stem if stem == plain else f"{stem}-{zlib.crc32(nodeid.encode()):08x}"
+    """A file name for a test; with a number where it would not lead back to this test alone."""
+    words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
+    stem = words.replace("::", ".").replace("/", "+").replace(":", "_")[-150:]
+    file, _, names = stem.partition(".py.")
+    names, bracket, parameters = names.partition("[")
+    back = f"{file.replace('+', '/')}.py::{names.replace('.', '::')}{bracket}{parameters}"
+    return stem if back == nodeid else f"{stem}-{zlib.crc32(nodeid.encode()):08x}"

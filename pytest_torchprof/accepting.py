@@ -85,7 +85,7 @@ def accept(
 
 def _lines(written: store.Written, root: Path) -> list[str]:
     """What an accept changed, old → new, for the terminal."""
-    where = _short(str(written.path), root)
+    where = shown(str(written.path), root)
     lines = []
     if written.added:
         lines.append(f"{where}: {plural(len(written.added), 'new test')}")
@@ -105,11 +105,12 @@ def _place(edit: inline.Edit) -> tuple[str, int]:
 
 
 def _site(edit: inline.Edit, root: Path) -> str:
-    return f"{_short(edit.file, root)}:{edit.line}"
+    return f"{shown(edit.file, root)}:{edit.line}"
 
 
-def _short(path: str, root: Path) -> str:
+def shown(path: str | Path, root: Path) -> str:
+    """A path as people read it: below the root, where it is there."""
     try:
         return str(Path(path).resolve().relative_to(root.resolve()))
     except ValueError:
-        return path
+        return str(path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.accepting import accept, command_for
+from pytest_torchprof.accepting import accept, command_for, shown
 from pytest_torchprof.baseline import store
 from pytest_torchprof.capture import Machine, prime, probe_machine
 from pytest_torchprof.errors import BaselineError, TorchprofError
@@ -340,6 +340,8 @@ class TorchprofSession:
             )
             self.messages += done
             self.errors += errors
+            if not self.collected.partial:
+                self.messages += self._left_behind()
         self.errors += self.judge.errors
         if self.settings.json is not None:
             try:
@@ -366,6 +368,17 @@ class TorchprofSession:
             if path.exists():
                 full[str(path)] = names
         return full
+
+    def _left_behind(self) -> list[str]:
+        """Baselines whose test files are gone; another branch may want them, so they stay."""
+        root = self.config.rootpath
+        files = [Path(file) for file in self.collected.names]
+        folders = {
+            (file.parent, store.path_for(file, self.settings.baselines, root).parent)
+            for file in files
+        }
+        found = sorted({path for pair in folders for path in store.orphans(*pair)})
+        return [f"{shown(path, root)}: its test file is gone; delete it too" for path in found]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, what was accepted, what went wrong, and one line of totals."""

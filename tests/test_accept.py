@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -330,6 +331,28 @@ def test_a_test_that_is_marked_not_to_be_profiled_any_more_is_not_gone(
     pytester.makepyfile(test_it="def test_a(): pass\n\ndef test_b(): assert 0")
     run(pytester, "--accept")
     assert ["test_a", "test_b"] == list(read_baseline(pytester)["tests"])
+
+
+@pytest.mark.parametrize("baselines", ["__torchprof__", "{path}/all"])
+def test_the_baselines_of_a_test_file_that_is_gone_are_named_and_stay(
+    pytester: pytest.Pytester, baselines: str
+) -> None:
+    folder = baselines.format(path=pytester.path)
+    option = f"--torchprof-baselines={folder}"
+    pytester.makepyfile(test_it=TWO, test_gone=TWO)
+    accept(pytester, option)
+    (pytester.path / folder / "notes.json").write_text("{}", "utf-8")
+    (pytester.path / "test_gone.py").unlink()
+    (pytester.path / "test_other.txt").write_text(">>> 1\n1\n", "utf-8")
+    name = f"{Path(folder).name}/test_gone.json"
+    said = f"{name}: its test file is gone; delete it too"
+    assert [said, f"{Path(folder).name}/test_other.txt.json: 1 new test"] == sorted(
+        after(accept(pytester, option, "--doctest-glob=*.txt").out)
+    )
+    assert (pytester.path / name).exists()
+    for args in (("-k", "test_a"), ("test_it.py::test_a",)):
+        assert said not in accept(pytester, option, *args).out
+    assert said not in run(pytester, "--torchprof", option).out
 
 
 # -------------------------------------------------------------------- inline

@@ -30,6 +30,8 @@ from pytest_torchprof.silence import (
     written_to,
 )
 
+STRICT_XFAIL = "passed against a strict xfail, which is a failure"
+
 
 class Runner:
     """Drives the runs of the current item; one for the session."""
@@ -68,6 +70,8 @@ class Runner:
         if item.config.getoption("trace", default=False):
             recorder.refuse("--trace stops in every run of a test")
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
+        if failed is None and _strict_xfail(item):
+            failed = STRICT_XFAIL
         if failed is not None:
             recorder.refuse(failed)
         if "benchmark" in getattr(item, "fixturenames", ()):
@@ -370,6 +374,14 @@ def functional_failure(item: pytest.Item) -> str | None:
             return "xfailed"
         return "skipped" if isinstance(collected[0].value, pytest.skip.Exception) else "failed"
     return None
+
+
+def _strict_xfail(item: pytest.Item) -> bool:
+    """Whether pytest will fail the test for having passed."""
+    from _pytest.skipping import xfailed_key
+
+    xfailed = item.stash.get(xfailed_key, None)
+    return bool(xfailed and xfailed.strict and not item.config.option.runxfail)
 
 
 def _uses_setprofile(item: pytest.Item, session_hook: object) -> bool:

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from pytest_torchprof.judging import Judge, Subject, unchecked
 from pytest_torchprof.options import antipatterns_of, budgets_of, is_marked, overrides_of
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import summary_table, totals
-from pytest_torchprof.reruns import Runner, hide_us
+from pytest_torchprof.reruns import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.runs import Plan, Recorder
 from pytest_torchprof.stats import Budget
 
@@ -32,8 +32,6 @@ PLAN = pytest.StashKey[Plan]()
 RECORDER = pytest.StashKey[Recorder]()
 RECORD = pytest.StashKey[dict[str, Any]]()
 OFFER = pytest.StashKey[dict[str, Any]]()
-
-_STRICT_XFAIL = "passed against a strict xfail, which is a failure"
 
 
 @dataclass
@@ -198,7 +196,10 @@ class TorchprofSession:
                 self._judge(item, recorder)
                 self._message = str(failure)
             raise
-        if (message := self._judge(item, recorder)) is not None:
+        message = self._judge(item, recorder)
+        if (
+            message is not None and recorder.reason != STRICT_XFAIL
+        ):  # ours would be the expected one
             pytest.fail(message, pytrace=False)
         return result
 
@@ -245,8 +246,6 @@ class TorchprofSession:
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
                 item.stash[RECORD] = item.stash[OFFER] = {}
-                if call.excinfo is None and recorder is not None:
-                    recorder = replace(recorder, reason=recorder.reason or _STRICT_XFAIL)
             reason = (recorder.reason if recorder else None) or _why_not(report)
             riding: Any = report
             riding.torchprof = item.stash.get(RECORD, None) or record_of(

@@ -297,7 +297,7 @@ def test_junit_sees_it(regressed: pytest.Pytester) -> None:
     ("marker", "outcome"),
     [
         ("@pytest.mark.xfail", "xfailed"),
-        ("@pytest.mark.xfail(strict=True)", "xfailed"),
+        ("@pytest.mark.xfail(strict=False)", "xfailed"),
         ('@pytest.mark.xfail(reason="slow", strict=False)', "xfailed"),
         ("@pytest.mark.xfail(raises=ValueError)", "failed"),
     ],
@@ -320,24 +320,31 @@ def test_xfail_expects_it(pytester: pytest.Pytester, marker: str, outcome: str) 
     )  # fmt: skip
 
 
-def test_a_strict_xfail_that_passes_in_every_way_fails_and_is_not_compared(
-    pytester: pytest.Pytester,
+@pytest.mark.parametrize("args", [(), ("--torchprof-strict",)])
+@pytest.mark.parametrize("limit", ["", "@pytest.mark.max_ops(0)"])
+def test_a_strict_xfail_that_passes_functionally_fails_and_is_not_compared(
+    pytester: pytest.Pytester, limit: str, args: tuple[str, ...]
 ) -> None:
     pytester.makepyfile(
-        test_it="""
-        import pytest
+        test_it=f"""
+        import pytest, torch
+        X = torch.ones(4)
 
+        {limit}
         @pytest.mark.xfail(strict=True)
-        def test_add(): pass
+        def test_add(): X + X
         """
     )
-    ran = run(pytester, "--torchprof")
+    ran = run(pytester, "--torchprof", *args)
     test = ran.tests["test_add"]
     assert ({"failed": 1}, "failed", "not_profiled") == (
         ran.outcomes, test["outcome"], test["status"],
     )  # fmt: skip
     assert "passed against a strict xfail, which is a failure" == test["reason"]
     assert "[XPASS(strict)]" in ran.out
+    assert {"failed" if limit else "passed": 1} == run(
+        pytester, "--torchprof", "--runxfail"
+    ).outcomes
 
 
 def test_a_rerun_plugin_runs_it_again(regressed: pytest.Pytester) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.baseline import store
 from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, status_of
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.runs import Mismatch, Plan, Recorder
     from pytest_torchprof.settings import Settings
 
+_MOST_SWAPPED = 4
 _STORED_COLUMNS = (
     "calls",
     "flops",
@@ -94,10 +96,12 @@ class Judge:
                 f"strict: {metric} was compared in the test, and not measured"
                 for metric in dict.fromkeys(recorder.unchecked)
             ]
+        status = status_of(verdicts, has_baseline=known)
+        swapped = _swapped(profile, baseline) if baseline and status in ("ok", "improved") else None
         record = record_of(
             subject.nodeid,
-            status=status_of(verdicts, has_baseline=known),
-            reason=None,
+            status=status,
+            reason=swapped,
             verdicts=verdicts,
             profile=profile,
             trace=self.keep_trace(subject.nodeid, recorder, failed=bool(causes)),
@@ -242,6 +246,16 @@ def profile_of(recorder: Recorder) -> Profile:
         kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
         scoped=scoped,
     )
+
+
+def _swapped(profile: Profile, baseline: Baseline) -> str | None:
+    """What no total shows: operators that others have taken the place of."""
+    changed = deltas(baseline.operators, profile.operators, COLUMN_OF["ops"])
+    if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
+        return None
+    shown = [f"{d.name} {d.before} → {d.now}" for d in changed[:_MOST_SWAPPED]]
+    left = ", …" if changed[_MOST_SWAPPED:] else ""
+    return f"as many operators as accepted, but others: {', '.join(shown)}{left}"
 
 
 def _with_mismatch(verdicts: Sequence[Verdict], mismatch: Mismatch) -> list[Verdict]:

@@ -197,9 +197,8 @@ class TorchprofSession:
                 self._message = str(failure)
             raise
         message = self._judge(item, recorder)
-        if (
-            message is not None and recorder.reason != STRICT_XFAIL
-        ):  # ours would be the expected one
+        # Our failure would be the one that a strict xfail expects.
+        if message is not None and recorder.reason != STRICT_XFAIL:
             pytest.fail(message, pytrace=False)
         return result
 

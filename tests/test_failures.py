@@ -155,6 +155,23 @@ def test_an_operator_that_disappeared_and_one_that_is_called_more_often_are_told
     assert "aten::add  1 → 0" in out
 
 
+@pytest.mark.parametrize("args", [(), ("--torchprof-strict",)])
+def test_an_operator_in_anothers_place_is_noted_and_fails_nothing(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    pytester.makepyfile(test_it=ADD.replace("X + X", "X - X"))
+    ran = run(pytester, "--torchprof", *args)
+    assert ({"passed": 1}, {"test_add": "ok"}) == (ran.outcomes, ran.statuses)
+    reason = "as many operators as accepted, but others: aten::add 1 → 0, aten::sub 0 → 1"
+    assert reason == ran.tests["test_add"]["reason"]
+    assert f"{reason} (test_it.py::test_add)" in ran.out.splitlines()
+    accept(pytester)
+    again = run(pytester, "--torchprof")
+    assert (None, False) == (again.tests["test_add"]["reason"], "but others" in again.out)
+
+
 def test_a_change_that_touches_everything_stays_within_40_lines(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)

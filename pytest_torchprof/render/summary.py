@@ -121,6 +121,8 @@ def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
         name = shorten(record["nodeid"][len(folder) :], _WIDEST_TEST)
         if record["status"] == "not_profiled" and record["reason"]:
             reasons.setdefault(f"not profiled: {record['reason']}", []).append(name)
+        elif record["status"] in ("ok", "improved") and record["reason"]:
+            reasons.setdefault(record["reason"], []).append(name)
         for label, metric in record["metrics"].items():
             if metric["status"] != "not_measured":
                 continue

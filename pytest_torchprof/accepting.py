@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.baseline import inline, store
 from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.options import OPTIONS
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.stats import Baseline
-from pytest_torchprof.units import format_quantity
+from pytest_torchprof.units import format_pair
+
+if TYPE_CHECKING:
+    import pytest
+
+#: Options by which an accept writes another file, or other numbers, than it would without them.
+_REPEATED = frozenset({"warmup", "rounds", "time", "baselines", "threads"})
+
+
+def command_for(config: pytest.Config, nodeid: str) -> str:
+    """The command that accepts this test's values, to be pasted where the user has typed his."""
+    # Where another plugin owns --accept, it does not switch us on.
+    ours = hasattr(config.option, "torchprof_accept")
+    words = ["pytest", "--accept"] if ours else ["pytest", "--torchprof", "--accept"]
+    given = {
+        option.flag: config.getoption(option.dest) for option in OPTIONS if option.name in _REPEATED
+    }
+    given["-c"] = config.getoption("inifilename", None)
+    given["--rootdir"] = config.getoption("rootdir", None)
+    for flag, value in given.items():
+        if value is not None:
+            words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
+    for pair in config.getoption("override_ini", None) or ():
+        words += ["-o", pair]
+    file, *names = nodeid.split("::")
+    here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
+    return shlex.join([*words, "::".join([Path(here).as_posix(), *names])])
 
 
 def accept(
@@ -47,24 +76,22 @@ def accept(
         else:
             done += _lines(written, root)
     edits = [inline.Edit(*edit) for offer in offers for edit in offer["edits"]]
-    try:
-        for edit in sorted(inline.apply(edits), key=lambda edit: (edit.file, edit.line)):
-            done.append(f"{_short(edit.file, root)}:{edit.line} rewritten")
-    except BaselineError as error:
-        errors.append(str(error))
+    rewritten, problems = inline.apply(edits)
+    done += [f"{_site(edit, root)} rewritten" for edit in sorted(rewritten, key=_place)]
+    problems.sort(key=lambda problem: _place(problem.edit))
+    errors += [f"{_site(problem.edit, root)} {problem.what}" for problem in problems]
     return done, errors
 
 
 def _lines(written: store.Written, root: Path) -> list[str]:
     """What an accept changed, old → new, for the terminal."""
-    where = _short(str(written.path), root)
+    where = shown(str(written.path), root)
     lines = []
     if written.added:
         lines.append(f"{where}: {plural(len(written.added), 'new test')}")
     for test, changes in written.changed.items():
         parts = [
-            f"{c.metric} {format_quantity(c.before, METRICS[c.metric].unit)} → "
-            f"{format_quantity(c.now, METRICS[c.metric].unit)}"
+            f"{c.metric} {' → '.join(format_pair(c.before, c.now, METRICS[c.metric].unit))}"
             for c in changes
             if c.metric in METRICS
         ]
@@ -73,8 +100,17 @@ def _lines(written: store.Written, root: Path) -> list[str]:
     return lines
 
 
-def _short(path: str, root: Path) -> str:
+def _place(edit: inline.Edit) -> tuple[str, int]:
+    return edit.file, edit.line
+
+
+def _site(edit: inline.Edit, root: Path) -> str:
+    return f"{shown(edit.file, root)}:{edit.line}"
+
+
+def shown(path: str | Path, root: Path) -> str:
+    """A path as people read it: below the root, where it is there."""
     try:
         return str(Path(path).resolve().relative_to(root.resolve()))
     except ValueError:
-        return path
+        return str(path)

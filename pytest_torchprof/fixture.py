@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_torchprof.reruns import Runner
-    from pytest_torchprof.runs import Recorder
+    from pytest_torchprof.runs import Recorder, Run
     from pytest_torchprof.session import TorchprofSession
 
 Result = TypeVar("Result")
@@ -95,11 +95,13 @@ class Torchprof:
         recorder: Recorder | None = None,
         *,
         accept: bool = False,
+        accept_command: str = "",
         mute: bool = False,
     ) -> None:
         self._runner = runner
         self._recorder = recorder
         self._accept = accept
+        self._accept_command = accept_command
         self._mute = mute
         self._entered = False
         self._metrics: dict[str, Any] | None = None
@@ -130,7 +132,7 @@ class Torchprof:
         if kind is None:
             run.end()
         else:
-            run.cancel()
+            self._left_with(kind, run)
 
     def __call__(
         self,
@@ -167,12 +169,17 @@ class Torchprof:
                 extra = self._mute and kind not in ("warmup", "round")
                 with muted(1, 2) if extra else nullcontext():
                     result = function()
-            except BaseException:
-                run.cancel()
+            except BaseException as error:
+                self._left_with(type(error), run)
                 raise
             run.end()
         self._entered = True
         return result
+
+    def _left_with(self, kind: type[BaseException], run: Run) -> None:
+        run.cancel()
+        if self._recorder is not None:
+            self._recorder.raised = kind.__name__
 
     def _taken(self) -> bool:
         """Whether this test has measured a region already: numbers of two would be of neither."""
@@ -191,6 +198,8 @@ class Torchprof:
     def table(self, sort_by: str = "self_cpu_ms", limit: int = 10) -> str:
         """Operators of the measured region, as text; empty in runs that are not profiled.
 
+        What the profiled run prints of it is shown after the first run's output.
+
         Raises:
             SettingsError: ``sort_by`` is not a column.
         """
@@ -198,8 +207,15 @@ class Torchprof:
 
         if sort_by not in COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, COLUMNS)}")
-        trace = self._recorder.trace if self._recorder else None
-        return ops_table(trace, sort_by, limit) if trace is not None else ""
+        recorder = self._recorder
+        if recorder is None:
+            return ""
+        recorder.table_asked = True
+        if recorder.trace is None:
+            return ""
+        text = ops_table(recorder.trace, sort_by, limit)
+        recorder.tables.append(text)
+        return text
 
     def assert_expected_inline(self, expected: str) -> None:
         """Compare ``name value`` lines with what was measured; ``--accept`` rewrites the literal.
@@ -209,12 +225,14 @@ class Torchprof:
         from pytest_torchprof.baseline.inline import expected_metrics, render_inline
         from pytest_torchprof.stats import NotMeasured
 
-        values = self._values()
         recorder = self._recorder
-        if values is None or recorder is None:
+        if recorder is None:
+            return
+        names = expected_metrics(expected)
+        values = self._values()
+        if values is None:
             return
         recorder.stats_read = True
-        names = expected_metrics(expected)
         missing = [name for name in names if isinstance(values[name], NotMeasured)]
         recorder.unchecked += missing
         if missing:  # no number is no text to compare with, and none to write
@@ -226,9 +244,13 @@ class Torchprof:
             caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
             recorder.edits.append((caller.f_code.co_filename, caller.f_lineno, actual))
             return
-        from pytest_torchprof.render.failure import inline_mismatch
+        from pytest_torchprof.render.failure import inline_changes, inline_mismatch
+        from pytest_torchprof.runs import Mismatch
 
-        pytest.fail(inline_mismatch(expected, actual), pytrace=False)
+        message = inline_mismatch(expected, actual, self._accept_command)
+        changes = inline_changes(expected, actual).items()
+        recorder.mismatch = Mismatch(message, {name: before for name, (before, _) in changes})
+        pytest.fail(message, pytrace=False)
 
     def metric(self, name: str) -> Any:
         """One measured metric, or an `Unchecked`; what `stats` reads."""
@@ -267,6 +289,13 @@ class Torchprof:
 
 def handle_for(session: TorchprofSession, item: pytest.Item) -> Torchprof:
     """The handle of one run of one test; inert where the test is not to be profiled."""
+    from pytest_torchprof.accepting import command_for
+
     recorder = session.recorder_of(item)
-    mute = item.config.getoption("capture", "fd") != "fd"
-    return Torchprof(session.runner, recorder, accept=session.settings.accept, mute=mute)
+    return Torchprof(
+        session.runner,
+        recorder,
+        accept=session.settings.accept,
+        accept_command=command_for(item.config, item.nodeid),
+        mute=item.config.getoption("capture", "fd") != "fd",
+    )

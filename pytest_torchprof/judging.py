@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.baseline import store
 from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, status_of
@@ -20,9 +20,10 @@ from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Value, Verdict
 
 if TYPE_CHECKING:
-    from pytest_torchprof.runs import Plan, Recorder
+    from pytest_torchprof.runs import Mismatch, Plan, Recorder
     from pytest_torchprof.settings import Settings
 
+_MOST_SWAPPED = 4
 _STORED_COLUMNS = (
     "calls",
     "flops",
@@ -39,11 +40,15 @@ _STORED_COLUMNS = (
 
 @dataclass(frozen=True)
 class Subject:
-    """The test that is judged: its id, its name within its file, and its baseline file."""
+    """The test that is judged: its id, its name within its file, and its baseline file.
+
+    ``accept_command`` is what to type to have its values accepted.
+    """
 
     nodeid: str
     name: str
     baseline: Path
+    accept_command: str
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,8 @@ class Judgement:
 class Judge:
     """Compares tests with their baselines, each file of which is read once."""
 
-    def __init__(self, settings: Settings, *, accept_flags: str, is_worker: bool) -> None:
+    def __init__(self, settings: Settings, *, is_worker: bool) -> None:
         self._settings = settings
-        self._accept_flags = accept_flags
         self._is_worker = is_worker
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
         self.errors: list[str] = []
@@ -72,7 +76,9 @@ class Judge:
             BaselineError: the baseline file cannot be read.
         """
         if recorder.reason is None and recorder.trace is None:
-            recorder.refuse("nothing was captured")
+            raised = recorder.raised
+            what = f"the measured block raised {raised}" if raised else "nothing was captured"
+            recorder.refuse(what)
         if recorder.reason is not None:
             return self._not_profiled(subject, recorder)
         profile = profile_of(recorder)
@@ -80,6 +86,9 @@ class Judge:
         baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
         policy = self._policy(baseline, machine.host)
         verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
+        if recorder.mismatch is not None:
+            verdicts = _with_mismatch(verdicts, recorder.mismatch)
+            return self._mismatched(subject, recorder, profile, verdicts)
         known = baseline is not None
         causes = failures(verdicts, policy, has_baseline=known, accept=self._settings.accept)
         if policy.strict:
@@ -87,19 +96,36 @@ class Judge:
                 f"strict: {metric} was compared in the test, and not measured"
                 for metric in dict.fromkeys(recorder.unchecked)
             ]
+        status = status_of(verdicts, has_baseline=known)
+        swapped = _swapped(profile, baseline) if baseline and status in ("ok", "improved") else None
         record = record_of(
             subject.nodeid,
-            status=status_of(verdicts, has_baseline=known),
-            reason=None,
+            status=status,
+            reason=swapped,
             verdicts=verdicts,
             profile=profile,
             trace=self.keep_trace(subject.nodeid, recorder, failed=bool(causes)),
         )
         message = None
         if causes:
-            command = f"pytest {self._accept_flags} {shlex.quote(subject.nodeid)}"
+            command = None if self._settings.accept else subject.accept_command
             message = failure_message(causes, verdicts, profile, baseline, command)
         return Judgement(record, _offer(subject, profile, verdicts, recorder), message)
+
+    def _mismatched(
+        self, subject: Subject, recorder: Recorder, profile: Profile, verdicts: Sequence[Verdict]
+    ) -> Judgement:
+        """An inline expectation has failed the test already: a comparison like any other."""
+        worst = status_of(verdicts, has_baseline=True)
+        record = record_of(
+            subject.nodeid,
+            status=worst if worst == "over_budget" else "regressed",
+            reason="the inline expectation does not match",
+            verdicts=verdicts,
+            profile=profile,
+            trace=self.keep_trace(subject.nodeid, recorder, failed=True),
+        )
+        return Judgement(record, None, None)
 
     def _not_profiled(self, subject: Subject, recorder: Recorder) -> Judgement:
         reason = recorder.reason or ""
@@ -201,7 +227,9 @@ def profile_of(recorder: Recorder) -> Profile:
             continue
         if source is None:
             scoped[budget.label] = NotMeasured(
-                "the test works in several threads, of which the run with stacks sees one"
+                "the test failed before its run with stacks"
+                if recorder.mismatch
+                else "the test works in several threads, of which the run with stacks sees one"
             )
             continue
         view = source.within(op=budget.op, module=budget.module)
@@ -220,6 +248,26 @@ def profile_of(recorder: Recorder) -> Profile:
     )
 
 
+def _swapped(profile: Profile, baseline: Baseline) -> str | None:
+    """What no total shows: operators that others have taken the place of."""
+    changed = deltas(baseline.operators, profile.operators, COLUMN_OF["ops"])
+    if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
+        return None
+    shown = [f"{d.name} {d.before} → {d.now}" for d in changed[:_MOST_SWAPPED]]
+    left = ", …" if changed[_MOST_SWAPPED:] else ""
+    return f"as many operators as accepted, but others: {', '.join(shown)}{left}"
+
+
+def _with_mismatch(verdicts: Sequence[Verdict], mismatch: Mismatch) -> list[Verdict]:
+    """What is not as expected inline counts as regressed, unless it is over budget."""
+    return [
+        replace(v, status="regressed", reason=f"the inline expectation is {expected}")
+        if (expected := mismatch.expected.get(v.metric)) and v.status != "over_budget"
+        else v
+        for v in verdicts
+    ]
+
+
 def unchecked(plan: Plan, reason: str) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = NotMeasured(reason)
@@ -230,7 +278,10 @@ def unchecked(plan: Plan, reason: str) -> list[Verdict]:
 
 
 def _file_stem(nodeid: str) -> str:
-    """A file name for a test; with a number where two tests might otherwise share one."""
-    plain = nodeid.replace("::", ".").replace("/", ".")
-    stem = re.sub(r"[^\w.\[\]-]+", "_", plain)[-150:]
-    return stem if stem == plain else f"{stem}-{zlib.crc32(nodeid.encode()):08x}"
+    """A file name for a test; with a number where it would not lead back to this test alone."""
+    words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
+    stem = words.replace("::", ".").replace("/", "+").replace(":", "_")[-150:]
+    file, _, names = stem.partition(".py.")
+    names, bracket, parameters = names.partition("[")
+    back = f"{file.replace('+', '/')}.py::{names.replace('.', '::')}{bracket}{parameters}"
+    return stem if back == nodeid else f"{stem}-{zlib.crc32(nodeid.encode()):08x}"

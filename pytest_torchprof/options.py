@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 ACCEPT = "--accept"
 STRICT_HELP = "also fail on: no baseline, an unaccepted improvement, a budget that was not checked"
+#: Whoever types one of these wants something that there is only with profiling on.
+_ASKING = ("--torchprof-strict", "--torchprof-json", "--torchprof-traces")
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
 
 
@@ -171,6 +173,22 @@ def enabled(config: pytest.Config, given: object = None) -> bool:
     if asked is not None:
         return bool(asked)
     return bool(getattr(given, "torchprof_accept", False) or config.getini("torchprof"))
+
+
+def refuse_idle(config: pytest.Config) -> None:
+    """With profiling off: what was typed to get a report or a stricter check would not be had.
+
+    In ``addopts`` it may wait for ``--torchprof``, and ``--no-torchprof`` says that it is meant so.
+
+    Raises:
+        pytest.UsageError: it was typed all the same.
+    """
+    if config.option.torchprof is not None:
+        return
+    typed = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
+    for flag in _ASKING:
+        if flag in typed:
+            raise pytest.UsageError(f"{flag} does nothing without --torchprof; add --torchprof")
 
 
 def build_settings(config: pytest.Config) -> Settings:

@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         session = TorchprofSession(config, options.build_settings(config))
         config.pluginmanager.register(session, "torchprof-session")
+    else:
+        options.refuse_idle(config)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,14 @@ from pytest_torchprof.runs import LONG_CALL_NS, Kind, Recorder, Run, said
 from pytest_torchprof.silence import (
     alarm_stopped,
     clocks_stopped,
+    heard,
+    say,
     terminal_of,
     unnoticed,
     written_to,
 )
+
+STRICT_XFAIL = "passed against a strict xfail, which is a failure"
 
 
 class Runner:
@@ -66,6 +70,8 @@ class Runner:
         if item.config.getoption("trace", default=False):
             recorder.refuse("--trace stops in every run of a test")
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
+        if failed is None and _strict_xfail(item):
+            failed = STRICT_XFAIL
         if failed is not None:
             recorder.refuse(failed)
         if "benchmark" in getattr(item, "fixturenames", ()):
@@ -77,6 +83,7 @@ class Runner:
             rest = [kind for kind in rest if kind != "round"]
         if recorder.reason is None and rest and not recorder.complete:
             error = self._rerun_all(item, recorder, rest, globs)
+            say(item, "".join(recorder.tables))
             if error is not None:
                 raise error
         return result
@@ -219,17 +226,21 @@ class Runner:
 
     def _run_again(self, item: pytest.Item, recorder: Recorder, kind: Kind) -> BaseException | None:
         self.subtest_failed = False
+        recorder.tables.clear()
+        printed: list[str] = []
         try:
-            item.ihook.pytest_runtest_setup(item=item)
-            self.run = Run(kind, recorder, first=False)
-            recorder.runs += 1
-            item.ihook.pytest_runtest_call(item=item)
+            with heard(item, printed) if recorder.table_asked else nullcontext():
+                item.ihook.pytest_runtest_setup(item=item)
+                self.run = Run(kind, recorder, first=False)
+                recorder.runs += 1
+                item.ihook.pytest_runtest_call(item=item)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
             return error
         finally:
             self.run = None
+            recorder.keep_tables("".join(printed))
         collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
         if collected:
             return collected[0].value  # type: ignore[no-any-return]
@@ -359,9 +370,18 @@ def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
 def functional_failure(item: pytest.Item) -> str | None:
     """Why a call that raised nothing is no pass all the same: unittest, subtests."""
     if collected := getattr(item, "_excinfo", None):
-        skipped = isinstance(collected[0].value, (pytest.skip.Exception, pytest.xfail.Exception))
-        return "skipped" if skipped else "failed"
+        if isinstance(collected[0].value, pytest.xfail.Exception):
+            return "xfailed"
+        return "skipped" if isinstance(collected[0].value, pytest.skip.Exception) else "failed"
     return None
+
+
+def _strict_xfail(item: pytest.Item) -> bool:
+    """Whether pytest will fail the test for having passed."""
+    from _pytest.skipping import xfailed_key
+
+    xfailed = item.stash.get(xfailed_key, None)
+    return bool(xfailed and xfailed.strict and not item.config.option.runxfail)
 
 
 def _uses_setprofile(item: pytest.Item, session_hook: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,6 +68,14 @@ class Plan:
         return [*["warmup"] * self.warmup, *["round"] * self.rounds, "profile", *stacks]  # type: ignore[list-item]
 
 
+@dataclass(frozen=True)
+class Mismatch:
+    """An inline expectation that failed the test: what was said, and metric → expected text."""
+
+    message: str
+    expected: Mapping[str, str]
+
+
 @dataclass
 class Recorder:
     """What the runs of one test have brought in so far."""
@@ -91,10 +99,16 @@ class Recorder:
     own_region: bool = False
     #: It did so to the end within this run, with its own rounds: nothing is to be run again.
     complete: bool = False
+    #: The exception that a region of it was left with, so that there is nothing of that run.
+    raised: str | None = None
     #: It has looked at measured numbers, so its failure may be about them.
     stats_read: bool = False
     #: It asks for numbers, whether there were any or not.
     stats_asked: bool = False
+    mismatch: Mismatch | None = None
+    #: It asked for a table, and these are the ones that a rerun of it has printed.
+    table_asked: bool = False
+    tables: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     edits: list[tuple[str, int, str]] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
@@ -120,6 +134,14 @@ class Recorder:
             gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
         ):
             shutil.copyfileobj(source, packed)
+
+    def keep_tables(self, printed: str) -> None:
+        """Of the tables that a run has made, only those that it has printed."""
+        tables, self.tables = self.tables, []
+        for text in tables:
+            if text in printed:
+                self.tables.append(text)
+                printed = printed.replace(text, "", 1)
 
     def forget(self) -> None:
         """Let go of memory and files, when all is said about the test."""

@@ -7,13 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.accepting import accept
+from pytest_torchprof.accepting import accept, command_for, shown
 from pytest_torchprof.baseline import store
 from pytest_torchprof.capture import Machine, prime, probe_machine
 from pytest_torchprof.errors import BaselineError, TorchprofError
@@ -21,7 +21,7 @@ from pytest_torchprof.judging import Judge, Subject, unchecked
 from pytest_torchprof.options import antipatterns_of, budgets_of, is_marked, overrides_of
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import summary_table, totals
-from pytest_torchprof.reruns import Runner, hide_us
+from pytest_torchprof.reruns import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.runs import Plan, Recorder
 from pytest_torchprof.stats import Budget
 
@@ -32,8 +32,6 @@ PLAN = pytest.StashKey[Plan]()
 RECORDER = pytest.StashKey[Recorder]()
 RECORD = pytest.StashKey[dict[str, Any]]()
 OFFER = pytest.StashKey[dict[str, Any]]()
-
-_STRICT_XFAIL = "passed against a strict xfail, which is a failure"
 
 
 @dataclass
@@ -63,14 +61,7 @@ class TorchprofSession:
         self.errors: list[str] = []
         self._machine: Machine | None = None
         self._folder: Path | None = None
-        self.judge = Judge(
-            settings,
-            # Where another plugin owns --accept, it does not switch us on.
-            accept_flags="--accept"
-            if hasattr(config.option, "torchprof_accept")
-            else "--torchprof --accept",
-            is_worker=self.is_worker,
-        )
+        self.judge = Judge(settings, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
 
@@ -198,8 +189,17 @@ class TorchprofSession:
         recorder = item.stash.get(RECORDER, None)
         if recorder is None or self.runner.rerunning:
             return (yield)
-        result = yield from self.runner.call(item, recorder)
-        self._judge(item, recorder)
+        try:
+            result = yield from self.runner.call(item, recorder)
+        except pytest.fail.Exception as failure:
+            if recorder.mismatch is not None and str(failure) == recorder.mismatch.message:
+                self._judge(item, recorder)
+                self._message = str(failure)
+            raise
+        message = self._judge(item, recorder)
+        # Our failure would be the one that a strict xfail expects.
+        if message is not None and recorder.reason != STRICT_XFAIL:
+            pytest.fail(message, pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_call")
@@ -245,8 +245,6 @@ class TorchprofSession:
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
                 item.stash[RECORD] = item.stash[OFFER] = {}
-                if call.excinfo is None and recorder is not None:
-                    recorder = replace(recorder, reason=recorder.reason or _STRICT_XFAIL)
             reason = (recorder.reason if recorder else None) or _why_not(report)
             riding: Any = report
             riding.torchprof = item.stash.get(RECORD, None) or record_of(
@@ -264,8 +262,8 @@ class TorchprofSession:
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
         return report
 
-    def _judge(self, item: pytest.Item, recorder: Recorder) -> None:
-        """Compare what was measured, note it, and fail the test if it is not as it should be."""
+    def _judge(self, item: pytest.Item, recorder: Recorder) -> str | None:
+        """Compare what was measured and note it; why the test fails, if it does."""
         if self.collected.names[str(item.path)].count(name_of(item)) > 1:
             recorder.refuse("another test has the same name, so one baseline cannot serve both")
         self._message = message = None
@@ -279,12 +277,11 @@ class TorchprofSession:
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             recorder.refuse(f"internal error, please report it: {type(error).__name__}: {error}")
         self._message = message
-        if message is not None:
-            pytest.fail(message, pytrace=False)
+        return message
 
     def _subject(self, item: pytest.Item) -> Subject:
         path = store.path_for(item.path, self.settings.baselines, self.config.rootpath)
-        return Subject(item.nodeid, name_of(item), path)
+        return Subject(item.nodeid, name_of(item), path, command_for(self.config, item.nodeid))
 
     # ---------------------------------------------------------------- gathering
 
@@ -341,6 +338,8 @@ class TorchprofSession:
             )
             self.messages += done
             self.errors += errors
+            if not self.collected.partial:
+                self.messages += self._left_behind()
         self.errors += self.judge.errors
         if self.settings.json is not None:
             try:
@@ -368,6 +367,17 @@ class TorchprofSession:
                 full[str(path)] = names
         return full
 
+    def _left_behind(self) -> list[str]:
+        """Baselines whose test files are gone; another branch may want them, so they stay."""
+        root = self.config.rootpath
+        files = [Path(file) for file in self.collected.names]
+        folders = {
+            (file.parent, store.path_for(file, self.settings.baselines, root).parent)
+            for file in files
+        }
+        found = sorted({path for pair in folders for path in store.orphans(*pair)})
+        return [f"{shown(path, root)}: its test file is gone; delete it too" for path in found]
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, what was accepted, what went wrong, and one line of totals."""
         verbosity = self.config.get_verbosity()
@@ -394,6 +404,8 @@ def name_of(item: pytest.Item) -> str:
 
 
 def _why_not(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail") and report.skipped:
+        return "xfailed"
     if report.when == "setup":
         return "setup failed" if report.failed else "skipped"
     return "failed" if report.failed else "skipped" if report.skipped else "was not measured"

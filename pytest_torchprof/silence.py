@@ -100,6 +100,53 @@ def _no_output(item: pytest.Item) -> Iterator[None]:
         yield
 
 
+class _Heard:
+    """A stream that notes what is written to it."""
+
+    def __init__(self, stream: Any, written: list[str]) -> None:
+        self._stream = stream
+        self._written = written
+
+    def write(self, text: str) -> Any:
+        self._written.append(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def heard(item: pytest.Item, written: list[str]) -> Iterator[None]:
+    """Note what a run within prints in its call phase, captured or not."""
+    known = len(item._report_sections)
+    stream = sys.stdout
+    if item.config.getoption("capture", "no") == "no":
+        sys.stdout = _Heard(stream, written)
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        new = item._report_sections[known:]
+        written += [text for when, key, text in new if (when, key) == ("call", "stdout")]
+
+
+def say(item: pytest.Item, text: str) -> None:
+    """Add to what the test has printed, captured or not, after its call."""
+    if not text:
+        return
+    capture = item.config.getoption("capture", "no")
+    if capture in ("no", "tee-sys"):
+        sys.stdout.write(text)
+    if capture == "no":
+        return
+    sections = item._report_sections
+    for i, (when, key, before) in enumerate(sections):
+        if (when, key) == ("call", "stdout"):
+            sections[i] = when, key, before + text
+            return
+    item.add_report_section("call", "stdout", text)
+
+
 def _on_terminal(stream: Any) -> bool:
     try:
         return stream.fileno() in {1, 2}

@@ -103,9 +103,11 @@ def run(
     off = [flag for flag in NO_OTHER_PLUGINS if flag.partition(":")[2] not in needs]
     start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
     extra = {} if subprocess else {"no_reraise_ctrlc": True}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("default")  # what the outer session makes an error is not ours
-        result = start(*off, *args, "--torchprof-json=report.json", **extra)
+        # Not on the command line, where it is refused when profiling is off.
+        patch.setenv("PYTEST_ADDOPTS", "--torchprof-json=report.json")
+        result = start(*off, *args, **extra)
     return Ran(result, json.loads(file.read_text("utf-8")) if file.exists() else {})
 
 

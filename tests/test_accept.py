@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,10 +84,22 @@ def test_what_changed_is_printed_old_and_new(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TWO)
     accept(pytester)
     doctor(pytester, "test_a", ops=7, allocated_cpu_bytes=2048)
+    doctor(pytester, "test_b", allocated_cpu_bytes=17)
     ran = accept(pytester)
-    expected = "__torchprof__/test_it.json: test_a: allocated_cpu_bytes 2 KiB → 16 B, ops 7 → 1"
-    assert [expected] == after(ran.out)
+    assert [
+        "__torchprof__/test_it.json: test_a: allocated_cpu_bytes 2 KiB → 16 B, ops 7 → 1",
+        "__torchprof__/test_it.json: test_b: allocated_cpu_bytes 17 B → 16 B",
+    ] == after(ran.out)
     assert {"test_a": "ok", "test_b": "ok"} == run(pytester, "--torchprof").statuses
+
+
+def test_the_printed_change_tells_the_numbers_apart(pytester: pytest.Pytester) -> None:
+    source = "import torch\ndef test_a(): torch.ones({size}, dtype=torch.uint8)"
+    pytester.makepyfile(test_it=source.format(size=3520))
+    accept(pytester)
+    pytester.makepyfile(test_it=source.format(size=3521))
+    (line,) = after(accept(pytester).out)
+    assert "allocated_cpu_bytes 3.4375 KiB → 3.4385 KiB, " in line
 
 
 def test_a_regression_is_accepted_and_the_test_passes(pytester: pytest.Pytester) -> None:
@@ -319,6 +333,28 @@ def test_a_test_that_is_marked_not_to_be_profiled_any_more_is_not_gone(
     assert ["test_a", "test_b"] == list(read_baseline(pytester)["tests"])
 
 
+@pytest.mark.parametrize("baselines", ["__torchprof__", "{path}/all"])
+def test_the_baselines_of_a_test_file_that_is_gone_are_named_and_stay(
+    pytester: pytest.Pytester, baselines: str
+) -> None:
+    folder = baselines.format(path=pytester.path)
+    option = f"--torchprof-baselines={folder}"
+    pytester.makepyfile(test_it=TWO, test_gone=TWO)
+    accept(pytester, option)
+    (pytester.path / folder / "notes.json").write_text("{}", "utf-8")
+    (pytester.path / "test_gone.py").unlink()
+    (pytester.path / "test_other.txt").write_text(">>> 1\n1\n", "utf-8")
+    name = f"{Path(folder).name}/test_gone.json"
+    said = f"{name}: its test file is gone; delete it too"
+    assert [said, f"{Path(folder).name}/test_other.txt.json: 1 new test"] == sorted(
+        after(accept(pytester, option, "--doctest-glob=*.txt").out)
+    )
+    assert (pytester.path / name).exists()
+    for args in (("-k", "test_a"), ("test_it.py::test_a",)):
+        assert said not in accept(pytester, option, *args).out
+    assert said not in run(pytester, "--torchprof", option).out
+
+
 # -------------------------------------------------------------------- inline
 
 INLINE = '''\
@@ -400,10 +436,10 @@ def test_inline_expectations_are_rewritten_in_place(pytester: pytest.Pytester) -
 def test_an_inline_mismatch_shows_both_and_how_to_accept(pytester: pytest.Pytester) -> None:
     write(pytester, INLINE)
     out = run(pytester, "--torchprof", "-k", "test_b").out
-    assert "torchprof: the inline expectation does not match" in out
+    assert "torchprof: ops 7 → 2: the inline expectation does not match" in out
     for line in ("  -ops                   7", "  +ops                   2",
                  "  -allocated_cpu_bytes   1 B", "  +allocated_cpu_bytes   32 B",
-                 "To accept the new values: run again with --accept"):  # fmt: skip
+                 "To accept the new values: pytest --accept test_it.py::test_b"):  # fmt: skip
         assert line in out.splitlines(), line
 
 
@@ -495,13 +531,82 @@ def test_expectations_in_two_files_are_both_rewritten(pytester: pytest.Pytester)
     assert 2 == sum("ops     3" in source(pytester, f) for f in ("test_one.py", "test_two.py"))
 
 
+def test_one_bad_place_does_not_stand_in_the_way_of_the_others(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = PARAMETRIZED.format(values="[1]")
+    several = """
+def test_variable(torchprof):
+    with torchprof: pass
+    expected = "ops   7\\n"
+    torchprof.assert_expected_inline(expected)
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_many(torchprof, n):
+    with torchprof:
+        for _ in range(n): torch.ones(1)
+    torchprof.assert_expected_inline(\'\'\'\'\'\')
+"""
+    write(pytester, good + several, "test_a_bad.py")
+    for file in ("test_b_locked.py", "test_c_gone.py", "test_d_good.py"):
+        write(pytester, good, file)
+    (pytester.path / "test_e_latin.py").write_bytes(
+        f"# -*- coding: latin-1 -*-\n# ä\n{good}".encode("latin-1")
+    )
+    pytester.makeconftest(
+        """
+        from pathlib import Path
+        def pytest_runtest_logfinish(nodeid):
+            if nodeid.startswith("test_c_gone.py"): Path("test_c_gone.py").unlink()
+        """
+    )
+    real = os.access
+    monkeypatch.setattr("os.access", lambda p, mode: "locked" not in str(p) and real(p, mode))
+    ran = run(pytester, "--accept")
+    monkeypatch.undo()
+    assert pytest.ExitCode.TESTS_FAILED == ran.ret
+    places = ["test_a_bad.py:7", "test_d_good.py:7"]
+    assert [f"{place} rewritten" for place in places] == [
+        line for line in ran.out.splitlines() if line.endswith(" rewritten")
+    ]
+    for file in ("test_a_bad.py", "test_d_good.py"):
+        assert 'assert_expected_inline("""\\\nflops   0 FLOP\n' in source(pytester, file)
+    assert source(pytester, "test_a_bad.py").endswith(several)
+    errors = [line for line in ran.out.splitlines() if line.startswith("ERROR: ")]
+    expected = [
+        "test_a_bad.py:12 has no triple-quoted string to rewrite.",
+        "test_a_bad.py:18 was measured with different values.",
+        "test_b_locked.py:7 cannot be rewritten: Permission denied (nothing was changed); make",
+        "test_c_gone.py:7 cannot be rewritten: the file cannot be read: No such file",
+        "test_e_latin.py:9 cannot be rewritten: the file is not UTF-8",
+    ]
+    assert len(expected) == len(errors)
+    for words, line in zip(expected, errors, strict=True):
+        assert line.startswith(f"ERROR: {words}"), errors
+
+
 def test_windows_line_ends_and_encodings_survive(pytester: pytest.Pytester) -> None:
     text = ("# äöü\n" + PARAMETRIZED.format(values="[1]")).replace("\n", "\r\n")
     (pytester.path / "test_it.py").write_bytes(text.encode())
     accept(pytester)
     data = (pytester.path / "test_it.py").read_bytes()
     assert data.startswith("# äöü\r\nimport pytest, torch\r\n".encode())
+    assert data.count(b"\n") == data.count(b"\r\n") == text.count("\n") + 3
     assert {"passed": 1} == run(pytester, "--torchprof").outcomes
+
+
+def test_a_statement_keeps_its_line_ends_in_a_file_of_both_and_so_do_its_neighbours(
+    pytester: pytest.Pytester,
+) -> None:
+    lines = PARAMETRIZED.format(values="[1]").splitlines()
+    before, after = "\n".join(lines[:-1]), "\n# \u2028 the end\n"
+    text = f"\ufeff{before}\n{lines[-1]}\r{after}"
+    (pytester.path / "test_it.py").write_bytes(text.encode())
+    accept(pytester)
+    data = (pytester.path / "test_it.py").read_bytes().decode()
+    assert data.startswith(f"\ufeff{before}\n")
+    assert data.endswith(f'\r\n""")\r{after}')
+    assert 4 == data.count("\r\n")
 
 
 # -------------------------------------------------------------------- shared with other plugins

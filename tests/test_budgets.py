@@ -149,7 +149,7 @@ def test_the_message_holds_limit_and_value_and_where_most_of_it_comes_from(
 ) -> None:
     out = profiled(pytester, "max_ops(1)").out
     assert (
-        "torchprof: over budget\n"
+        "torchprof: ops 2 > 1: over budget\n"
         "  ops  limited to 1 but measured 2\n"
         "  most ops by operator:\n"
         "    aten::add  2\n"
@@ -414,7 +414,8 @@ def test_on_a_machine_without_a_device_its_metrics_are_not_measured(
         row = ran.metric(name, f"test_{name}")
         assert (None, "not_measured") == (row["value"], row["status"])
         assert "no accelerator in this capture" == row["reason"]
-        assert f"budget max_{name} not checked: no accelerator in this capture (1 test)" in ran.out
+        said = f"budget max_{name} not checked: no accelerator in this capture (test_it.py::"
+        assert f"{said}test_{name})" in ran.out
     assert f"{len(DEVICE)} budgets not checked" in ran.out
     strict = run(pytester, "--torchprof", "--torchprof-strict")
     assert {"failed": len(DEVICE)} == strict.outcomes

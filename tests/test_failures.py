@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:
     accept(pytester)
     pytester.makepyfile(test_it=ADD.replace("X + X", "X + X - X"))
     assert [
-        "torchprof: regressed against the baseline",
+        "torchprof: ops 1 → 2 (+100.0 %), 2 more: regressed against the baseline",
         "  ops                  1 → 2  (+100.0 %)",
         "  peak_cpu_bytes       16 B → 32 B  (+100.0 %)",
         "  allocated_cpu_bytes  16 B → 32 B  (+100.0 %)",
@@ -152,6 +153,23 @@ def test_an_operator_that_disappeared_and_one_that_is_called_more_often_are_told
     assert "    appeared  aten::sub  0 → 2" in out
     assert "    appeared  aten::mul  0 → 1" in out
     assert "aten::add  1 → 0" in out
+
+
+@pytest.mark.parametrize("args", [(), ("--torchprof-strict",)])
+def test_an_operator_in_anothers_place_is_noted_and_fails_nothing(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    pytester.makepyfile(test_it=ADD.replace("X + X", "X - X"))
+    ran = run(pytester, "--torchprof", *args)
+    assert ({"passed": 1}, {"test_add": "ok"}) == (ran.outcomes, ran.statuses)
+    reason = "as many operators as accepted, but others: aten::add 1 → 0, aten::sub 0 → 1"
+    assert reason == ran.tests["test_add"]["reason"]
+    assert f"{reason} (test_it.py::test_add)" in ran.out.splitlines()
+    accept(pytester)
+    again = run(pytester, "--torchprof")
+    assert (None, False) == (again.tests["test_add"]["reason"], "but others" in again.out)
 
 
 def test_a_change_that_touches_everything_stays_within_40_lines(pytester: pytest.Pytester) -> None:
@@ -184,6 +202,50 @@ def test_the_accept_command_is_quoted_for_the_shell(pytester: pytest.Pytester) -
     assert """pytest --accept 'test_it.py::test_p[a b'"'"'c]'""" in out
 
 
+def test_the_accept_command_works_where_it_is_printed(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pytester.path / "other settings.ini").write_text("[pytest]\n", "utf-8")
+    pytester.makepyfile(test_it=ADD)
+    monkeypatch.chdir(pytester.mkdir("below"))
+    options = [
+        "--torchprof-warmup=2",
+        "--torchprof-time=gate",
+        "--torchprof-baselines=my numbers",
+        "--torchprof-threads=2",
+        "-c",
+        "../other settings.ini",
+        "--rootdir=..",
+        "-o",
+        "torchprof_rounds=0",
+    ]
+    given = [*options, "../test_it.py::test_add", "--torchprof-columns=ops"]
+    accept(pytester, *given)
+    path = pytester.path / "my numbers" / "test_it.json"
+    accepted = path.read_text("utf-8")
+    path.write_text(accepted.replace('"ops": 1', '"ops": 3'), "utf-8")
+    ran = run(pytester, "--torchprof", "--torchprof-strict", *given)
+    assert {"failed": 1} == ran.outcomes
+    command = messages(ran.out)["test_add"][-1].removeprefix("To accept the new values: ")
+    words = shlex.split(command)
+    assert ["pytest", "--accept", *options, "../test_it.py::test_add"] == words
+    accept(pytester, *words[2:])
+    assert ('"ops": 1' in path.read_text("utf-8")) is ('"ops": 1' in accepted) is True
+
+
+def test_nothing_is_said_of_accepting_to_one_who_does(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    doctor(pytester, ops=0, peak_cpu_bytes=1)
+    text = ADD.replace("import torch\n", "import torch, pytest\n")
+    text = text.replace("def test_add", "@pytest.mark.max_peak_cpu_bytes(1)\n    def test_add")
+    pytester.makepyfile(test_it=text)
+    for option in ("--torchprof", "--accept"):
+        ran = run(pytester, option)
+        assert {"failed": 1} == ran.outcomes
+        assert ("To accept the new values" in ran.out) is (option == "--torchprof")
+
+
 def test_several_metrics_are_told_over_budget_first(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
@@ -192,7 +254,10 @@ def test_several_metrics_are_told_over_budget_first(pytester: pytest.Pytester) -
     pytester.makepyfile(test_it=text.replace("X + X", "X + X + X"))
     ran = run(pytester, "--torchprof")
     lines = messages(ran.out)["test_add"]
-    assert "torchprof: over budget; regressed against the baseline" == lines[0]
+    assert (
+        "torchprof: peak_cpu_bytes 32 B > 1 B, 2 more: over budget; regressed against the baseline"
+        == lines[0]
+    )
     assert "  peak_cpu_bytes       limited to 1 B but measured 32 B" == lines[1]
     assert {"test_add": "over_budget"} == ran.statuses
 
@@ -220,7 +285,7 @@ def regressed(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_it_fails_in_the_call_phase(regressed: pytest.Pytester) -> None:
     ran = run(regressed, "--torchprof", "-rA")
     assert {"passed": 2, "failed": 1} == ran.outcomes
-    assert "FAILED test_it.py::test_b - Failed: torchprof: regressed against the" in ran.out
+    assert "FAILED test_it.py::test_b - Failed: torchprof: ops 0 → 1 (from 0): r" in ran.out
     assert "Traceback" not in ran.out
     assert "pytest_torchprof" not in ran.out.replace("plugins:", "")
 
@@ -249,7 +314,7 @@ def test_junit_sees_it(regressed: pytest.Pytester) -> None:
     ("marker", "outcome"),
     [
         ("@pytest.mark.xfail", "xfailed"),
-        ("@pytest.mark.xfail(strict=True)", "xfailed"),
+        ("@pytest.mark.xfail(strict=False)", "xfailed"),
         ('@pytest.mark.xfail(reason="slow", strict=False)', "xfailed"),
         ("@pytest.mark.xfail(raises=ValueError)", "failed"),
     ],
@@ -272,24 +337,31 @@ def test_xfail_expects_it(pytester: pytest.Pytester, marker: str, outcome: str) 
     )  # fmt: skip
 
 
-def test_a_strict_xfail_that_passes_in_every_way_fails_and_is_not_compared(
-    pytester: pytest.Pytester,
+@pytest.mark.parametrize("args", [(), ("--torchprof-strict",)])
+@pytest.mark.parametrize("limit", ["", "@pytest.mark.max_ops(0)"])
+def test_a_strict_xfail_that_passes_functionally_fails_and_is_not_compared(
+    pytester: pytest.Pytester, limit: str, args: tuple[str, ...]
 ) -> None:
     pytester.makepyfile(
-        test_it="""
-        import pytest
+        test_it=f"""
+        import pytest, torch
+        X = torch.ones(4)
 
+        {limit}
         @pytest.mark.xfail(strict=True)
-        def test_add(): pass
+        def test_add(): X + X
         """
     )
-    ran = run(pytester, "--torchprof")
+    ran = run(pytester, "--torchprof", *args)
     test = ran.tests["test_add"]
     assert ({"failed": 1}, "failed", "not_profiled") == (
         ran.outcomes, test["outcome"], test["status"],
     )  # fmt: skip
     assert "passed against a strict xfail, which is a failure" == test["reason"]
     assert "[XPASS(strict)]" in ran.out
+    assert {"failed" if limit else "passed": 1} == run(
+        pytester, "--torchprof", "--runxfail"
+    ).outcomes
 
 
 def test_a_rerun_plugin_runs_it_again(regressed: pytest.Pytester) -> None:

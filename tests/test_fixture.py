@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers import ADD, accept, calls, run
 
@@ -205,7 +207,7 @@ def test_a_second_region_is_refused_and_said(
     assert ({"passed": 1}, {"test_it": "not_profiled"}) == (ran.outcomes, ran.statuses)
     expected = "the test measures more than one region through the fixture"
     assert expected == ran.tests["test_it"]["reason"]
-    assert f"not profiled: {expected} (1 test)" in ran.out
+    assert f"not profiled: {expected} (test_it.py::test_it)" in ran.out
 
 
 def test_an_exception_inside_the_block_is_the_tests_own(pytester: pytest.Pytester) -> None:
@@ -220,17 +222,26 @@ def test_an_exception_inside_the_block_is_the_tests_own(pytester: pytest.Pyteste
             with torchprof:
                 raise ValueError("expected")
 
+    def test_catches_a_call(torchprof):
+        with pytest.raises(ValueError):
+            torchprof(lambda: int("x"))
+
     def test_after(torchprof):
         with torchprof: X + X
         assert torchprof.stats.ops == 1
         """
     )
     ran = run(pytester, "--torchprof")
-    assert {"failed": 1, "passed": 2} == ran.outcomes
+    assert {"failed": 1, "passed": 3} == ran.outcomes
     assert "ValueError: my own" in ran.out
     assert "new" == ran.statuses["test_after"]
-    assert "not_profiled" == ran.statuses["test_raises"]
-    assert "not_profiled" == ran.statuses["test_catches"]
+    assert {"not_profiled"} == {ran.statuses[name] for name in ran.tests if name != "test_after"}
+    assert {
+        "test_raises": "failed",
+        "test_catches": "the measured block raised ValueError",
+        "test_catches_a_call": "the measured block raised ValueError",
+        "test_after": None,
+    } == {name: test["reason"] for name, test in ran.tests.items()}
 
 
 # -------------------------------------------------------------------- a callable
@@ -372,6 +383,72 @@ def test_the_table_lists_operators_of_the_region(pytester: pytest.Pytester) -> N
     assert 1 == calls(pytester, "profiled")
 
 
+PRINTS = """
+    def test_it(torchprof):
+        with torchprof:
+            X + X
+        print("is before")
+        assert "aten::add" in (torchprof.table() or "aten::add")
+        print("see:\\n" + torchprof.table(sort_by="calls"))
+        print("is after")
+        {more}
+"""
+
+
+@pytest.mark.parametrize("capture", ["fd", "sys", "tee-sys", "no"])
+@pytest.mark.parametrize(
+    ("more", "args", "outcome"),
+    [
+        ("", ("-rP",), "passed"),
+        ("assert torchprof.stats.ops <= 0", (), "failed"),
+        ("", ("-rP", "--torchprof-warmup=0", "--torchprof-rounds=0"), "passed"),
+        ("", ("-rP", "--torchprof-rounds=5"), "passed"),
+    ],
+)
+def test_a_printed_table_is_seen_once_and_so_is_all_other_output(
+    pytester: pytest.Pytester, capture: str, more: str, args: tuple[str, ...], outcome: str
+) -> None:
+    head = HEAD.replace("from helpers import note", "")
+    pytester.makepyfile(test_it=head + PRINTS.format(more=more))
+    options = ("--torchprof", f"--capture={capture}", *args)
+    ran = run(pytester, *options, subprocess=capture == "tee-sys")
+    assert {outcome: 1} == ran.outcomes
+    captured = ran.out.partition("Captured stdout call")[2]
+    live = ran.out.partition("Captured stdout call")[0]
+    shown = {"fd": [captured], "sys": [captured], "no": [live], "tee-sys": [live, captured]}
+    for text in shown[capture]:
+        assert [1, 1, 1, 1] == [
+            len(re.findall(words, text, re.MULTILINE))
+            for words in ("is before$", "^see:$", "^is after$", "^aten::add ")
+        ], text
+
+
+def test_a_table_that_the_test_keeps_to_itself_is_not_printed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    from pathlib import Path
+
+    def test_file(torchprof):
+        with torchprof: X + X
+        print("is said")
+        Path("table").write_text(torchprof.table())
+
+    def test_capsys(torchprof, capsys):
+        with torchprof: X + X
+        print(torchprof.table())
+        assert "aten::add" in (capsys.readouterr().out.strip() or "aten::add")
+
+    @pytest.mark.torchprof(enabled=False)
+    def test_not_profiled(torchprof):
+        print(torchprof.table())
+        """
+    )
+    ran = run(pytester, "--torchprof", "-s")
+    assert {"passed": 3} == ran.outcomes
+    assert "aten::add" in (pytester.path / "table").read_text("utf-8")
+    assert ("aten::add" in ran.out, ran.out.count("is said")) == (False, 1)
+
+
 def test_an_unknown_column_of_the_table_is_an_error_with_the_near_matches(
     pytester: pytest.Pytester,
 ) -> None:
@@ -431,6 +508,83 @@ def test_an_unknown_name_in_an_inline_expectation_is_a_mismatch(pytester: pytest
     ran = run(pytester, "--torchprof")
     assert {"failed": 1} == ran.outcomes
     assert "torchprof: the inline expectation does not match" in ran.out
+
+
+@pytest.mark.parametrize("args", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
+@pytest.mark.parametrize("region", ["with torchprof: X + X", "torchprof(lambda: X + X)"])
+@pytest.mark.parametrize(
+    ("marker", "outcome", "status"),
+    [
+        ("", "failed", "regressed"),
+        ("@pytest.mark.max_ops(0)", "failed", "over_budget"),
+        ("@pytest.mark.xfail", "xfailed", "regressed"),
+    ],
+)
+def test_an_inline_mismatch_is_a_comparison_that_failed(
+    pytester: pytest.Pytester,
+    marker: str,
+    outcome: str,
+    status: str,
+    region: str,
+    args: tuple[str, ...],
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    {marker}
+    def test_add(torchprof):
+        {region}
+        torchprof.assert_expected_inline('''ops     7\\nflops   0 FLOP\\n''')
+        """
+    )
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", *args)
+    test = ran.tests["test_add"]
+    assert ({outcome: 1}, outcome, status, "the inline expectation does not match") == (
+        ran.outcomes, test["outcome"], test["status"], test["reason"],
+    )  # fmt: skip
+    assert (1, 0) == (ran.metric("ops")["value"], ran.metric("flops")["value"])
+    assert (status, "new") == (ran.metric("ops")["status"], ran.metric("flops")["status"])
+    assert ran.metric("ops").get("reason") == (
+        "the inline expectation is 7" if status == "regressed" else None
+    )
+    assert test["trace"]
+    assert "Traceback" not in ran.out
+    assert "During handling" not in ran.out
+    assert "1 test profiled" in ran.out
+
+
+def test_a_failed_assertion_on_stats_is_a_functional_failure(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_add(torchprof):
+        with torchprof: X + X
+        assert torchprof.stats.ops == 7
+        """
+    )
+    test = run(pytester, "--torchprof").tests["test_add"]
+    assert ("failed", "not_profiled", "failed", {}) == (
+        test["outcome"], test["status"], test["reason"], test["metrics"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("args", [("--torchprof",), ("--accept",)])
+def test_a_time_in_an_inline_expectation_is_refused(
+    pytester: pytest.Pytester, args: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: X + X
+        torchprof.assert_expected_inline('''wall_ms   3 ms''')
+        """
+    )
+    before = (pytester.path / "test_it.py").read_bytes()
+    ran = run(pytester, *args)
+    assert {"failed": 1} == ran.outcomes
+    assert (
+        "wall_ms cannot stand in an inline expectation: a time is never the same twice; write "
+        "@pytest.mark.max_wall_ms(…), or assert torchprof.stats.wall_ms <= …"
+    ) in ran.out
+    assert before == (pytester.path / "test_it.py").read_bytes()
 
 
 # -------------------------------------------------------------------- where it does nothing

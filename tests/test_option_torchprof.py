@@ -116,6 +116,34 @@ def test_off_each_test_runs_once_and_nothing_is_written(pytester: pytest.Pyteste
     assert not (pytester.path / "report.json").exists()
 
 
+ASKING = ["--torchprof-strict", "--torchprof-json=o.json", "--torchprof-traces=t"]
+
+
+@pytest.mark.parametrize("option", [*ASKING, "--torchprof-json o.json", "--torchprof-traces t"])
+def test_off_an_option_that_asks_for_something_is_a_usage_error(
+    pytester: pytest.Pytester, option: str
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    flag = option.replace("=", " ").partition(" ")[0]
+    expected = f"ERROR: {flag} does nothing without --torchprof; add --torchprof"
+    assert expected == run(pytester, *option.split(" ")).usage_error()
+
+
+@pytest.mark.parametrize("option", ASKING)
+def test_an_option_that_asks_for_something_may_wait_in_addopts_or_be_switched_off(
+    pytester: pytest.Pytester, option: str
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    assert {"passed": 1} == run(pytester, "--no-torchprof", option).outcomes
+    assert 0 == run(pytester, "--accept", option).ret
+    pytester.makeini(
+        f"[pytest]\naddopts = {option}\ntorchprof_strict = true\ntorchprof_traces = traces"
+    )
+    assert {"passed": 1} == run(pytester).outcomes
+    pytester.makeini("[pytest]\ntorchprof = true")
+    assert {"passed": 1} == run(pytester, option).outcomes
+
+
 def test_off_torch_is_not_imported(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_it(torchprof): pass")
     pytester.makeconftest(

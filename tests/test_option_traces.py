@@ -111,6 +111,39 @@ def test_tests_of_like_names_keep_a_trace_each(pytester: pytest.Pytester) -> Non
     assert 6 == len(kept(pytester)) == len({test["trace"] for test in ran.tests.values()})
 
 
+def test_tests_whose_names_differ_in_a_separator_keep_a_trace_each(
+    pytester: pytest.Pytester,
+) -> None:
+    nested = pytester.mkpydir("a")
+    (nested / "b.py").write_text("def test_t(): pass\n", "utf-8")
+    (pytester.path / "a.b.py").write_text("def test_t(): pass\n", "utf-8")
+    (pytester.path / "a+b.py").write_text("def test_t(): pass\n", "utf-8")
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        class TestP:
+            def test_t(self): pass
+
+            @pytest.mark.parametrize("p", ["0.5", "0::5", "0/5", "0+5"])
+            def test_p(self, p): pass
+        """
+    )
+    files = ("a/b.py", "a.b.py", "a+b.py", "test_it.py")
+    options = ("--torchprof-traces=traces", "--torchprof-traces-of=all")
+    ran = run(pytester, "--torchprof", "--import-mode=importlib", *options, *files)
+    assert {"passed": 8} == ran.outcomes
+    names = kept(pytester)
+    assert 8 == len(names) == len({test["trace"] for test in ran.report["tests"]})
+    plain = (
+        "a+b.py.test_t",
+        "a.b.py.test_t",
+        "test_it.py.TestP.test_t",
+        "test_it.py.TestP.test_p[0.5]",
+    )
+    assert {f"{name}.pt.trace.json.gz" for name in plain} < set(names)
+
+
 def test_a_folder_that_cannot_be_made_is_one_error_and_no_test_fails(
     pytester: pytest.Pytester,
 ) -> None:

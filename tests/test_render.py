@@ -91,7 +91,7 @@ class TestFailureMessage(Golden):
         self.assertExpectedInline(
             message(NOW, BEFORE),
             """\
-torchprof: regressed against the baseline
+torchprof: flops 2,359,296,000 FLOP → 2,359,296,001 FLOP (+<0.1 %), 2 more: regressed against the baseline
   flops    2,359,296,000 FLOP → 2,359,296,001 FLOP  (+<0.1 %)
   ops      312 → 314  (+0.6 %)
   kernels  40 → 41  (+2.5 %)
@@ -114,7 +114,7 @@ To accept the new values: pytest --accept tests/test_a.py""",
         self.assertExpectedInline(
             message(now, BEFORE, *budgets),
             """\
-torchprof: over budget; regressed against the baseline
+torchprof: kernels 41 > 40, 3 more: over budget; regressed against the baseline
   kernels               limited to 40 but measured 41
   kernels[op=aten::mm]  limited to 11 but measured 12
   flops                 2,359,296,000 FLOP → 2,359,296,001 FLOP  (+<0.1 %)
@@ -137,7 +137,7 @@ To accept the new values: pytest --accept tests/test_a.py""",
         self.assertExpectedInline(
             message(NOW, None, *budgets),
             """\
-torchprof: over budget
+torchprof: wall_ms 4.5 ms > 4.4999 ms, 1 more: over budget
   wall_ms  limited to 4.4999 ms but measured 4.5 ms
   flops    limited to 1 MFLOP but measured 2.36 GFLOP
   most flops by operator:
@@ -150,7 +150,7 @@ torchprof: over budget
         self.assertExpectedInline(
             text.splitlines()[0].replace("; ", ";\n"),
             """\
-torchprof: regressed against the baseline;
+torchprof: flops 2,359,296,000 FLOP → 2,359,296,001 FLOP (+<0.1 %), 2 more: regressed against the baseline;
 strict: the budget syncs could not be checked: no device""",
         )
         text = message(NOW, None, policy=policy)
@@ -165,7 +165,7 @@ To accept the new values: pytest --accept tests/test_a.py""",
         self.assertExpectedInline(
             message(better, BEFORE, policy=policy),
             """\
-torchprof: strict: improved, but the improvement is not accepted
+torchprof: ops 312 → 311 (-0.3 %): strict: improved, but the improvement is not accepted
   ops  312 → 311  (-0.3 %)
   ops by operator:
     vanished  aten::add  300 → 0
@@ -179,7 +179,7 @@ To accept the new values: pytest --accept tests/test_a.py""",
         self.assertExpectedInline(
             message(slow, BEFORE, policy=Policy(time="gate")),
             """\
-torchprof: regressed against the baseline
+torchprof: wall_ms 3 ms → 4.5 ms (+50.0 %): regressed against the baseline
   wall_ms  3 ms → 4.5 ms  (+50.0 %, tolerance 25%)
 
 To accept the new values: pytest --accept tests/test_a.py""",
@@ -190,28 +190,28 @@ class TestInlineMismatch(Golden):
     def test_a_line_differs(self) -> None:
         expected, actual = "flops   2.36 GFLOP\nops     312\n", "flops   2.36 GFLOP\nops     314\n"
         self.assertExpectedInline(
-            inline_mismatch(expected, actual),
+            inline_mismatch(expected, actual, "pytest --accept tests/test_a.py"),
             """\
-torchprof: the inline expectation does not match
+torchprof: ops 312 → 314: the inline expectation does not match
   --- expected
   +++ measured
   @@ -1,2 +1,2 @@
    flops   2.36 GFLOP
   -ops     312
   +ops     314
-To accept the new values: run again with --accept""",
+To accept the new values: pytest --accept tests/test_a.py""",
         )
 
     def test_it_was_empty(self) -> None:
         self.assertExpectedInline(
-            inline_mismatch("", "ops 3\n"),
+            inline_mismatch("", "ops 3\n", "pytest --accept tests/test_a.py"),
             """\
 torchprof: the inline expectation does not match
   --- expected
   +++ measured
   @@ -0,0 +1 @@
   +ops 3
-To accept the new values: run again with --accept""",
+To accept the new values: pytest --accept tests/test_a.py""",
         )
 
 
@@ -239,8 +239,8 @@ gpu/test_a.py::test_step[cuda-bf16]   over budget     4.5 ms~  2.36 GFLOP!   314
 cpu/test_b.py::test_profiles_itself   not profiled          –            –      –          –                  –
 cpu/test_with_a_v…est_of_a_long_name  new             4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB
 gpu/test_a.py::test_ok                ok              4.5 ms~  2.36 GFLOP!   314!        41!            512 MiB
-budget max_syncs not checked: no device (3 tests)
-not profiled: the test runs torch.profiler itself (1 test)""",
+budget max_syncs not checked: no device (3 tests: gpu/test_a.py::test_step[cuda-bf16], cpu/test_with_a_very_long_nam…:TestLong::test_of_a_long_name, gpu/test_a.py::test_ok)
+not profiled: the test runs torch.profiler itself (cpu/test_b.py::test_profiles_itself)""",
         )
 
     def test_chosen_columns(self) -> None:
@@ -255,7 +255,7 @@ test               status      ops    syncs
 test_a.py::test_1  ok         999!        –
 test_a.py::test_0  ok         314!        –
 … and 1 more test: --torchprof-top=0 shows all
-budget max_syncs not checked: no device (2 tests)""",
+budget max_syncs not checked: no device (2 tests: test_a.py::test_1, test_a.py::test_0)""",
         )
 
     def test_nothing(self) -> None:
@@ -372,7 +372,7 @@ def test_a_message_has_at_most_forty_lines(with_baseline: bool) -> None:
 
 
 def test_an_inline_mismatch_has_at_most_forty_lines() -> None:
-    text = inline_mismatch("".join(f"a {i}\n" for i in range(99)), "b 1\n")
+    text = inline_mismatch("".join(f"a {i}\n" for i in range(99)), "b 1\n", "pytest --accept")
     assert len(text.splitlines()) <= MAX_LINES
     assert text.endswith("--accept")
 
@@ -426,7 +426,7 @@ def test_an_unknown_is_a_dash_and_never_zero() -> None:
 def test_wide_names_are_cut_in_the_middle(width: int) -> None:
     records = [record(f"tests/test_a.py::test_{'long_' * 30}{i}", "ok") for i in range(2)]
     lines = summary_table(records, ["ops"], None, 0, width)
-    rows = [line for line in lines if "long" in line]
+    rows = [line for line in lines if "long" in line and "not checked" not in line]
     assert len(set(rows)) == 2
     assert all("…" in row for row in rows)
     assert all(len(row) <= max(width, 60) for row in rows)

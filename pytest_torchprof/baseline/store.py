@@ -69,6 +69,23 @@ def path_for(test_file: Path, folder: str, root: Path) -> Path:
     return Path(folder) / below / name
 
 
+def orphans(test_folder: Path, folder: Path) -> list[Path]:
+    """Baselines in ``folder`` of test files that are no longer in ``test_folder``."""
+    return [
+        path
+        for path in sorted(folder.glob("*.json"))
+        if not any((test_folder / name).exists() for name in (path.stem, f"{path.stem}.py"))
+        and _is_ours(path)
+    ]
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return load(path) is not None
+    except BaselineError:
+        return False
+
+
 def load(path: Path) -> dict[str, Any] | None:
     """The whole file as decoded JSON, or None where there is none.
 

@@ -35,16 +35,17 @@ def failure_message(
     verdicts: Sequence[Verdict],
     profile: Profile,
     baseline: Baseline | None,
-    accept_command: str,
+    accept_command: str | None,
 ) -> str:
     """Metric, baseline, now and change; the operators and kernels behind it; how to accept.
 
-    ``causes`` are the sentences of `compare.failures`.
+    ``causes`` are the sentences of `compare.failures`; no ``accept_command`` where it was given.
     """
-    lines = [f"torchprof: {'; '.join(causes[:3])}"]
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
     bad.sort(key=lambda v: v.status != "over_budget")
+    # Pytest's short summary shows this line, as far as there is room.
+    lines = [f"torchprof: {_headline(bad)}{'; '.join(causes[:3])}"]
     width = max((len(v.metric) for v in bad), default=0)
     lines += [f"  {v.metric:<{width}}  {_numbers(v)}" for v in bad[:_MOST_METRICS]]
     if len(bad) > _MOST_METRICS:
@@ -54,26 +55,56 @@ def failure_message(
         lines += _explain(bad, profile, baseline)[:room]
     else:
         lines += _largest(bad, profile)[:room]
-    if any(v.status in ("regressed", "improved") for v in bad) or any(
-        "no baseline" in cause for cause in causes
-    ):
+    acceptable = any(v.status in ("regressed", "improved") for v in bad)
+    if accept_command and (acceptable or any("no baseline" in cause for cause in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
     return "\n".join(lines)
 
 
-def inline_mismatch(expected: str, actual: str) -> str:
+def inline_mismatch(expected: str, actual: str, accept_command: str) -> str:
     """The difference between an inline expectation and what was measured."""
     diff = difflib.unified_diff(
         expected.splitlines(), actual.splitlines(), "expected", "measured", lineterm="", n=1
     )
     lines = list(diff)[: MAX_LINES - 3]
+    changes = inline_changes(expected, actual).items()
+    headline = next((f"{name} {before} → {now}: " for name, (before, now) in changes), "")
     return "\n".join(
         [
-            "torchprof: the inline expectation does not match",
+            f"torchprof: {headline}the inline expectation does not match",
             *(f"  {line}" for line in lines),
-            "To accept the new values: run again with --accept",
+            f"To accept the new values: {accept_command}",
         ]
     )
+
+
+def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
+    """Metric → (value expected, value measured), of the lines that differ in more than blanks."""
+    before, now = (
+        {row.partition(" ")[0]: row.partition(" ")[2].strip() for row in text.splitlines()}
+        for text in (expected, actual)
+    )
+    return {
+        name: (value, now[name])
+        for name, value in before.items()
+        if value and now.get(name, value) != value
+    }
+
+
+def _headline(bad: Sequence[Verdict]) -> str:
+    """``ops 4 → 5 (+25.0 %), 2 more:``, so that a summary of one line names the metric."""
+    if not bad or isinstance(bad[0].value, NotMeasured):
+        return ""
+    worst, value = bad[0], bad[0].value
+    unit = METRICS[worst.metric.split("[")[0]].unit
+    if worst.status == "over_budget":
+        now, limit = format_pair(value, worst.limit, unit)
+        numbers = f"{now} > {limit}"
+    else:
+        before, now = format_pair(worst.baseline, value, unit)
+        numbers = f"{before} → {now} ({format_change(worst.baseline, value)})"
+    more = f", {len(bad) - 1} more" if bad[1:] else ""
+    return f"{shorten(worst.metric, 40)} {numbers}{more}: "
 
 
 def _numbers(verdict: Verdict) -> str:

@@ -25,6 +25,7 @@ DEFAULT_COLUMNS = (
 _MARKS = {"regressed": "!", "over_budget": "!", "improved": "*", "advisory": "~"}
 _ORDER = ("over_budget", "regressed", "not_profiled", "improved", "new", "ok")
 _NARROWEST_TEST, _WIDEST_TEST = 36, 60
+_MOST_NOTES, _MOST_NAMES = 12, 3
 
 
 def summary_table(
@@ -62,7 +63,7 @@ def summary_table(
     lines = text.splitlines()
     if left := len(ordered) - len(shown):
         lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
-    return lines + _notes(shown)
+    return lines + _notes(shown, folder)
 
 
 def totals(records: Sequence[Mapping[str, Any]], runs: int) -> str:
@@ -110,20 +111,35 @@ def _findings(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{f['rule']} ×{f['count']}" for f in record["findings"])
 
 
-def _notes(shown: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Reasons that do not fit into a cell: not profiled, and budgets that were not checked."""
-    reasons: dict[str, int] = {}
+def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
+    """Reasons that do not fit into a cell: not profiled, and budgets that were not checked.
+
+    Tests of one reason are named together, without the folder that all share.
+    """
+    reasons: dict[str, list[str]] = {}
     for record in shown:
+        name = shorten(record["nodeid"][len(folder) :], _WIDEST_TEST)
         if record["status"] == "not_profiled" and record["reason"]:
-            key = f"not profiled: {record['reason']}"
-            reasons[key] = reasons.get(key, 0) + 1
-        for name, metric in record["metrics"].items():
+            reasons.setdefault(f"not profiled: {record['reason']}", []).append(name)
+        elif record["status"] in ("ok", "improved") and record["reason"]:
+            reasons.setdefault(record["reason"], []).append(name)
+        for label, metric in record["metrics"].items():
             if metric["status"] != "not_measured":
                 continue
             if metric["limit"] is not None:
-                key = f"budget max_{name} not checked: {metric.get('reason')}"
-                reasons[key] = reasons.get(key, 0) + 1
+                key = f"budget max_{label} not checked: {metric.get('reason')}"
+                reasons.setdefault(key, []).append(name)
             elif metric["baseline"] is not None:
-                key = f"baseline {name} not compared: {metric.get('reason')}"
-                reasons[key] = reasons.get(key, 0) + 1
-    return [f"{key} ({plural(n, 'test')})" for key, n in sorted(reasons.items())][:12]
+                key = f"baseline {label} not compared: {metric.get('reason')}"
+                reasons.setdefault(key, []).append(name)
+    lines = [f"{key} ({_several(names)})" for key, names in sorted(reasons.items())]
+    left = len(lines) - _MOST_NOTES
+    return lines[:_MOST_NOTES] + ([f"… and {plural(left, 'more reason')}"] if left > 0 else [])
+
+
+def _several(names: Sequence[str]) -> str:
+    """``test_a.py::test_x``, or ``5 tests: …`` with the first of them."""
+    if len(names) == 1:
+        return names[0]
+    left = ", …" if names[_MOST_NAMES:] else ""
+    return f"{plural(len(names), 'test')}: {', '.join(names[:_MOST_NAMES])}{left}"

@@ -30,6 +30,7 @@ class Layout:
     ``warnings`` say what was cut off or repaired to make it valid.
     """
 
+    source: str
     text: bytes
     start: int
     end: int
@@ -67,9 +68,17 @@ def lay_out(source: Path) -> Layout:
         span = _span(text)
         warnings.append(f"the text ends at byte {size:,}; what was whole before that was kept")
         if span is None or span[0] != start:
-            parse(text, source=str(source))  # knows best what is wrong
-            raise TraceError(f"{source}: not a Chrome trace", "no list of events was found in it")
-    return Layout(text, *span, tuple(warnings))
+            raise _refusal(text, str(source))
+    return Layout(str(source), text, *span, tuple(warnings))
+
+
+def _refusal(text: bytes, source: str) -> TraceError:
+    """What is wrong, as the reader says it."""
+    try:
+        parse(text, source=source)
+    except TraceError as error:
+        return error
+    return TraceError(f"{source}: not a Chrome trace", "no list of events was found in it")
 
 
 def _span(text: bytes) -> tuple[int, int] | None:
@@ -97,10 +106,17 @@ def _closed(text: bytes) -> tuple[bytes, int]:
 
 
 def device_events(layout: Layout) -> list[Placed]:
-    """Kernels, copies and memsets that have ``args``, in the order of the file."""
+    """Kernels, copies and memsets that have ``args``, in the order of the file.
+
+    Raises:
+        TraceError: the list is not one of events.
+    """
     wanted = {category for category, kind in KINDS.items() if kind in DEVICE_KINDS}
     base = _address(layout.text)
-    events = _LIST.decode(memoryview(layout.text)[layout.start : layout.end])
+    try:
+        events = _LIST.decode(memoryview(layout.text)[layout.start : layout.end])
+    except _FAULTS:
+        raise _refusal(layout.text, layout.source) from None
     return [
         Placed(e.name or "", e.ts or 0, e.dur or 0, e.pid, bytes(e.args), _address(e.args) - base)
         for e in events

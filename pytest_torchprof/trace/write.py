@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.errors import TraceError
-from pytest_torchprof.events import DEVICE_KINDS, Trace
+from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
 from pytest_torchprof.files import replacing, why
 from pytest_torchprof.trace.layout import Layout, Placed, device_events, lay_out
 from pytest_torchprof.trace.read import parse
@@ -186,6 +186,8 @@ def _text(trace: Trace, row: _Row, placed: dict[int, Placed]) -> bytes:
         "compute_pct": _short(row.compute_pct),
         "bandwidth_pct": _short(row.bandwidth_pct),
     }
+    if trace.kind[row.event] != Kind.KERNEL:  # of copies it is what the trace says, or unknown
+        del values["bytes"]
     more = [
         f'"{key}": {value}'
         for key, value in values.items()

@@ -113,7 +113,7 @@ class _MemoryArgs(msgspec.Struct, gc=False):
     addr: int | None = msgspec.field(name="Addr", default=None)
     bytes: int = msgspec.field(name="Bytes", default=0)
     device_type: int = msgspec.field(name="Device Type", default=0)
-    device_id: int = msgspec.field(name="Device Id", default=-1)
+    device_id: Any = msgspec.field(name="Device Id", default=-1)
 
 
 _Args = TypeVar("_Args", _DeviceArgs, OpArgs, _MemoryArgs)
@@ -381,13 +381,12 @@ class Trace:
         rows = np.flatnonzero(self.is_kind(Kind.MEMORY) & self.named("[memory]"))
         args = _decode(_MemoryArgs, self.args[rows])
         addresses = [a.addr for a in args]
+        indices = [_number(a.device_id) for a in args]
         return Memory(
             rows,
             None if None in addresses else _int64(addresses),
             _int64([a.bytes for a in args]),
-            np.stack(
-                [_int64([a.device_type for a in args]), _int64([a.device_id for a in args])], 1
-            ),
+            np.stack([_int64([a.device_type for a in args]), _int64(indices)], 1),
         )
 
     # ---------------------------------------------------------------- FLOPs
@@ -496,6 +495,14 @@ def decode_part(text: bytes) -> Any:
         return msgspec.json.decode(text) if text else None
     except _NOT_DECODED:
         return None
+
+
+def _number(value: Any) -> int:
+    """A whole number, also one that is written as a string; -1 for anything else."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
 
 
 def _int64(values: Sequence[Any]) -> Ints:

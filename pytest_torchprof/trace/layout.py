@@ -30,6 +30,7 @@ class Layout:
     ``warnings`` say what was cut off or repaired to make it valid.
     """
 
+    source: str
     text: bytes
     start: int
     end: int
@@ -54,27 +55,35 @@ def lay_out(source: Path) -> Layout:
     Raises:
         TraceError: unreadable, or neither an object with ``traceEvents`` nor a list of events.
     """
-    text, warnings = b"".join(Stream(source)).rstrip(b"\0"), list[str]()
+    text = b"".join(Stream(source)).rstrip(b"\0")
+    span = _span(text)
+    if span is not None:
+        return Layout(str(source), text, *span)
+    warnings = parse(text, source=str(source)).warnings  # or it says what is wrong
+    text, _ = repaired(text)
     span = _span(text)
     if span is None:
-        text, count = repaired(text)
-        if count:
-            warnings.append(f"invalid JSON was repaired in {count} places")
+        text = _closed(text)
         span = _span(text)
     if span is None:
-        size = len(text)
-        text, start = _closed(text)
-        span = _span(text)
-        warnings.append(f"the text ends at byte {size:,}; what was whole before that was kept")
-        if span is None or span[0] != start:
-            parse(text, source=str(source))  # knows best what is wrong
-            raise TraceError(f"{source}: not a Chrome trace", "no list of events was found in it")
-    return Layout(text, *span, tuple(warnings))
+        raise _refusal(text, str(source))
+    return Layout(str(source), text, *span, warnings)
+
+
+def _refusal(text: bytes, source: str) -> TraceError:
+    """What is wrong, as the reader says it."""
+    try:
+        parse(text, source=source)
+    except TraceError as error:
+        return error
+    return TraceError(f"{source}: not a Chrome trace", "no list of events was found in it")
 
 
 def _span(text: bytes) -> tuple[int, int] | None:
     """Start and end of the list of events in valid JSON."""
     try:
+        if not text.isascii():
+            text.decode()  # msgspec does not look at what it leaves raw
         if text[:64].lstrip()[:1] == b"[":
             _LIST.decode(text)
             return text.index(b"["), text.rindex(b"]") + 1
@@ -85,22 +94,26 @@ def _span(text: bytes) -> tuple[int, int] | None:
     return start, start + len(memoryview(events))
 
 
-def _closed(text: bytes) -> tuple[bytes, int]:
-    """A text that breaks off, closed after its last whole event, and where its list begins."""
+def _closed(text: bytes) -> bytes:
+    """A text that breaks off, closed after its last whole event."""
     bare = text[:64].lstrip()[:1] == b"["
-    key = 0 if bare else text.find(f'"{_EVENTS}"'.encode())
-    start = text.find(b"[", key) if key >= 0 else -1
-    if start < 0:
-        return text, start
+    start = text.find(b"[", 0 if bare else max(text.find(f'"{_EVENTS}"'.encode()), 0))
     end = start + whole_events(text[start:]).end
-    return text[:end] + (b"\n]" if bare else b"\n]}"), start
+    return text[:end] + (b"\n]" if bare else b"\n]}")
 
 
 def device_events(layout: Layout) -> list[Placed]:
-    """Kernels, copies and memsets that have ``args``, in the order of the file."""
+    """Kernels, copies and memsets that have ``args``, in the order of the file.
+
+    Raises:
+        TraceError: the list is not one of events.
+    """
     wanted = {category for category, kind in KINDS.items() if kind in DEVICE_KINDS}
     base = _address(layout.text)
-    events = _LIST.decode(memoryview(layout.text)[layout.start : layout.end])
+    try:
+        events = _LIST.decode(memoryview(layout.text)[layout.start : layout.end])
+    except _FAULTS:
+        raise _refusal(layout.text, layout.source) from None
     return [
         Placed(e.name or "", e.ts or 0, e.dur or 0, e.pid, bytes(e.args), _address(e.args) - base)
         for e in events

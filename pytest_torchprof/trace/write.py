@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.errors import TraceError
-from pytest_torchprof.events import DEVICE_KINDS, Trace
+from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
 from pytest_torchprof.files import replacing, why
 from pytest_torchprof.trace.layout import Layout, Placed, device_events, lay_out
 from pytest_torchprof.trace.read import parse
@@ -79,15 +79,16 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
         what = f"{target}: is the trace itself"
         raise TraceError(what, "a trace is never overwritten", "give another name for the output")
     layout = lay_out(source)
+    places = device_events(layout)
     trace = parse(layout.text, source=str(source))
     rows = _known(work(trace))
-    placed = _paired(trace, device_events(layout))
+    placed = _paired(trace, places)
     rows = [row for row in rows if row.event in placed]
     additions = [(placed[row.event], text) for row in rows if (text := _text(trace, row, placed))]
     insertions = [(place.at + place.args.rindex(b"}"), text) for place, text in additions]
     samples = list(_counters(trace, rows, placed))
     if samples:
-        last = len(layout.text[: layout.end - 1].rstrip())
+        last = layout.text.rindex(b"}", layout.start, layout.end) + 1
         insertions.append((last, "".join(f",\n  {sample}" for sample in samples).encode()))
     try:
         with replacing(target) as file, _packed(file, target) as out:
@@ -185,6 +186,8 @@ def _text(trace: Trace, row: _Row, placed: dict[int, Placed]) -> bytes:
         "compute_pct": _short(row.compute_pct),
         "bandwidth_pct": _short(row.bandwidth_pct),
     }
+    if trace.kind[row.event] != Kind.KERNEL:  # of copies it is what the trace says, or unknown
+        del values["bytes"]
     more = [
         f'"{key}": {value}'
         for key, value in values.items()

@@ -127,8 +127,8 @@ class _Reader:
         metadata = self._add_rest()
         if self._repairs:
             self._warnings.append(
-                f"invalid JSON was repaired in {self._repairs} places (bare quotes or backslashes "
-                "in names, infinite numbers, or other encodings)"
+                f"invalid JSON was repaired in {self._repairs:,} places (bare quotes, backslashes "
+                "or control characters in names, infinite numbers, stray commas, foreign bytes)"
             )
         self._check_kinds(metadata)
         return self._columns.trace(metadata, self._warnings)
@@ -215,6 +215,7 @@ class _Reader:
             events = _LIST.decode(text)
             self._repairs += count
         self._columns.add(events)
+        self._stream.check_room(self._columns.size)
 
     # ---------------------------------------------------------------- the rest
 

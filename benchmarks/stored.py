@@ -124,7 +124,7 @@ def _beside_hta(large: Path) -> Iterator[Row]:
         unit="s",
         figure=ratio,
         goal=0.1,
-        note="ours: read and every metric, imports included; peer: its load alone, once",
+        note="ours: read, and every metric; peer: its load alone, once; without imports",
     )
 
 

@@ -370,6 +370,16 @@ def test_a_comma_after_the_last_event_is_left_out(style: str) -> None:
     assert same(parse(data[:end] + b"," + data[end:]), PLAIN)
 
 
+@pytest.mark.parametrize("size", [700, 2**20])
+def test_metadata_are_repaired_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK", size)
+    b = build()
+    b.metadata("path", "PATH")
+    trace = parse(b.to_bytes().replace(b"PATH", rb"C:\Users\me"))
+    assert trace.metadata["path"] == r"C:\Users\me"
+    assert same(trace, PLAIN)
+
+
 def test_what_is_written_well_is_not_changed() -> None:
     """Also beside something that is repaired."""
     data = build().to_bytes()

@@ -47,7 +47,7 @@ class Stream:
         self.size = 0
         self.cut = False
         self._path, self._progress = path, progress
-        self._room = free_bytes()
+        self._room: int | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         """Chunks of `CHUNK` bytes or so, none of them empty.
@@ -55,6 +55,7 @@ class Stream:
         Raises:
             TraceError: unreadable, damaged, empty, plainly no JSON, or larger than memory.
         """
+        self._room = self._free()
         try:
             for chunk in self._text():
                 if not self.size:
@@ -67,6 +68,9 @@ class Stream:
             raise TraceError(f"{self.source}: cannot be read", found) from error
         if not self.size:
             raise TraceError(f"{self.source}: not a Chrome trace", "the file is empty", _EXPECTED)
+
+    def _free(self) -> int | None:
+        return free_bytes()
 
     def _text(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
@@ -138,7 +142,10 @@ class Text(Stream):
 
     def __init__(self, data: bytes | bytearray, source: str) -> None:
         super().__init__(Path(source))
-        self.source, self._data, self._room = source, memoryview(data), None
+        self.source, self._data = source, memoryview(data)
+
+    def _free(self) -> None:
+        """Without bound: there is room for it already."""
 
     def _text(self) -> Iterator[bytes]:
         for at in range(0, len(self._data), CHUNK):

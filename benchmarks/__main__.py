@@ -23,6 +23,7 @@ from tabulate import tabulate
 from benchmarks.long_sessions import empty, rss
 from benchmarks.off import off
 from benchmarks.profiled import post, profile
+from benchmarks.stored import stored
 from benchmarks.suite import suite
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ THEMES: dict[str, Callable[..., Iterator[Row]]] = {
     "suite": suite,
     "empty": empty,
     "rss": rss,
+    "stored": stored,
     "profile": profile,
     "post": post,
 }

@@ -360,6 +360,26 @@ def test_what_kineto_wrote_wrongly_is_repaired(
     ops(trace)
 
 
+@pytest.mark.parametrize("style", ["plain", "compact", "bare_list"])
+def test_a_comma_after_the_last_event_is_left_out(style: str) -> None:
+    data = build().to_bytes(() if style == "plain" else style)
+    last = data.rindex(
+        b"}", 0, data.index(b'"traceName"') if style == "plain" else data.index(b"}]") + 1
+    )
+    end = data.index(b"]", last)
+    assert same(parse(data[:end] + b"," + data[end:]), PLAIN)
+
+
+@pytest.mark.parametrize("size", [700, 2**20])
+def test_metadata_are_repaired_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CHUNK", size)
+    b = build()
+    b.metadata("path", "PATH")
+    trace = parse(b.to_bytes().replace(b"PATH", rb"C:\Users\me"))
+    assert trace.metadata["path"] == r"C:\Users\me"
+    assert same(trace, PLAIN)
+
+
 def test_what_is_written_well_is_not_changed() -> None:
     """Also beside something that is repaired."""
     data = build().to_bytes()
@@ -498,6 +518,17 @@ def test_what_is_larger_than_memory_is_refused(
     monkeypatch.setattr(stream, "CHUNK", 1000)
     path, bomb = tmp_path / "large.json", b"[" + b" " * 2_000_000
     path.write_bytes(gzip.compress(bomb) if packed else bomb)
+    with pytest.raises(TraceError, match="too large for this machine"):
+        read(path)
+
+
+def test_many_small_events_are_larger_than_their_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "free_bytes", lambda: 1_500_000)
+    monkeypatch.setattr(stream, "CHUNK", 10_000)
+    path = tmp_path / "small.json"
+    path.write_bytes(b"[" + b",".join([b'{"ph":"X","cat":"kernel","ts":1}'] * 20_000) + b"]")
     with pytest.raises(TraceError, match="too large for this machine"):
         read(path)
 

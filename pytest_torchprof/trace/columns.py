@@ -53,10 +53,15 @@ class _Labels(dict[tuple[Any, ...], int]):
 
 
 class Columns:
-    """Events as columns, added a piece at a time; those of no `Kind` are only counted."""
+    """Events as columns, added a piece at a time; those of no `Kind` are only counted.
+
+    Attributes:
+        seen: events so far.
+        kept: those of a `Kind`.
+    """
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.seen = self.kept = 0
         self._labels = _Labels()
         self._label, self._ts, self._dur, self._length = (list[npt.NDArray[Any]]() for _ in "1234")
         self._text = BytesIO()
@@ -76,6 +81,7 @@ class Columns:
         begin, lasting = nanoseconds(ts, in_ns), np.maximum(nanoseconds(dur, in_ns), 0)
         args = [e.args for e in kept]
         self.seen += len(events)
+        self.kept += len(kept)
         self._label.append(label[known])
         self._ts.append(begin)
         self._dur.append(lasting)
@@ -83,9 +89,9 @@ class Columns:
         self._text.write(b"".join(args))
 
     @property
-    def kept(self) -> int:
-        """How many of the events seen are of a `Kind`."""
-        return sum(map(len, self._label))
+    def size(self) -> int:
+        """Bytes of memory that these events take once they are a trace, roughly and at most."""
+        return self.kept * 100 + len(self._labels) * 500 + self._text.tell()
 
     @property
     def categories(self) -> list[str]:

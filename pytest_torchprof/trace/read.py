@@ -124,12 +124,14 @@ class _Reader:
         self._find_events()
         if self._head:
             self._add_pieces()
-        self._text += b"".join(self._chunks)
+        for chunk in self._chunks:
+            self._text += chunk
+            self._stream.check_room(3 * len(self._text))  # as text, and decoded all at once
         metadata = self._add_rest()
         if self._repairs:
             self._warnings.append(
-                f"invalid JSON was repaired in {self._repairs} places (bare quotes or backslashes "
-                "in names, infinite numbers, or other encodings)"
+                f"invalid JSON was repaired in {self._repairs:,} places (bare quotes, backslashes "
+                "or control characters in names, infinite numbers, stray commas, foreign bytes)"
             )
         self._check_kinds(metadata)
         return self._columns.trace(metadata, self._warnings)
@@ -151,9 +153,8 @@ class _Reader:
                 self._head = b"["
                 return
             for match in _EVENTS.finditer(self._text, searched):
-                # Elsewhere than at the top, it leaves more open than the object.
-                if _decodes(self._text[: match.end()] + b"]}"):
-                    self._head = bytes(self._text[: match.end()])
+                if head := _head(bytes(self._text[: match.end()])):
+                    self._head = head
                     self._behead(match.end() - 1)
                     return
                 searched = match.end()
@@ -216,6 +217,7 @@ class _Reader:
             events = _LIST.decode(text)
             self._repairs += count
         self._columns.add(events)
+        self._stream.check_room(self._columns.size)
 
     # ---------------------------------------------------------------- the rest
 
@@ -309,11 +311,16 @@ def _breaks_off(fault: BaseException, size: int) -> bool:
     return "truncated" in str(fault) or (at is not None and int(at[1]) >= size - 1)
 
 
-def _decodes(document: bytearray) -> bool:
-    try:
-        return "traceEvents" in _HEADER.decode(document)
-    except _FAULTS:
-        return False
+def _head(text: bytes) -> bytes | None:
+    """Text up to a list of events as valid JSON; None if this key is not one of the top level."""
+    for head in (text, repaired(text)[0]):
+        try:
+            # Elsewhere than at the top, the text leaves more open than the object.
+            if "traceEvents" in _HEADER.decode(head + b"]}"):
+                return head
+        except _FAULTS:
+            continue
+    return None
 
 
 def _metadata(document: bytes) -> dict[str, Any]:

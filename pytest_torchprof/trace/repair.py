@@ -19,9 +19,10 @@ _QUOTE = re.compile(rb'(\\.)|"')
 #: A backslash, of an escape or of a Windows path (pytorch/kineto#617).
 _BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-#: A string, or a number that is none: a bandwidth over no time (pytorch/kineto#105).
-_STRING_OR_NO_NUMBER = re.compile(
-    rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf(?:inity)?)\b', re.IGNORECASE | re.DOTALL
+#: A string, or a number that is none: a bandwidth over no time (pytorch/kineto#105); or a comma
+#: after which nothing comes.
+_STRING_OR_FAULT = re.compile(
+    rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf(?:inity)?)\b|,(?=\s*[\]}])', re.IGNORECASE | re.DOTALL
 )
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]|"', re.DOTALL)
 
@@ -43,13 +44,13 @@ def repaired(text: bytes) -> tuple[bytes, int]:
         word = match[0]
         if word[:1] != b'"':
             count += 1
-            return b"null"
+            return b"" if word == b"," else b"null"
         word, controls = _CONTROL.subn(b" ", _BACKSLASH.sub(escaped, word))
         count += controls
         return word
 
     text = _NAME.sub(name, text)
-    text = _STRING_OR_NO_NUMBER.sub(token, text)
+    text = _STRING_OR_FAULT.sub(token, text)
     try:
         text.decode()
     except UnicodeDecodeError:

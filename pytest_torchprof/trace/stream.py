@@ -47,7 +47,7 @@ class Stream:
         self.size = 0
         self.cut = False
         self._path, self._progress = path, progress
-        self._room = free_bytes()
+        self._room: int | None = None
 
     def __iter__(self) -> Iterator[bytes]:
         """Chunks of `CHUNK` bytes or so, none of them empty.
@@ -55,20 +55,22 @@ class Stream:
         Raises:
             TraceError: unreadable, damaged, empty, plainly no JSON, or larger than memory.
         """
-        room = self._room
+        self._room = self._free()
         try:
             for chunk in self._text():
                 if not self.size:
                     self._check(chunk)
                 self.size += len(chunk)
-                if room is not None and self.size > room:
-                    raise self._too_large(f"more than {self.size:,} bytes of text", room)
+                self.check_room(self.size)
                 yield chunk
         except (OSError, ValueError, MemoryError) as error:
             found = str(error) or "not enough memory"
             raise TraceError(f"{self.source}: cannot be read", found) from error
         if not self.size:
             raise TraceError(f"{self.source}: not a Chrome trace", "the file is empty", _EXPECTED)
+
+    def _free(self) -> int | None:
+        return free_bytes()
 
     def _text(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
@@ -78,8 +80,7 @@ class Stream:
                 yield from self._unpacked(first, raw)
                 return
             total = os.fstat(file.fileno()).st_size
-            if self._room is not None and total > self._room:
-                raise self._too_large(f"{total:,} bytes", self._room)
+            self.check_room(total)
             if first:
                 yield first.removeprefix(b"\xef\xbb\xbf")  # the mark that Windows puts first
             yield from raw
@@ -122,12 +123,18 @@ class Stream:
             found = f"begins with {start.lstrip()[:12]!r}, which is no JSON object or list"
             raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
 
-    def _too_large(self, found: str, room: int) -> TraceError:
-        return TraceError(
-            f"{self.source}: too large for this machine",
-            f"{found}, and {room:,} bytes of memory are free",
-            "read it where there is more memory, or profile fewer steps",
-        )
+    def check_room(self, needed: int) -> None:
+        """Refuse what needs more than was free at the start: a small file may unpack to anything.
+
+        Raises:
+            TraceError: it needs more bytes than that.
+        """
+        if self._room is not None and needed > self._room:
+            raise TraceError(
+                f"{self.source}: too large for this machine",
+                f"it needs more than {needed:,} bytes of memory, and {self._room:,} were free",
+                "read it where there is more memory, or profile fewer steps",
+            )
 
 
 class Text(Stream):
@@ -135,7 +142,10 @@ class Text(Stream):
 
     def __init__(self, data: bytes | bytearray, source: str) -> None:
         super().__init__(Path(source))
-        self.source, self._data, self._room = source, memoryview(data), None
+        self.source, self._data = source, memoryview(data)
+
+    def _free(self) -> None:
+        """Without bound: there is room for it already."""
 
     def _text(self) -> Iterator[bytes]:
         for at in range(0, len(self._data), CHUNK):

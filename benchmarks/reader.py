@@ -1,0 +1,51 @@
+"""What runs in a measured process: one way to read a trace.
+
+Usage: ``python -m benchmarks.reader HOW FILE``; prints the seconds that the reading alone took.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+Reading = Callable[[Path], object]
+
+
+def plain() -> Reading:
+    """What any script begins with; the garbage collector is on, as it is by default."""
+    import json
+
+    return lambda path: json.loads(path.read_text(encoding="utf-8"))
+
+
+def ours() -> Reading:
+    """Into a `Trace`."""
+    from pytest_torchprof.trace.read import read
+
+    return read
+
+
+def metrics() -> Reading:
+    """Into a `Trace`, and every metric of it."""
+    from pytest_torchprof.metrics import measure_all
+    from pytest_torchprof.trace.read import read
+
+    return lambda path: measure_all(read(path))
+
+
+def hta() -> Reading:
+    """HolisticTraceAnalysis's load, which comes before any question to it."""
+    from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
+
+    return lambda path: TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))
+
+
+HOW = {"plain": plain, "ours": ours, "metrics": metrics, "hta": hta}
+
+if __name__ == "__main__":
+    READ = HOW[sys.argv[1]]()  # imports are not counted
+    START = time.perf_counter()
+    READ(Path(sys.argv[2]))
+    print(time.perf_counter() - START)

@@ -1,0 +1,158 @@
+"""What reading a large stored trace takes, in time and in memory, against plain JSON and HTA."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import repeated
+from benchmarks.pairs import Row, paired, ratio, summarise
+from benchmarks.processes import ROOT
+
+#: A Python that has HolisticTraceAnalysis, if this one has not.
+HTA_PYTHON = "TORCHPROF_BENCHMARK_HTA_PYTHON"
+LARGE, SMALL = 1_000_000, 100_000
+#: Commands of ours as whole processes, and their goals against a process that only loads the JSON.
+COMMANDS = {"summary": 0.5, "kernels": 0.7, "lint": 0.7}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process from its start to its end: seconds, of those what it measured itself, MiB."""
+
+    wall_s: float
+    inner_s: float
+    peak_mib: float
+
+
+def stored(*, quick: bool) -> Iterator[Row]:
+    """Read a real trace, repeated to a million events and more."""
+    real = repeated.source()
+    if real is None:
+        print(f"stored: left out, {repeated.CORPUS} has no {repeated.NAME}", file=sys.stderr)
+        return
+    with TemporaryDirectory(prefix="benchmark-") as name:
+        large, small = Path(name, "large.json"), Path(name, "small.json")
+        events = repeated.write(real, large, LARGE)
+        few = repeated.write(real, small, SMALL)
+        yield from _reading(large, small, (events, few), 2 if quick else 5)
+        yield from _commands(large, small, 2 if quick else 5)
+        yield from _beside_hta(large)
+
+
+def _reading(large: Path, small: Path, events: tuple[int, int], count: int) -> Iterator[Row]:
+    samples = paired(lambda: _reader("ours", large), lambda: _reader("plain", large), count)
+    size = large.stat().st_size / 2**20
+    yield summarise(
+        "stored: read",
+        [(ours.inner_s, plain.inner_s) for ours, plain in samples],
+        unit="s",
+        goal=0.2,
+        note=f"{events[0]:,} events, {size:,.0f} MiB; peer: json.load, collector on",
+    )
+    yield summarise(
+        "stored: read, memory",
+        [(ours.peak_mib, size) for ours, _ in samples],
+        unit="MiB",
+        goal=1.5,
+        note="peak of the whole process; peer: the file",
+    )
+    both = paired(lambda: _reader("ours", large), lambda: _reader("ours", small), count)
+    yield summarise(
+        "stored: read, growth",
+        [(a.inner_s / events[0] * 1e6, b.inner_s / events[1] * 1e6) for a, b in both],
+        unit="µs",
+        goal=1.25,
+        note=f"per event, of {events[0]:,} against {events[1]:,}: 1 is linear",
+    )
+
+
+def _commands(large: Path, small: Path, count: int) -> Iterator[Row]:
+    size = large.stat().st_size / 2**20
+    for command, goal in COMMANDS.items():
+        arguments, note = ["-m", "pytest_torchprof", command], ""
+        try:
+            _run([sys.executable, *arguments, str(small)])
+        except RuntimeError:
+            if command != "summary":
+                print(f"stored: {command} left out, it cannot read a trace", file=sys.stderr)
+                continue
+            arguments = ["-m", "benchmarks.reader", "metrics"]
+            note = "; in its place: read, and every metric"
+        samples = paired(
+            lambda arguments=arguments: _run([sys.executable, *arguments, str(large)]),  # type: ignore[misc]
+            lambda: _reader("plain", large),
+            count,
+        )
+        yield summarise(
+            f"stored: {command}",
+            [(ours.wall_s, plain.wall_s) for ours, plain in samples],
+            unit="s",
+            goal=goal,
+            note=f"whole process; peer: one that only runs json.load{note}",
+        )
+        yield summarise(
+            f"stored: {command}, memory",
+            [(ours.peak_mib, size) for ours, _ in samples],
+            unit="MiB",
+            goal=1.5,
+            note=f"peak of the whole process; peer: the file{note}",
+        )
+
+
+def _beside_hta(large: Path) -> Iterator[Row]:
+    python = os.environ.get(HTA_PYTHON)
+    if python is None and importlib.util.find_spec("hta") is None:
+        print(
+            f"stored: HolisticTraceAnalysis left out, it is not installed here ({HTA_PYTHON} may "
+            "name a Python that has it)",
+            file=sys.stderr,
+        )
+        return
+    ours = _reader("metrics", large)
+    theirs = _reader("hta", large, python=python or sys.executable)
+    yield summarise(
+        "stored: HolisticTraceAnalysis",
+        [(ours.inner_s, theirs.inner_s)],
+        unit="s",
+        figure=ratio,
+        goal=0.1,
+        note="ours: read, and every metric; peer: its load alone, once; without imports",
+    )
+
+
+def _reader(how: str, path: Path, *, python: str = sys.executable) -> Process:
+    return _run([python, "-m", "benchmarks.reader", how, str(path)])
+
+
+def _run(command: Sequence[str]) -> Process:
+    """Run it to its end.
+
+    Raises:
+        RuntimeError: it ends with another status than 0.
+    """
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
+    with TemporaryDirectory(prefix="benchmark-") as name:
+        out = Path(name, "out")
+        with out.open("wb") as file:
+            start = time.perf_counter()
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=name
+            )
+            _, status, used = os.wait4(process.pid, 0)
+            wall = time.perf_counter() - start
+        text = out.read_text("utf-8")
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended badly:\n{text[-2000:]}")
+    last = text.split()[-1] if text.split() else ""
+    peak = used.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return Process(wall, float(last) if last.replace(".", "").isdecimal() else wall, peak)

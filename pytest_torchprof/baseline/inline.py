@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_torchprof.baseline.files import replace_file, why
+from pytest_torchprof.baseline.files import replace_file
 from pytest_torchprof.errors import BaselineError, SettingsError
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.stats import NotMeasured, Value

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pytest_torchprof.baseline.files import replace_file
 from pytest_torchprof.errors import BaselineError, SettingsError
+from pytest_torchprof.files import why
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.stats import NotMeasured, Value
 from pytest_torchprof.units import format_quantity

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_builder import TraceBuilder
+from trace_styles import STYLES
 
 from pytest_torchprof.analysis.attribution import DTYPES, attribute
 from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked
@@ -409,6 +410,23 @@ def test_copies_and_memsets_are_rows_with_their_own_bytes() -> None:
 def test_what_stays_in_a_cache_may_exceed_the_memory() -> None:
     """Percentages are not capped: 12 MB in 6 µs did not come from a memory of 1 TB/s."""
     assert one(addition_in(6, 10**6)).bandwidth_pct == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("style", [*STYLES, "bare_list", "compact"])
+def test_every_way_to_write_a_trace(style: str) -> None:
+    """What a trace lacks is unknown; its device events are in rows all the same."""
+    b = builder()
+    with b.op(*MM):
+        b.launch(GEMM, device_us=4_000)
+    b.memcpy("DtoH", 4)
+    b.graph_launch(["a", "b"])
+    trace = parse(b.to_bytes(style))
+    device = int(trace.is_kind(*DEVICE_KINDS).sum())
+    for by in ("name", "op"):
+        found = kernel_rows(trace, by=by, extra=[CHIP])
+        assert sum(row.calls for row in found) == device
+        assert all(row.flops in {None, 2 * 10**9} for row in found)
+    assert len(kernel_work(trace, [CHIP]).event) == device
 
 
 # -------------------------------------------------------------------------------------- properties

@@ -107,7 +107,8 @@ def kernel_rows(
     what = np.where(copied | (by == "name"), name, len(trace.names) + work.owner)
     unlinked = (by == "op") & ~copied & (work.owner < 0)
     what[unlinked] = -1
-    _, group = np.unique(_pairs(device, what), return_inverse=True)
+    _, place = np.unique(device, return_inverse=True)
+    _, group = np.unique(_pairs(place, what), return_inverse=True)
     table = _Table(group, dur)
     whole = _calls(work.call, group) if by == "op" else np.arange(len(event))
     whole = np.where(copied, whole.max() + 1 + np.arange(len(event)), whole)

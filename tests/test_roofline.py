@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_builder import TraceBuilder
+from trace_styles import STYLES
 
 from pytest_torchprof.analysis.attribution import DTYPES, attribute
 from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked
@@ -96,6 +98,31 @@ def test_a_device_that_is_not_the_first() -> None:
     with b.op(*MM):
         b.launch(GEMM, device_us=4_000)
     assert (one(b).device, one(b).compute_pct) == (3, pytest.approx(50.0))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["Test Chip"], 50.0), (["Test Chip"] * 2, 50.0), (["Test Chip", "Other"], None), ([], None)],
+)
+def test_a_device_of_a_number_that_no_entry_has(names: list[str], expected: float | None) -> None:
+    """ROCm counts the processors among the agents: its events may be on device 2 of 1."""
+    b = builder(device_index=2)
+    with b.op(*MM):
+        b.launch(GEMM, device_us=4_000)
+    trace = parse(b.to_bytes())
+    listed = [{"id": i, "name": name} for i, name in enumerate(names)]
+    found = replace(trace, metadata={"deviceProperties": listed})
+    (row,) = kernel_rows(found, extra=[CHIP])
+    assert row.compute_pct == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize("listed", [None, 7, "text", [None, 3], {"id": 0}, [{"id": 0, "name": 7}]])
+def test_junk_in_the_place_of_devices(listed: Any) -> None:
+    b = builder()
+    with b.op(*MM):
+        b.launch(GEMM)
+    (row,) = kernel_rows(replace(parse(b.to_bytes()), metadata={"deviceProperties": listed}))
+    assert (row.flops, row.compute_pct) == (2 * 10**9, None)
 
 
 def test_a_kernel_of_no_duration_has_no_rate() -> None:
@@ -383,6 +410,23 @@ def test_copies_and_memsets_are_rows_with_their_own_bytes() -> None:
 def test_what_stays_in_a_cache_may_exceed_the_memory() -> None:
     """Percentages are not capped: 12 MB in 6 µs did not come from a memory of 1 TB/s."""
     assert one(addition_in(6, 10**6)).bandwidth_pct == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("style", [*STYLES, "bare_list", "compact"])
+def test_every_way_to_write_a_trace(style: str) -> None:
+    """What a trace lacks is unknown; its device events are in rows all the same."""
+    b = builder()
+    with b.op(*MM):
+        b.launch(GEMM, device_us=4_000)
+    b.memcpy("DtoH", 4)
+    b.graph_launch(["a", "b"])
+    trace = parse(b.to_bytes(style))
+    device = int(trace.is_kind(*DEVICE_KINDS).sum())
+    for by in ("name", "op"):
+        found = kernel_rows(trace, by=by, extra=[CHIP])
+        assert sum(row.calls for row in found) == device
+        assert all(row.flops in {None, 2 * 10**9} for row in found)
+    assert len(kernel_work(trace, [CHIP]).event) == device
 
 
 # -------------------------------------------------------------------------------------- properties

@@ -205,6 +205,9 @@ ELEMENTWISE: list[tuple[Call, int | None]] = [
     (("aten::eq", [[4], [4]], [LONG, LONG], ["", ""]), 68),
     (("aten::pow", [[4], []], ["int", NUMBER], ["", "0.5"]), 32),
     (("aten::pow", [[4], []], ["int", NUMBER], ["", "2"]), 32),
+    # a trace without concrete inputs: among floats, no number decides
+    (("aten::pow", [[4], []], [FLOAT, NUMBER], None), 32),
+    (("aten::pow", [[4], []], ["int", NUMBER], None), None),
     (("aten::div", [[4], [4]], ["int", "int"], ["", ""]), 48),
     (("aten::div", [[4], [4]], [LONG, LONG], ["", ""]), 80),
     (("aten::div", [[4], [4], []], [LONG, LONG, NUMBER], ["", "", "floor"]), 96),

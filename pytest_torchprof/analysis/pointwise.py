@@ -49,9 +49,10 @@ def _elementwise(inputs: int, out: str | None = None) -> Rule:
 def _result(call: Operands, tensors: list[Tensor], inputs: int, out: str | None) -> str:
     if out is not None and out != "real":
         return out
-    places = range(min(inputs, len(call)))
-    numbers = [call.text(i) for i in places if call.types[i] == "Scalar"]
-    dtype = promoted(tensors, numbers)
+    dtype = promoted(tensors, [])
+    if category(dtype) < 2:  # among floats, a number decides nothing
+        places = range(min(inputs, len(call)))
+        dtype = promoted(tensors, [call.text(i) for i in places if call.types[i] == "Scalar"])
     return "float" if out == "real" and category(dtype) < 2 else dtype
 
 

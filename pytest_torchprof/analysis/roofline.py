@@ -107,7 +107,8 @@ def kernel_rows(
     what = np.where(copied | (by == "name"), name, len(trace.names) + work.owner)
     unlinked = (by == "op") & ~copied & (work.owner < 0)
     what[unlinked] = -1
-    _, group = np.unique(_pairs(device, what), return_inverse=True)
+    _, place = np.unique(device, return_inverse=True)
+    _, group = np.unique(_pairs(place, what), return_inverse=True)
     table = _Table(group, dur)
     whole = _calls(work.call, group) if by == "op" else np.arange(len(event))
     whole = np.where(copied, whole.max() + 1 + np.arange(len(event)), whole)
@@ -194,13 +195,12 @@ def _least_s(trace: Trace, work: Work, extra: Sequence[Device]) -> tuple[Floats,
 
 
 def _device(trace: Trace, number: int, extra: Sequence[Device]) -> Device | None:
-    """The device of this number; where the trace does not number its devices, its only one."""
+    """The device of this number. ROCm numbers events otherwise than devices: then all are alike."""
     listed: Any = trace.metadata.get("deviceProperties")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     mine = [e for e in entries if e.get("id") == number]
-    if not mine and len(entries) == 1 and "id" not in entries[0]:
-        mine = entries
-    return devices.find(mine[0], extra) if mine else None
+    first, *others = [devices.find(e, extra) for e in mine or entries] or [None]
+    return first if all(other == first for other in others) else None
 
 
 # --------------------------------------------------------------------------------------- groups

@@ -1,0 +1,92 @@
+"""Odd and damaged traces: whatever was read can be compared, folded, augmented, asked for peaks."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+from test_fuzz import DOCUMENTS, JUNK, TEXTS, VALUES, often, places, refused
+from test_write import by_index
+
+from pytest_torchprof.analysis.diff import diff, growth
+from pytest_torchprof.analysis.memory import peaks
+from pytest_torchprof.analysis.replacements import replacements
+from pytest_torchprof.errors import TraceError
+from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.stacks import fold
+from pytest_torchprof.trace.write import augment
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+
+OTHER = parse(TEXTS[0])
+
+
+def ask(trace: Trace) -> None:
+    for by in ("op", "kernel"):
+        for a, b in ((trace, OTHER), (OTHER, trace)):
+            assert all(row.calls_a or row.calls_b for row in diff(a, b, by=by))
+            growth(a, b, by=by, limit_percent=5)
+            replacements(a, b, by=by)
+    for peak in peaks(trace):
+        assert sum(row.bytes for row in peak.rows) == peak.peak_bytes
+    for metric in ("self_cpu_ms", "self_cuda_ms"):
+        for line in fold(trace, metric):
+            frames, us = line.split(" ")
+            assert frames
+            assert int(us) > 0
+
+
+def survive(data: bytes) -> None:
+    """Ask everything of what is read, and augment it: a trace that holds the same, or an error."""
+    with TemporaryDirectory() as folder:
+        source, target = Path(folder, "damaged.json"), Path(folder, "out.json")
+        source.write_bytes(data)
+        trace: Trace | None = None
+        with suppress(TraceError):
+            trace = read(source)
+        if trace is not None:
+            ask(trace)
+            ask(trace.within(module="Linear"))
+        try:
+            augment(source, target, by_index)
+        except TraceError as error:
+            refused(error, "damaged.json")
+            return
+        json.loads(target.read_bytes())
+        assert trace is not None
+        again = read(target)
+        assert again.ts.tolist() == trace.ts.tolist()
+        assert measure_all(again) == measure_all(trace)
+
+
+@often
+@given(st.data())
+def test_bytes_that_are_cut_off_changed_or_inserted(data: st.DataObject) -> None:
+    text = bytearray(data.draw(st.sampled_from(TEXTS)))
+    at = data.draw(st.integers(0, len(text) - 1))
+    how = data.draw(st.sampled_from(["cut", "cut", "flip", "insert"]))
+    if how == "cut":
+        del text[at:]
+    elif how == "flip":
+        text[at] = data.draw(st.integers(0, 255))
+    else:
+        text[at:at] = data.draw(st.sampled_from(JUNK))
+    survive(bytes(text))
+
+
+@often
+@given(st.data())
+def test_values_of_any_type_in_any_place(data: st.DataObject) -> None:
+    document = json.loads(json.dumps(data.draw(st.sampled_from(DOCUMENTS))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        event = data.draw(st.sampled_from(document["traceEvents"]))
+        container, key = data.draw(st.sampled_from(places(event) or [({}, "")]))
+        container[key] = data.draw(VALUES)
+    survive(json.dumps(document).encode(errors="surrogatepass"))

@@ -38,10 +38,13 @@ often = settings(
 
 
 def slices() -> list[dict[str, Any]]:
-    """Of each real trace its metadata and a few events of each category, in order."""
+    """Of a dozen real traces the metadata and a few events of each category, in order."""
     found = []
-    for path in sorted(CORPUS.glob("*.json.gz")):
+    paths = sorted(p for p in CORPUS.glob("*.json.gz") if p.stat().st_size < 2_000_000)
+    for path in paths[:: max(len(paths) // 12, 1)]:
         document = json.loads(gzip.decompress(path.read_bytes()))
+        if not isinstance(document, dict) or "traceEvents" not in document:
+            continue
         seen: dict[Any, int] = {}
         kept = []
         for event in document["traceEvents"]:

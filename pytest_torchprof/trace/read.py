@@ -55,10 +55,11 @@ def read(path: Path, *, progress: Progress | None = None) -> Trace:
 
     A file that breaks off is read up to its last whole event, and JSON that Kineto writes wrongly
     is repaired; the trace's ``warnings`` say so. ``progress`` is called with the bytes read so far
-    and the size of the file.
+    and the size of the file. Needs about as much memory as the file is long, of a compressed one
+    the text in it, and refuses what needs more than is free.
 
     Raises:
-        TraceError: unreadable, damaged, not JSON, or JSON that is no trace of PyTorch's.
+        TraceError: unreadable, damaged, too large, not JSON, or no trace of PyTorch's.
     """
     return replace(_trace(Stream(path, progress)), source=str(path))
 
@@ -283,7 +284,9 @@ class _Reader:
             lambda m: f"(byte {max(int(m[1]) - head, 0) + self._at:,})",
             str(fault).splitlines()[0][:300] if str(fault) else type(fault).__name__,
         )
-        if "`$" in found and self._columns.seen:
+        if "missing required field" in found:
+            found = "a JSON object without `traceEvents`"
+        elif "`$" in found and self._columns.seen:
             found += f", counted from event {self._columns.seen:,} on"
         elif "byte" not in found and self._at:
             found += f", after byte {self._at:,}"

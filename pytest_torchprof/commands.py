@@ -130,9 +130,15 @@ def memory(options: Namespace) -> int:
     fields = _fields(ranks, ("device", "peak_bytes", "at_ms", "operator", "bytes", "count"))
     shown, left = _limited(options, flat)
     notes = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
-    if not rows:
-        notes.append("no memory events: record with profile_memory=True")
+    notes += [why for trace in ranks.values() if (why := _no_memory(trace))]
     return _print_table(options, shown, fields, head=_head(ranks), notes=notes)
+
+
+def _no_memory(trace: Trace) -> str | None:
+    peak = trace.metrics()["peak_cpu_bytes"]
+    if isinstance(peak, NotMeasured):
+        return f"no peak: {peak.reason}"
+    return None if trace.memory() else "nothing was allocated"
 
 
 def diff(options: Namespace) -> int:
@@ -354,6 +360,8 @@ def _show(
     extra: Row | None = None,
 ) -> None:
     shown, left = _limited(options, rows)
+    if options.format == "table" and len({row.get("device") for row in rows}) == 1:
+        fields = [field for field in fields if field != "device"]  # the heading names it
     if options.format == "json":
         parts = {"rows": shown, **({"total": total} if total else {}), "left_out": left}
         parts |= {**(extra or {}), "notes": list(notes)}

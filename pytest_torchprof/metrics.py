@@ -20,6 +20,7 @@ Need = Literal["rounds", "shapes", "memory", "device"]
 NO_DEVICE = "no accelerator in this capture"
 NO_REGION = "failed capture: the trace lacks the measured region"
 NO_DURATIONS = "the events of this trace have no durations"
+NO_MEMORY = "recorded without memory events (profile_memory=True gives them)"
 NO_SIZES = "the copies of this trace have no sizes"
 
 
@@ -82,15 +83,24 @@ def _missing(metric: Metric, trace: Trace) -> str | None:
     if "shapes" in metric.needs and not trace.has_shapes:
         return "recorded without shapes (record_shapes=True gives them)"
     if "memory" in metric.needs and not _has_memory(trace):
-        return str(trace.facts.get("no_memory") or "recorded without memory (profile_memory=True)")
+        return str(trace.facts.get("no_memory") or NO_MEMORY)
     return None
 
 
 def _has_memory(trace: Trace) -> bool:
     if "no_memory" in trace.facts:
         return False
+    from pytest_torchprof.analysis.memory import ALLOCATORS
+    from pytest_torchprof.events import Kind
+
     sizes = trace.memory.bytes
-    return bool(sizes.any() if len(sizes) else trace.metadata.get("profile_memory"))
+    if len(sizes):
+        return bool(sizes.any())
+    if trace.region is not None:
+        return bool(trace.metadata.get("profile_memory"))
+    # Some builds of torch note the flag and record nothing.
+    allocates = trace.is_kind(Kind.OP) & trace.names_where(ALLOCATORS.__contains__)
+    return bool(trace.metadata.get("profile_memory")) and not allocates.any()
 
 
 def _device_gap(trace: Trace) -> str | None:

@@ -27,12 +27,12 @@ def test_a_table_has_scaled_units_a_total_and_no_empty_column() -> None:
     assert_expected_inline(
         table(ROWS, FIELDS, total=TOTAL),
         """\
-name          calls    self_cpu    flops    share
-----------  -------  ----------  -------  -------
-aten::mm     12,345      1.5 ms  2 GFLOP   99.9 %
-aten::add_        1      2.1 us        –   <0.1 %
-----------  -------  ----------  -------  -------
-total        12,346      1.5 ms             100 %
+name         calls  self_cpu    flops   share
+----------  ------  --------  -------  ------
+aten::mm    12,345    1.5 ms  2 GFLOP  99.9 %
+aten::add_       1    2.1 us        –  <0.1 %
+----------  ------  --------  -------  ------
+total       12,346    1.5 ms            100 %
 """,
     )
 
@@ -42,9 +42,9 @@ def test_markdown_is_a_table_of_github() -> None:
     assert_expected_inline(
         markdown(rows, FIELDS),
         """\
-| name   |   calls |   self_cpu |   flops |   share |
-|:-------|--------:|-----------:|--------:|--------:|
-| a\\|b   |  12,345 |     1.5 ms | 2 GFLOP |  99.9 % |
+| name |  calls | self_cpu |   flops |  share |
+|:-----|-------:|---------:|--------:|-------:|
+| a\\|b | 12,345 |   1.5 ms | 2 GFLOP | 99.9 % |
 """,
     )
 

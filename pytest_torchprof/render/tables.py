@@ -7,7 +7,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
 from pytest_torchprof.render.kernel_names import readable
@@ -41,8 +42,8 @@ _TEXTS = {
 }
 #: What a user reads to the end, so it is not cut.
 _WHOLE = frozenset({"change", "device", "bound", "rank", "metric", "reason", "message", "rule"})
-#: Tabulate pads a heading by two, and puts two between columns.
-_GAP = _PADDING = 2
+#: What tabulate puts between columns.
+_GAP = 2
 
 #: Cells carry their units, so headings need none.
 _HEADINGS = {
@@ -133,23 +134,36 @@ def table(
     if width is not None:
         columns = _fitted(shown, columns, width)
     body = [list(cells) for cells in zip(*columns, strict=True)]
-    text = tabulate.tabulate(
-        body,
-        headers=[heading(field) for field in shown],
-        tablefmt=style,
-        disable_numparse=True,
-        colalign=["left" if f in _TEXTS else "right" for f in shown] if body else None,
-    )
+    with _no_padding():
+        text = tabulate.tabulate(
+            body,
+            headers=[heading(field) for field in shown],
+            tablefmt=style,
+            disable_numparse=True,
+            colalign=["left" if f in _TEXTS else "right" for f in shown] if body else None,
+        )
     lines = text.splitlines()
     if total and style == "simple":
         lines.insert(len(lines) - 1, lines[1])
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+@contextmanager
+def _no_padding() -> Iterator[None]:
+    """Tabulate pads each heading by two, which eleven columns do not have."""
+    import tabulate
+
+    before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0
+    try:
+        yield
+    finally:
+        tabulate.MIN_PADDING = before
+
+
 def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list[list[str]]:
     """Columns of text cut to what the terminal has left, the widest first."""
     widths = [
-        max([len(heading(field)) + _PADDING, *map(len, column)])
+        max([len(heading(field)), *map(len, column)])
         for field, column in zip(fields, columns, strict=True)
     ]
     over = sum(widths) + _GAP * (len(widths) - 1) - width

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules import RULES
 from pytest_torchprof.stats import NotMeasured, Profile, Value
 from pytest_torchprof.trace.stacks import write_stacks
-from pytest_torchprof.units import format_change, format_quantity
+from pytest_torchprof.units import format_change, format_pair, format_quantity
 
 OK, FAILED, BAD_USAGE = 0, 1, 2
 
@@ -152,40 +153,51 @@ def diff(options: Namespace) -> int:
         )
     pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
     made = {rank: api.diff(a, b, options.by) for rank, (a, b) in pairs.items()}
-    notes = []
+    notes, extra = _growth(options, pairs.values())
     for a, b in pairs.values():
         found = replacements(a.events, b.events, by=options.by)
         notes += [one.text(readable) for one in found.rows[:_REPLACEMENTS]]
         if not found.complete:
-            notes.append("the traces differ all over: replacements of their first part")
+            notes.append("the traces differ all over: only their first part was searched for what "
+                         "took the place of what")  # fmt: skip
     rows = [row for rank in made for row in _with_rank(now, rank, made[rank].to_dicts())]
     same = sum(row["change"] == "same" for row in rows)
     if options.format in ("table", "markdown"):
         rows = [row for row in rows if row["change"] != "same"]
         if same:
             notes.append(f"{plural(same, 'more row')} without a change")
-    extra: Row = {}
-    if options.fail_over is not None:
-        limit = options.fail_over
-        checks = [
-            check
-            for a, b in pairs.values()
-            for check in growth(a.events, b.events, by=options.by, limit_percent=limit)
-        ]
-        notes += [_said(check) for check in checks]
-        # What cannot be checked has not passed.
-        extra["failed"] = any(check.exceeded is not False for check in checks)
+        if options.by == "kernel":
+            rows = [{**row, "name": readable(row["name"])} for row in rows]
     fields = _fields(now, api.fields_of(DiffRow))
-    _show(options, now, _ordered(rows, options.sort, fields), fields, None, notes, extra=extra)
+    rows = _ordered(rows, options.sort, fields)
+    head = f"a: {_head(before)}\nb: {_head(now)}"
+    _show(options, now, rows, fields, None, notes, extra=extra, head=head)
     return FAILED if extra.get("failed") else OK
 
 
-def _said(check: Growth) -> str:
-    times = [format_quantity(ms, "ms") for ms in (check.before, check.now)]
-    change = format_change(check.before, check.now)
+def _growth(options: Namespace, pairs: Iterable[tuple[Trace, Trace]]) -> tuple[list[str], Row]:
+    """Lines on the total times, and whether one grew over the limit, where there is a limit."""
+    limit = options.fail_over
+    checks = [
+        check
+        for a, b in pairs
+        for check in growth(
+            a.events, b.events, by=options.by, limit_percent=inf if limit is None else limit
+        )
+    ]
+    lines = [_said(check, limit) for check in checks]
+    # What cannot be checked has not passed.
+    failed = any(check.exceeded is not False for check in checks)
+    return lines, {} if limit is None else {"failed": failed}
+
+
+def _said(check: Growth, limit: float | None) -> str:
+    before, now = format_pair(check.before, check.now, "ms")
+    line = f"{check.metric} {before} → {now} ({format_change(check.before, check.now)})"
+    if limit is None:
+        return line
     verdict = {True: "over", False: "within", None: "could not be checked against"}[check.exceeded]
-    limit = f"--fail-over {check.limit_percent:g}"
-    return f"{check.metric} {times[0]} → {times[1]} ({change}): {verdict} {limit}"
+    return f"{line}: {verdict} --fail-over {limit:g}"
 
 
 def augment(options: Namespace) -> int:
@@ -358,6 +370,7 @@ def _show(
     total: Row | None,
     notes: Sequence[str],
     extra: Row | None = None,
+    head: str | None = None,
 ) -> None:
     shown, left = _limited(options, rows)
     if options.format == "table" and len({row.get("device") for row in rows}) == 1:
@@ -375,7 +388,7 @@ def _show(
         shown,
         fields,
         total=total if rows else None,
-        head=_head(ranks),
+        head=_head(ranks) if head is None else head,
         notes=[*(lines if left else ()), *notes],
     )
 

@@ -30,8 +30,6 @@ OUTSIDE = "(outside operators)"
 BEFORE = "(before the region)"
 UNKNOWN = "(unknown: the trace has no addresses)"
 
-NO_MEMORY = "no [memory] events; record with profile_memory=True"
-
 #: Names of c10's device types by number. Source: c10/core/DeviceType.h.
 DEVICE_TYPES = (
     *("cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan"),

@@ -73,7 +73,7 @@ def _percent(value: float) -> str:
     >>> [_percent(v) for v in (0, 0.01, 12.34, 99.99, 100, 140)]
     ['0 %', '<0.1 %', '12.3 %', '99.9 %', '100 %', '140.0 %']
     """
-    if value in {0, 100}:
+    if value == 0 or abs(value - 100) < 1e-9:  # a sum of shares is not quite 1
         return f"{value:.0f} %"
     if 0 < value < 0.1:
         return "<0.1 %"

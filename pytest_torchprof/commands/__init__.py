@@ -1,0 +1,227 @@
+"""What each subcommand of `torchprof` does, one function each; returns the exit status."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Collection, Iterable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from pytest_torchprof import api
+from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
+from pytest_torchprof.analysis.replacements import replacements
+from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.printing import (
+    BAD_USAGE,
+    FAILED,
+    OK,
+    Row,
+    columns_of,
+    document,
+    limited,
+    ordered,
+    print_table,
+    rows_of,
+    show,
+    table,
+    with_rank,
+    write,
+)
+from pytest_torchprof.commands.reading import (
+    heading_of,
+    listed,
+    load,
+    peaks,
+    unknown_chips,
+    unlinked,
+    warn,
+)
+from pytest_torchprof.compare import Policy, compare
+from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.render import tables
+from pytest_torchprof.render.json_report import metrics_of
+from pytest_torchprof.render.kernel_names import readable
+from pytest_torchprof.render.text import plural
+from pytest_torchprof.rules import RULES
+from pytest_torchprof.stats import NotMeasured, Profile, Value
+from pytest_torchprof.trace.stacks import write_stacks
+from pytest_torchprof.units import format_change, format_pair, format_quantity
+
+#: Replacements that a diff spells out.
+_REPLACEMENTS = 12
+
+Metrics = dict[str, Value]
+
+
+def summary(options: Namespace) -> int:
+    """Every metric of a trace."""
+    ranks = load(options.traces, options.rank)
+    values = {rank: trace.metrics() for rank, trace in ranks.items()}
+    total = _total_metrics(values.values())
+    if options.format == "json":
+        parts = {"metrics": _reported(total)}
+        if len(ranks) > 1:
+            parts["ranks"] = {str(rank): _reported(metrics) for rank, metrics in values.items()}
+        return write(tables.to_json(document("summary", ranks, parts)))
+    rows = rows_of(ranks, Trace.summary)
+    if len(ranks) > 1:
+        rows += [{"rank": "total", **row} for row in api.metric_rows(total).to_dicts()]
+    fields = columns_of(ranks, ("metric", "value", "unit", "klass", "reason"))
+    if options.format != "csv":
+        fields = columns_of(ranks, ("metric", "value", "reason"))
+        for row in rows:
+            row["value"] = format_quantity(row["value"], row["unit"])
+    return print_table(options, rows, fields, head=heading_of(ranks))
+
+
+def _total_metrics(ranks: Collection[Metrics]) -> Metrics:
+    """Sums over the ranks of one job; a metric that one of them lacks has none."""
+    total: Metrics = {}
+    for name in next(iter(ranks)):
+        values = [metrics[name] for metrics in ranks]
+        missing = [value for value in values if isinstance(value, NotMeasured)]
+        known = [value for value in values if not isinstance(value, NotMeasured)]
+        total[name] = missing[0] if missing else sum(known)
+    return total
+
+
+def _reported(metrics: Metrics) -> dict[str, Any]:
+    return metrics_of(compare(Profile(metrics), None, (), Policy()))
+
+
+def ops(options: Namespace) -> int:
+    """Key averages of operators."""
+    ranks = load(options.traces, options.rank)
+    return table(options, ranks, lambda trace: trace.ops(options.by), order="share")
+
+
+def kernels(options: Namespace) -> int:
+    """Kernels and copies against the chip's peak."""
+    chips = peaks(options)
+    ranks = load(options.traces, options.rank)
+    notes = [unlinked(trace) for trace in ranks.values()]
+    notes += [unknown_chips(trace, chips) for trace in ranks.values()]
+    return table(
+        options,
+        ranks,
+        lambda trace: trace.kernels(options.by, chips),
+        order="total_ms",
+        notes=[note for note in dict.fromkeys(notes) if note],
+    )
+
+
+def lint(options: Namespace) -> int:
+    """Anti-patterns."""
+    ranks = load(options.traces, options.rank)
+    rows = rows_of(ranks, Trace.findings)
+    fields = columns_of(ranks, ("rule", "count", "message", "location", "fix", "accepted"))
+    if not RULES:
+        warn("this version has no anti-pattern rules yet: nothing was checked")
+    if options.format == "json":
+        write(tables.to_json(document("lint", ranks, {"findings": rows})))
+    else:
+        print_table(options, rows, fields, head=heading_of(ranks))
+    if options.fail and not RULES:
+        return BAD_USAGE
+    return FAILED if options.fail and rows else OK
+
+
+def memory(options: Namespace) -> int:
+    """Peak memory by device and operator."""
+    ranks = load(options.traces, options.rank)
+    rows = rows_of(ranks, Trace.memory)
+    if options.format == "json":
+        return write(tables.to_json(document("memory", ranks, {"rows": rows})))
+    flat = [
+        {**{k: v for k, v in row.items() if k != "rows"}, **live}
+        for row in rows
+        for live in row["rows"] or [{}]
+    ]
+    fields = columns_of(ranks, ("device", "peak_bytes", "at_ms", "operator", "bytes", "count"))
+    shown, left = limited(options, flat)
+    notes = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
+    notes += [why for trace in ranks.values() if (why := _no_memory(trace))]
+    return print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
+
+
+def _no_memory(trace: Trace) -> str | None:
+    peak = trace.metrics()["peak_cpu_bytes"]
+    if isinstance(peak, NotMeasured):
+        return f"no peak: {peak.reason}"
+    return None if trace.memory() else "nothing was allocated"
+
+
+def diff(options: Namespace) -> int:
+    """What changed between two traces, or two folders of ranks."""
+    before, now = load([options.a], options.rank), load([options.b], options.rank)
+    if before.keys() != now.keys() and not len(before) == len(now) == 1:
+        raise SettingsError(
+            "the two sides are not of the same ranks",
+            f"{listed(before)} before, {listed(now)} now",
+            "compare one rank with --rank N",
+        )
+    pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
+    made = {rank: api.diff(a, b, options.by) for rank, (a, b) in pairs.items()}
+    notes, extra = _growth(options, pairs.values())
+    for a, b in pairs.values():
+        found = replacements(a.events, b.events, by=options.by)
+        notes += [one.text(readable) for one in found.rows[:_REPLACEMENTS]]
+        if not found.complete:
+            notes.append("the traces differ all over: only their first part was searched for what "
+                         "took the place of what")  # fmt: skip
+    rows = [row for rank in made for row in with_rank(now, rank, made[rank].to_dicts())]
+    same = sum(row["change"] == "same" for row in rows)
+    if options.format in ("table", "markdown"):
+        rows = [row for row in rows if row["change"] != "same"]
+        if same:
+            notes.append(f"{plural(same, 'more row')} without a change")
+        if options.by == "kernel":
+            rows = [{**row, "name": readable(row["name"])} for row in rows]
+    fields = columns_of(now, api.fields_of(DiffRow))
+    rows = ordered(rows, options.sort, fields)
+    head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
+    show(options, now, rows, fields, None, notes, extra=extra, head=head)
+    return FAILED if extra.get("failed") else OK
+
+
+def _growth(options: Namespace, pairs: Iterable[tuple[Trace, Trace]]) -> tuple[list[str], Row]:
+    """Lines on the total times, and whether one grew over the limit, where there is a limit."""
+    limit = options.fail_over
+    checks = [
+        check
+        for a, b in pairs
+        for check in growth(
+            a.events, b.events, by=options.by, limit_percent=inf if limit is None else limit
+        )
+    ]
+    lines = [_said(check, limit) for check in checks]
+    # What cannot be checked has not passed.
+    failed = any(check.exceeded is not False for check in checks)
+    return lines, {} if limit is None else {"failed": failed}
+
+
+def _said(check: Growth, limit: float | None) -> str:
+    before, now = format_pair(check.before, check.now, "ms")
+    line = f"{check.metric} {before} → {now} ({format_change(check.before, check.now)})"
+    if limit is None:
+        return line
+    verdict = {True: "over", False: "within", None: "could not be checked against"}[check.exceeded]
+    return f"{line}: {verdict} --fail-over {limit:g}"
+
+
+def augment(options: Namespace) -> int:
+    """The same trace with FLOPs, bytes and achieved % on its kernels."""
+    done = api.augment(options.trace, options.target, peaks(options))
+    for warning in done.warnings:
+        warn(f"{options.trace}: {warning}")
+    row = {"file": options.target, "events": done.events, "counters": done.counters}
+    return print_table(options, [row], list(row), schema="augment")
+
+
+def stacks(options: Namespace) -> int:
+    """Folded stacks for flame graphs."""
+    (trace,) = load([options.trace], None).values()
+    lines = write_stacks(trace.events, Path(options.target), options.metric)
+    row = {"file": options.target, "lines": lines, "metric": options.metric}
+    return print_table(options, [row], list(row), schema="stacks")

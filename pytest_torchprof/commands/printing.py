@@ -1,0 +1,182 @@
+"""Rows of one or several ranks on stdout, in the format that was asked for."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.api import Rows, Trace
+from pytest_torchprof.commands.reading import heading_of
+from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.render import tables
+from pytest_torchprof.render.text import plural
+
+if TYPE_CHECKING:
+    from pytest_torchprof.commands.reading import Ranks
+
+OK, FAILED, BAD_USAGE = 0, 1, 2
+
+#: Rows that a table shows unless ``--limit`` says otherwise.
+TABLE_ROWS = 30
+#: Width of a table in a file or a log.
+_WIDTH = 160
+
+Row = dict[str, Any]
+
+
+def rows_of(ranks: Ranks, make: Callable[[Trace], Rows[Any]]) -> list[Row]:
+    """Rows of one table of each trace, with its rank where there are several."""
+    return [row for rank in ranks for row in with_rank(ranks, rank, make(ranks[rank]).to_dicts())]
+
+
+def with_rank(ranks: Ranks, rank: int, rows: Sequence[Row]) -> list[Row]:
+    """These rows, with the rank where there are several."""
+    return [{"rank": rank, **row} for row in rows] if len(ranks) > 1 else list(rows)
+
+
+def columns_of(ranks: Ranks, fields: Sequence[str]) -> list[str]:
+    """These columns, below the rank where there are several."""
+    return ["rank", *fields] if len(ranks) > 1 else list(fields)
+
+
+def table(
+    options: Namespace,
+    ranks: Ranks,
+    make: Callable[[Trace], Rows[Any]],
+    *,
+    order: str,
+    notes: Sequence[str] = (),
+) -> int:
+    """One table over all ranks, ordered, with its total."""
+    each = {rank: make(trace) for rank, trace in ranks.items()}
+    every: Rows[Any] = Rows([row for rows in each.values() for row in rows],
+                            next(iter(each.values())).fields)  # fmt: skip
+    rows = [row for rank in ranks for row in with_rank(ranks, rank, each[rank].to_dicts())]
+    fields = columns_of(ranks, every.fields)
+    total = every.total()
+    if len(ranks) > 1 and "share" in total:
+        _share_over_ranks(rows, total)
+    rows = ordered(rows, options.sort or (order if len(ranks) > 1 else None), fields)
+    if options.format in ("table", "markdown") and "share" not in fields:
+        whole = total.get(order)
+        for row in (*rows, total):
+            row["share"] = (row[order] or 0) / whole if whole else None
+        fields.insert(fields.index(order) + 1, "share")
+    show(options, ranks, rows, fields, total, notes)
+    return OK
+
+
+def _share_over_ranks(rows: Sequence[Row], total: Row) -> None:
+    """Make each row's share one of the time of all ranks."""
+    time = "self_cuda_ms" if total["self_cuda_ms"] else "self_cpu_ms"
+    for row in (*rows, total):
+        row["share"] = (row[time] or 0) / total[time] if total[time] else None
+
+
+def ordered(rows: list[Row], field: str | None, fields: Sequence[str]) -> list[Row]:
+    """Largest first; text by the alphabet; what is unknown last."""
+    if field is None:
+        return rows
+    if field not in fields:
+        raise SettingsError(f"--sort {field}: no such field", "", f"one of {', '.join(fields)}")
+    known = [row for row in rows if row[field] is not None]
+    text = any(isinstance(row[field], str | list) for row in known)
+    known.sort(key=lambda row: str(row[field]) if text else -row[field])
+    return known + [row for row in rows if row[field] is None]
+
+
+def limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
+    """The rows that are printed, and how many are not."""
+    limit = options.limit
+    if limit is None:
+        limit = TABLE_ROWS if options.format in ("table", "markdown") else 0
+    shown = rows[:limit] if limit else rows
+    return shown, len(rows) - len(shown)
+
+
+def show(
+    options: Namespace,
+    ranks: Ranks,
+    rows: list[Row],
+    fields: list[str],
+    total: Row | None,
+    notes: Sequence[str],
+    extra: Row | None = None,
+    head: str | None = None,
+) -> None:
+    """Print a table of all ranks: rows, total, what was left out, notes."""
+    shown, left = limited(options, rows)
+    if options.format == "table" and len({row.get("device") for row in rows}) == 1:
+        fields = [field for field in fields if field != "device"]  # the heading names it
+    if options.format == "json":
+        parts = {"rows": shown, **({"total": total} if total else {}), "left_out": left}
+        parts |= {**(extra or {}), "notes": list(notes)}
+        write(tables.to_json(document(options.command, ranks, parts)))
+        return
+    lines = [f"… and {plural(left, 'more row')}{_rest(rows, shown)}: --limit 0 shows all"]
+    if total:
+        total = {fields[0]: "total", **total}
+    print_table(
+        options,
+        shown,
+        fields,
+        total=total if rows else None,
+        head=heading_of(ranks) if head is None else head,
+        notes=[*(lines if left else ()), *notes],
+    )
+
+
+def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> str:
+    """How much of the time is not shown."""
+    for field in ("share", "total_ms"):
+        if rows and field in rows[0]:
+            whole = sum(row[field] or 0 for row in rows)
+            part = whole - sum(row[field] or 0 for row in shown)
+            return f" ({tables.cell('share', part / whole)} of the time)" if whole else ""
+    return ""
+
+
+def document(command: str, ranks: Ranks, parts: Row) -> dict[str, Any]:
+    """The JSON object of a command."""
+    warnings = [warning for trace in ranks.values() for warning in trace.warnings]
+    return {
+        "schema": f"torchprof-{command}/1",
+        "traces": [str(trace.path) for trace in ranks.values()],
+        **parts,
+        "warnings": warnings,
+    }
+
+
+def print_table(
+    options: Namespace,
+    rows: list[Row],
+    fields: list[str],
+    *,
+    total: Row | None = None,
+    head: str = "",
+    notes: Sequence[str] = (),
+    schema: str = "",
+) -> int:
+    """Print rows, whatever the format; a status of success."""
+    if options.format == "json":
+        return write(tables.to_json({"schema": f"torchprof-{schema}/1", "rows": rows}))
+    if options.format == "csv":
+        return write(tables.to_csv(rows, fields))
+    if options.format == "markdown":
+        text = tables.markdown(rows, fields, total=total)
+    else:
+        width = shutil.get_terminal_size((_WIDTH, 24)).columns
+        text = tables.table(rows, fields, total=total, width=width)
+    head = f"{head}\n\n" if head else ""
+    tail = "\n" + "".join(f"{note}\n" for note in notes) if notes else ""
+    return write(head + text + tail)
+
+
+def write(text: str) -> int:
+    """To stdout, whatever its encoding can hold."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    return OK

@@ -37,6 +37,7 @@ class Command:
     """One subcommand: what it is for, and its arguments; `commands` has a function of its name."""
 
     name: str
+    synopsis: str
     help: str
     arguments: tuple[Add, ...]
 
@@ -70,9 +71,10 @@ _SORT = _argument("--sort", metavar="FIELD", help="order by this field, largest 
 _PEAKS = _argument("--device-peaks", metavar="FILE", help="JSON file with the peaks of a chip")
 
 COMMANDS = (
-    Command("summary", "every metric of a trace", (_TRACES, _FORMAT, _RANK)),
+    Command("summary", "TRACE…", "every metric of a trace", (_TRACES, _FORMAT, _RANK)),
     Command(
         "ops",
+        "TRACE… [--by name|shape|stack|module]",
         "key averages of operators: calls, time, memory, FLOPs, share",
         (
             _TRACES,
@@ -85,6 +87,7 @@ COMMANDS = (
     ),
     Command(
         "kernels",
+        "TRACE… [--by name|op]",
         "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
         (
             _TRACES,
@@ -98,6 +101,7 @@ COMMANDS = (
     ),
     Command(
         "lint",
+        "TRACE… [--fail]",
         "anti-patterns, with place, count, cost and fix",
         (
             _TRACES,
@@ -108,6 +112,7 @@ COMMANDS = (
     ),
     Command(
         "diff",
+        "A B [--by op|kernel] [--fail-over PCT]",
         "what appeared, vanished, or changed between two traces",
         (
             _argument("a", metavar="A", help="the trace before (or a folder of ranks)"),
@@ -127,6 +132,7 @@ COMMANDS = (
     ),
     Command(
         "augment",
+        "IN OUT",
         "write the trace with FLOPs, bytes and achieved %% on each kernel, for Perfetto",
         (
             _argument("trace", metavar="IN", help="the trace"),
@@ -137,6 +143,7 @@ COMMANDS = (
     ),
     Command(
         "stacks",
+        "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
             _argument("trace", metavar="TRACE", help="the trace"),
@@ -147,6 +154,7 @@ COMMANDS = (
     ),
     Command(
         "memory",
+        "TRACE…",
         "peak memory, and what was live at the peak by operator",
         (_TRACES, _LIMIT, _FORMAT, _RANK),
     ),

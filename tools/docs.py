@@ -12,12 +12,13 @@ from pathlib import Path
 
 import tabulate
 
+from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.devices import DEVICES, DTYPES
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.options import OPTIONS, STRICT_HELP
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/devices.md")
+PAGES = ("README.md", "docs/devices.md", "docs/traces.md")
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 #: Times differ from run to run, and with them the width of their column.
 _TIME = re.compile(r"\d+(\.\d+)? ?(us|ms|s)\b~?")
@@ -79,6 +80,47 @@ def transcript(example: str) -> str:
     return f"```text\n$ pytest --torchprof\n{body}\n```"
 
 
+def commands() -> str:
+    """The subcommands of `torchprof`."""
+    rows = [
+        [f"`torchprof {command.name} {synopsis}`", command.help.replace("%%", "%")]
+        for command in COMMANDS
+        for synopsis in [command.synopsis.replace("|", "\\|")]
+    ]
+    return tabulate.tabulate(rows, ["command", "prints"], tablefmt="github")
+
+
+def kernels() -> str:
+    """What `torchprof kernels` prints of a training step that was written down, not run."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from trace_builder import TraceBuilder
+
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    bf16 = ["c10::BFloat16"] * 4
+    wide = [[8192, 4096], [4096, 16384]]
+    with builder.annotation("ProfilerStep#3"):
+        builder.memcpy("HtoD", 2**26, device_us=2700)
+        for us in (1650, 1655):
+            with builder.op("aten::mm", wide, bf16[:2]):
+                builder.launch("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", us)
+            with builder.op("aten::gelu", [[8192, 16384], []], ["c10::BFloat16", ""]):
+                name = "at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl"
+                lambdas = "(at::TensorIteratorBase&)::{lambda(c10::BFloat16)#1}"
+                builder.launch(f"void {name}{lambdas}, std::array<char*, 2ul> >(int)", 205)
+        query = [[4, 16, 2048, 64]] * 3
+        with builder.op("aten::_scaled_dot_product_flash_attention", query, bf16[:3]):
+            builder.launch("pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", 180)
+        with builder.op("aten::add_", [[16], [16]]):
+            builder.launch("void at::native::vectorized_elementwise_kernel<4, Add>(int)", 2)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = builder.save(Path(folder, "step.pt.trace.json"))
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_torchprof", "kernels", str(trace)],
+            env={**os.environ, "COLUMNS": "150"}, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    return f"```text\n$ torchprof kernels step.pt.trace.json\n{done.stdout.rstrip()}\n```"
+
+
 def _pytest(folder: str, *arguments: str) -> str:
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "COLUMNS": "88"}
     env = {**os.environ, **alone}
@@ -101,6 +143,8 @@ def generate(text: str) -> str:
         "metrics": metrics,
         "options": options,
         "devices": devices,
+        "commands": commands,
+        "kernels": kernels,
     }
     return _BLOCK.sub(lambda m: f"{m[1]}{makers[m[2]]()}\n{m[4]}", text)
 

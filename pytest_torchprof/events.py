@@ -32,6 +32,10 @@ REGION = "torchprof::call"
 FACTS_KEY = "torchprof"
 
 
+#: Operators that are looked at to tell what a trace records of each.
+_SOME = 1000
+
+
 class Kind(IntEnum):
     """What an event is, from Kineto's category (of any year) and name."""
 
@@ -402,6 +406,12 @@ class Trace:
         """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
         rows, args = self._formula_ops
         return not len(rows) or any(len(a.dims) for a in args)
+
+    @cached_property
+    def has_strides(self) -> bool:
+        """Whether operators carry ``Input Strides``, as torch writes them since 2024."""
+        ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
+        return any(len(a.strides) for a in self.operands(ops))
 
     @cached_property
     def _flops(self) -> tuple[Ints, Ints]:

@@ -556,3 +556,19 @@ def test_graph_replay_in_a_real_trace() -> None:
 def test_unlinked_events_of_a_real_trace() -> None:
     assert unlinked(real("v100_dlrm_rank1")) == 64
     assert unlinked(real("v100_dlrm_rank0")) == 0
+
+
+@pytest.mark.parametrize(
+    ("strides", "us", "expected"), [(True, 4, 200.0), (False, 4, None), (False, 16, 50.0)]
+)
+def test_without_strides_more_bytes_than_the_device_can_move_are_none_that_are_known(
+    strides: bool, us: float, expected: float | None
+) -> None:
+    """8 MB at 1 TB/s take 8 us: in 4 us, an operand was in the cache, or was expanded."""
+    b = builder()
+    with b.op("aten::add_", [[1000, 1000], []]):
+        b.launch("add", device_us=us)
+    text = b.to_bytes() if strides else b.to_bytes().replace(b'"Input Strides"', b'"Other"')
+    (row,) = kernel_rows(parse(text), extra=[CHIP])
+    assert row.bandwidth_pct == (expected if expected is None else pytest.approx(expected))
+    assert (row.bytes is None) == (expected is None)

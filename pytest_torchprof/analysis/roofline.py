@@ -4,15 +4,16 @@ Rates are taken over the calls whose FLOPs, or bytes, are known: a kernel that o
 graph launched has the rate that it reached under the operator. Bytes are compulsory ones, so a
 rate of bytes is a lower bound of what went through the memory, if it came from there: a tensor
 that stays in the device's L2 cache between two kernels can be read faster than memory delivers,
-and then `bandwidth_pct` is truly over 100. FLOPs are those of the formula: an algorithm that needs
-fewer (Winograd, FFT) can truly exceed 100 % of the peak.
+and then `bandwidth_pct` is truly over 100. A trace without strides (before 2024) cannot tell that
+from an operand that was expanded, so there the bytes of such a kernel are unknown. FLOPs are those
+of the formula: an algorithm that needs fewer (Winograd, FFT) can truly exceed 100 % of the peak.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -79,7 +80,7 @@ class KernelRow:
 
 def kernel_work(trace: Trace, extra: Sequence[Device] = ()) -> KernelWork:
     """FLOPs, bytes and percentages of peak of each device event."""
-    work = attribute(trace)
+    work = _believable(trace, attribute(trace), extra)
     at_peak, at_bandwidth = _least_s(trace, work, extra)
     seconds = trace.dur[work.event] / 1e9
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -97,7 +98,7 @@ def kernel_rows(
     By operator, a rate is of all the time that its calls took on the device, helpers included;
     copies and memsets are rows of their own. ``extra``: devices besides those we know.
     """
-    work = attribute(trace)
+    work = _believable(trace, attribute(trace), extra)
     event = work.event
     if not len(event):
         return []
@@ -192,6 +193,19 @@ def _least_s(trace: Trace, work: Work, extra: Sequence[Device]) -> tuple[Floats,
     moved[copies & within] *= 2  # its bytes are read, and written
     least: tuple[Floats, Floats] = (flops / peaks[at, work.dtype], moved / widths[at])
     return least
+
+
+def _believable(trace: Trace, work: Work, extra: Sequence[Device]) -> Work:
+    """Without bytes that the device cannot have moved, where the trace has no strides.
+
+    Then nobody can tell an operand that was expanded, and read once, from one of that size.
+    """
+    if trace.has_strides or not len(work.event):
+        return work
+    _, at_bandwidth = _least_s(trace, work, extra)
+    too_many = at_bandwidth > trace.dur[work.event] / 1e9  # of NaN it is not said
+    too_many &= trace.kind[work.event] == Kind.KERNEL
+    return replace(work, bytes=np.where(too_many, -1, work.bytes))
 
 
 def _device(trace: Trace, number: int, extra: Sequence[Device]) -> Device | None:

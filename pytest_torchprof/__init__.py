@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_torchprof.api import Trace as Trace
+    from pytest_torchprof.api import augment as augment
     from pytest_torchprof.api import diff as diff
     from pytest_torchprof.api import load_ranks as load_ranks
 
 __version__ = "0.1.0"
-__all__ = ["Trace", "__version__", "diff", "load_ranks"]
+__all__ = ["Trace", "__version__", "augment", "diff", "load_ranks"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,3 +23,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module("pytest_torchprof.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """For completion: names that are not loaded yet too."""
+    return sorted({*globals(), *__all__})

@@ -98,6 +98,9 @@ class Trace:
         self.events = events
         self.path = path
 
+    def __repr__(self) -> str:
+        return f"<Trace {str(self.path)!r} of {len(self.events):,} events>"
+
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         """Read a ``.json`` or ``.json.gz`` file of torch.profiler; the content decides which.
@@ -202,15 +205,17 @@ def metric_rows(metrics: Mapping[str, Value]) -> Rows[MetricRow]:
 
 
 def load_ranks(
-    paths: Iterable[str | Path],
+    paths: str | Path | Iterable[str | Path],
     rank: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[int, Trace]:
-    """The traces of one job by rank, from files and folders.
+    """The traces of one job by rank, from a folder, or from files and folders.
 
     Raises:
         TraceError: a file is no trace, a folder holds none, or there is no such rank.
     """
+    if isinstance(paths, str | Path):
+        paths = [paths]
     found = ranks.read_ranks([Path(path) for path in paths], rank=rank, progress=progress)
     return {number: Trace(events, Path(events.source)) for number, events in found}
 

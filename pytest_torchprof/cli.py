@@ -26,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is, and exit with 2."""
-        self.exit(BAD_USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(BAD_USAGE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
 
 Add = Callable[[argparse.ArgumentParser], object]
@@ -135,10 +135,11 @@ COMMANDS = (
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved %% on each kernel, for Perfetto",
         (
-            _argument("trace", metavar="IN", help="the trace"),
+            _argument("trace", metavar="IN", help="the trace, or a folder of ranks"),
             _argument("target", metavar="OUT", help="the file to write; .gz compresses it"),
             _PEAKS,
             _FORMAT,
+            _RANK,
         ),
     ),
     Command(
@@ -146,10 +147,11 @@ COMMANDS = (
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
-            _argument("trace", metavar="TRACE", help="the trace"),
+            _argument("trace", metavar="TRACE", help="the trace, or a folder of ranks"),
             _argument("target", metavar="OUT", help="the file to write"),
             _argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
             _FORMAT,
+            _RANK,
         ),
     ),
     Command(
@@ -168,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         parser.error("no command was given")
+    if sys.stdout is None:  # `torchprof … >&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - to the end of the process
     try:
         status = _run(options)
         sys.stdout.flush()

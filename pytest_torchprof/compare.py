@@ -94,18 +94,33 @@ def failures(
         causes += [
             f"strict: {v.metric} is in the baseline and was not measured: {v.reason}"
             for v in verdicts
-            if v.status == "not_measured" and v.limit is None and v.baseline is not None
+            if v.status == "not_measured"
+            and v.limit is None
+            and v.baseline is not None
+            and _is_owed(v, policy)
         ]
         causes += [
             f"strict: the baseline has no {v.metric}"
             for v in verdicts
-            if v.status == "new" and has_baseline and not accept and METRICS[v.metric].stored
+            if v.status == "new"
+            and has_baseline
+            and not accept
+            and METRICS[v.metric].stored
+            and _is_owed(v, policy)
         ]
         if not accept and any(v.status == "improved" for v in verdicts):
             causes.append("strict: improved, but the improvement is not accepted")
         if not accept and not has_baseline:
             causes.append("strict: no baseline for this environment")
     return causes
+
+
+def _is_owed(verdict: Verdict, policy: Policy) -> bool:
+    """Whether a run that has no value to compare, or no accepted one, lacks something."""
+    metric = METRICS[verdict.metric]
+    if metric.klass == "time" and policy.time != "gate":
+        return False
+    return not metric.depends_on_order
 
 
 def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
@@ -115,7 +130,10 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
         return sum(row.get(column, 0) for name, row in operators.items() if name.startswith(prefix))
 
     before, now = (total(o, "accumulations") for o in (baseline.operators, profile.operators))
-    if now > before:
+    zeroed = [
+        o.get("aten::zero_", {}).get("calls", 0) for o in (baseline.operators, profile.operators)
+    ]
+    if now > before and zeroed[1] - zeroed[0] < now - before:  # else they start from zero
         return f"gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"
     steps, zeros = (
         [total(o, "calls", f"Optimizer.{what}#") for o in (baseline.operators, profile.operators)]

@@ -39,5 +39,14 @@ class TraceError(TorchprofError):
     """A trace file that cannot be read or is not a trace."""
 
 
+def not_onto_itself(target: object) -> TraceError:
+    """What is said to somebody who would overwrite a trace with what is made of it."""
+    return TraceError(
+        f"{target}: is the trace itself",
+        "a trace is never overwritten",
+        "give another name for the output",
+    )
+
+
 class CaptureError(TorchprofError):
     """A profiler session that gave nothing to measure."""

@@ -168,7 +168,8 @@ class Trace:
     Events are in time order, longer ones first where they start together. Links are event indices,
     -1 for none. ``selection`` marks the events that count: those of the measured region of a live
     capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
-    each, what of a stored trace could not be read; ``source`` is its file.
+    each, what of a stored trace could not be read; ``source`` is its file, and ``cut`` whether that
+    breaks off among its events.
     """
 
     ts: Ints
@@ -182,6 +183,7 @@ class Trace:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     source: str = ""
+    cut: bool = False
     scope: tuple[str, str] | None = None
 
     def __len__(self) -> int:

@@ -41,6 +41,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def same_file(one: Path, other: Path) -> bool:
+    """Whether both names lead to one file that is there."""
+    try:
+        return one.samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

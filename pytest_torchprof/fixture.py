@@ -71,6 +71,7 @@ class Stats:
 
     def __getattr__(self, name: str) -> Any:
         """The metric's value; an `Unchecked` where it was not measured."""
+        __tracebackhide__ = True
         from pytest_torchprof.metrics import METRICS
 
         if name.startswith("__"):
@@ -222,6 +223,7 @@ class Torchprof:
 
         An empty text is filled with FLOPs and operators; add a line for any other metric.
         """
+        __tracebackhide__ = True
         from pytest_torchprof.baseline.inline import expected_metrics, render_inline
         from pytest_torchprof.stats import NotMeasured
 
@@ -254,6 +256,7 @@ class Torchprof:
 
     def metric(self, name: str) -> Any:
         """One measured metric, or an `Unchecked`; what `stats` reads."""
+        __tracebackhide__ = True
         from pytest_torchprof.stats import NotMeasured
 
         values = self._values()
@@ -267,6 +270,7 @@ class Torchprof:
         return value
 
     def _values(self) -> dict[str, Any] | None:
+        __tracebackhide__ = True
         recorder = self._recorder
         if recorder is None:
             return None

@@ -10,7 +10,7 @@ The caller counts the outermost operator that has a number and nothing below it.
 has a row here if it is a leaf, or if its number is at least as good as the sum of its parts.
 `aten::linear`, `matmul`, `einsum`, `bilinear`, `conv2d`, `lstm`, `scaled_dot_product_attention`
 and its math fallback, `_transformer_encoder_layer_fwd` and `_native_multi_head_attention` have
-none: traces show their parts. `quantized::linear` has none: its weight is an opaque object.
+none: traces show their parts. That of `quantized::linear` and the like is always unknown.
 
 Operand positions are those of the schemas in PyTorch's `native_functions.yaml`, and for the other
 namespaces those of their own registrations. Out-variants append their output, which is ignored.
@@ -81,6 +81,8 @@ def lacking(name: str, dims: Any, types: Any, concrete: Any) -> str:
     >>> lacking("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)
     'lacks Concrete Inputs'
     """
+    if FORMULAS.get(name) is _packed_product:
+        return "has a packed weight, of which there is no shape"
     if not dims:
         return "lacks Input Dims"
     if not isinstance(concrete, list) or not any(concrete):
@@ -366,6 +368,18 @@ def _recurrent_onednn(passes: int) -> Formula:
 
 # ------------------------------------------------------------------------------------ the table
 
+
+def _packed_product(call: Call) -> int:  # noqa: ARG001 - every formula takes one
+    """The weight is an opaque object, whose shape no trace holds: unknown, and not nothing."""
+    raise _UnknownError
+
+
+_PACKED: Final = [
+    *(f"quantized::linear{kind}" for kind in ("", "_relu", "_dynamic", "_relu_dynamic")),
+    *(f"quantized::linear{kind}_dynamic_fp16" for kind in ("", "_relu")),
+    *(f"quantized::conv{n}d{kind}" for n in (1, 2, 3) for kind in ("", "_relu", "_dynamic")),
+]
+
 FORMULAS: Final[Mapping[str, Formula]] = {
     # Matrix products
     "aten::mm": _product(0, 2),
@@ -475,4 +489,6 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "aten::miopen_rnn_backward": _recurrent_backward(_recurrent(1, 10, projection=False)),
     "aten::mkldnn_rnn_layer": _recurrent_onednn(1),
     "aten::mkldnn_rnn_layer_backward": _recurrent_onednn(2),
+    # Quantized products
+    **dict.fromkeys(_PACKED, _packed_product),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +37,10 @@ _STORED_COLUMNS = (
     "leaked_cpu_bytes",
     "leaked_cuda_bytes",
 )
+
+
+#: Dynamo's number of a compiled frame, which depends on what was compiled before it.
+_COMPILED = re.compile(r"(?<=^Torch-Compiled Region): \S+$")
 
 
 @dataclass(frozen=True)
@@ -216,10 +221,10 @@ def profile_of(recorder: Recorder) -> Profile:
     """Metrics, operators, kernels and scoped values of the captured trace."""
     trace = recorder.trace
     assert trace is not None  # noqa: S101 - the caller has checked it
-    rows = {
-        name: {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
-        for name, row in sorted(ops(trace).items())
-    }
+    rows: dict[str, Counter[str]] = {}
+    for name, row in sorted(ops(trace).items()):
+        counts = {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
+        rows.setdefault(_COMPILED.sub("", name), Counter()).update(counts)
     scoped: dict[str, Value] = {}
     for budget in recorder.plan.budgets:
         source = recorder.stacks if budget.module else trace
@@ -242,7 +247,7 @@ def profile_of(recorder: Recorder) -> Profile:
         )
     return Profile(
         metrics=measure_all(trace),
-        operators=rows,
+        operators={name: dict(counts) for name, counts in rows.items()},
         kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
         scoped=scoped,
     )

@@ -37,6 +37,7 @@ class Metric(NamedTuple):
         help: one line for tables and ``--markers``.
         tolerance: relative, of a ``near`` metric.
         scopable: whether a limit may name an operator or a module.
+        depends_on_order: whether what ran earlier in the process decides if it has a value.
         stored: whether baselines keep it among ``metrics`` (time is kept apart).
     """
 
@@ -48,6 +49,7 @@ class Metric(NamedTuple):
     help: str
     tolerance: float = 0.0
     scopable: bool = True
+    depends_on_order: bool = False
 
     @property
     def stored(self) -> bool:
@@ -58,6 +60,8 @@ class Metric(NamedTuple):
 def measure(metric: Metric, trace: Trace) -> Value:
     """The value of the metric on this trace, or why there is none."""
     reason = _missing(metric, trace)
+    if reason and trace.cut:
+        reason += ", or the file breaks off before it"
     return _unknown(reason) if reason else metric.extract(trace)
 
 
@@ -261,9 +265,10 @@ def _row(
     *,
     tolerance: float = 0.0,
     scopable: bool = True,
+    depends_on_order: bool = False,
 ) -> Metric:
     wanted: frozenset[Need] = frozenset(needs.split())  # type: ignore[arg-type]
-    return Metric(name, unit, klass, wanted, extract, help_, tolerance, scopable)
+    return Metric(name, unit, klass, wanted, extract, help_, tolerance, scopable, depends_on_order)
 
 
 #: Tolerances: an instruction count wanders by about 0.1 % with addresses and interrupts; the
@@ -438,6 +443,7 @@ METRICS: Mapping[str, Metric] = {
             _compiled("graph_breaks"),
             "torch.compile graph breaks in the first run of the test",
             scopable=False,
+            depends_on_order=True,
         ),
         _row(
             "recompiles",
@@ -447,6 +453,7 @@ METRICS: Mapping[str, Metric] = {
             _compiled("recompiles"),
             "torch.compile recompilations in the first run of the test",
             scopable=False,
+            depends_on_order=True,
         ),
         _row(
             "findings",

@@ -79,6 +79,8 @@ class Runner:
         if _uses_setprofile(item, self._session_hook):
             recorder.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
         rest = kinds[1:]
+        if recorder.compiled_late:  # in the one run that there was to be
+            rest = ["profile", *rest]
         if first.duration_ns > LONG_CALL_NS and recorder.rounds:
             rest = [kind for kind in rest if kind != "round"]
         if recorder.reason is None and rest and not recorder.complete:
@@ -177,7 +179,7 @@ class Runner:
                     if error is not None and kind in ("profile", "threads") and recorder.stats_read:
                         return error
                     if error is not None:
-                        recorder.refuse(_cannot(error))
+                        recorder.refuse(_cannot(error, kind, recorder.plan.threads))
                     if recorder.reason is not None:
                         return None
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
@@ -300,8 +302,13 @@ class FirstTeardown:
                 getattr(sys, key).write(text)
 
 
-def _cannot(error: BaseException) -> str:
+def _cannot(error: BaseException, kind: str = "", threads: int | None = None) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0]
+    if kind == "profile" and threads is not None:
+        return (
+            f"fails in the profiled run, which has {threads} intra-op thread{'s' * (threads > 1)} "
+            f"(--torchprof-threads=keep leaves yours): {what}"
+        )
     return f"cannot be run twice: {what}"
 
 

@@ -240,9 +240,9 @@ class Run:
                 recorder.compilation = CompileCount.now().since(recorder.compiled)
         elif self._capture is not None:
             capture, self._capture = self._capture, None
-            recorder.compiled_late = not self.first and CompileCount.now().compiled_since(
-                self._compiled
-            )
+            recorder.compiled_late = CompileCount.now().compiled_since(self._compiled)
+            if self.first:
+                recorder.compilation = CompileCount.now().since(recorder.compiled)
             facts = recorder.facts()
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ADD, run
 from test_commands import builder_of
 
 import pytest_torchprof
@@ -66,15 +67,13 @@ def test_ranks_are_traces_by_number(tmp_path: Path) -> None:
     for rank in (3, 1):
         builder_of(rank, rank=rank).save(tmp_path / f"{rank}.json")
     ranks = load_ranks([tmp_path])
-    assert [1, 3] == list(ranks)
+    assert [1, 3] == list(ranks) == list(load_ranks(str(tmp_path)))
     assert [tmp_path / "1.json", tmp_path / "3.json"] == [trace.path for trace in ranks.values()]
 
 
 def test_a_trace_of_a_live_test_has_the_same_metrics_as_the_test(
     pytester: pytest.Pytester,
 ) -> None:
-    from helpers import ADD, run
-
     pytester.makepyfile(test_it=ADD)
     ran = run(pytester, "--torchprof", "--torchprof-traces=kept", "--torchprof-traces-of=all")
     (file,) = (pytester.path / "kept").iterdir()
@@ -95,6 +94,11 @@ def test_the_package_is_light_until_it_is_used() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[]\n['numpy']\n" == ran.stdout
+
+
+def test_names_are_there_for_completion_and_a_trace_says_what_it_is(path: Path) -> None:
+    assert {"Trace", "augment", "diff", "load_ranks"} <= set(dir(pytest_torchprof))
+    assert "events>" in repr(Trace.load(path))
 
 
 def test_a_name_that_is_not_there_is_the_usual_error() -> None:

@@ -40,6 +40,14 @@ BAD = {
         "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
         "Restore it from version control, or delete it and accept anew.",
     ),
+    "no number": (
+        (
+            '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": '
+            '{"flops": NaN}}}}}'
+        ),
+        "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
+        "Restore it from version control, or delete it and accept anew.",
+    ),
     "bad section": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": []}}}}',
         "is malformed: ",

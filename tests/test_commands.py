@@ -217,6 +217,125 @@ def test_lint_says_that_nothing_was_checked(say: Say, trace: Path) -> None:
     assert 2 == say("lint", trace, "--fail")[0]
 
 
+def test_stacks_never_overwrite_their_trace(say: Say, trace: Path) -> None:
+    before = trace.read_bytes()
+    status, out, err = say("stacks", trace, trace)
+    assert (2, "", 1) == (status, out, err.count("\n"))
+    assert before == trace.read_bytes()
+
+
+def test_a_limit_on_growth_does_not_pass_on_what_was_not_measured(
+    say: Say, trace: Path, tmp_path: Path
+) -> None:
+    empty, cut = tmp_path / "empty.json", tmp_path / "cut.json"
+    empty.write_text('{"traceEvents": [], "schemaVersion": 1}')
+    whole = builder_of().to_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    for a, b in ((trace, empty), (trace, cut), (cut, trace), (empty, empty)):
+        status, out, _ = say("diff", a, b, "--fail-over", "10")
+        assert (1, True) == (status, "could not be checked" in out)
+        assert 0 == say("diff", a, b)[0]
+
+
+def test_what_only_moved_was_not_replaced(say: Say, tmp_path: Path) -> None:
+    paths = []
+    for first in (True, False):
+        builder = TraceBuilder(H100)
+        with builder.op("aten::work", [[4]]):
+            if first:
+                builder.memcpy("HtoD", 64)
+            builder.launch("kernel_a")
+            builder.launch("kernel_a" if first else "kernel_b")
+            if not first:
+                builder.memcpy("HtoD", 64)
+        paths.append(builder.save(tmp_path / f"{first}.json"))
+    _, out, _ = say("diff", *paths, "--by", "kernel")
+    assert "kernel_a → kernel_b" in out
+    assert "Memcpy" not in out
+
+
+def test_a_grouping_that_the_trace_has_nothing_for_is_said(say: Say, tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    builder.op("aten::add")
+    trace = builder.save(tmp_path / "x.json")
+    for by, option in (
+        ("shape", "record_shapes"),
+        ("stack", "with_stack"),
+        ("module", "with_stack"),
+    ):
+        _, out, _ = say("ops", trace, "--by", by)
+        assert f"({option}=True gives them)" in out
+    assert "gives them" not in say("ops", trace)[1]
+
+
+def test_peaks_of_another_chip_are_said_to_be_unused(say: Say, trace: Path, tmp_path: Path) -> None:
+    peaks = tmp_path / "peaks.json"
+    peaks.write_text('{"name": "Other", "peaks": {"bf16": "1 TFLOP/s"}, "bandwidth": "1 TB/s"}')
+    _, out, err = say("kernels", trace, "--device-peaks", peaks)
+    assert f"none of its devices is the one in this trace ({H100})" in err
+    assert "% are of the peaks of H100 SXM" in out
+
+
+def test_a_trace_of_the_cpu_has_no_kernels_and_says_so(say: Say, tmp_path: Path) -> None:
+    trace = builder_of(device=None).save(tmp_path / "x.json")
+    assert "no device events in this trace" in say("kernels", trace)[1]
+
+
+def test_kernels_of_a_graph_are_said_to_be_uncounted(say: Say, tmp_path: Path) -> None:
+    builder = TraceBuilder(H100)
+    builder.graph_launch(["gemm", "add"])
+    trace = builder.save(tmp_path / "x.json")
+    for command in ("summary", "kernels"):
+        said = "2 of 2 kernels were replayed from a graph: their FLOPs are not"
+        assert said in say(command, trace)[1]
+        assert said in json.loads(say(command, trace, "--format", "json")[1])["notes"][0]
+
+
+def test_names_cannot_move_the_cursor(say: Say, tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    builder.op("aten::\x1b[31mred\n\u202eback")
+    _, out, _ = say("ops", builder.save(tmp_path / "x.json"))
+    assert not {"\x1b", "\u202e"} & set(out)
+    assert "aten::" in out
+
+
+def test_a_closed_stdout_is_no_error(trace: Path) -> None:
+    code = f"{sys.executable} -m pytest_torchprof ops {trace} >&-"
+    ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=False)
+    assert (0, "") == (ran.returncode, ran.stderr)
+
+
+@pytest.mark.parametrize("command", ["stacks", "augment"])
+def test_one_of_several_ranks_is_asked_for(say: Say, tmp_path: Path, command: str) -> None:
+    folder, target = tmp_path / "job", tmp_path / "out"
+    folder.mkdir()
+    for rank in (0, 1):
+        builder_of(rank=rank).save(folder / f"rank{rank}.json")
+    status, _, err = say(command, folder, target)
+    assert (2, True) == (status, "give --rank N" in err)
+    assert 0 == say(command, folder, target, "--rank", "1")[0]
+    assert target.stat().st_size
+
+
+def test_an_augmented_trace_keeps_one_set_of_counters(
+    say: Say, trace: Path, tmp_path: Path
+) -> None:
+    once, twice = tmp_path / "1.json", tmp_path / "2.json"
+    say("augment", trace, once)
+    say("augment", once, twice)
+    counters = [path.read_text().count('"ph": "C"') for path in (once, twice)]
+    assert counters[0] == counters[1] > 0
+
+
+def test_the_diff_names_both_sides_and_their_totals(say: Say, tmp_path: Path) -> None:
+    a, b = (builder_of(n).save(tmp_path / f"{n}.json") for n in (1, 3))
+    document = json.loads(say("diff", a, b, "--format", "json")[1])
+    assert {"a": [str(a)], "b": [str(b)]} == document["traces"]
+    growth = {row["metric"]: row for row in document["growth"]}
+    assert pytest.approx(0.018) == growth["self_cuda_ms"]["before"]
+    assert pytest.approx(0.038) == growth["self_cuda_ms"]["now"]
+
+
 # -------------------------------------------------------------------- formats and ranks
 
 
@@ -260,6 +379,8 @@ def test_sort_and_limit_say_what_was_left_out(say: Say, trace: Path) -> None:
     assert 2 == len(rows(say("ops", trace, "--limit", "2", "--format", "json")[1]))
     names = [row["name"] for row in rows(say("ops", trace, "--sort", "name", "--format=json")[1])]
     assert sorted(names) == names
+    one, other = (say("kernels", trace, "--sort", field)[1] for field in ("total", "share"))
+    assert one == other
     status, _, err = say("ops", trace, "--sort", "nonsense")
     assert (2, 1) == (status, err.count("\n"))
 

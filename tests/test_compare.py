@@ -290,6 +290,11 @@ Operators = dict[str, dict[str, int]]
         ({"aten::add_": {"accumulations": 0}}, {"aten::add_": {"accumulations": 2}}, "regressed"),
         ({"aten::add_": {"accumulations": 2}}, {"aten::add_": {"accumulations": 2}}, "improved"),
         ({"aten::add_": {"accumulations": 2}}, {}, "improved"),
+        (  # zeroed and added to, which starts from zero
+            {"aten::add_": {"accumulations": 0}},
+            {"aten::add_": {"accumulations": 2}, "aten::zero_": {"calls": 2}},
+            "improved",
+        ),
         (
             {"Optimizer.zero_grad#SGD": {"calls": 2}, "Optimizer.step#SGD": {"calls": 2}},
             {"Optimizer.zero_grad#SGD": {"calls": 1}, "Optimizer.step#SGD": {"calls": 2}},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from helpers import accept, run
+from helpers import accept, read_baseline, run
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -114,3 +116,35 @@ def test_code_that_an_earlier_test_compiled_leaves_no_count_to_compare(
     for names in (["test_other"], ["test_other", "test_one"]):
         alone = run(pytester, "--torchprof", *(f"test_it.py::{name}" for name in names))
         assert {"passed": len(names)} == alone.outcomes
+
+
+@pytest.mark.parametrize("chosen", ["test_other", "test_one or test_other"])
+@pytest.mark.parametrize("accepted", ["test_other", "test_one or test_other"])
+def test_strict_does_not_ask_for_counts_that_depend_on_which_tests_ran_before(
+    pytester: pytest.Pytester, chosen: str, accepted: str
+) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    accept(pytester, "-k", accepted)
+    ran = run(pytester, "--torchprof", "--torchprof-strict", "-k", chosen)
+    assert {"ok"} == {
+        test["status"] for name, test in ran.tests.items() if name in accepted and name in chosen
+    }
+    assert not re.search("strict: .*graph_breaks", ran.out)
+
+
+def test_a_first_run_that_compiles_is_not_the_one_that_is_counted(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=BREAKS)
+    accept(pytester)
+    ran = run(pytester, "--torchprof", "--torchprof-warmup=0", "--torchprof-rounds=0")
+    assert ({"passed": 1}, {"test_anew": "ok"}) == (ran.outcomes, ran.statuses)
+
+
+def test_the_numbers_of_compiled_frames_are_no_operators(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    accept(pytester)
+    entry = next(iter(read_baseline(pytester)["tests"]["test_one"].values()))
+    assert 1 == entry["operators"]["Torch-Compiled Region"]["calls"]
+    for args in (("-k", "test_other"), ("--torchprof-threads=1",)):
+        assert "as many operators" not in run(pytester, "--torchprof", *args).out

@@ -410,6 +410,27 @@ def test_a_functional_failure_ends_the_runs_of_a_test(pytester: pytest.Pytester)
     assert "over budget" not in ran.out
 
 
+def test_a_test_that_looks_at_the_number_of_threads_is_told_which_run_it_fails_in(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        torch.set_num_threads(2)
+
+        def test_threads():
+            assert torch.get_num_threads() == 2
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes
+    reason = "fails in the profiled run, which has 1 intra-op thread (--torchprof-threads=keep "
+    assert ran.tests["test_threads"]["reason"].startswith(reason)
+    kept = run(pytester, "--torchprof", "--torchprof-threads=keep")
+    assert {"test_threads": "new"} == kept.statuses
+
+
 def test_a_test_that_cannot_run_twice_keeps_its_outcome(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""

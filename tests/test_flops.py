@@ -695,3 +695,15 @@ def test_the_fast_path_of_a_transformer(counted: Count) -> None:
         layer(x)
     layer.eval()
     assert counted(torch.inference_mode()(lambda: layer(x))) == counter.get_total_flops()
+
+
+def test_a_packed_weight_leaves_flops_unknown(tmp_path: Path) -> None:
+    from trace_builder import TraceBuilder
+
+    from pytest_torchprof.metrics import METRICS, measure
+    from pytest_torchprof.trace.read import parse
+
+    builder = TraceBuilder()
+    builder.op("quantized::linear_dynamic", [[2, 8], [], []])
+    value = measure(METRICS["flops"], parse(builder.to_bytes()))
+    assert "has a packed weight" in str(value)

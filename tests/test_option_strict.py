@@ -140,3 +140,13 @@ def test_a_stat_that_was_compared_but_not_measured_fails_under_strict(
     ran = run(pytester, *STRICT)
     assert {"failed": 1} == ran.outcomes
     assert "strict: kernels was compared in the test, and not measured" in ran.out
+
+
+@pytest.mark.parametrize("mode", ["advisory", "off", "gate"])
+def test_a_time_that_was_not_measured_fails_under_strict_only_if_it_gates(
+    pytester: pytest.Pytester, mode: str
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    ran = run(pytester, *STRICT, "--torchprof-rounds=0", f"--torchprof-time={mode}")
+    assert {"failed" if mode == "gate" else "passed": 1} == ran.outcomes

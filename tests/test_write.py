@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,7 +232,8 @@ def test_a_truncated_trace_is_closed_after_its_last_whole_event(
         assert {k: new["args"][k] for k in old.get("args", ())} == old.get("args", {})
     trace, salvaged = read(target), read(source)
     assert trace.ts.tolist() == salvaged.ts.tolist()
-    assert measure_all(trace) == measure_all(salvaged)
+    # What it lacks, the closed one does not lack for breaking off.
+    assert measure_all(trace) == measure_all(replace(salvaged, cut=False))
 
 
 def test_compressed_input_that_breaks_off(tmp_path: Path) -> None:

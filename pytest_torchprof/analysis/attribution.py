@@ -110,8 +110,7 @@ def _attribute(trace: Trace) -> Work:
     named = np.where(call >= 0, call, annotation)
     owner = np.where(named >= 0, trace.name[named], -1).astype(np.int64)
 
-    replayed = trace.names_where(_GRAPH.search)[launch] & (launch >= 0)
-    working = (trace.kind[event] == Kind.KERNEL) & ~replayed
+    working = (trace.kind[event] == Kind.KERNEL) & ~_replayed(trace, launch)
     main = trace.names_where(_is_main)[event]
     none = np.full(len(event), -1, np.int64)
 
@@ -130,6 +129,17 @@ def _attribute(trace: Trace) -> Work:
     rows = np.flatnonzero(flops >= 0)
     dtype[rows] = _dtypes(trace, typed[rows], event[rows])
     return Work(event, call, owner, flops, moved, dtype)
+
+
+def _replayed(trace: Trace, launch: Ints) -> Bools:
+    """Whether these launches, -1 for none, are of a graph of kernels."""
+    return (launch >= 0) & trace.names_where(_GRAPH.search)[launch]
+
+
+def replayed(trace: Trace) -> int:
+    """How many kernels of the selection a graph launched: nobody knows for which operators."""
+    kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
+    return int(_replayed(trace, trace.launch[kernels]).sum())
 
 
 def _is_main(name: str) -> bool:
@@ -254,6 +264,6 @@ def _code(args: OpArgs, seen: dict[bytes, int]) -> int:
     text = bytes(args.types)
     if text not in seen:
         types = decode_part(text)
-        keys = [_KEYS[t] for t in types if t in _KEYS] if isinstance(types, list) else []
+        keys = [_KEYS[t] for t in types if str(t) in _KEYS] if isinstance(types, list) else []
         seen[text] = DTYPES.index(keys[0]) if keys else -1
     return seen[text]

@@ -60,8 +60,9 @@ class OpStats:
 def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
     """Rows of the selected part of a trace, the largest share first.
 
-    Device work counts for the innermost operator around the call that launched it; what no
-    operator launched is the row ``(no operator)``, whose ``calls`` are 0. ``ProfilerStep#7`` reads
+    Device work counts for the innermost operator around the call that launched it, memory for the
+    innermost operator or annotation; what is outside of all is the row ``(no operator)``, whose
+    ``calls`` are 0. ``ProfilerStep#7`` reads
     ``ProfilerStep*``.
     """
     chosen = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
@@ -86,7 +87,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
         "flops": total(trace.op_flops[chosen]),
         "unknown": total(trace.unknown_flops[chosen].astype(np.int64)),
     }
-    memory = _memory_of(trace, at, chosen, len(key))
+    cpu_bytes, cuda_bytes = (_net_bytes(trace, at, chosen, len(key), on) for on in (False, True))
     unlinked = int(trace.dur[device].sum() - own[chosen].sum())
     whole = int(trace.dur[device].sum()) if len(device) else int(columns["self_cpu"].sum())
     value = {name: column.tolist() for name, column in columns.items()}
@@ -105,17 +106,18 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
             cpu_ms=value["cpu"][i] / 1e6,
             self_cuda_ms=value["self_cuda"][i] / 1e6 if len(device) else None,
             cuda_ms=value["cuda"][i] / 1e6 if len(device) else None,
-            self_cpu_bytes=memory[0][i] if memory[0] is not None else None,
-            self_cuda_bytes=memory[1][i] if memory[1] is not None else None,
+            self_cpu_bytes=cpu_bytes[i] if cpu_bytes else None,
+            self_cuda_bytes=cuda_bytes[i] if cuda_bytes else None,
             flops=None if value["unknown"][i] else value["flops"][i] or None,
             share=part(value["self_cuda"][i] if len(device) else value["self_cpu"][i]),
             **({field: labels(group_of[i])} if field else {}),
         )
         for i in range(len(key))
     ]
-    if unlinked:
-        ms = unlinked / 1e6
-        rows.append(OpStats(NO_OPERATOR, 0, 0, 0, ms, ms, None, None, None, part(unlinked)))
+    outside = cpu_bytes[-1] if cpu_bytes else None, cuda_bytes[-1] if cuda_bytes else None
+    if unlinked or any(outside):
+        ms = unlinked / 1e6 if len(device) else None
+        rows.append(OpStats(NO_OPERATOR, 0, 0, 0, ms, ms, *outside, None, part(unlinked)))
     return sorted(rows, key=lambda row: (-(row.share or 0), -row.self_cpu_ms, row.name))
 
 
@@ -152,26 +154,25 @@ def _own_device_ns(trace: Trace, device: Ints) -> Ints:
     return own
 
 
-def _memory_of(
-    trace: Trace, group: Ints, events: Ints, count: int
-) -> tuple[list[int] | None, list[int] | None]:
-    """Allocated less freed bytes by group, of host and accelerators; None if not recorded."""
-    memory = trace.memory
-    groups = np.full(len(trace), -1, np.int64)
+def _net_bytes(
+    trace: Trace, group: Ints, events: Ints, count: int, on_device: bool
+) -> list[int] | None:
+    """Allocated less freed bytes by group, and at last outside of all; None if not recorded."""
+    memory = trace.memory.device(on_device)
+    if not len(memory.bytes):
+        return None
+    groups = np.full(len(trace), count, np.int64)
     groups[events] = group
-    ops = trace.is_kind(Kind.OP)
+    groups[~trace.selection] = -1
+    calls = trace.is_kind(Kind.RUNTIME)
     around = trace.enclosing(memory.event)
-    while len(calls := np.flatnonzero((around >= 0) & ~ops[around])):
-        around[calls] = trace.parent[around[calls]]
-    out: list[list[int] | None] = []
-    for on_device in (False, True):
-        here = memory.on_device == on_device
-        inside = here & (around >= 0)
-        inside[inside] = groups[around[inside]] >= 0
-        total = np.zeros(count, np.int64)
-        np.add.at(total, groups[around[inside]], memory.bytes[inside])
-        out.append(total.tolist() if here.any() else None)
-    return out[0], out[1]
+    while len(inner := np.flatnonzero((around >= 0) & calls[around])):
+        around[inner] = trace.parent[around[inner]]
+    inside = trace.in_region[memory.event] & (trace.scope is None)
+    into = np.where(around >= 0, groups[around], np.where(inside, count, -1))
+    total = np.zeros(count + 1, np.int64)
+    np.add.at(total, into[into >= 0], memory.bytes[into >= 0])
+    return total.tolist()
 
 
 # -------------------------------------------------------------------- groupings

@@ -244,10 +244,9 @@ def growth(a: Trace, b: Trace, *, by: By = "op", limit_percent: float) -> list[G
 
 def _device_ms(trace: Trace) -> float | None:
     """Total device time; None without any, which is no accelerator, no record or no durations."""
-    return device_time(trace).self_ns / 1e6 or None
+    return None if trace.cut else device_time(trace).self_ns / 1e6 or None
 
 
 def _cpu_ms(trace: Trace) -> float | None:
-    total = self_cpu_ns(trace)
-    has_ops = bool((trace.selection & trace.is_kind(Kind.OP)).any())
-    return None if has_ops and not total else total / 1e6
+    """Total self CPU time; None without any: a capture that failed is not a fast program."""
+    return None if trace.cut else self_cpu_ns(trace) / 1e6 or None

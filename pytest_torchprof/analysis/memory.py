@@ -195,7 +195,7 @@ def _peak_of(trace: Trace, memory: Memory, device_type: int, device_id: int) -> 
     peak, until = _peak(size)
     if not peak:
         return PeakMemory(device, 0, None, [])
-    at = trace.ts[memory.event[row[until][-1]]] - trace.ts[0]
+    at = int(trace.ts[memory.event[row[until][-1]]] - trace.ts[0])
     if memory.addr is None:
         return PeakMemory(device, peak, at / 1e6, [LiveRow(UNKNOWN, peak, None)])
     owner = np.append(_owners(trace, memory.event), -2)[block[until]]

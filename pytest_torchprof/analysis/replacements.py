@@ -88,10 +88,13 @@ def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
     for i, i_end, j, j_end in alignment.differences():
         found[one[i:i_end].tobytes(), other[j:j_end].tobytes()] += 1
     times: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
+    calls = [np.bincount(side, minlength=len(names)) for side in (one, other)]
+    fewer, more = calls[1] < calls[0], calls[1] > calls[0]
     for (before, after), count in found.items():
-        gone, come = (np.frombuffer(side, np.int64).tolist() for side in (before, after))
-        readable = len(gone) + len(come) <= _MOST_IN_ONE
-        if gone and come and readable and sorted(gone) != sorted(come):
+        gone, come = (np.frombuffer(side, np.int64) for side in (before, after))
+        # What runs as often as before has moved: it neither gave way nor took a place.
+        gone, come = gone[fewer[gone]].tolist(), come[more[come]].tolist()
+        if gone and come and len(gone) + len(come) <= _MOST_IN_ONE:
             folds = gcd(_folds(gone), _folds(come))
             gone, come = gone[: len(gone) // folds], come[: len(come) // folds]
             times[tuple(names[n] for n in gone), tuple(names[n] for n in come)] += count * folds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,11 @@ from pytest_torchprof.commands.reading import (
     heading_of,
     listed,
     load,
+    only,
     peaks,
-    unknown_chips,
+    peaks_used,
+    uncounted,
+    ungrouped,
     unlinked,
     warn,
 )
@@ -42,14 +45,14 @@ from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.render.kernel_names import readable
-from pytest_torchprof.render.text import plural
+from pytest_torchprof.render.text import plural, shorten
 from pytest_torchprof.rules import RULES
 from pytest_torchprof.stats import NotMeasured, Profile, Value
 from pytest_torchprof.trace.stacks import write_stacks
 from pytest_torchprof.units import format_change, format_pair, format_quantity
 
-#: Replacements that a diff spells out.
-_REPLACEMENTS = 12
+#: Replacements that a diff spells out, and the width of a name in them.
+_REPLACEMENTS, _NAME = 12, 48
 
 Metrics = dict[str, Value]
 
@@ -60,19 +63,32 @@ def summary(options: Namespace) -> int:
     values = {rank: trace.metrics() for rank, trace in ranks.items()}
     total = _total_metrics(values.values())
     if options.format == "json":
-        parts = {"metrics": _reported(total)}
+        parts: Row = {"metrics": _reported(total)}
+        parts["notes"] = [line for trace in ranks.values() if (line := uncounted(trace))]
         if len(ranks) > 1:
             parts["ranks"] = {str(rank): _reported(metrics) for rank, metrics in values.items()}
         return write(tables.to_json(document("summary", ranks, parts)))
     rows = rows_of(ranks, Trace.summary)
     if len(ranks) > 1:
         rows += [{"rank": "total", **row} for row in api.metric_rows(total).to_dicts()]
-    fields = columns_of(ranks, ("metric", "value", "unit", "klass", "reason"))
-    if options.format != "csv":
-        fields = columns_of(ranks, ("metric", "value", "reason"))
-        for row in rows:
-            row["value"] = format_quantity(row["value"], row["unit"])
-    return print_table(options, rows, fields, head=heading_of(ranks))
+    for row in rows:
+        row["class"] = row.pop("klass")
+    if options.format == "csv":
+        fields = columns_of(ranks, ("metric", "value", "unit", "class", "reason"))
+        return print_table(options, rows, fields)
+    notes = [line for trace in ranks.values() if (line := uncounted(trace))]
+    if len(ranks) > 1:  # a line for each rank would say it over and over
+        unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
+        notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
+        rows = [row for row in rows if row["metric"] not in unknown]
+    for row in rows:
+        row["value"] = format_quantity(row["value"], row["unit"])
+    fields = columns_of(ranks, ("metric", "value", "reason"))
+    return print_table(options, rows, fields, head=heading_of(ranks), notes=notes)
+
+
+def _measured(metrics: Metrics) -> set[str]:
+    return {name for name, value in metrics.items() if not isinstance(value, NotMeasured)}
 
 
 def _total_metrics(ranks: Collection[Metrics]) -> Metrics:
@@ -93,21 +109,27 @@ def _reported(metrics: Metrics) -> dict[str, Any]:
 def ops(options: Namespace) -> int:
     """Key averages of operators."""
     ranks = load(options.traces, options.rank)
-    return table(options, ranks, lambda trace: trace.ops(options.by), order="share")
+    return table(
+        options,
+        ranks,
+        lambda trace: trace.ops(options.by),
+        order="share",
+        notes=[ungrouped(trace, options.by) for trace in ranks.values()],
+    )
 
 
 def kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = peaks(options)
     ranks = load(options.traces, options.rank)
-    notes = [unlinked(trace) for trace in ranks.values()]
-    notes += [unknown_chips(trace, chips) for trace in ranks.values()]
+    notes = [line(trace) for line in (unlinked, uncounted) for trace in ranks.values()]
+    notes += [peaks_used(trace, chips) for trace in ranks.values()]
     return table(
         options,
         ranks,
         lambda trace: trace.kernels(options.by, chips),
         order="total_ms",
-        notes=[note for note in dict.fromkeys(notes) if note],
+        notes=notes,
     )
 
 
@@ -163,10 +185,11 @@ def diff(options: Namespace) -> int:
         )
     pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
     made = {rank: api.diff(a, b, options.by) for rank, (a, b) in pairs.items()}
-    notes, extra = _growth(options, pairs.values())
-    for a, b in pairs.values():
+    notes, extra = _growth(options, pairs)
+    for rank, (a, b) in pairs.items():
         found = replacements(a.events, b.events, by=options.by)
-        notes += [one.text(readable) for one in found.rows[:_REPLACEMENTS]]
+        mark = f"rank {rank}: " if len(pairs) > 1 else ""
+        notes += [f"{mark}{one.text(_short)}" for one in found.rows[:_REPLACEMENTS]]
         if not found.complete:
             notes.append("the traces differ all over: only their first part was searched for what "
                          "took the place of what")  # fmt: skip
@@ -181,24 +204,32 @@ def diff(options: Namespace) -> int:
     fields = columns_of(now, api.fields_of(DiffRow))
     rows = ordered(rows, options.sort, fields)
     head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
+    extra["traces"] = {
+        side: [str(trace.path) for trace in ranks.values()]
+        for side, ranks in (("a", before), ("b", now))
+    }
     show(options, now, rows, fields, None, notes, extra=extra, head=head)
     return FAILED if extra.get("failed") else OK
 
 
-def _growth(options: Namespace, pairs: Iterable[tuple[Trace, Trace]]) -> tuple[list[str], Row]:
+def _short(name: str) -> str:
+    return shorten(readable(name), _NAME)
+
+
+def _growth(options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]) -> tuple[list[str], Row]:
     """Lines on the total times, and whether one grew over the limit, where there is a limit."""
     limit = options.fail_over
-    checks = [
-        check
-        for a, b in pairs
-        for check in growth(
-            a.events, b.events, by=options.by, limit_percent=inf if limit is None else limit
-        )
-    ]
-    lines = [_said(check, limit) for check in checks]
-    # What cannot be checked has not passed.
-    failed = any(check.exceeded is not False for check in checks)
-    return lines, {} if limit is None else {"failed": failed}
+    lines, growths, failed = [], [], False
+    for rank, (a, b) in pairs.items():
+        limit_percent = inf if limit is None else limit
+        mark = {"rank": rank} if len(pairs) > 1 else {}
+        for check in growth(a.events, b.events, by=options.by, limit_percent=limit_percent):
+            # What cannot be checked has not passed.
+            failed |= check.exceeded is not False
+            lines.append(f"rank {rank}: {_said(check, limit)}" if mark else _said(check, limit))
+            numbers = {"before": check.before, "now": check.now, "percent": check.percent}
+            growths.append({**mark, "metric": check.metric, **numbers})
+    return lines, {"growth": growths, **({} if limit is None else {"failed": failed})}
 
 
 def _said(check: Growth, limit: float | None) -> str:
@@ -212,7 +243,10 @@ def _said(check: Growth, limit: float | None) -> str:
 
 def augment(options: Namespace) -> int:
     """The same trace with FLOPs, bytes and achieved % on its kernels."""
-    done = api.augment(options.trace, options.target, peaks(options))
+    chips, path = peaks(options), Path(options.trace)
+    if path.is_dir():
+        path = only(load([options.trace], options.rank)).path
+    done = api.augment(path, options.target, chips)
     for warning in done.warnings:
         warn(f"{options.trace}: {warning}")
     row = {"file": options.target, "events": done.events, "counters": done.counters}
@@ -221,7 +255,7 @@ def augment(options: Namespace) -> int:
 
 def stacks(options: Namespace) -> int:
     """Folded stacks for flame graphs."""
-    (trace,) = load([options.trace], None).values()
+    trace = only(load([options.trace], options.rank))
     lines = write_stacks(trace.events, Path(options.target), options.metric)
     row = {"file": options.target, "lines": lines, "metric": options.metric}
     return print_table(options, [row], list(row), schema="stacks")

@@ -24,6 +24,11 @@ TABLE_ROWS = 30
 #: Width of a table in a file or a log.
 _WIDTH = 160
 
+_OVER = (
+    "over 100 %: truly so, of what was in the L2 cache, at a higher clock than the datasheet's, or "
+    "where the trace counts whole microseconds"
+)
+
 Row = dict[str, Any]
 
 
@@ -59,13 +64,18 @@ def table(
     total = every.total()
     if len(ranks) > 1 and "share" in total:
         _share_over_ranks(rows, total)
-    rows = ordered(rows, options.sort or (order if len(ranks) > 1 else None), fields)
+    if options.sort == "share" and "share" not in fields:
+        options.sort = order
+    over = [f for f in fields if f.endswith("_pct") and any((r[f] or 0) > 100 for r in rows)]
+    notes = [*notes, *([_OVER] if over else [])]
+    rows = ordered(rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields)
     if options.format in ("table", "markdown") and "share" not in fields:
         whole = total.get(order)
         for row in (*rows, total):
             row["share"] = (row[order] or 0) / whole if whole else None
         fields.insert(fields.index(order) + 1, "share")
-    show(options, ranks, rows, fields, total, notes)
+    said = [note for note in dict.fromkeys(notes) if note]
+    show(options, ranks, rows, fields, total, said)
     return OK
 
 
@@ -80,6 +90,8 @@ def ordered(rows: list[Row], field: str | None, fields: Sequence[str]) -> list[R
     """Largest first; text by the alphabet; what is unknown last."""
     if field is None:
         return rows
+    # As the heading of a table has it, too.
+    field = {tables.heading(name): name for name in fields}.get(field, field)
     if field not in fields:
         raise SettingsError(f"--sort {field}: no such field", "", f"one of {', '.join(fields)}")
     known = [row for row in rows if row[field] is not None]
@@ -135,8 +147,13 @@ def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> str:
         if rows and field in rows[0]:
             whole = sum(row[field] or 0 for row in rows)
             part = whole - sum(row[field] or 0 for row in shown)
-            return f" ({tables.cell('share', part / whole)} of the time)" if whole else ""
+            what = "the device time" if _has_device(rows) else "the self CPU time"
+            return f" ({tables.cell('share', part / whole)} of {what})" if whole else ""
     return ""
+
+
+def _has_device(rows: Sequence[Row]) -> bool:
+    return any(row.get("total_ms") or row.get("self_cuda_ms") for row in rows)
 
 
 def document(command: str, ranks: Ranks, parts: Row) -> dict[str, Any]:

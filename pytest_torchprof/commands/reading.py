@@ -7,13 +7,18 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
+from pytest_torchprof.analysis.attribution import replayed
 from pytest_torchprof.api import Trace
 from pytest_torchprof.devices import find, read_peaks
-from pytest_torchprof.events import DEVICE_KINDS
+from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.events import DEVICE_KINDS, Kind
 from pytest_torchprof.render.text import plural
+
+if TYPE_CHECKING:
+    from pytest_torchprof.devices import Device
 
 Ranks = dict[int, Trace]
 
@@ -34,7 +39,9 @@ def load(paths: Sequence[str], rank: int | None) -> Ranks:
 @contextmanager
 def _bar(paths: Sequence[str]) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on a terminal, for files that take their time."""
-    size = sum(Path(path).stat().st_size for path in paths if Path(path).is_file())
+    named = [Path(path) for path in paths]
+    files = [file for path in named for file in (path.iterdir() if path.is_dir() else [path])]
+    size = sum(file.stat().st_size for file in files if file.is_file())
     if size < _BAR_FROM_BYTES or not sys.stderr.isatty():
         yield None
         return
@@ -49,7 +56,7 @@ def _bar(paths: Sequence[str]) -> Iterator[Callable[[int, int], None] | None]:
         yield progress
 
 
-def peaks(options: Namespace) -> tuple[Any, ...]:
+def peaks(options: Namespace) -> tuple[Device, ...]:
     """The chips of ``--device-peaks``."""
     return read_peaks(Path(options.device_peaks)) if options.device_peaks else ()
 
@@ -57,11 +64,12 @@ def peaks(options: Namespace) -> tuple[Any, ...]:
 def heading_of(ranks: Ranks) -> str:
     """What was read: file, device, size."""
     lines = []
-    for trace in list(ranks.values())[:8]:
+    for rank, trace in list(ranks.items())[:8]:
         names = [str(p.get("name") or "unnamed device") for p in trace.devices]
         device = ", ".join(f"{n} × {names.count(n)}" if names.count(n) > 1 else n
                            for n in dict.fromkeys(names)) or "no device named"  # fmt: skip
-        lines.append(f"{trace.path.name}: {device}; {plural(len(trace.events), 'event')}")
+        mark = f"rank {rank}: " if len(ranks) > 1 else ""
+        lines.append(f"{mark}{trace.path.name}: {device}; {plural(len(trace.events), 'event')}")
     if len(ranks) > 8:
         lines.append(f"… and {plural(len(ranks) - 8, 'more rank')}")
     return "\n".join(lines)
@@ -76,15 +84,54 @@ def unlinked(trace: Trace) -> str:
     return f"{count} of {plural(every, 'device event')} have no runtime call: operator –"
 
 
-def unknown_chips(trace: Trace, chips: Sequence[Any]) -> str:
-    """A line on devices whose peaks are not known; empty if there are none."""
-    unknown = [p.get("name") or "a device without a name" for p in trace.devices
-               if find(p, chips) is None]  # fmt: skip
+def only(ranks: Ranks) -> Trace:
+    """The one trace that a command can work on.
+
+    Raises:
+        SettingsError: there are several.
+    """
+    if len(ranks) > 1:
+        raise SettingsError("several traces, and one is wanted", listed(ranks), "give --rank N")
+    return next(iter(ranks.values()))
+
+
+def uncounted(trace: Trace) -> str:
+    """A line on kernels whose FLOPs cannot be known, since a graph launched them; else empty."""
+    count = replayed(trace.events)
+    if not count:
+        return ""
+    every = int(trace.events.is_kind(Kind.KERNEL).sum())
+    return (
+        f"{count} of {plural(every, 'kernel')} were replayed from a graph: their FLOPs are not in"
+    )
+
+
+def peaks_used(trace: Trace, chips: Sequence[Device]) -> str:
+    """A line on the peaks that percentages are of, or why there are none."""
+    if not trace.events.is_kind(*DEVICE_KINDS).any():
+        return "no device events in this trace"
     if not trace.devices:
         return "the trace does not say which device it ran on, so no % of peak"
-    if not unknown:
+    found = {device.name: device for p in trace.devices if (device := find(p, chips))}
+    if chips and not any(device in chips for device in found.values()):
+        named = ", ".join(dict.fromkeys(str(p.get("name") or "unnamed") for p in trace.devices))
+        warn(f"--device-peaks: none of its devices is the one in this trace ({named})")
+    if not found:
+        name = trace.devices[0].get("name") or "a device without a name"
+        return f"no peaks are known of {name}: --device-peaks FILE adds a chip"
+    return f"% are of the peaks of {', '.join(found)}"
+
+
+def ungrouped(trace: Trace, by: str) -> str:
+    """A line on a grouping that the trace has nothing for; empty if it has."""
+    fields = {"shape": ("shapes", "record_shapes"), "stack": ("stack", "with_stack")}
+    fields["module"] = ("module", "with_stack")
+    if by not in fields:
         return ""
-    return f"no peaks are known of {unknown[0]}: --device-peaks FILE adds a chip"
+    field, option = fields[by]
+    if any(getattr(row, field) is not None for row in trace.ops(by)):  # type: ignore[arg-type]
+        return ""
+    return f"recorded without {field}s ({option}=True gives them)".replace("shapess", "shapes")
 
 
 def listed(ranks: Ranks) -> str:

@@ -53,6 +53,7 @@ _HEADINGS = {
     "bandwidth_pct": "memory",
     "peak_bytes": "peak",
 }
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 #: Of which of two traces a field is.
 _SIDE = re.compile(r"_[ab]$")
 _UNIT = re.compile(r"_(ms|us)(?=_[ab]$|$)")
@@ -102,7 +103,7 @@ def cell(field: str, value: Any) -> str:
     if value is None:
         return UNKNOWN
     if field == "kernel":
-        return readable(value)
+        return _printable(readable(value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
@@ -111,7 +112,12 @@ def cell(field: str, value: Any) -> str:
             if kind.endswith(suffix):
                 return show(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-    return str(value)
+    return _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """Without what moves the cursor or turns the direction: a trace's names are anybody's."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def table(
@@ -129,7 +135,7 @@ def table(
     import tabulate
 
     everything = [*rows, total] if total else list(rows)
-    shown = [f for f in fields if any(row.get(f) is not None for row in rows)] or list(fields)
+    shown = [f for f in fields if any(row.get(f) is not None for row in everything)] or list(fields)
     columns = [[cell(f, row[f]) if f in row else "" for row in everything] for f in shown]
     if width is not None:
         columns = _fitted(shown, columns, width)

@@ -98,7 +98,9 @@ class Columns:
         """Categories of all events seen, as they are written."""
         return sorted({str(label[1]) for label in self._labels if label[1]})
 
-    def trace(self, metadata: dict[str, Any], warnings: Sequence[str] = ()) -> Trace:
+    def trace(
+        self, metadata: dict[str, Any], warnings: Sequence[str] = (), *, cut: bool = False
+    ) -> Trace:
         """All that is an event of a `Kind`, in time order. The columns are empty afterwards."""
         label, ts, dur, length = map(_joined, (self._label, self._ts, self._dur, self._length))
         kind = np.frombuffer(bytes(self._labels.kinds), np.int8)[label]
@@ -128,6 +130,7 @@ class Columns:
             threads=list(threads),
             metadata=metadata,
             warnings=tuple(warnings),
+            cut=cut,
         )
 
 

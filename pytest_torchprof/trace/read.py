@@ -119,6 +119,7 @@ class _Reader:
         self._between = _BETWEEN
         self._repairs = 0
         self._warnings: list[str] = []
+        self._cut = False
 
     def trace(self) -> Trace:
         """All events and all metadata."""
@@ -135,7 +136,7 @@ class _Reader:
                 "or control characters in names, infinite numbers, stray commas, foreign bytes)"
             )
         self._check_kinds(metadata)
-        return self._columns.trace(metadata, self._warnings)
+        return self._columns.trace(metadata, self._warnings, cut=self._cut)
 
     def header(self) -> dict[str, Any]:
         """Metadata that precede the events."""
@@ -269,6 +270,7 @@ class _Reader:
                 "profile again, and let the export end",
             )
         self._repairs += repairs
+        self._cut = not closed
         where = "after its events" if closed else "in the middle of an event"
         text_of = " of the text" if self._stream.cut else ""
         self._warnings.append(

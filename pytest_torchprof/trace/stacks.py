@@ -11,9 +11,9 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.ops import NO_OPERATOR
-from pytest_torchprof.errors import TraceError
+from pytest_torchprof.errors import TraceError, not_onto_itself
 from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, Trace
-from pytest_torchprof.files import replacing, why
+from pytest_torchprof.files import replacing, same_file, why
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Ints
@@ -59,8 +59,10 @@ def write_stacks(trace: Trace, target: Path, metric: StackMetric = "self_cpu_ms"
     """Write the folded stacks of a trace to a file, all at once; how many lines there are.
 
     Raises:
-        TraceError: it cannot be written.
+        TraceError: it cannot be written, or is the trace's own file.
     """
+    if trace.source and same_file(Path(trace.source), target):
+        raise not_onto_itself(target)
     lines = 0
     try:
         with replacing(target) as file:

@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.errors import TraceError
+from pytest_torchprof.errors import TraceError, not_onto_itself
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
-from pytest_torchprof.files import replacing, why
+from pytest_torchprof.files import replacing, same_file, why
 from pytest_torchprof.trace.layout import Layout, Placed, device_events, lay_out
 from pytest_torchprof.trace.read import parse
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Ints
 
-_TFLOPS, _GBS = "achieved TFLOP/s", "achieved GB/s"
+_TFLOPS, _GBS = _RATES = "achieved TFLOP/s", "achieved GB/s"
 #: Times from here on are nanoseconds, as the reader takes them.
 _NANOSECONDS = 2**53
 _Out: TypeAlias = IO[bytes] | gzip.GzipFile
@@ -75,9 +75,8 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
     Raises:
         TraceError: the source is no trace, the target cannot be written, or they are one file.
     """
-    if _same_file(source, target):
-        what = f"{target}: is the trace itself"
-        raise TraceError(what, "a trace is never overwritten", "give another name for the output")
+    if same_file(source, target):
+        raise not_onto_itself(target)
     layout = lay_out(source)
     places = device_events(layout)
     trace = parse(layout.text, source=str(source))
@@ -86,7 +85,9 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
     rows = [row for row in rows if row.event in placed]
     additions = [(placed[row.event], text) for row in rows if (text := _text(trace, row, placed))]
     insertions = [(place.at + place.args.rindex(b"}"), text) for place, text in additions]
-    samples = list(_counters(trace, rows, placed))
+    # What was augmented before has its counters.
+    again = not additions and any(f'"name": "{name}"'.encode() in layout.text for name in _RATES)
+    samples = [] if again else list(_counters(trace, rows, placed))
     if samples:
         last = layout.text.rindex(b"}", layout.start, layout.end) + 1
         insertions.append((last, "".join(f",\n  {sample}" for sample in samples).encode()))
@@ -96,13 +97,6 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
     except OSError as error:
         raise TraceError(f"{target}: cannot be written", why(error)) from error
     return Augmented(len(additions), len(samples), layout.warnings)
-
-
-def _same_file(source: Path, target: Path) -> bool:
-    try:
-        return source.samefile(target)
-    except (OSError, ValueError):
-        return False
 
 
 @contextmanager

@@ -169,8 +169,10 @@ class Runner:
                 return None
             with self._apart(item, recorder):
                 for number, kind in enumerate(recorder.runs_of(kinds)):
+                    failing = ""  # the teardown of the run before
                     error = self._teardown_run(item) if number else None
                     if error is None:
+                        failing = kind
                         _make_new(item, self._stash, globs)
                         recorder.start.restore()
                         error = self._run_again(item, recorder, kind)
@@ -179,7 +181,7 @@ class Runner:
                     if error is not None and kind in ("profile", "threads") and recorder.stats_read:
                         return error
                     if error is not None:
-                        recorder.refuse(_cannot(error, kind, recorder.plan.threads))
+                        recorder.refuse(_cannot(error, failing, recorder.plan.threads))
                     if recorder.reason is not None:
                         return None
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test

@@ -95,6 +95,8 @@ LAUNCH_CALL = re.compile(
 )
 H2D = re.compile(r"HtoD|HostToDevice|M2D")
 D2H = re.compile(r"DtoH|DeviceToHost|D2M")
+#: torch's annotation of a step, with its number; as a group, torch writes it with a star.
+STEP, ALL_STEPS = re.compile(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
 MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
 
 
@@ -207,6 +209,16 @@ class Trace:
         """Events whose name satisfies the predicate, which is asked once for each distinct name."""
         verdicts = np.fromiter((bool(predicate(n)) for n in self.names), bool, len(self.names))
         return verdicts[self.name] if len(self.names) else np.zeros(len(self), bool)
+
+    @cached_property
+    def shown_names(self) -> tuple[list[str], Ints]:
+        """Names to group by, and for each of `names` which of these it is: steps are one."""
+        shown: dict[str, int] = {}
+        number = [
+            shown.setdefault(ALL_STEPS if STEP.match(name) else name, len(shown))
+            for name in self.names
+        ]
+        return list(shown), np.array(number, np.int64)
 
     def named(self, name: str) -> Bools:
         """Events of exactly this name."""

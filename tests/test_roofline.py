@@ -572,3 +572,12 @@ def test_without_strides_more_bytes_than_the_device_can_move_are_none_that_are_k
     (row,) = kernel_rows(parse(text), extra=[CHIP])
     assert row.bandwidth_pct == (expected if expected is None else pytest.approx(expected))
     assert (row.bytes is None) == (expected is None)
+
+
+def test_steps_are_one_row() -> None:
+    b = builder()
+    for step in range(3):
+        with b.annotation(f"ProfilerStep#{step}"):
+            b.launch("kernel")
+    assert ("ProfilerStep*", 3) == (one(b, "op").operator, one(b, "op").calls)
+    assert "ProfilerStep*" == one(b).operator

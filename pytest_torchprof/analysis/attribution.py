@@ -84,8 +84,9 @@ class Work:
     """Per device event of the selection, as arrays of one length.
 
     ``event`` are event indices; ``call`` the innermost operator around the launch, and ``owner``
-    the name of that, else of the annotation, -1 for none; ``flops`` and ``bytes`` -1 where
-    unknown; ``dtype`` an index into `DTYPES`, -1 where there are no FLOPs or no types.
+    the number in `Trace.shown_names` of its name, else of the annotation's, -1 for none; ``flops``
+    and ``bytes`` -1 where unknown; ``dtype`` an index into `DTYPES`, -1 where there are no FLOPs or
+    no types.
     """
 
     event: Ints
@@ -108,7 +109,7 @@ def _attribute(trace: Trace) -> Work:
     distinct, at = np.unique(above, return_inverse=True)
     call, annotation, counted, typed = (found[at] for found in _climb(trace, distinct))
     named = np.where(call >= 0, call, annotation)
-    owner = np.where(named >= 0, trace.name[named], -1).astype(np.int64)
+    owner = np.where(named >= 0, trace.shown_names[1][trace.name[named]], -1)
 
     working = (trace.kind[event] == Kind.KERNEL) & ~_replayed(trace, launch)
     main = trace.names_where(_is_main)[event]

@@ -24,7 +24,6 @@ GROUPINGS: tuple[By, ...] = get_args(By)
 #: The field of `OpStats` that a grouping fills.
 FIELD_OF: dict[By, str] = {"shape": "shapes", "stack": "stack", "module": "module"}
 
-_STEP = re.compile(r"^ProfilerStep#\d+$")
 _IS_MODULE = re.compile(MODULE.pattern.replace(r"(\w+?)_\d+", r"(\w+_\d+)"))
 
 
@@ -67,7 +66,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
     """
     chosen = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
     group, labels = _GROUPERS[by](trace, chosen)
-    names, name = _names(trace)
+    names, name = trace.shown_names
     key, first, at = np.unique(
         group * len(names) + name[trace.name[chosen]], return_index=True, return_inverse=True
     )
@@ -119,16 +118,6 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
         ms = unlinked / 1e6 if len(device) else None
         rows.append(OpStats(NO_OPERATOR, 0, 0, 0, ms, ms, *outside, None, part(unlinked)))
     return sorted(rows, key=lambda row: (-(row.share or 0), -row.self_cpu_ms, row.name))
-
-
-def _names(trace: Trace) -> tuple[list[str], Ints]:
-    """Names to show, and for each of the trace's names which of these it is."""
-    shown: dict[str, int] = {}
-    number = [
-        shown.setdefault("ProfilerStep*" if _STEP.match(name) else name, len(shown))
-        for name in trace.names
-    ]
-    return list(shown), np.array(number, np.int64)
 
 
 def _inside_itself(trace: Trace, events: Ints, group: Ints) -> Bools:

@@ -122,6 +122,7 @@ def kernel_rows(
     total_flops, total_bytes = table.exact(work.flops), table.exact(work.bytes)
 
     rows = []
+    shown, _ = trace.shown_names
     kernels, owners = table.longest(name), table.longest(work.owner)
     for g in table.by_time().tolist():
         total_ns, calls = int(table.ns[g]), int(table.calls[g])
@@ -132,7 +133,7 @@ def kernel_rows(
             KernelRow(
                 device=number if (number := int(device[table.first[g]])) >= 0 else None,
                 kernel=trace.names[int(kernels[g])],
-                operator=trace.names[owner] if (owner := int(owners[g])) >= 0 else None,
+                operator=shown[owner] if (owner := int(owners[g])) >= 0 else None,
                 calls=calls,
                 total_ms=total_ns / 1e6,
                 mean_us=mean_us,

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.ops import NO_OPERATOR
 from pytest_torchprof.errors import TraceError, not_onto_itself
-from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, Trace
+from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, STEP, Trace
 from pytest_torchprof.files import replacing, same_file, why
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ StackMetric = Literal["self_cpu_ms", "self_cuda_ms"]
 
 #: What a folded stack uses itself. torch's own ``export_stacks`` writes an underscore for it too.
 _RESERVED = re.compile(r"[\s;]")
-#: Steps are numbered; without the number equal stacks of all steps become one.
-_STEP = re.compile(r"^(ProfilerStep)\*?#\d+$")
 _UNNAMED = "(unnamed)"
 
 
@@ -131,7 +129,7 @@ def _safe(name: str) -> str:
     >>> _safe("void f<int, 4>(int); x"), _safe("ProfilerStep#12"), _safe("")
     ('void_f<int,_4>(int)__x', 'ProfilerStep', '(unnamed)')
     """
-    return _RESERVED.sub("_", _STEP.sub(r"\1", name)) or _UNNAMED
+    return _RESERVED.sub("_", STEP.sub("ProfilerStep", name)) or _UNNAMED
 
 
 def _whole_us(ns: Ints) -> Ints:

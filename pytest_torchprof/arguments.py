@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -65,3 +66,66 @@ def starts(length: npt.NDArray[np.int32]) -> Ints:
     """Where parts of these lengths begin that lie one after the other."""
     ends = np.cumsum(length, dtype=np.int64)
     return ends - length
+
+
+# -------------------------------------------------------------------- decoding
+
+
+class DeviceArgs(msgspec.Struct, gc=False):
+    """Of a runtime call or device event; -1 and None where the trace does not say."""
+
+    correlation: int = -1
+    device: int | None = None
+    bytes: int = -1
+
+
+class OpArgs(msgspec.Struct, gc=False):
+    """What the trace says of the operands of a call, each part as raw JSON, empty for none."""
+
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
+    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """Of an allocation, or with negative bytes of a free."""
+
+    addr: int | None = msgspec.field(name="Addr", default=None)
+    bytes: int = msgspec.field(name="Bytes", default=0)
+    device_type: int = msgspec.field(name="Device Type", default=0)
+    device_id: Any = msgspec.field(name="Device Id", default=-1)
+
+
+_Args = TypeVar("_Args", DeviceArgs, OpArgs, MemoryArgs)
+# Numbers come as strings from some versions, hence not strict.
+_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
+    DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
+    OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
+    MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),
+}
+_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
+    """Decoded args, all in one go; the empty struct where a foreign tool wrote something else."""
+    try:
+        every = _DECODERS[of].decode(raws.as_list())
+    except _NOT_DECODED:
+        every = [_decode_one(of, raw or b"null") for raw in raws]
+    return [of() if args is None else args for args in every]
+
+
+def _decode_one(of: type[_Args], text: Any) -> _Args | None:
+    try:
+        return msgspec.json.decode(text, type=of, strict=False)
+    except _NOT_DECODED:
+        return None
+
+
+def decode_part(text: bytes) -> Any:
+    """A raw part of args, of any type; None where it is not there."""
+    try:
+        return msgspec.json.decode(text) if text else None
+    except _NOT_DECODED:
+        return None

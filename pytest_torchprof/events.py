@@ -14,11 +14,11 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof import nesting
+from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, decode_part
 from pytest_torchprof.flops import FORMULAS, flops, lacking
 
 if TYPE_CHECKING:
@@ -100,36 +100,6 @@ STEP, ALL_STEPS = re.compile(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
 MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
 
 
-class _DeviceArgs(msgspec.Struct, gc=False):
-    correlation: int = -1
-    device: int | None = None
-    bytes: int = -1
-
-
-class OpArgs(msgspec.Struct, gc=False):
-    """What the trace says of the operands of a call, each part as raw JSON, empty for none."""
-
-    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
-    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
-    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
-    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
-
-
-class _MemoryArgs(msgspec.Struct, gc=False):
-    addr: int | None = msgspec.field(name="Addr", default=None)
-    bytes: int = msgspec.field(name="Bytes", default=0)
-    device_type: int = msgspec.field(name="Device Type", default=0)
-    device_id: Any = msgspec.field(name="Device Id", default=-1)
-
-
-_Args = TypeVar("_Args", _DeviceArgs, OpArgs, _MemoryArgs)
-# Numbers come as strings from some versions, hence not strict.
-_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
-    _DeviceArgs: msgspec.json.Decoder(list[_DeviceArgs | None], strict=False),
-    OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
-    _MemoryArgs: msgspec.json.Decoder(list[_MemoryArgs | None], strict=False),
-}
-_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _Shared = TypeVar("_Shared")
 
 
@@ -344,9 +314,9 @@ class Trace:
     # ---------------------------------------------------------------- device links
 
     @cached_property
-    def _device_args(self) -> tuple[Ints, list[_DeviceArgs]]:
+    def _device_args(self) -> tuple[Ints, list[DeviceArgs]]:
         rows = np.flatnonzero(self.is_kind(Kind.RUNTIME, *DEVICE_KINDS))
-        return rows, _decode(_DeviceArgs, self.args[rows])
+        return rows, decode(DeviceArgs, self.args[rows])
 
     @cached_property
     def correlation(self) -> Ints:
@@ -397,7 +367,7 @@ class Trace:
     def memory(self) -> Memory:
         """All allocations and frees of the trace, selected or not."""
         rows = np.flatnonzero(self.is_kind(Kind.MEMORY) & self.named("[memory]"))
-        args = _decode(_MemoryArgs, self.args[rows])
+        args = decode(MemoryArgs, self.args[rows])
         addresses = [a.addr for a in args]
         indices = [_number(a.device_id) for a in args]
         return Memory(
@@ -413,7 +383,7 @@ class Trace:
     def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
         formula = self.names_where(FORMULAS.__contains__)
         rows = np.flatnonzero(self.is_kind(Kind.OP) & formula)
-        return rows, _decode(OpArgs, self.args[rows])
+        return rows, decode(OpArgs, self.args[rows])
 
     @cached_property
     def has_shapes(self) -> bool:
@@ -479,7 +449,7 @@ class Trace:
 
     def operands(self, events: Ints) -> list[OpArgs]:
         """What the trace says of the operands of these calls."""
-        return _decode(OpArgs, self.args[events])
+        return decode(OpArgs, self.args[events])
 
     def flops_gap(self) -> str | None:
         """Why the FLOPs of the selection are not known, naming the operator; None if they are."""
@@ -495,30 +465,6 @@ class Trace:
         what = lacking(name, *parts)
         more = f", and {others} more operator{'s' * (others > 1)}" if others else ""
         return f"{name} {what} in this trace; {count} call{'s' * (count > 1)}{more}"
-
-
-def _decode(of: type[_Args], raws: Arguments) -> list[_Args]:
-    """Decoded args, all in one go; the empty struct where a foreign tool wrote something else."""
-    try:
-        every = _DECODERS[of].decode(raws.as_list())
-    except _NOT_DECODED:
-        every = [_decode_one(of, raw or b"null") for raw in raws]
-    return [of() if args is None else args for args in every]
-
-
-def _decode_one(of: type[_Args], text: Any) -> _Args | None:
-    try:
-        return msgspec.json.decode(text, type=of, strict=False)
-    except _NOT_DECODED:
-        return None
-
-
-def decode_part(text: bytes) -> Any:
-    """A raw part of args, of any type; None where it is not there."""
-    try:
-        return msgspec.json.decode(text) if text else None
-    except _NOT_DECODED:
-        return None
 
 
 def _number(value: Any) -> int:

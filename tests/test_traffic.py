@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES, SCALAR_TYPES, Tensor
 from pytest_torchprof.analysis.traffic import RULES, compulsory_bytes
-from pytest_torchprof.events import decode_part
+from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.trace.read import read
 
 Call = tuple[str, list[Any], list[str], list[str] | None]  # name, dims, types, concrete

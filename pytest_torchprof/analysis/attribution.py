@@ -19,7 +19,8 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.traffic import RULES, compulsory_bytes
-from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, OpArgs, Trace, decode_part
+from pytest_torchprof.arguments import OpArgs, decode_part
+from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, Trace
 from pytest_torchprof.flops import FORMULAS
 
 if TYPE_CHECKING:

@@ -224,7 +224,7 @@ class Torchprof:
         An empty text is filled with FLOPs and operators; add a line for any other metric.
         """
         __tracebackhide__ = True
-        from pytest_torchprof.baseline.inline import expected_metrics, render_inline
+        from pytest_torchprof.baseline.inline import Edit, expected_metrics, refusal, render_inline
         from pytest_torchprof.stats import NotMeasured
 
         recorder = self._recorder
@@ -242,14 +242,15 @@ class Torchprof:
         actual = render_inline(values, names)
         if actual == expected:
             return
+        caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
+        edit = Edit(caller.f_code.co_filename, caller.f_lineno, actual)
         if self._accept:
-            caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
-            recorder.edits.append((caller.f_code.co_filename, caller.f_lineno, actual))
+            recorder.edits.append((edit.file, edit.line, edit.text))
             return
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
         from pytest_torchprof.runs import Mismatch
 
-        message = inline_mismatch(expected, actual, self._accept_command)
+        message = inline_mismatch(expected, actual, self._accept_command, refusal(edit))
         changes = inline_changes(expected, actual).items()
         recorder.mismatch = Mismatch(message, {name: before for name, (before, _) in changes})
         pytest.fail(message, pytrace=False)

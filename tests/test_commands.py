@@ -455,3 +455,17 @@ def test_a_terminal_that_knows_no_unicode_is_written_to(trace: Path) -> None:
 def test_help_of_each_command_says_what_it_does(say: Say, command: str) -> None:
     status, out, _ = say(command, "--help")
     assert (0, True) == (status, f"usage: torchprof {command}" in out)
+
+
+def test_a_large_trace_on_a_terminal_has_a_progress_bar(
+    say: Say, trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from pytest_torchprof.commands import reading
+
+    assert "" == say("summary", trace)[2]
+    monkeypatch.setattr(reading, "_BAR_FROM_BYTES", 1)
+    assert "" == say("summary", trace)[2]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for path in (trace, tmp_path):
+        status, _, err = say("summary", path)
+        assert (0, True) == (status, "reading: " in err)

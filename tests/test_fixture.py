@@ -623,3 +623,23 @@ def test_what_was_accepted_through_the_fixture_is_ok(pytester: pytest.Pytester) 
         "X + X", "torchprof(lambda: X + X)"))  # fmt: skip
     accept(pytester)
     assert {"test_add": "ok"} == run(pytester, "--torchprof").statuses
+
+
+def test_an_expectation_that_accepting_cannot_rewrite_says_so_when_it_fails(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        EXPECTED = "ops   3\\n"
+
+        def test_it(torchprof):
+            with torchprof:
+                torch.ones(4) + 1
+            torchprof.assert_expected_inline(EXPECTED)
+        """
+    )
+    out = run(pytester, "--torchprof").out
+    assert "--accept cannot write the new values: the line has no triple-quoted string" in out
+    assert "To accept" not in out

@@ -93,6 +93,15 @@ def apply(edits: Iterable[Edit]) -> tuple[list[Edit], list[Problem]]:
     return done, problems
 
 
+def refusal(edit: Edit) -> str | None:
+    """Why the literal could not be rewritten, before anybody tries; None if it can."""
+    try:
+        _rewrite(Path(edit.file).read_bytes().decode("utf-8"), edit)
+    except (BaselineError, OSError, UnicodeDecodeError) as error:
+        return str(error)
+    return None
+
+
 def _apply_to_file(
     file: Path, lines: Mapping[int, Sequence[Edit]]
 ) -> tuple[list[Edit], list[Problem]]:

@@ -61,8 +61,13 @@ def failure_message(
     return "\n".join(lines)
 
 
-def inline_mismatch(expected: str, actual: str, accept_command: str) -> str:
-    """The difference between an inline expectation and what was measured."""
+def inline_mismatch(
+    expected: str, actual: str, accept_command: str, refusal: str | None = None
+) -> str:
+    """The difference between an inline expectation and what was measured; what to do about it.
+
+    ``refusal`` says why accepting cannot rewrite the expectation, if it cannot.
+    """
     diff = difflib.unified_diff(
         expected.splitlines(), actual.splitlines(), "expected", "measured", lineterm="", n=1
     )
@@ -73,7 +78,9 @@ def inline_mismatch(expected: str, actual: str, accept_command: str) -> str:
         [
             f"torchprof: {headline}the inline expectation does not match",
             *(f"  {line}" for line in lines),
-            f"To accept the new values: {accept_command}",
+            f"To accept the new values: {accept_command}"
+            if refusal is None
+            else f"--accept cannot write the new values: the line {refusal}",
         ]
     )
 

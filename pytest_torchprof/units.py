@@ -7,6 +7,7 @@ where it is a whole number and a float elsewhere. Arithmetic is exact until the 
 
 from __future__ import annotations
 
+import bisect
 import math
 import numbers
 import re
@@ -76,6 +77,15 @@ _LARGEST = 2**63 - 1
 _SMALLEST_SHOWN = Fraction(1, 1000)  # of the smallest unit of a scale
 _MOST_DIGITS = 6  # beyond these, the exact value reads better
 
+#: Unit → the units that it is printed in with their sizes, and these sizes as floats to choose by.
+_PRINTED = {
+    unit: (
+        shown := [(name, size) for name, size in units.items() if name not in _READ_ONLY],
+        [float(size) for _, size in shown],
+    )
+    for unit, units in SCALES.items()
+}
+
 UNKNOWN = "–"
 
 _WRITTEN = re.compile(
@@ -122,15 +132,17 @@ def format_quantity(value: float | None, unit: str, digits: int = 3) -> str:
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
+    if unit == "1" and isinstance(value, int):
+        return f"{value:,}"
     if value == 0:
         return f"0 {unit}" if unit != "1" else "0"
     sign = "-" if value < 0 else ""
     amount = abs(_exact(value))
-    scale = [(name, size) for name, size in SCALES[unit].items() if name not in _READ_ONLY]
+    scale, floors = _PRINTED[unit]
     smallest_name, smallest_size = scale[0]
     if amount < _SMALLEST_SHOWN * smallest_size:
         return f"{'>' if sign else '<'}{sign}0.001 {smallest_name}".rstrip()
-    index = max((i for i, (_, size) in enumerate(scale) if size <= amount), default=0)
+    index = max(bisect.bisect_right(floors, float(amount)) - 1, 0)
     name, size = scale[index]
     rounded = _round(amount / size, digits)
     if index + 1 < len(scale) and rounded * size >= scale[index + 1][1]:  # 999.9996 k is 1 M

@@ -141,3 +141,21 @@ def test_a_kernel_is_named_without_what_all_of_its_kind_repeat(name: str, expect
 def test_any_name_has_a_readable_form(name: str) -> None:
     text = readable(name)
     assert bool(text) == bool(name.removeprefix("void "))
+
+
+def test_a_narrow_terminal_does_without_the_columns_that_tell_least() -> None:
+    row = {"kernel": "k" * 99, "operator": "aten::mm", "calls": 3, "total_ms": 1.0, "mean_us": 5.0}
+    row |= {"flops": 10**9, "tflops_per_s": 1.0, "bytes": 10**6, "gb_per_s": 1.0, "share": 0.5}
+    text = table([row], list(row), width=60)
+    *lines, note = text.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "… without mean, bytes, flops, GB/s, TFLOP/s: COLUMNS=160 shows more" == note
+    assert {"kernel", "calls", "total", "share"} <= set(lines[0].split())
+    assert "without" not in table([row], list(row), width=160)
+    assert "without" not in table([row], list(row))
+
+
+def test_of_a_stack_the_innermost_end_is_kept() -> None:
+    rows = [{"stack": "outer.py(1): run;" * 9 + "model.py(7): forward", "calls": 1}]
+    assert "…" == table(rows, ("stack", "calls"), width=50).splitlines()[-1][0]
+    assert "model.py(7): forward" in table(rows, ("stack", "calls"), width=50)

@@ -40,6 +40,12 @@ _TEXTS = {
     "fix": 24,
     "file": 24,
 }
+#: What a narrow terminal does without, the least telling first.
+_SPARE = (
+    *("mean_us", "self_cpu_bytes", "self_cuda_bytes", "bytes", "flops", "cpu_ms", "gb_per_s"),
+    *("bound", "tflops_per_s", "at_ms", "count", "cuda_ms", "cpu_ms_a", "cpu_ms_b", "share"),
+    *("operator", "shapes", "bandwidth_pct", "compute_pct"),
+)
 #: What a user reads to the end, so it is not cut.
 _WHOLE = frozenset({"change", "device", "bound", "rank", "metric", "reason", "message", "rule"})
 #: What tabulate puts between columns.
@@ -130,13 +136,17 @@ def table(
 ) -> str:
     """Rows below a heading, columns without a value left out, long names cut in the middle.
 
-    ``width`` is that of the terminal; without one, nothing is cut. ``total`` is the last line.
+    ``width`` is that of the terminal; without one, nothing is cut. Where names cut as short as they
+    may be are too wide still, columns are left out, and named below. ``total`` is the last row.
     """
     import tabulate
 
     everything = [*rows, total] if total else list(rows)
     shown = [f for f in fields if any(row.get(f) is not None for row in everything)] or list(fields)
-    columns = [[cell(f, row[f]) if f in row else "" for row in everything] for f in shown]
+    cells = {f: [cell(f, row[f]) if f in row else "" for row in everything] for f in shown}
+    dropped = [] if width is None else _too_wide(cells, width)
+    shown = [f for f in shown if f not in dropped]
+    columns = [cells[f] for f in shown]
     if width is not None:
         columns = _fitted(shown, columns, width)
     body = [list(cells) for cells in zip(*columns, strict=True)]
@@ -151,6 +161,8 @@ def table(
     lines = text.splitlines()
     if total and style == "simple":
         lines.insert(len(lines) - 1, lines[1])
+    if dropped:
+        lines.append(f"… without {', '.join(map(heading, dropped))}: COLUMNS=160 shows more")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -166,17 +178,31 @@ def _no_padding() -> Iterator[None]:
         tabulate.MIN_PADDING = before
 
 
+def _too_wide(cells: Mapping[str, Sequence[str]], width: int) -> list[str]:
+    """The columns that a narrow terminal has no room for, the least telling first."""
+    widths = {field: min(_widths(field, column)) for field, column in cells.items()}
+    dropped: list[str] = []
+    for field in _SPARE:
+        if sum(widths.values()) + _GAP * (len(widths) - 1) <= width:
+            break
+        if widths.pop(field, None) is not None:
+            dropped.append(field)
+    return dropped
+
+
+def _widths(field: str, column: Sequence[str]) -> tuple[int, int]:
+    """The widest cell, and as narrow as the column may be cut."""
+    widest = max([len(heading(field)), *map(len, column)])
+    if field in _TEXTS and field not in _WHOLE:
+        return widest, min(widest, max(len(heading(field)), _TEXTS[field]))
+    return widest, widest
+
+
 def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list[list[str]]:
     """Columns of text cut to what the terminal has left, the widest first."""
-    widths = [
-        max([len(heading(field)), *map(len, column)])
-        for field, column in zip(fields, columns, strict=True)
-    ]
+    both = [_widths(field, column) for field, column in zip(fields, columns, strict=True)]
+    widths, least = [widest for widest, _ in both], [narrow for _, narrow in both]
     over = sum(widths) + _GAP * (len(widths) - 1) - width
-    least = [
-        max(len(f), _TEXTS[f]) if f in _TEXTS and f not in _WHOLE else w
-        for f, w in zip(fields, widths, strict=True)
-    ]
     while over > 0:
         i = max(range(len(widths)), key=lambda i: widths[i] - least[i])
         if widths[i] <= least[i]:
@@ -184,8 +210,16 @@ def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list
         widths[i] -= 1
         over -= 1
     return [
-        [shorten(text, w) for text in column] for w, column in zip(widths, columns, strict=True)
+        [_cut(field, text, w) for text in column]
+        for field, w, column in zip(fields, widths, columns, strict=True)
     ]
+
+
+def _cut(field: str, text: str, width: int) -> str:
+    """Names differ at both ends; of what encloses a call, the innermost tells most."""
+    if field in {"stack", "module"} and len(text) > width:
+        return f"…{text[len(text) - width + 1 :]}"
+    return shorten(text, width)
 
 
 def markdown(rows: Sequence[Row], fields: Sequence[str], *, total: Row | None = None) -> str:

@@ -66,10 +66,14 @@ class MetricRow:
 class Rows(list[R], Generic[R]):
     """The rows of one table: a list of dataclasses that prints as a table."""
 
-    def __init__(self, rows: Iterable[R], fields: Sequence[str]) -> None:
+    def __init__(
+        self, rows: Iterable[R], fields: Sequence[str], unknown: Iterable[str] = ()
+    ) -> None:
         super().__init__(rows)
         #: The columns, in order; what `to_dicts` holds.
         self.fields = tuple(fields)
+        #: Those of which a part is not known, so that the sum is not either.
+        self.unknown = frozenset(unknown)
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """One dictionary a row, as ``--format json`` prints it; unknown values are None."""
@@ -78,7 +82,10 @@ class Rows(list[R], Generic[R]):
     def total(self) -> dict[str, Any]:
         """Sums of the fields that add up; None where no row knows its part."""
         adds_up = _ADDS_UP.get(type(self[0]), ()) if self else ()
-        return {field: _sum(getattr(row, field) for row in self) for field in adds_up}
+        return {
+            field: None if field in self.unknown else _sum(getattr(row, field) for row in self)
+            for field in adds_up
+        }
 
     def __str__(self) -> str:
         """The table as the command prints it, nothing cut."""
@@ -135,7 +142,7 @@ class Trace:
         _check("by", by, averages.GROUPINGS)
         optional = set(averages.FIELD_OF.values()) - {averages.FIELD_OF.get(by)}
         fields = [field for field in fields_of(OpStats) if field not in optional]
-        return Rows(averages.op_stats(self.events, by), fields)
+        return Rows(averages.op_stats(self.events, by), fields, self._unknown)
 
     def kernels(self, by: str = "name", peaks: Peaks = ()) -> Rows[KernelRow]:
         """Kernels, copies and memsets by device: time, FLOP/s and GB/s against the chip's peak.
@@ -149,7 +156,12 @@ class Trace:
         """
         _check("by", by, ("name", "op"))
         rows = kernel_rows(self.events, by=by, extra=_chips(peaks))  # type: ignore[arg-type]
-        return Rows(rows, fields_of(KernelRow))
+        return Rows(rows, fields_of(KernelRow), self._unknown)
+
+    @property
+    def _unknown(self) -> tuple[str, ...]:
+        """FLOPs, where those of some operator are not known."""
+        return () if self.events.flops_gap() is None else ("flops",)
 
     @property
     def devices(self) -> list[dict[str, Any]]:

@@ -469,3 +469,14 @@ def test_a_large_trace_on_a_terminal_has_a_progress_bar(
     for path in (trace, tmp_path):
         status, _, err = say("summary", path)
         assert (0, True) == (status, "reading: " in err)
+
+
+def test_a_sum_of_flops_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path: Path) -> None:
+    builder = builder_of()
+    with builder.op("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3], []]):
+        builder.launch("conv")
+    trace = builder.save(tmp_path / "x.json")
+    for command in ("ops", "kernels"):
+        document = json.loads(say(command, trace, "--format", "json")[1])
+        assert document["total"]["flops"] is None
+        assert any("aten::convolution lacks Concrete Inputs" in note for note in document["notes"])

@@ -581,3 +581,20 @@ def test_steps_are_one_row() -> None:
             b.launch("kernel")
     assert ("ProfilerStep*", 3) == (one(b, "op").operator, one(b, "op").calls)
     assert "ProfilerStep*" == one(b).operator
+
+
+def test_by_operator_each_has_its_own_copies() -> None:
+    b = builder()
+    for name, count in (("aten::nonzero", 3), ("aten::item", 1)):
+        for _ in range(count):
+            with b.op(name, [[4]]):
+                b.launch("kernel", device_us=2)
+                b.memcpy("DtoH", 8, device_us=1)
+    found = kernel_rows(parse(b.to_bytes()), by="op")
+    calls = {(row.operator, row.kernel.partition(" ")[0]): row.calls for row in found}
+    assert calls == {
+        ("aten::nonzero", "kernel"): 3,
+        ("aten::nonzero", "Memcpy"): 3,
+        ("aten::item", "kernel"): 1,
+        ("aten::item", "Memcpy"): 1,
+    }

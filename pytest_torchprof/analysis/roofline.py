@@ -95,8 +95,9 @@ def kernel_rows(
 ) -> list[KernelRow]:
     """A row for each device and kernel, or each device and operator, the longest first.
 
-    By operator, a rate is of all the time that its calls took on the device, helpers included;
-    copies and memsets are rows of their own. ``extra``: devices besides those we know.
+    By operator, a rate is of all the time that its calls took on the device, helpers included; its
+    copies and memsets are rows of their own, by their names. ``extra``: devices besides those that
+    we know.
     """
     work = _believable(trace, attribute(trace), extra)
     event = work.event
@@ -104,10 +105,8 @@ def kernel_rows(
         return []
     device, name, dur = trace.device[event], trace.name[event].astype(np.int64), trace.dur[event]
     copied = trace.kind[event] != Kind.KERNEL
-    # A copy's row is by its name in both.
-    what = np.where(copied | (by == "name"), name, len(trace.names) + work.owner)
-    unlinked = (by == "op") & ~copied & (work.owner < 0)
-    what[unlinked] = -1
+    # An operator's copies are not of one row with its kernels.
+    what = name if by == "name" else _pairs(np.where(copied, name, -1), work.owner)
     _, place = np.unique(device, return_inverse=True)
     _, group = np.unique(_pairs(place, what), return_inverse=True)
     table = _Table(group, dur)

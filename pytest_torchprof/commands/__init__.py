@@ -32,6 +32,7 @@ from pytest_torchprof.commands.reading import (
     heading_of,
     listed,
     load,
+    no_flops,
     only,
     peaks,
     peaks_used,
@@ -114,7 +115,10 @@ def ops(options: Namespace) -> int:
         ranks,
         lambda trace: trace.ops(options.by),
         order="share",
-        notes=[ungrouped(trace, options.by) for trace in ranks.values()],
+        notes=[
+            *(ungrouped(trace, options.by) for trace in ranks.values()),
+            *(no_flops(trace) for trace in ranks.values()),
+        ],
     )
 
 
@@ -122,7 +126,7 @@ def kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = peaks(options)
     ranks = load(options.traces, options.rank)
-    notes = [line(trace) for line in (unlinked, uncounted) for trace in ranks.values()]
+    notes = [line(trace) for line in (unlinked, uncounted, no_flops) for trace in ranks.values()]
     notes += [peaks_used(trace, chips) for trace in ranks.values()]
     return table(
         options,

@@ -57,8 +57,11 @@ def table(
 ) -> int:
     """One table over all ranks, ordered, with its total."""
     each = {rank: make(trace) for rank, trace in ranks.items()}
-    every: Rows[Any] = Rows([row for rows in each.values() for row in rows],
-                            next(iter(each.values())).fields)  # fmt: skip
+    every: Rows[Any] = Rows(
+        [row for rows in each.values() for row in rows],
+        next(iter(each.values())).fields,
+        frozenset().union(*(rows.unknown for rows in each.values())),
+    )
     rows = [row for rank in ranks for row in with_rank(ranks, rank, each[rank].to_dicts())]
     fields = columns_of(ranks, every.fields)
     total = every.total()
@@ -104,7 +107,7 @@ def limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
     """The rows that are printed, and how many are not."""
     limit = options.limit
     if limit is None:
-        limit = TABLE_ROWS if options.format in ("table", "markdown") else 0
+        limit = TABLE_ROWS if options.format == "table" else 0
     shown = rows[:limit] if limit else rows
     return shown, len(rows) - len(shown)
 

@@ -95,6 +95,12 @@ def only(ranks: Ranks) -> Trace:
     return next(iter(ranks.values()))
 
 
+def no_flops(trace: Trace) -> str:
+    """A line on why there is no sum of FLOPs; empty if there is one."""
+    gap = trace.events.flops_gap()
+    return f"no total of FLOPs: {gap}" if gap else ""
+
+
 def uncounted(trace: Trace) -> str:
     """A line on kernels whose FLOPs cannot be known, since a graph launched them; else empty."""
     count = replayed(trace.events)

@@ -12,6 +12,7 @@ from pytest_torchprof.baseline import inline, store
 from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.options import OPTIONS
+from pytest_torchprof.render.failure import inline_changes
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.stats import Baseline
 from pytest_torchprof.units import format_pair
@@ -77,7 +78,7 @@ def accept(
             done += _lines(written, root)
     edits = [inline.Edit(*edit) for offer in offers for edit in offer["edits"]]
     rewritten, problems = inline.apply(edits)
-    done += [f"{_site(edit, root)} rewritten" for edit in sorted(rewritten, key=_place)]
+    done += [_rewritten(edit, root) for edit in sorted(rewritten, key=_place)]
     problems.sort(key=lambda problem: _place(problem.edit))
     errors += [f"{_site(problem.edit, root)} {problem.what}" for problem in problems]
     return done, errors
@@ -96,12 +97,18 @@ def _lines(written: store.Written, root: Path) -> list[str]:
             if c.metric in METRICS
         ]
         lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
-    lines += [f"{where}: {test} pruned: the test is gone" for test in written.pruned]
+    lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]
     return lines
 
 
 def _place(edit: inline.Edit) -> tuple[str, int]:
     return edit.file, edit.line
+
+
+def _rewritten(edit: inline.Edit, root: Path) -> str:
+    changes = inline_changes(edit.old, edit.text).items()
+    said = ", ".join(f"{name} {before} → {now}" for name, (before, now) in changes)
+    return f"{_site(edit, root)} rewritten{f': {said}' if said else ''}"
 
 
 def _site(edit: inline.Edit, root: Path) -> str:

@@ -204,13 +204,13 @@ class Torchprof:
         Raises:
             SettingsError: ``sort_by`` is not a column.
         """
+        recorder = self._recorder
+        if recorder is None:
+            return ""
         from pytest_torchprof.render.ops_table import COLUMNS, ops_table
 
         if sort_by not in COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, COLUMNS)}")
-        recorder = self._recorder
-        if recorder is None:
-            return ""
         recorder.table_asked = True
         if recorder.trace is None:
             return ""
@@ -245,7 +245,7 @@ class Torchprof:
         caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
         edit = Edit(caller.f_code.co_filename, caller.f_lineno, actual)
         if self._accept:
-            recorder.edits.append((edit.file, edit.line, edit.text))
+            recorder.edits.append((edit.file, edit.line, edit.text, expected))
             return
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
         from pytest_torchprof.runs import Mismatch

@@ -77,7 +77,17 @@ def _count(text: str) -> int:
 
 
 def _threads(text: str) -> int | None:
-    return None if text == "keep" else max(1, _count(text))
+    if text == "keep":
+        return None
+    if (count := _count(text)) == 0:
+        raise SettingsError(f"{text!r} is not a number of threads, of 1 or more, or 'keep'")
+    return count
+
+
+def _file(text: str) -> str:
+    if not text.strip():
+        raise SettingsError("an empty name is no file and no folder")
+    return text
 
 
 def _metric(text: str) -> str:
@@ -118,10 +128,10 @@ OPTIONS = (
            marker=True),
     Option("time", "advisory", _choice("advisory", "gate", "off"), "advisory|gate|off",
            "what a time difference against a baseline does"),
-    Option("baselines", "__torchprof__", str, "DIR", "name of the baseline folder beside each test "
-           "file; an absolute path puts all under that folder, mirrored"),
-    Option("json", None, str, "FILE", "write a machine-readable report", ini=False),
-    Option("traces", None, str, "DIR", "keep Chrome traces, one .pt.trace.json.gz a test"),
+    Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "
+           "test file; an absolute path puts all under that folder, mirrored"),
+    Option("json", None, _file, "FILE", "write a machine-readable report", ini=False),
+    Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz a test"),
     Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
            "the traces of which tests are kept", ini=False),
     Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table"),

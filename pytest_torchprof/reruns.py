@@ -306,7 +306,7 @@ class FirstTeardown:
 
 def _cannot(error: BaseException, kind: str = "", threads: int | None = None) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0]
-    if kind == "profile" and threads is not None:
+    if kind == "profile" and threads is not None and isinstance(error, AssertionError):
         return (
             f"fails in the profiled run, which has {threads} intra-op thread{'s' * (threads > 1)} "
             f"(--torchprof-threads=keep leaves yours): {what}"

@@ -110,7 +110,8 @@ class Recorder:
     table_asked: bool = False
     tables: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
-    edits: list[tuple[str, int, str]] = field(default_factory=list)
+    #: Inline expectations to be rewritten: file, line, new text, old text.
+    edits: list[tuple[str, int, str, str]] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
     one_thread: tuple[Trace, Path] | None = None
     #: As it was before the test's fixtures were set up.
@@ -128,12 +129,17 @@ class Recorder:
     def export(self, target: Path) -> None:
         """Write the trace's file, compressed; a test's patches may be in place."""
         assert self.file is not None  # noqa: S101 - the caller has looked
-        with (
-            REAL.open(self.file, "rb") as source,
-            REAL.open(target, "wb") as file,
-            gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
-        ):
-            shutil.copyfileobj(source, packed)
+        try:
+            with (
+                REAL.open(self.file, "rb") as source,
+                REAL.open(target, "wb") as file,
+                gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
+            ):
+                shutil.copyfileobj(source, packed)
+        except OSError:
+            with suppress(OSError):  # a part of a trace is of no use to anybody
+                REAL.unlink(target)
+            raise
 
     def keep_tables(self, printed: str) -> None:
         """Of the tables that a run has made, only those that it has printed."""

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_torchprof.accepting import accept, command_for, shown
 from pytest_torchprof.baseline import store
-from pytest_torchprof.capture import Machine, prime, probe_machine
+from pytest_torchprof.capture import Machine, prime, probe_machine, require_torch
 from pytest_torchprof.errors import BaselineError, TorchprofError
 from pytest_torchprof.judging import Judge, Subject, unchecked
 from pytest_torchprof.options import antipatterns_of, budgets_of, is_marked, overrides_of
@@ -97,9 +97,10 @@ class TorchprofSession:
 
     def pytest_sessionstart(self) -> None:
         """Find out at once whether there is a torch to profile."""
-        if self.is_controller:
-            return
         try:
+            if self.is_controller:  # which itself can do without
+                require_torch()
+                return
             self.environment = {**asdict(self.machine), "key": self.machine.key}
         except TorchprofError as error:
             raise pytest.UsageError(str(error)) from None

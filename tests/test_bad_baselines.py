@@ -48,6 +48,12 @@ BAD = {
         "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
         "Restore it from version control, or delete it and accept anew.",
     ),
+    "bad operator": (
+        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": {}, '  # noqa: ISC004
+        '"operators": {"aten::add": {"calls": "x"}}}}}}',
+        "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
+        "Restore it from version control, or delete it and accept anew.",
+    ),
     "bad section": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": []}}}}',
         "is malformed: ",
@@ -271,6 +277,8 @@ def test_without_torch_there_is_one_clear_usage_error(
     )
     pytester.syspathinsert()
     message = run(pytester, "-pno_torch", option, subprocess=True).usage_error()
+    spread = run(pytester, "-pno_torch", option, "-n2", subprocess=True, needs=["xdist"])
+    assert "--torchprof needs torch" in spread.usage_error()
     assert "--torchprof needs torch, and importing it failed: No module named 'torch'" in message
     assert "Install torch (pip install torch), or leave out --torchprof." in message
 

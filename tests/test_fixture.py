@@ -453,10 +453,24 @@ def test_an_unknown_column_of_the_table_is_an_error_with_the_near_matches(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(test_it="def test_it(torchprof): torchprof.table(sort_by='self_cpu')")
-    for args in ((), ("--torchprof",)):
-        ran = run(pytester, *args)
-        assert {"failed": 1} == ran.outcomes
-        assert "there is no column 'self_cpu'. Did you mean self_cpu_ms" in ran.out
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    assert "there is no column 'self_cpu'. Did you mean self_cpu_ms" in ran.out
+    assert {"passed": 1} == run(pytester).outcomes  # off, it does nothing
+
+
+def test_a_table_loads_nothing_while_profiling_is_off(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import sys
+
+        def test_it(torchprof):
+            before = set(sys.modules)
+            torchprof.table()
+            assert not {"numpy", "tabulate"} & (set(sys.modules) - before)
+        """
+    )
+    assert {"passed": 1} == run(pytester, subprocess=True).outcomes
 
 
 # -------------------------------------------------------------------- inline expectations

@@ -171,3 +171,33 @@ def test_nothing_is_left_in_the_folder_for_temporary_files(
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     run(pytester, "--torchprof", "-p", "no:tmpdir")
     assert [] == list(folder.iterdir())
+
+
+def test_a_trace_that_cannot_be_written_leaves_no_part_of_itself(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert "was not kept: [Errno 28] No space left on device" in ran.out
+    assert [] == kept(pytester)
+
+
+@pytest.mark.parametrize(
+    "option", ["--torchprof-traces=", "--torchprof-json=", "--torchprof-baselines="]
+)
+def test_an_empty_name_is_a_usage_error(pytester: pytest.Pytester, option: str) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    result = pytester.runpytest_inprocess("--torchprof", option, "-p", "no:xdist")
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["*an empty name is no file and no folder*"])
+
+
+def test_no_threads_are_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    message = run(pytester, "--torchprof", "--torchprof-threads=0").usage_error()
+    assert "'0' is not a number of threads, of 1 or more, or 'keep'" in message

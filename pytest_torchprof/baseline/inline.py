@@ -32,6 +32,7 @@ class Edit:
     file: str
     line: int
     text: str
+    old: str = ""
 
 
 class Problem(NamedTuple):

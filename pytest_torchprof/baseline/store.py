@@ -7,7 +7,7 @@ sorted keys, one metric a line, unknown keys kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -120,7 +120,7 @@ def load(path: Path) -> dict[str, Any] | None:
         and all(
             isinstance(entry, dict)
             and all(isinstance(entry.get(section, {}), dict) for section in SECTIONS)
-            and all(_is_number(value) for value in entry.get("metrics", {}).values())
+            and all(_is_number(value) for value in _numbers_of(entry))
             for entry in environments.values()
         )
         for environments in tests.values()
@@ -198,6 +198,14 @@ def update(
             next_step="Free the folder or the disk, or name another with --torchprof-baselines",
         )
     return done
+
+
+def _numbers_of(entry: Mapping[str, Any]) -> Iterator[object]:
+    """All that has to be a number; times may hold more, and are compared only if they are."""
+    for section in ("metrics", "kernels", "findings"):
+        yield from entry.get(section, {}).values()
+    for counts in entry.get("operators", {}).values():
+        yield from counts.values() if isinstance(counts, dict) else [counts]
 
 
 def _is_number(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_torchprof.capture.machine import Machine, probe_machine, quiet_kineto
+from pytest_torchprof.capture.machine import Machine, probe_machine, quiet_kineto, require_torch
 from pytest_torchprof.capture.profiler import (
     OWN_PROFILER,
     Capture,
@@ -29,6 +29,7 @@ __all__ = [
     "prime",
     "probe_machine",
     "quiet_kineto",
+    "require_torch",
     "sees_threads",
     "watching",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import sys
@@ -37,6 +38,27 @@ def quiet_kineto() -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
+def require_torch() -> None:
+    """Look for torch, without the seconds that importing it takes.
+
+    Raises:
+        CaptureError: it is not installed.
+    """
+    try:
+        found = importlib.util.find_spec("torch")
+    except ImportError as error:
+        raise _no_torch(error) from error
+    if found is None:
+        raise _no_torch("there is no module named torch")
+
+
+def _no_torch(why: object) -> CaptureError:
+    return CaptureError(
+        f"--torchprof needs torch, and importing it failed: {why}. "
+        "Install torch (pip install torch), or leave out --torchprof."
+    )
+
+
 def probe_machine(threads: int | None) -> Machine:
     """The machine as torch sees it; ``threads`` are the intra-op threads of profiled runs.
 
@@ -46,10 +68,7 @@ def probe_machine(threads: int | None) -> Machine:
     try:
         import torch
     except ImportError as error:
-        raise CaptureError(
-            f"--torchprof needs torch, and importing it failed: {error}. "
-            "Install torch (pip install torch), or leave out --torchprof."
-        ) from error
+        raise _no_torch(error) from error
     if threads is None:
         threads = torch.get_num_threads()
     device = accelerator()

@@ -142,7 +142,7 @@ class Trace:
         _check("by", by, averages.GROUPINGS)
         optional = set(averages.FIELD_OF.values()) - {averages.FIELD_OF.get(by)}
         fields = [field for field in fields_of(OpStats) if field not in optional]
-        return Rows(averages.op_stats(self.events, by), fields, self._unknown)
+        return Rows(self.events.once(averages.op_stats, by), fields, self._unknown)
 
     def kernels(self, by: str = "name", peaks: Peaks = ()) -> Rows[KernelRow]:
         """Kernels, copies and memsets by device: time, FLOP/s and GB/s against the chip's peak.

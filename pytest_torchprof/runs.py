@@ -88,6 +88,7 @@ class Recorder:
     compilation: dict[str, Any] | None = None
     #: The profiled run had to compile, so another one shall tell what the compiled code does.
     compiled_late: bool = False
+    profiled: int = 0
     rounds: list[Round] = field(default_factory=list)
     longest_ns: int = 0
     trace: Trace | None = None
@@ -246,7 +247,10 @@ class Run:
                 recorder.compilation = CompileCount.now().since(recorder.compiled)
         elif self._capture is not None:
             capture, self._capture = self._capture, None
-            recorder.compiled_late = CompileCount.now().compiled_since(self._compiled)
+            if self.kind == "profile":
+                recorder.profiled += 1
+                compiled = CompileCount.now().compiled_since(self._compiled)
+                recorder.compiled_late = compiled and recorder.profiled == 1
             if self.first:
                 recorder.compilation = CompileCount.now().since(recorder.compiled)
             facts = recorder.facts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from helpers import accept, read_baseline, run
+from helpers import accept, calls, read_baseline, run
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -139,6 +139,32 @@ def test_a_first_run_that_compiles_is_not_the_one_that_is_counted(
     accept(pytester)
     ran = run(pytester, "--torchprof", "--torchprof-warmup=0", "--torchprof-rounds=0")
     assert ({"passed": 1}, {"test_anew": "ok"}) == (ran.outcomes, ran.statuses)
+
+
+@pytest.mark.parametrize(
+    ("extra", "runs"),
+    [
+        ((), 4),  # warm-up, timed, profiled, and profiled once more
+        (("--torchprof-warmup=0",), 3),
+        (("--torchprof-warmup=0", "--torchprof-rounds=0"), 2),
+    ],
+)
+def test_a_test_that_compiles_in_each_run_is_profiled_twice_and_no_more(
+    pytester: pytest.Pytester, extra: tuple[str, ...], runs: int
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        from helpers import note
+
+        def test_anew():
+            note("calls")
+            torch.compiler.reset()
+            torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(4))
+        """
+    )
+    ran = run(pytester, "--torchprof", *extra)
+    assert ({"test_anew": "new"}, runs) == (ran.statuses, calls(pytester))
 
 
 def test_the_numbers_of_compiled_frames_are_no_operators(pytester: pytest.Pytester) -> None:

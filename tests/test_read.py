@@ -20,7 +20,7 @@ from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.ops import ops
 from pytest_torchprof.errors import TraceError
 from pytest_torchprof.events import FACTS_KEY, REGION, Kind, Trace
-from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.metrics import METRICS, measure_all
 from pytest_torchprof.stats import NotMeasured
 from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
@@ -164,8 +164,9 @@ def test_without_categories() -> None:
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_some_events_lack_a_part(keys: tuple[str, ...], every: int) -> None:
     trace = parse(build().to_bytes(without(*keys, every=every)))
-    measure_all(trace)
-    ops(trace)
+    assert METRICS.keys() == measure_all(trace).keys()
+    counted = trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION)
+    assert int(counted.sum()) == sum(row.calls for row in ops(trace).values())
 
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])

@@ -12,11 +12,11 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.device import launched_ns
-from pytest_torchprof.analysis.ops import NO_OPERATOR, launchers
+from pytest_torchprof.analysis.ops import NO_OPERATOR, inside_itself, launchers
 from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, MODULE, Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.nesting import Ints
 
 By = Literal["name", "shape", "stack", "module"]
 GROUPINGS: tuple[By, ...] = get_args(By)
@@ -74,7 +74,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
     def total(values: Ints) -> Ints:
         return np.bincount(at, weights=values, minlength=len(key)).astype(np.int64)
 
-    outermost = ~_inside_itself(trace, chosen, at)
+    outermost = ~inside_itself(trace, chosen, at)
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     own, below = _own_device_ns(trace, device), trace.once(launched_ns)
     columns = {
@@ -118,21 +118,6 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
         ms = unlinked / 1e6 if len(device) else None
         rows.append(OpStats(NO_OPERATOR, 0, 0, 0, ms, ms, *outside, None, part(unlinked)))
     return sorted(rows, key=lambda row: (-(row.share or 0), -row.self_cpu_ms, row.name))
-
-
-def _inside_itself(trace: Trace, events: Ints, group: Ints) -> Bools:
-    """Whether an event of the same group encloses it: its time is in that one's already."""
-    groups = np.full(len(trace), -1, np.int64)
-    groups[events] = group
-    found = np.zeros(len(events), bool)
-    above = trace.parent[events]
-    todo = np.flatnonzero(above >= 0)
-    while len(todo):
-        found[todo] = groups[above[todo]] == group[todo]
-        todo = todo[~found[todo]]
-        above[todo] = trace.parent[above[todo]]
-        todo = todo[above[todo] >= 0]
-    return found
 
 
 def _own_device_ns(trace: Trace, device: Ints) -> Ints:

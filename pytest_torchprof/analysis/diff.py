@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.device import device_time, launched_ns
-from pytest_torchprof.analysis.ops import below_same_name, self_cpu_ns
+from pytest_torchprof.analysis.ops import inside_itself, self_cpu_ns
 from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
 
@@ -150,7 +150,7 @@ def _totals(trace: Trace, by: By) -> _Totals:
         cuda = None if len(device) and not cuda.any() else cuda
     else:
         events = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
-        outermost = ~below_same_name(trace, events)
+        outermost = ~inside_itself(trace, events, trace.name[events])
         cpu = np.where(outermost, trace.dur[events], 0)
         cpu = None if len(events) and not cpu.any() else cpu
         launched = trace.once(launched_ns)

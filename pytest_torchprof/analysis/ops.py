@@ -53,7 +53,7 @@ def ops(trace: Trace) -> dict[str, OpRow]:
 
     chosen = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION))
     # A recursive operator must not add its inner time to its outer one.
-    outermost = ~below_same_name(trace, chosen)
+    outermost = ~inside_itself(trace, chosen, trace.name[chosen])
     parent = trace.parent[chosen]
     accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
     accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
@@ -127,13 +127,15 @@ def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple
     return list(zip(distinct.tolist(), total.tolist(), strict=True))
 
 
-def below_same_name(trace: Trace, events: Ints) -> Bools:
-    """Which of these host events run inside one of the same name."""
+def inside_itself(trace: Trace, events: Ints, group: npt.NDArray[np.signedinteger[Any]]) -> Bools:
+    """Which of these host events run inside another of their group: their time is in its."""
+    groups = np.full(len(trace), -1, np.int64)
+    groups[events] = group
     found = np.zeros(len(events), bool)
     above = trace.parent[events]
     todo = np.flatnonzero(above >= 0)
     while len(todo):
-        found[todo] = trace.name[above[todo]] == trace.name[events[todo]]
+        found[todo] = groups[above[todo]] == group[todo]
         todo = todo[~found[todo]]
         above[todo] = trace.parent[above[todo]]
         todo = todo[above[todo] >= 0]

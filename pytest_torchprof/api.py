@@ -24,7 +24,7 @@ from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_wo
 from pytest_torchprof.devices import Device, read_peaks
 from pytest_torchprof.metrics import METRICS, measure_all
 from pytest_torchprof.render import tables
-from pytest_torchprof.rules import RULES
+from pytest_torchprof.rules import RULES, check
 from pytest_torchprof.stats import Finding, NotMeasured, Value
 from pytest_torchprof.trace import ranks, stacks, write
 from pytest_torchprof.trace.read import read
@@ -181,8 +181,7 @@ class Trace:
 
     def findings(self) -> Rows[Finding]:
         """Anti-patterns, by all rules there are."""
-        found = [finding for rule in RULES.values() for finding in rule(self.events)]
-        return Rows(found, fields_of(Finding))
+        return Rows(check(self.events, RULES.values()).findings(), fields_of(Finding))
 
     def stacks(self, metric: str = "self_cpu_ms") -> list[str]:
         """Folded stacks, ``frame;frame value`` a line, values in whole microseconds.

@@ -392,6 +392,12 @@ class Trace:
         return not len(rows) or any(len(a.dims) for a in args)
 
     @cached_property
+    def records_shapes(self) -> bool:
+        """Whether operators carry ``Input Dims``; true if there are no operators."""
+        ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
+        return not len(ops) or any(len(a.dims) for a in self.operands(ops))
+
+    @cached_property
     def has_strides(self) -> bool:
         """Whether operators carry ``Input Strides``, as torch writes them since 2024."""
         ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]

@@ -17,7 +17,6 @@ Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
 Need = Literal["rounds", "shapes", "memory", "device"]
 
-NO_DEVICE = "no accelerator in this capture"
 NO_REGION = "failed capture: the trace lacks the measured region"
 NO_DURATIONS = "the events of this trace have no durations"
 NO_MEMORY = "recorded without memory events (profile_memory=True gives them)"
@@ -82,8 +81,11 @@ def _unknown(reason: str) -> NotMeasured:
 def _missing(metric: Metric, trace: Trace) -> str | None:
     if trace.facts and trace.region is None:
         return NO_REGION
-    if "device" in metric.needs and (reason := trace.once(_device_gap)):
-        return reason
+    if "device" in metric.needs:
+        from pytest_torchprof.analysis.device import device_gap
+
+        if reason := trace.once(device_gap):
+            return reason
     if "shapes" in metric.needs and not trace.has_shapes:
         return "recorded without shapes (record_shapes=True gives them)"
     if "memory" in metric.needs and not _has_memory(trace):
@@ -105,26 +107,6 @@ def _has_memory(trace: Trace) -> bool:
     # Some builds of torch note the flag and record nothing.
     allocates = trace.is_kind(Kind.OP) & trace.names_where(ALLOCATORS.__contains__)
     return bool(trace.metadata.get("profile_memory")) and not allocates.any()
-
-
-def _device_gap(trace: Trace) -> str | None:
-    """Why device metrics have no value: no accelerator, or launches whose kernels are missing."""
-    from pytest_torchprof.analysis.device import lost_launches
-    from pytest_torchprof.events import DEVICE_KINDS
-
-    if "no_device" in trace.facts:
-        return str(trace.facts["no_device"])
-    launches, lost = lost_launches(trace)
-    device = bool((trace.in_region & trace.is_kind(*DEVICE_KINDS)).any())
-    if not launches and not device and not trace.facts.get("accelerator"):
-        return NO_DEVICE
-    # Another tool's window may cut between a launch and its kernel; our region does not.
-    if lost and (trace.region is not None or not device):
-        return (
-            f"partial capture: {lost} of {launches} launches have no kernel record; is another "
-            "CUPTI client (nsys, compute-sanitizer) attached?"
-        )
-    return None
 
 
 # -------------------------------------------------------------------- extractors
@@ -245,11 +227,9 @@ def _host_peak(trace: Trace) -> Value:
 
 
 def _findings(trace: Trace) -> Value:
-    from pytest_torchprof.rules import RULES
+    from pytest_torchprof.rules import RULES, check
 
-    if not RULES:
-        return _unknown("this version has no anti-pattern rules yet")
-    return sum(finding.count for rule in RULES.values() for finding in rule(trace))
+    return sum(check(trace, RULES.values()).counts.values())
 
 
 # -------------------------------------------------------------------- the table

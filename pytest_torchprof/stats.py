@@ -25,7 +25,12 @@ Value = Number | NotMeasured
 
 @dataclass(frozen=True)
 class Finding:
-    """An anti-pattern found: a rule's code, how often, where, and what to do."""
+    """An anti-pattern found: a rule's code, how often, where, what to do, and what it costs.
+
+    ``location`` is ``file:line`` in the user's code, or the path of operators where no line is
+    known; ``path`` is that path, ``module`` the path of the ``nn.Module`` around. ``cost_ms`` and
+    ``bytes`` are estimates for this run: time of the events concerned, and what they moved.
+    """
 
     rule: str
     count: int
@@ -33,6 +38,10 @@ class Finding:
     location: str | None = None
     fix: str = ""
     accepted: bool = False
+    cost_ms: float = 0.0
+    bytes: int | None = None
+    path: str | None = None
+    module: str | None = None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ ACROSS = {  # what a room may import on its own level
     "arguments": {"nesting"},
     "events": {"arguments", "flops", "nesting"},
     "metrics": {"analysis", "rules"},
+    "rules": {"analysis"},
     "compare": {"metrics", "analysis"},
     "options": {"capture"},
     "runs": {"capture", "options"},

@@ -1,20 +1,25 @@
-"""The anti-pattern rules: a code, and a function from a `Trace` to findings.
+"""The anti-pattern rules: rows of data, each with one function from a `Trace` to its matches.
 
-No rule is implemented yet, and ``findings`` says so; the codes are fixed, so that markers and
-options can be checked.
+To add a rule, write it in the file of its theme, and it is in `RULES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.stats import Finding
+from pytest_torchprof.rules import training
+from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.rule import Matches, Rule, Threshold, rule
 
-#: Rules by code. Empty in this version.
-RULES: Mapping[str, Callable[[Trace], list[Finding]]] = {}
+__all__ = ["CODES", "RULES", "Checked", "Matches", "Rule", "Threshold", "check", "rule"]
+
+#: Rules by code, in the order of the files of their themes.
+RULES: Mapping[str, Rule] = {
+    found.code: found
+    for theme in (training,)
+    for found in vars(theme).values()
+    if isinstance(found, Rule)
+}
 
 #: The codes that markers and options accept.
 CODES = (

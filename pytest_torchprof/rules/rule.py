@@ -1,0 +1,134 @@
+"""What a rule is: a row of data, and one function from a trace to where it matches."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+#: What a trace must hold for a rule to say anything about it, see `rules.check.lacking`.
+Need = Literal["shapes", "device", "live"]
+
+#: The headings of a rule's docstring, in order; its page is made of them.
+HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
+
+_CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A number below (or above) which a match is a trifle; users may set another.
+
+    ``unit`` is one of `units.SCALES`' or ``1``.
+    """
+
+    default: float
+    unit: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Where a rule matched, a row a match.
+
+    Attributes:
+        event: the host event (operator or annotation) whose place is reported, int64; -1 where no
+            event tells the place.
+        message: what was found, one for all rows or one a row; rows of one message and one place
+            become one finding.
+        count: how many of the rule's matches a row stands for; None: 1 each.
+        cost_ns: the time that it costs in this run, an estimate; None: the event's duration.
+        bytes: bytes that it moves for nothing, -1 where unknown; None: not that kind of rule.
+        location: ``file:line`` of each row where the rule itself knows it, else None.
+    """
+
+    event: Ints
+    message: str | Sequence[str]
+    count: Ints | None = None
+    cost_ns: Ints | None = None
+    bytes: Ints | None = None
+    location: Sequence[str | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+
+NO_MATCHES = Matches(np.zeros(0, np.int64), "")
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """One row of the registry.
+
+    Attributes:
+        code: what markers, options and reports call it, lower case with dashes.
+        find: from a trace, and the thresholds by name, to its matches: `Matches`, or just the
+            numbers of the events. Pure. Its docstring is the rule's page, see `HEADINGS`.
+        fix: what to do instead, in a line.
+        triggers: a trace has a match only if some event's name begins with a match of this
+            expression; most rules are done with after that look. None: always look.
+        needs: what the trace must hold, else the rule is *not checked* on it.
+        thresholds: by name, as ``find`` takes them.
+    """
+
+    code: str
+    find: Callable[..., Matches | Iterable[int]]
+    fix: str
+    triggers: str | None = None
+    needs: frozenset[Need] = frozenset()
+    thresholds: Mapping[str, Threshold] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _CODE.fullmatch(self.code):
+            raise ValueError(f"rule code {self.code!r}: lower-case words joined by dashes, please")
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (inspect.getdoc(self.find) or self.fix).partition("\n")[0]
+
+    @property
+    def page(self) -> str:
+        """The whole docstring."""
+        return inspect.getdoc(self.find) or self.fix
+
+
+def rule(
+    code: str,
+    *,
+    fix: str,
+    triggers: str | None = None,
+    needs: str = "",
+    **thresholds: Threshold,
+) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
+    """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
+
+    Raises:
+        ValueError: a code that is none, or an unknown need.
+    """
+    wanted = frozenset(needs.split())
+    if unknown := wanted - {"shapes", "device", "live"}:
+        raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
+
+    def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:
+        return Rule(code, find, fix, triggers, wanted, thresholds)  # type: ignore[arg-type]
+
+    return make
+
+
+def matches_of(found: Matches | Iterable[int], trace: Trace, fallback: str) -> Matches:
+    """What a rule has returned, in full; a plain list of events has the rule's summary to say."""
+    if isinstance(found, Matches):
+        return found
+    events = np.fromiter(found, np.int64)
+    if len(events) and not (events.min() >= -1 and events.max() < len(trace)):
+        raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
+    return Matches(events, fallback)

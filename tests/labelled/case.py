@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trace_builder import TraceBuilder
-
 if TYPE_CHECKING:
+    from trace_builder import TraceBuilder
+
     #: What an example makes: a block to run on the CPU, a built trace, or a stored one.
     Made = Callable[[], Any] | TraceBuilder | Path
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from labelled.case import Examples
 from torch.utils.data import DataLoader
@@ -12,10 +10,10 @@ EXAMPLES = Examples()
 
 
 @EXAMPLES.positive("sync-dataloader", 3)
-def two_batches_and_the_end_of_the_loader() -> Callable[[], None]:
+def two_batches_and_the_end_of_the_loader():
     loader = DataLoader(torch.rand(8, 4), batch_size=4)
 
-    def epoch() -> None:
+    def epoch():
         for batch in loader:  # <- here
             batch.sum()
 
@@ -23,10 +21,10 @@ def two_batches_and_the_end_of_the_loader() -> Callable[[], None]:
 
 
 @EXAMPLES.near_miss("sync-dataloader")
-def a_loop_over_chunks_of_a_tensor() -> Callable[[], None]:
+def a_loop_over_chunks_of_a_tensor():
     data = torch.rand(8, 4)
 
-    def epoch() -> None:
+    def epoch():
         for batch in data.split(4):
             batch.sum()
 

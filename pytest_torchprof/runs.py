@@ -20,6 +20,7 @@ from pytest_torchprof.capture import (
     Round,
     Stopwatch,
     World,
+    allows_tf32,
     device_gap,
     sees_threads,
 )
@@ -194,6 +195,7 @@ class Recorder:
             **(self.compilation or {}),
             "compiled": compiled["compiled"],
             **({"no_device": gap} if (gap := device_gap()) else {}),
+            **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
         }
 
 

@@ -57,11 +57,11 @@ _ELEMENT_BYTES: Final = {
     "signed char": 1,
 }
 #: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention is of it too).
-_TF32: Final = re.compile(
+TF32_KERNEL: Final = re.compile(
     r"tf32|xf32|s1688(?!\w*(bf16|f16))|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
 )
 #: … and that certainly does not.
-_FP32: Final = re.compile(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
+FP32_KERNEL: Final = re.compile(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
 
 DTYPES: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _KEYS: Final = {
@@ -113,7 +113,7 @@ def _attribute(trace: Trace) -> Work:
     owner = np.where(named >= 0, trace.shown_names[1][trace.name[named]], -1)
 
     working = (trace.kind[event] == Kind.KERNEL) & ~_replayed(trace, launch)
-    main = trace.names_where(_is_main)[event]
+    main = trace.names_where(is_main)[event]
     none = np.full(len(event), -1, np.int64)
 
     flops = none.copy()
@@ -144,7 +144,8 @@ def replayed(trace: Trace) -> int:
     return int(_replayed(trace, trace.launch[kernels]).sum())
 
 
-def _is_main(name: str) -> bool:
+def is_main(name: str) -> bool:
+    """Whether a kernel does the work of a product, a convolution or attention."""
     return bool(MAIN_KERNEL.search(name)) and not _HELPER.search(name)
 
 
@@ -257,7 +258,7 @@ def _dtypes(trace: Trace, typed: Ints, kernels: Ints) -> Ints:
     single = code == DTYPES.index("fp32")
     allowed = trace.facts.get("allow_tf32") is True
     fast = trace.names_where(
-        lambda name: _TF32.search(name) or (allowed and not _FP32.search(name))
+        lambda name: TF32_KERNEL.search(name) or (allowed and not FP32_KERNEL.search(name))
     )
     return np.where(single & fast[kernels], DTYPES.index("tf32"), code)
 

@@ -62,6 +62,24 @@ def launched_ns(trace: Trace) -> Ints:
     return below
 
 
+def launched_in(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
+    """Of each of these host events: a kernel that was launched in it, -1 for none; their time."""
+    kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL) & (trace.launch >= 0))
+    kernels = kernels[np.argsort(trace.launch[kernels], kind="stable")]
+    thread, called = trace.thread[trace.launch[kernels]], trace.ts[trace.launch[kernels]]
+    first, below = np.full(len(events), -1, np.int64), np.zeros(len(events), np.int64)
+    start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
+    for one in np.unique(trace.thread[events]):
+        asked, mine = np.flatnonzero(trace.thread[events] == one), kernels[thread == one]
+        when = called[thread == one]
+        since, until = np.searchsorted(when, start[asked]), np.searchsorted(when, end[asked])
+        total = np.concatenate([[0], np.cumsum(trace.dur[mine])])
+        below[asked] = total[until] - total[since]
+        some = until > since
+        first[asked[some]] = mine[since[some]]
+    return first, below
+
+
 def lost_launches(trace: Trace) -> tuple[int, int]:
     """How many launch calls the region holds, and how many of them lack a kernel record.
 

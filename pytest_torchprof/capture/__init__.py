@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pytest_torchprof.capture.machine import Machine, probe_machine, quiet_kineto, require_torch
+from pytest_torchprof.capture.machine import (
+    Machine,
+    allows_tf32,
+    probe_machine,
+    quiet_kineto,
+    require_torch,
+)
 from pytest_torchprof.capture.profiler import (
     OWN_PROFILER,
     Capture,
@@ -24,6 +30,7 @@ __all__ = [
     "Round",
     "Stopwatch",
     "World",
+    "allows_tf32",
     "device_gap",
     "muted",
     "prime",

@@ -117,6 +117,8 @@ def real_torch() -> SimpleNamespace:
         region=torch.profiler.record_function,
         get_threads=torch.get_num_threads,
         set_threads=torch.set_num_threads,
+        fp32_precision=getattr(torch._C, "_get_fp32_precision_getter", None),
+        matmul_precision=torch.get_float32_matmul_precision,
         synchronize=getattr(module, "synchronize", lambda: None),
         initialized=getattr(module, "is_initialized", lambda: True),
     )
@@ -126,3 +128,19 @@ def synchronize() -> None:
     """Wait for the accelerator, where there is one."""
     if accelerator() is not None and real_torch().initialized():
         real_torch().synchronize()
+
+
+def allows_tf32() -> bool | None:
+    """Whether fp32 products may run as TF32 right now; None where there is no such choice."""
+    import torch
+
+    if accelerator() != "cuda" or torch.version.hip is not None:
+        return None
+    t = real_torch()
+    try:
+        # The older question raises once a test has set the newer flags, since torch 2.9.
+        if t.fp32_precision is not None:
+            return bool(t.fp32_precision("cuda", "matmul") == "tf32")
+        return bool(t.matmul_precision() != "highest")
+    except (RuntimeError, TypeError):
+        return None

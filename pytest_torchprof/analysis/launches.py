@@ -1,0 +1,77 @@
+"""Kernels that the host launched one by one, and the device's waiting for each launch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
+
+_GRAPH: Final = re.compile(r"\w*GraphLaunch")
+_LOADER: Final = re.compile(r"enumerate\(DataLoader\)#")
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What one device did, in time order, and how it came by it.
+
+    ``event`` are its events, ``gap`` the ns in which it was idle before each, ``call`` the calls
+    that launched them. ``single`` marks kernels that have a call of their own; ``pace`` is the ns
+    between that call and the one before it on its thread, -1 if there is none or the host waited or
+    loaded data in between; ``late`` whether the device had nothing to do when the call returned.
+    """
+
+    event: Ints
+    gap: Ints
+    call: Ints
+    single: Bools
+    pace: Ints
+    late: Bools
+    busy_ns: int
+
+
+def launches(trace: Trace) -> dict[int, Launches]:
+    """By the device's index."""
+    return trace.once(_launches)
+
+
+def _launches(trace: Trace) -> dict[int, Launches]:
+    every = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    calls = np.unique(trace.launch[every[trace.launch[every] >= 0]])
+    pace = np.full(len(trace), -1, np.int64)
+    pace[calls] = _pace(trace, calls)
+    graph = trace.names_where(_GRAPH.match)
+    out = {}
+    for device in np.unique(trace.device[every]).tolist():
+        event = every[trace.device[every] == device]
+        call = trace.launch[event]
+        start = trace.ts[event]
+        reach = np.maximum.accumulate(start + trace.dur[event])
+        before = np.concatenate([start[:1], reach[:-1]])
+        gap = np.maximum(start - before, 0)
+        single = (trace.kind[event] == Kind.KERNEL) & (call >= 0) & ~graph[call]
+        returned = np.where(call >= 0, trace.ts[call] + trace.dur[call], 0)
+        busy = int(reach[-1] - start[0] - gap.sum())
+        own = np.where(single, pace[call], -1)
+        out[device] = Launches(event, gap, call, single, own, returned > before, busy)
+    return out
+
+
+def _pace(trace: Trace, calls: Ints) -> Ints:
+    """From the beginning of the call before, on the same thread."""
+    breaks = trace.is_kind(Kind.RUNTIME) & trace.names_where(SYNC_CALL.search)
+    breaks |= trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(_LOADER.match)
+    stops = np.flatnonzero(breaks)
+    out = np.full(len(calls), -1, np.int64)
+    for thread in np.unique(trace.thread[calls]):
+        at = np.flatnonzero(trace.thread[calls] == thread)
+        when = trace.ts[calls[at]]
+        stopped = np.searchsorted(trace.ts[stops[trace.thread[stops] == thread]], when)
+        out[at[1:]] = np.where(np.diff(stopped) > 0, -1, np.diff(when))
+    return out

@@ -1,0 +1,152 @@
+"""The matrix products that ran on a device: their sizes, their operands, and their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.events import Kind, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.arguments import OpArgs
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: Operators that are one call of a matrix library each, to where their two matrices are. What is
+#: made of them (``linear``, ``matmul``, ``einsum``) encloses them.
+PRODUCTS: Final = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::addmm_": 1,
+    "aten::_addmm_activation": 1,
+    "aten::baddbmm": 1,
+    "aten::baddbmm_": 1,
+}
+
+
+class Product(NamedTuple):
+    """Of (batch x) M x K times (batch x) K x N: ``sizes`` are those of M, N and K.
+
+    ``types`` are the C++ types of the two matrices; ``leading`` the dimensions that lie
+    contiguously in memory, of which a matrix library wants to read whole vectors.
+    """
+
+    types: tuple[str, str]
+    batch: int | None
+    sizes: Mapping[str, int]
+    leading: frozenset[str]
+
+    @property
+    def shapes(self) -> str:
+        """As people write it: ``8x97x64 @ 8x64x97``."""
+        batch = "" if self.batch is None else f"{self.batch}x"
+        m, n, k = self.sizes.values()
+        return f"{batch}{m}x{k} @ {batch}{k}x{n}"
+
+
+@dataclass(frozen=True)
+class DeviceProducts:
+    """Selected product operators that launched kernels themselves, and those kernels.
+
+    ``event`` are the operators, ``product`` what they multiply, None where nobody knows; ``kernel``
+    are all their kernels, ``at`` the position in ``event`` of each one's operator.
+    """
+
+    event: Ints
+    product: list[Product | None]
+    kernel: Ints
+    at: Ints
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+    def kernel_ns(self, trace: Trace) -> Ints:
+        """Device time of each operator's kernels."""
+        found = np.bincount(self.at, trace.dur[self.kernel], len(self))
+        return found.astype(np.int64)
+
+    def any_kernel(self, marked: Bools) -> Bools:
+        """Operators of which any kernel is marked; one mark an event of the trace."""
+        return np.bincount(self.at, marked[self.kernel], len(self)) > 0
+
+
+def device_products(trace: Trace) -> DeviceProducts:
+    """Matrix products of the selection that ran on a device."""
+    return trace.once(_device_products)
+
+
+def _device_products(trace: Trace) -> DeviceProducts:
+    products = trace.is_kind(Kind.OP) & trace.names_where(PRODUCTS.__contains__)
+    if not products.any():
+        none = np.zeros(0, np.int64)
+        return DeviceProducts(none, [], none, none)
+    kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
+    call = operators_of(trace, trace.launch[kernels])
+    own = (call >= 0) & products[call]
+    event, at = np.unique(call[own], return_inverse=True)
+    return DeviceProducts(event, _read(trace, event), kernels[own], at)
+
+
+def operators_of(trace: Trace, calls: Ints) -> Ints:
+    """The innermost operator around each of these events, itself included; -1 for none."""
+    ops = trace.is_kind(Kind.OP)
+    found = calls.copy()
+    todo = np.flatnonzero(found >= 0)
+    todo = todo[~ops[found[todo]]]
+    while len(todo):
+        found[todo] = trace.parent[found[todo]]
+        todo = todo[found[todo] >= 0]
+        todo = todo[~ops[found[todo]]]
+    return found
+
+
+def _read(trace: Trace, events: Ints) -> list[Product | None]:
+    known: dict[tuple[int, bytes, bytes, bytes], Product | None] = {}
+    out = []
+    for name, args in zip(trace.name[events].tolist(), trace.operands(events), strict=True):
+        first = PRODUCTS[trace.names[name]]
+        key = (first, bytes(args.dims), bytes(args.types), bytes(args.strides))
+        if key not in known:
+            known[key] = _product(args, first)
+        out.append(known[key])
+    return out
+
+
+def _product(args: OpArgs, first: int) -> Product | None:
+    """What a call multiplies; None where the trace does not say, or something that makes no sense.
+
+    >>> from msgspec import Raw
+    >>> from pytest_torchprof.arguments import OpArgs
+    >>> said = OpArgs(Raw(b"[[3,97,64],[3,64,97]]"), Raw(b'["c10::Half","c10::Half"]'))
+    >>> product = _product(said, 0)
+    >>> product.shapes, sorted(product.leading)
+    ('3x97x64 @ 3x64x97', ['K', 'N'])
+    """
+    parts = (decode_part(bytes(part)) for part in (args.dims, args.types, args.strides))
+    try:
+        dims, types, strides = (_pair(part, first) for part in parts)
+        (*batch, m, k), (*others, inner, n) = dims
+    except (TypeError, ValueError):
+        return None
+    numbers = [*batch, m, k, *others, inner, n]
+    if inner != k or len(batch) != len(others) or any(type(size) is not int for size in numbers):
+        return None
+    leading = {"N", _contiguous(strides, 0, "M", "K"), _contiguous(strides, 1, "K", "N")}
+    depth, sizes = batch[0] if batch else None, {"M": m, "N": n, "K": k}
+    return Product((str(types[0]), str(types[1])), depth, sizes, frozenset(leading))
+
+
+def _pair(part: Any, first: int) -> list[Any]:
+    return part[first : first + 2] if isinstance(part, list) else []
+
+
+def _contiguous(strides: list[Any], at: int, rows: str, columns: str) -> str:
+    """Which dimension of a matrix lies contiguously; a row, where the trace has no strides."""
+    own = strides[at] if at < len(strides) else None
+    if isinstance(own, list) and len(own) >= 2 and own[-1] != 1 and own[-2] == 1:
+        return rows
+    return columns

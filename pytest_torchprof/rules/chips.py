@@ -1,0 +1,100 @@
+"""What the rules have to know of the accelerator that a trace ran on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_torchprof import devices
+from pytest_torchprof.events import Kind
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+
+#: Kernels that are compiled for compute capability 8.0 and later, and run nowhere else.
+_SINCE_AMPERE = re.compile(
+    r"ampere_|hopper_|blackwell_|sm(80|86|89|90|1[02]\d)_|cutlass_(8[069]|9\d|1[02]\d)_|nvjet"
+)
+#: Architectures of AMD for which torch has a fused attention.
+#: Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, the list for AOTriton.
+_AMD_FUSED = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201"}
+
+#: What fused attention computes in.
+FUSED_TYPES = {"float", "c10::Half", "c10::BFloat16"}
+
+
+class Chip(NamedTuple):
+    """``capability`` is CUDA's or HIP's, (0, 0) where unknown."""
+
+    vendor: str | None
+    capability: tuple[int, int]
+    architecture: str | None = None
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether single-precision products can run as TF32."""
+        return self.vendor == "nvidia" and self.capability >= (8, 0)
+
+    def fuses_attention(self, dtype: str | None) -> bool:
+        """Whether torch has a fused attention for such inputs on this chip.
+
+        Source: sdp_utils.cpp as above: the memory-efficient one takes fp32 and fp16 since 5.0, bf16
+        since 8.0; nothing takes fp64 or complex numbers.
+        """
+        if self.vendor == "amd":
+            return self.architecture in _AMD_FUSED and dtype in FUSED_TYPES
+        least = {"float": (5, 0), "c10::Half": (5, 0), "c10::BFloat16": (8, 0)}.get(dtype or "")
+        return self.vendor == "nvidia" and least is not None and self.capability >= least
+
+
+def chip_of(trace: Trace, device: int) -> Chip:
+    """The chip of this index, from what the driver said, else from the kernels that ran on it."""
+    return trace.once(_chip_of, device)
+
+
+def _chip_of(trace: Trace, device: int) -> Chip:
+    properties = _properties(trace, device)
+    vendor = _vendor(trace, str(properties.get("name", "")))
+    known = devices.find(properties)
+    major = _number(properties.get("computeMajor"))
+    if major:
+        capability = (major, _number(properties.get("computeMinor")))
+    elif known is not None and known.capability is not None:
+        capability = known.capability
+    elif vendor == "nvidia" and any(map(_SINCE_AMPERE.search, trace.names)):
+        capability = (8, 0)
+    else:
+        capability = (0, 0)
+    architecture = known.architecture if known is not None else None
+    if architecture is None and vendor == "amd":
+        architecture = {(9, 4): "gfx942", (9, 5): "gfx950"}.get(capability)
+    return Chip(vendor, capability, architecture)
+
+
+def _properties(trace: Trace, device: int) -> Mapping[str, Any]:
+    listed = trace.metadata.get("deviceProperties")
+    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
+    for entry in entries:
+        if _number(entry.get("id", -1)) == device:
+            return entry
+    return {}
+
+
+def _vendor(trace: Trace, name: str) -> str | None:
+    """By the calls of its runtime, else by the driver's name for it."""
+    calls = trace.is_kind(Kind.RUNTIME)
+    if (calls & trace.names_where(lambda n: n.startswith("hip"))).any():
+        return "amd"
+    if (calls & trace.names_where(re.compile(r"cuda|cu[A-Z]").match)).any():
+        return "nvidia"
+    words = {"nvidia": r"NVIDIA|Tesla|GeForce|Quadro", "amd": r"AMD|Radeon|Instinct"}
+    found = [vendor for vendor, known in words.items() if re.search(known, name)]
+    return found[0] if found else None
+
+
+def _number(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0

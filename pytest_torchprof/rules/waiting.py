@@ -1,0 +1,162 @@
+"""Rules about host and device waiting for each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.analysis.launches import launches
+from pytest_torchprof.analysis.waits import Waits, idle_after, waits
+from pytest_torchprof.rules.products import LAUNCHES
+from pytest_torchprof.rules.rule import Matches, Threshold, rule
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+
+@rule(
+    "host-sync",
+    fix="keep the value on the device, or read it once, late, with non_blocking=True",
+    triggers=r"\w*Synchronize|\w*Memcpy|Memcpy (DtoH|DeviceToHost|D2M)",
+)
+def host_sync(trace: Trace) -> Matches:
+    """The host waits for the device, to read a value or because it is told to.
+
+    What it does
+        Counts copies from the device that the host waits for, each with the synchronisation that
+        belongs to it as one, and calls that synchronise with the device, a stream or an event
+        without a copy. They are told by the innermost operator: ``item``, ``tolist``, ``if tensor``
+        come down to ``_local_scalar_dense``; masks as indices, ``unique`` and ``where`` with one
+        argument to ``nonzero``; ``.cpu()``, ``.numpy()`` and ``print`` to ``copy_``. Copies to
+        pinned memory that nobody waits for, copies to the device, waits of one stream for another,
+        and those in collective operations are none, and neither is the profiler's own
+        synchronisation at the end of a stored trace.
+
+    Why it is slow
+        The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
+        and the device is idle until the host has launched more.
+
+    Example
+        .. code:: python
+
+            for batch in batches:
+                loss = step(batch)
+                total += loss.item()
+
+    Use instead
+        .. code:: python
+
+            for batch in batches:
+                total += step(batch).detach()  # stays on the device
+            print(total.item())
+    """
+    found = waits(trace)
+    ended = np.where(found.last >= 0, trace.ts[found.last] + trace.dur[found.last], 0)
+    # Had the host not waited, it would have been ahead by as long as it did.
+    idle = np.minimum(idle_after(trace, ended), found.ns)
+    return Matches(
+        np.where(found.operator >= 0, found.operator, found.call),
+        _said(trace, found),
+        cost_ns=found.ns + idle,
+        bytes=found.bytes,
+    )
+
+
+def _said(trace: Trace, found: Waits) -> list[str]:
+    operator, last = (
+        np.where(rows >= 0, trace.name[rows], -1) for rows in (found.operator, found.last)
+    )
+    known: dict[tuple[int, int, bool], str] = {}
+    out = []
+    for key in zip(operator.tolist(), last.tolist(), found.copies.tolist(), strict=True):
+        if key not in known:
+            who, where = (None if name < 0 else trace.names[name] for name in key[:2])
+            known[key] = _sentence(who, where, copies=key[2])
+        out.append(known[key])
+    return out
+
+
+def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
+    waits = f"the host waits in {call}" if call else "the host waits"
+    if copies:
+        return f"{operator or 'a copy'} reads back from the device: {waits}"
+    return f"{operator}: {waits}" if operator else f"a call to synchronise: {waits}"
+
+
+@rule(
+    "launch-bound",
+    fix="fewer, larger kernels: torch.compile, CUDA graphs, foreach or fused forms, larger batches",
+    triggers=LAUNCHES,
+    needs="device",
+    kernels=Threshold(50, "1", "of a few kernels nobody can make many fewer"),
+    idle_share=Threshold(0.5, "1", "below, the device has as much to do as it is kept waiting"),
+    pause=Threshold(0.001, "s", "a host that launches nothing for so long does something else"),
+)
+def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: float) -> Matches:
+    """The device is idle for most of the time while the host launches kernels one by one.
+
+    What it does
+        Matches once for a device on which at least ``kernels`` (50) kernels were launched one by
+        one, if they take less time than the host takes from launch to launch (by the medians), if
+        most of them found the device with nothing to do, and if it was idle so for ``idle_share``
+        (0.5) or more of the time in which it was either busy or idle so. Idle time does not count
+        if the host waited for the device or loaded data before the launch, or launched nothing for
+        ``pause`` (1 ms): then it was busy with something else. A graph of kernels is one launch,
+        and its kernels are none of these. In a live test, the device must also be idle for such a
+        share of the unprofiled time, since the profiler makes launches slower.
+
+        It is the only rule that times decide, so its matches may change with the machine.
+
+    Why it is slow
+        Each operator takes the host 5 to 50 us, of which a launch is a few. A kernel that is
+        done sooner leaves the device with nothing to do.
+
+    Example
+        .. code:: python
+
+            for weight in weights:  # a thousand of them, all small
+                weight.mul_(0.9)
+
+    Use instead
+        .. code:: python
+
+            torch._foreach_mul_(weights, 0.9)  # or torch.compile(mode="reduce-overhead")
+    """
+    events, said, costs = [], [], []
+    for device, mine in launches(trace).items():
+        steady = mine.single & (mine.pace >= 0) & (mine.pace <= pause * 1e9)
+        waited = steady & mine.late & (mine.gap > 0)
+        count = int(mine.single.sum())
+        if count < kernels or 2 * waited.sum() < count:
+            continue
+        kernel_ns = np.median(trace.dur[mine.event[mine.single]])
+        # A longer gap has another cause than the launch.
+        idle = int(np.minimum(mine.gap, mine.pace)[waited].sum())
+        share = min(idle / (idle + mine.busy_ns), _unprofiled_share(trace, mine.busy_ns))
+        if kernel_ns < np.median(mine.pace[steady]) and share >= idle_share:
+            events.append(_around(trace, mine.call[mine.single]))
+            said.append(
+                f"device {device} is idle for most of the time while the host launches {count} "
+                "kernels one by one"
+            )
+            costs.append(idle)
+    return Matches(np.array(events, np.int64), said, cost_ns=np.array(costs, np.int64))
+
+
+def _unprofiled_share(trace: Trace, busy_ns: int) -> float:
+    """The share of the test's own time in which the device is idle; 1 where that is not known."""
+    wall_ms = trace.facts.get("wall_ms")
+    if not isinstance(wall_ms, int | float) or wall_ms <= 0:
+        return 1.0
+    return 1 - busy_ns / (wall_ms * 1e6)
+
+
+def _around(trace: Trace, calls: Ints) -> int:
+    """The innermost host event around all of these calls, or -1."""
+    first, last = int(calls.min()), int(calls.max())
+    end, at = trace.ts[last], int(trace.parent[first])
+    while at >= 0 and trace.ts[at] + trace.dur[at] < end:
+        at = int(trace.parent[at])
+    return at

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
+from pytest_torchprof.analysis.products import called
 from pytest_torchprof.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
 
 if TYPE_CHECKING:
@@ -43,24 +45,34 @@ def launches(trace: Trace) -> dict[int, Launches]:
 
 def _launches(trace: Trace) -> dict[int, Launches]:
     every = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    calls = np.unique(trace.launch[every[trace.launch[every] >= 0]])
+    launch = trace.launch[every]
     pace = np.full(len(trace), -1, np.int64)
+    pace[launch[launch >= 0]] = 0
+    calls = np.flatnonzero(pace == 0)
     pace[calls] = _pace(trace, calls)
-    graph = trace.names_where(_GRAPH.match)
+    devices = trace.device[every]
     out = {}
-    for device in np.unique(trace.device[every]).tolist():
-        event = every[trace.device[every] == device]
-        call = trace.launch[event]
+    for device in _distinct(devices):
+        mine = devices == device
+        event, call = every[mine], launch[mine]
         start = trace.ts[event]
         reach = np.maximum.accumulate(start + trace.dur[event])
         before = np.concatenate([start[:1], reach[:-1]])
         gap = np.maximum(start - before, 0)
-        single = (trace.kind[event] == Kind.KERNEL) & (call >= 0) & ~graph[call]
+        single = (trace.kind[event] == Kind.KERNEL) & (call >= 0)
+        single &= ~called(trace, call, _GRAPH.match)
         returned = np.where(call >= 0, trace.ts[call] + trace.dur[call], 0)
         busy = int(reach[-1] - start[0] - gap.sum())
         own = np.where(single, pace[call], -1)
         out[device] = Launches(event, gap, call, single, own, returned > before, busy)
     return out
+
+
+def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
+    """As sorting them all would find, and soon if they are all the same."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    return np.unique(numbers).tolist()  # type: ignore[no-any-return]
 
 
 def _pace(trace: Trace, calls: Ints) -> Ints:
@@ -69,7 +81,7 @@ def _pace(trace: Trace, calls: Ints) -> Ints:
     breaks |= trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(_LOADER.match)
     stops = np.flatnonzero(breaks)
     out = np.full(len(calls), -1, np.int64)
-    for thread in np.unique(trace.thread[calls]):
+    for thread in _distinct(trace.thread[calls]):
         at = np.flatnonzero(trace.thread[calls] == thread)
         when = trace.ts[calls[at]]
         stopped = np.searchsorted(trace.ts[stops[trace.thread[stops] == thread]], when)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -12,7 +12,6 @@ from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.arguments import OpArgs
     from pytest_torchprof.nesting import Bools, Ints
 
 #: Operators that are one call of a matrix library each, to where their two matrices are. What is
@@ -52,12 +51,14 @@ class Product(NamedTuple):
 class DeviceProducts:
     """Selected product operators that launched kernels themselves, and those kernels.
 
-    ``event`` are the operators, ``product`` what they multiply, None where nobody knows; ``kernel``
-    are all their kernels, ``at`` the position in ``event`` of each one's operator.
+    ``event`` are the operators, and ``which`` says of ``distinct`` what each is: its name and what
+    it multiplies, None where nobody knows. ``kernel`` are all their kernels, ``at`` the position in
+    ``event`` of each one's operator.
     """
 
     event: Ints
-    product: list[Product | None]
+    which: Ints
+    distinct: list[tuple[str, Product | None]]
     kernel: Ints
     at: Ints
 
@@ -69,9 +70,10 @@ class DeviceProducts:
         found = np.bincount(self.at, trace.dur[self.kernel], len(self))
         return found.astype(np.int64)
 
-    def any_kernel(self, marked: Bools) -> Bools:
-        """Operators of which any kernel is marked; one mark an event of the trace."""
-        return np.bincount(self.at, marked[self.kernel], len(self)) > 0
+    def any_kernel(self, trace: Trace, predicate: Callable[[str], object]) -> Bools:
+        """Operators of which the name of any kernel satisfies the predicate."""
+        marked = called(trace, self.kernel, predicate)
+        return np.bincount(self.at, marked, len(self)) > 0
 
 
 def device_products(trace: Trace) -> DeviceProducts:
@@ -80,60 +82,68 @@ def device_products(trace: Trace) -> DeviceProducts:
 
 
 def _device_products(trace: Trace) -> DeviceProducts:
-    products = trace.is_kind(Kind.OP) & trace.names_where(PRODUCTS.__contains__)
-    if not products.any():
+    if not any(name in PRODUCTS for name in trace.names):
         none = np.zeros(0, np.int64)
-        return DeviceProducts(none, [], none, none)
+        return DeviceProducts(none, none, [], none, none)
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
     call = operators_of(trace, trace.launch[kernels])
-    own = (call >= 0) & products[call]
+    own = called(trace, call, PRODUCTS.__contains__)
     event, at = np.unique(call[own], return_inverse=True)
-    return DeviceProducts(event, _read(trace, event), kernels[own], at)
+    return DeviceProducts(event, *_read(trace, event), kernels[own], at)
+
+
+def called(trace: Trace, events: Ints, predicate: Callable[[str], object]) -> Bools:
+    """Whether the name of each of these events satisfies the predicate; that of -1 does not."""
+    verdicts = np.fromiter(map(bool, map(predicate, trace.names)), bool, len(trace.names))
+    named: Bools = verdicts[trace.name[events]] if len(verdicts) else np.zeros(len(events), bool)
+    return (events >= 0) & named
 
 
 def operators_of(trace: Trace, calls: Ints) -> Ints:
     """The innermost operator around each of these events, itself included; -1 for none."""
-    ops = trace.is_kind(Kind.OP)
     found = calls.copy()
     todo = np.flatnonzero(found >= 0)
-    todo = todo[~ops[found[todo]]]
+    todo = todo[trace.kind[found[todo]] != Kind.OP]
     while len(todo):
         found[todo] = trace.parent[found[todo]]
         todo = todo[found[todo] >= 0]
-        todo = todo[~ops[found[todo]]]
+        todo = todo[trace.kind[found[todo]] != Kind.OP]
     return found
 
 
-def _read(trace: Trace, events: Ints) -> list[Product | None]:
-    known: dict[tuple[int, bytes, bytes, bytes], Product | None] = {}
-    out = []
-    for name, args in zip(trace.name[events].tolist(), trace.operands(events), strict=True):
-        first = PRODUCTS[trace.names[name]]
-        key = (first, bytes(args.dims), bytes(args.types), bytes(args.strides))
-        if key not in known:
-            known[key] = _product(args, first)
-        out.append(known[key])
-    return out
+def _read(trace: Trace, events: Ints) -> tuple[Ints, list[tuple[str, Product | None]]]:
+    known: dict[tuple[int, bytes, bytes, bytes], int] = {}
+    names = trace.name[events].tolist()
+    which = [
+        known.setdefault((name, bytes(a.dims), bytes(a.types), bytes(a.strides)), len(known))
+        for name, a in zip(names, trace.operands(events), strict=True)
+    ]
+    distinct = []
+    for number, *parts in known:
+        name, (dims, types, strides) = trace.names[number], map(decode_part, parts)
+        distinct.append((name, _product(dims, types, strides, PRODUCTS[name])))
+    return np.array(which, np.int64), distinct
 
 
-def _product(args: OpArgs, first: int) -> Product | None:
+def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
     """What a call multiplies; None where the trace does not say, or something that makes no sense.
 
-    >>> from msgspec import Raw
-    >>> from pytest_torchprof.arguments import OpArgs
-    >>> said = OpArgs(Raw(b"[[3,97,64],[3,64,97]]"), Raw(b'["c10::Half","c10::Half"]'))
-    >>> product = _product(said, 0)
+    >>> product = _product([[3, 97, 64], [3, 64, 97]], ["c10::Half", "c10::Half"], None, 0)
     >>> product.shapes, sorted(product.leading)
     ('3x97x64 @ 3x64x97', ['K', 'N'])
     """
-    parts = (decode_part(bytes(part)) for part in (args.dims, args.types, args.strides))
+    dims, types, strides = (_pair(part, first) for part in (dims, types, strides))
     try:
-        dims, types, strides = (_pair(part, first) for part in parts)
         (*batch, m, k), (*others, inner, n) = dims
     except (TypeError, ValueError):
         return None
     numbers = [*batch, m, k, *others, inner, n]
-    if inner != k or len(batch) != len(others) or any(type(size) is not int for size in numbers):
+    if (
+        len(types) < 2
+        or inner != k
+        or len(batch) != len(others)
+        or any(type(size) is not int for size in numbers)
+    ):
         return None
     leading = {"N", _contiguous(strides, 0, "M", "K"), _contiguous(strides, 1, "K", "N")}
     depth, sizes = batch[0] if batch else None, {"M": m, "N": n, "K": k}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.analysis.products import operators_of
+from pytest_torchprof.analysis.products import called, operators_of
 from pytest_torchprof.events import D2H, DEVICE_KINDS, SYNC_CALL, Kind, Trace
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _COLLECTIVE: Final = re.compile(r"c10d::|nccl:|record_param_comms")
 #: In this, DDP waits for the events of its own log of times.
 _DDP: Final = re.compile(r"DistributedDataParallel\.forward$")
 _COPY: Final = re.compile(r"\w*Memcpy")
+_EVENT: Final = re.compile(r"\w*EventSynchronize")
 _WHOLE_DEVICE: Final = re.compile(r"\w*(Device|Ctx)Synchronize")
 
 
@@ -53,19 +54,17 @@ def waits(trace: Trace) -> Waits:
 
 
 def _waits(trace: Trace) -> Waits:
-    wait = trace.is_kind(Kind.RUNTIME) & trace.names_where(SYNC_CALL.search)
-    calls = np.flatnonzero(wait & trace.selection)
-    copying = trace.names_where(_COPY.match)[calls]
-    sync = calls[~copying]
+    calls = np.flatnonzero(trace.selection & trace.is_kind(Kind.RUNTIME))
+    copying = calls[called(trace, calls, _COPY.match)]
+    waiting = called(trace, calls, SYNC_CALL.search) & ~called(trace, calls, _COPY.match)
+    sync = calls[waiting]
     inside = _operator(trace, sync)
-    call, size = _copies(trace, wait, calls[copying], inside)
+    call, size = _copies(trace, copying, inside)
     operator = _operator(trace, call)
-
     # What synchronises in an operator that copies does so for its copies, in whatever direction.
-    belongs = _at(_marked(trace, operator), inside)
-    made = trace.is_kind(Kind.RUNTIME) & trace.names_where(_COPY.match) & trace.selection
-    copier = _operator(trace, np.flatnonzero(made))
-    belongs |= _at(_marked(trace, copier) & ~_is_reader(trace), inside)
+    copier = _operator(trace, copying)
+    copier = copier[~called(trace, copier, _READER.match)]
+    belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
     alone = ~belongs & ~_not_the_users(trace, sync)
 
     own = np.where(call >= 0, trace.dur[call], 0)
@@ -81,24 +80,25 @@ def _waits(trace: Trace) -> Waits:
     )
 
 
-def _copies(trace: Trace, wait: Bools, blocking: Ints, inside: Ints) -> tuple[Ints, Ints]:
+def _copies(trace: Trace, copying: Ints, inside: Ints) -> tuple[Ints, Ints]:
     """Calls that copy from the device and that the host waits for, and their bytes.
 
     The host waits in a blocking call, for pageable memory (the driver copies it in steps), in an
     operator that reads a value, and where something synchronises in the same operator.
     """
-    moved = trace.is_kind(Kind.MEMCPY) & trace.selection
-    back = np.flatnonzero(moved & trace.names_where(D2H.search))
-    pageable = trace.names_where(lambda name: "Pageable" in name)[back]
-    reader = _is_reader(trace)
+    moved = np.flatnonzero(trace.selection & trace.is_kind(Kind.MEMCPY))
+    back = moved[called(trace, moved, D2H.search)]
+    pageable = called(trace, back, lambda name: "Pageable" in name)
     # HIP names the copy of a value as one within the device.
-    others = blocking[~np.isin(blocking, trace.launch[back])]
-    others = others[_at(reader, _operator(trace, others))]
+    others = copying[called(trace, copying, SYNC_CALL.search)]
+    others = others[~np.isin(others, trace.launch[back])]
+    others = others[called(trace, _operator(trace, others), _READER.match)]
     call = np.concatenate([trace.launch[back], others])
     size = np.concatenate([trace.bytes[back], np.full(len(others), -1)])
     operator = _operator(trace, call)
-    waited = np.concatenate([pageable, np.ones(len(others), bool)]) | _at(wait, call)
-    waited |= _at(reader | _marked(trace, inside), operator)
+    waited = np.concatenate([pageable, np.ones(len(others), bool)])
+    waited |= called(trace, call, SYNC_CALL.search) | called(trace, operator, _READER.match)
+    waited |= np.isin(operator, inside) & (operator >= 0)
     return call[waited], size[waited]
 
 
@@ -117,10 +117,11 @@ def _shared(trace: Trace, operator: Ints, sync: Ints, inside: Ints) -> tuple[Int
 
 def _not_the_users(trace: Trace, sync: Ints) -> Bools:
     """Those of collective operations and of DDP's log, and the profiler's own at its end."""
-    host = trace.is_kind(Kind.OP, Kind.ANNOTATION)
-    out = nesting.below(host & trace.names_where(_COLLECTIVE.match), trace.parent, sync)
-    logs = nesting.below(host & trace.names_where(_DDP.match), trace.parent, sync)
-    out |= logs & trace.names_where(lambda name: "EventSynchronize" in name)[sync]
+    out = np.zeros(len(sync), bool)
+    if any(map(_COLLECTIVE.match, trace.names)):
+        out |= _below(trace, _COLLECTIVE, sync)
+    if any(map(_DDP.match, trace.names)):
+        out |= _below(trace, _DDP, sync) & called(trace, sync, _EVENT.match)
     if len(sync) and trace.region is None:
         # A live capture ends its region before; other tools' traces end with it, outside anything.
         end = sync[-1]
@@ -133,25 +134,15 @@ def _not_the_users(trace: Trace, sync: Ints) -> Bools:
     return out
 
 
-def _marked(trace: Trace, events: Ints) -> Bools:
-    out = np.zeros(len(trace), bool)
-    out[events[events >= 0]] = True
-    return out
-
-
-def _is_reader(trace: Trace) -> Bools:
-    return trace.is_kind(Kind.OP) & trace.names_where(_READER.match)
-
-
-def _at(marks: Bools, events: Ints) -> Bools:
-    """Whether each of these events is marked; -1 is not."""
-    return (events >= 0) & marks[events]
+def _below(trace: Trace, names: re.Pattern[str], events: Ints) -> Bools:
+    roots = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.names_where(names.match)
+    return nesting.below(roots, trace.parent, events)
 
 
 def _operator(trace: Trace, calls: Ints) -> Ints:
     """The innermost operator proper around each call, or -1."""
     found = operators_of(trace, calls)
-    return np.where(_at(trace.names_where(_OPERATOR.match), found), found, -1)
+    return np.where(called(trace, found, _OPERATOR.match), found, -1)
 
 
 def idle_after(trace: Trace, ends: Ints) -> Ints:

@@ -86,31 +86,27 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
     """
     products = device_products(trace)
     allowed = trace.facts.get("allow_tf32")
-    if not len(products) or allowed is True:
+    unknown = np.array([product is None for _, product in products.distinct], bool)
+    single = np.array([_is_fp32(p, smallest_dimension) for _, p in products.distinct], bool)
+    if allowed is True or not (unknown | single).any():
         return NO_MATCHES
-    fast = products.any_kernel(trace.names_where(TF32_KERNEL.search))
-    slow = products.any_kernel(trace.names_where(_is_single)) & ~fast
+    fast = products.any_kernel(trace, TF32_KERNEL.search)
+    slow = products.any_kernel(trace, _is_single) & ~fast
     if allowed is False:
-        slow |= products.any_kernel(trace.names_where(_may_be_single)) & ~fast
-    named = products.any_kernel(trace.names_where(_is_named_single)).tolist()
-    single = np.array(
-        [
-            by_name if product is None else _is_fp32(product, smallest_dimension)
-            for product, by_name in zip(products.product, named, strict=True)
-        ],
-        bool,
-    )
-    if allowed is None and (fast & single).sum() > (slow & single).sum():
+        slow |= products.any_kernel(trace, _may_be_single) & ~fast
+    named = products.any_kernel(trace, _is_named_single)
+    wanted = np.where(unknown[products.which], named, single[products.which])
+    if allowed is None and (fast & wanted).sum() > (slow & wanted).sum():
         return NO_MATCHES
-    found = np.flatnonzero(single & slow & _on_tf32_device(trace, products))
-    found = found[~_within(trace, MATH_ATTENTION, products.event[found])]
-    names = _names(trace, products.event[found])
+    found = np.flatnonzero(wanted & slow & _on_tf32_device(trace, products))
+    found = found[~_in_attention(trace, products.event[found])]
+    said = [
+        f"{name} in fp32, not TF32" + (f": {product.shapes}" if product else "")
+        for name, product in products.distinct
+    ]
     return Matches(
         products.event[found],
-        [
-            f"{name} in fp32, not TF32" + (f": {product.shapes}" if product else "")
-            for name, product in zip(names, _some(products, found), strict=True)
-        ],
+        [said[which] for which in products.which[found].tolist()],
         cost_ns=products.kernel_ns(trace)[found] // 2,
     )
 
@@ -127,27 +123,22 @@ def _is_named_single(name: str) -> bool:
     return bool(_NAMED_SINGLE.search(name)) and not _NARROW.search(name.partition("<")[0])
 
 
-def _is_fp32(product: Product, smallest: float) -> bool:
+def _is_fp32(product: Product | None, smallest: float) -> bool:
+    if product is None:
+        return False
     return product.types == ("float", "float") and min(product.sizes.values()) >= smallest
+
+
+def _in_attention(trace: Trace, events: Ints) -> Bools:
+    """What the math form of attention multiplies, which has a rule of its own."""
+    attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
+    return nesting.below(attention, trace.parent, events)
 
 
 def _on_tf32_device(trace: Trace, products: DeviceProducts) -> Bools:
     device = trace.device[products.kernel]
     able = [one for one in np.unique(device).tolist() if chip_of(trace, one).has_tf32]
     return np.bincount(products.at, np.isin(device, able), len(products)) > 0
-
-
-def _names(trace: Trace, events: Ints) -> list[str]:
-    return [trace.names[name] for name in trace.name[events].tolist()]
-
-
-def _some(products: DeviceProducts, positions: Ints) -> list[Product | None]:
-    return [products.product[i] for i in positions.tolist()]
-
-
-def _within(trace: Trace, operator: str, events: Ints) -> Bools:
-    roots = trace.is_kind(Kind.OP) & trace.named(operator)
-    return nesting.below(roots, trace.parent, events)
 
 
 @rule(
@@ -187,18 +178,17 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
             torch.nn.Linear(768, vocabulary, device="cuda", dtype=torch.bfloat16)(x)
     """
     products = device_products(trace)
-    odd = [_odd(product, multiple, smallest_dimension) for product in products.product]
-    found = np.flatnonzero(np.array([bool(names) for names in odd], bool))
-    chosen = [(p, odd[i]) for p, i in zip(_some(products, found), found.tolist(), strict=True) if p]
-    loses = np.array([bool(product.leading & set(names)) for product, names in chosen], bool)
-    names = _names(trace, products.event[found])
+    odd = [_odd(product, multiple, smallest_dimension) for _, product in products.distinct]
+    said, loses = [], []
+    for (name, product), names in zip(products.distinct, odd, strict=True):
+        loses.append(product is not None and bool(product.leading & set(names)))
+        said.append(f"{name} {_listed(product, names, multiple)}" if product else "")
+    found = np.flatnonzero(np.array([bool(names) for names in odd], bool)[products.which])
+    which = products.which[found]
     return Matches(
         products.event[found],
-        [
-            f"{name} in {_SHORT[product.types[0]]}: {_listed(product, odd, multiple)}"
-            for name, (product, odd) in zip(names, chosen, strict=True)
-        ],
-        cost_ns=np.where(loses, products.kernel_ns(trace)[found] // 2, 0),
+        [said[one] for one in which.tolist()],
+        cost_ns=np.where(np.array(loses, bool)[which], products.kernel_ns(trace)[found] // 2, 0),
     )
 
 
@@ -213,7 +203,8 @@ def _odd(product: Product | None, multiple: float, smallest: float) -> list[str]
 
 def _listed(product: Product, odd: list[str], multiple: float) -> str:
     sizes = ", ".join(f"{name}={product.sizes[name]}" for name in odd)
-    said = f"{sizes} {'are' if len(odd) > 1 else 'is'} no multiple of {multiple:g}"
+    are = "are" if len(odd) > 1 else "is"
+    said = f"in {_SHORT.get(product.types[0])}: {sizes} {are} no multiple of {multiple:g}"
     return said if product.leading & set(odd) else f"{said}, though rows in memory are whole"
 
 
@@ -283,7 +274,8 @@ def _inputs(args: OpArgs) -> _Inputs | None:
         decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete)
     )
     try:
-        query, key, value, mask = (list(map(int, dims[i])) for i in range(4))
+        query, key, value = (list(map(int, dims[i])) for i in range(3))
+        mask = list(map(int, dims[3])) if len(dims) > 3 else []
         dtype = str(types[0])
     except (TypeError, ValueError, IndexError):
         return None

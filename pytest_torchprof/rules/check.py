@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.device import device_gap
+from pytest_torchprof.events import HOST_KINDS
 from pytest_torchprof.rules.frames import by_frames
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _NO_SHAPES = "recorded without shapes (record_shapes=True gives them)"
 _NOT_LIVE = "only a live test measures it"
+_NO_REGION = "failed capture: the trace lacks the measured region"
+_NO_EVENTS = "no operators in this trace"
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,12 @@ def check(
 
     ``thresholds``: rule → name → value, for those that are not to have their default.
     """
+    wanted = [rule for rule in rules if rule.code not in ignore]
+    if (gap := nothing_seen(trace)) is not None:
+        return Checked(trace, {}, {rule.code: gap for rule in wanted})
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, str] = {}
     errors: dict[str, str] = {}
-    wanted = [rule for rule in rules if rule.code not in ignore]
     for rule in _triggered(trace, wanted):
         why = lacking(trace, rule)
         if why is not None:
@@ -81,6 +86,15 @@ def check(
         if len(found):
             matches[rule] = found
     return Checked(trace, matches, unchecked, errors)
+
+
+def nothing_seen(trace: Trace) -> str | None:
+    """Why no rule can say anything about a trace: it does not hold what ran."""
+    if trace.region is not None:
+        return None
+    if trace.facts:
+        return _NO_REGION
+    return None if trace.is_kind(*HOST_KINDS).any() else _NO_EVENTS
 
 
 def lacking(trace: Trace, rule: Rule) -> str | None:

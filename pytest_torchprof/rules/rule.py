@@ -92,8 +92,8 @@ class Rule:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring."""
-        return (inspect.getdoc(self.find) or self.fix).partition("\n")[0]
+        """The first sentence of the docstring, on however many lines."""
+        return " ".join(self.page.partition("\n\n")[0].split())
 
     @property
     def page(self) -> str:

@@ -190,7 +190,7 @@ class Trace:
             SettingsError: there is no such rule or threshold, or it has another unit.
         """
         text = ignore if isinstance(ignore, str) else ",".join(ignore)
-        left_out = codes(text, {*CODES, *RULES})
+        left_out = codes(text, dict.fromkeys([*CODES, *RULES]))
         values = parse(thresholds, RULES.values())
         if not left_out and not values:
             return self.events.once(check_all)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from pytest_torchprof.commands.printing import (
 )
 from pytest_torchprof.commands.reading import heading_of, load
 from pytest_torchprof.errors import SettingsError, near
+from pytest_torchprof.events import Kind
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.rule_page import defaults, page, page_of
@@ -33,10 +35,13 @@ if TYPE_CHECKING:
     from pytest_torchprof.commands.reading import Ranks
     from pytest_torchprof.rules import Checked, Rule
 
+#: What a table for people has of a finding.
+_MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
+
 
 def lint(options: Namespace) -> int:
     """Anti-patterns, the costliest first."""
-    ignored = codes(options.ignore, {*CODES, *RULES})
+    ignored = codes(options.ignore, dict.fromkeys([*CODES, *RULES]))
     parse(options.thresholds, RULES.values())  # what is wrong is said before a long read
     ranks = load(options.traces, options.rank)
     checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
@@ -44,7 +49,7 @@ def lint(options: Namespace) -> int:
     unchecked = _told(ranks, {rank: found.unchecked for rank, found in checked.items()})
     errors = _told(ranks, {rank: found.errors for rank, found in checked.items()})
     blind = _blind(ranks, checked, len(RULES.keys() - ignored))
-    shown, left = limited(options, rows)
+    shown, left = _limited(options, rows)
     parts: Row = {"findings": shown, "unchecked": unchecked, "errors": errors, "left_out": left}
     parts["notes"] = blind
     if options.format == "json":
@@ -55,22 +60,34 @@ def lint(options: Namespace) -> int:
         notes = _notes(parts, rows, ignored, width)
         write(f"{heading_of(ranks)}\n\n{body}\n" + "".join(f"{line}\n" for line in notes))
     else:
-        fields = columns_of(ranks, (*fields_of(Finding), "page"))
+        every = (*fields_of(Finding), "page")
+        fields = columns_of(ranks, every if options.format == "csv" else _MARKDOWN)
         notes = _notes(parts, rows, ignored, 10**6)
         print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
     return FAILED if options.fail and (rows or errors or blind) else OK
 
 
 def _rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[Row]:
-    """Findings of all ranks; the rules that cost most come first, and in them the places."""
+    """Findings of all ranks, the costliest first."""
     rows: list[Row] = []
     for rank, found in checked.items():
         mine = [{**vars(finding), "page": page_of(finding.rule)} for finding in found.findings()]
         rows += with_rank(ranks, rank, mine)
-    cost: dict[str, float] = {}
+    return sorted(rows, key=lambda row: -row["cost_ms"])
+
+
+def _limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
+    """The rows that are printed, and how many are not. A table has the costliest of each rule."""
+    if options.format != "table":
+        return limited(options, rows)
+    before: Counter[str] = Counter()
+    places = []
     for row in rows:
-        cost[row["rule"]] = cost.get(row["rule"], 0) + row["cost_ms"]
-    return sorted(rows, key=lambda row: (-cost[row["rule"]], row["rule"], -row["cost_ms"]))
+        places.append(before[row["rule"]])
+        before[row["rule"]] += 1
+    order = sorted(range(len(rows)), key=places.__getitem__)
+    chosen, left = limited(options, [{"at": at} for at in order])
+    return [rows[at] for at in sorted(row["at"] for row in chosen)], left
 
 
 def _told(ranks: Ranks, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
@@ -96,6 +113,8 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
         if len(checked[rank].unchecked) == wanted:
             why = next(iter(checked[rank].unchecked.values()))
             lines.append(f"{mark}nothing was checked: {why}")
+        elif trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
+            lines.append(f"{mark}recorded without operators: rules about these saw nothing")
         elif trace.events.cut:
             lines.append(f"{mark}the file breaks off: what it held beyond was not checked")
     return lines
@@ -116,7 +135,7 @@ def _notes(parts: Row, rows: list[Row], ignored: frozenset[str], width: int) -> 
     lines += text.gaps("failed, and so not checked", parts["errors"], width)
     lines += parts["notes"]
     if rows:
-        lines.append(f"torchprof rules {rows[0]['rule']} explains that rule, with examples")
+        lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains that rule, with examples")
     return lines
 
 

@@ -18,15 +18,24 @@ _GAP = "  "
 
 
 def findings(rows: Sequence[Row], width: int, every: Sequence[Row] | None = None) -> str:
-    """A block for each rule, in the order of the rows; ``every`` row counts in its heading."""
+    """A block for each rule, the costliest first, with its places in the order of the rows.
+
+    Of ``every`` row a heading counts also those that are not shown.
+    """
     width, text = max(width, _LEAST), list[str]()
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["rule"], []).append(row)
-    for rule, mine in groups.items():
+    for rule in by_cost(every or rows):
+        mine = [row for row in rows if row["rule"] == rule]
         whole = [row for row in every or rows if row["rule"] == rule]
         text.append("\n".join(_block(rule, mine, whole, width)))
     return "\n\n".join(text) + "\n"
+
+
+def by_cost(rows: Sequence[Row]) -> list[str]:
+    """The rules that found something, the costliest first."""
+    cost: dict[str, float] = {}
+    for row in rows:
+        cost[row["rule"]] = cost.get(row["rule"], 0) + row["cost_ms"]
+    return sorted(cost, key=lambda rule: (-cost[rule], rule))
 
 
 def totals(rows: Sequence[Row]) -> str:
@@ -45,14 +54,16 @@ def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> 
     lines = _wrapped(f"{rule}: {totals(whole)}", width, "", "  ")
     shared = len({row["message"] for row in whole}) == 1
     if shared:
-        lines += _wrapped(rows[0]["message"], width, "  ", "  ")
+        lines += _wrapped(whole[0]["message"], width, "  ", "  ")
     columns = [_numbers(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
     for row, cells in zip(rows, columns, strict=True):
         padded = [cell.rjust(w) for cell, w in zip(cells, widths, strict=True) if w]
         lines += _place(row, _GAP + _GAP.join(padded) + _GAP, width, tell=not shared)
-    if rows[0]["fix"]:
-        lines += _wrapped(f"fix: {rows[0]['fix']}", width, "  ", "       ")
+    if left := len(whole) - len(rows):
+        lines.append(f"  … and {plural(left, 'more place')}")
+    if whole[0]["fix"]:
+        lines += _wrapped(f"fix: {whole[0]['fix']}", width, "  ", "       ")
     return lines
 
 
@@ -71,7 +82,7 @@ def _place(row: Row, head: str, width: int, *, tell: bool) -> list[str]:
         path = ""
     parts = [_tail(location, room) if path else shorten(location, room)] if location else []
     parts += [shorten(path, room)] if path else []
-    parts += [_tail(f"in {module}", room)] if module else []
+    parts += [f"in {_tail(module, room - 3)}"] if module else []
     if tell:
         parts += textwrap.wrap(printable(row["message"]), room)
     lines = list[str]()

@@ -30,11 +30,11 @@ def page_of(code: str) -> str | None:
 
 def page(rule: Rule) -> str:
     """The whole page."""
-    parts = [MARK, f"# {rule.code}", _inline(rule.summary)]
+    parts = [MARK, f"# {rule.code}", inline(rule.summary)]
     for name, body in sections(rule.page):
         text = markdown(body)
         parts.append(f"## {name}\n\n{text}" if name else text)
-    parts += [f"In short: {_inline(rule.fix)}.", "## What it needs\n\n" + _needs(rule)]
+    parts += [f"In short: {inline(rule.fix)}.", "## What it needs\n\n" + _needs(rule)]
     if rule.thresholds:
         parts.append("## Thresholds\n\n" + _thresholds(rule))
     parts.append("## Where it is meant so\n\n" + _accepting(rule))
@@ -48,7 +48,7 @@ def index(rules: Iterable[Rule]) -> str:
         needs = ", ".join(sorted(rule.needs)) or "–"
         values = ", ".join(f"`{line}`" for line in defaults(rule)) or "–"
         link = f"[{rule.code}]({rule.code}.md)"
-        table.append(f"| {link} | {_inline(rule.summary)} | {needs} | {values} |")
+        table.append(f"| {link} | {inline(rule.summary)} | {needs} | {values} |")
     return "\n".join([MARK, "# Anti-pattern rules", "", _INDEX, "", *table]) + "\n"
 
 
@@ -96,7 +96,7 @@ def markdown(text: str) -> str:
     while lines:
         line = lines.pop(0)
         if (found := _CODE.fullmatch(line.strip())) is None:
-            out.append(_inline(line))
+            out.append(inline(line))
             continue
         code = _taken(lines, len(line) - len(line.lstrip()))
         out += [f"```{found[1]}".rstrip(), code, "```", ""]
@@ -143,7 +143,8 @@ def _taken(lines: list[str], indent: int) -> str:
     return textwrap.dedent("\n".join(block)).strip("\n")
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
+    """Markdown of a line: roles and double backquotes are single ones."""
     return _ROLE.sub(r"`\2`", text)
 
 
@@ -158,7 +159,7 @@ def _thresholds(rule: Rule) -> str:
     lines = ["| name | default | why |", "|---|---|---|"]
     for name, threshold in rule.thresholds.items():
         default = format_quantity(threshold.default, threshold.unit)
-        lines.append(f"| `{name}` | {default} | {_inline(threshold.why)} |")
+        lines.append(f"| `{name}` | {default} | {inline(threshold.why)} |")
     setting = f"{rule.code}.{next(iter(defaults(rule)))}"
     lines += ["", f'Another value: `--torchprof-thresholds="{setting}"`, or in the ini file']
     lines += [

@@ -37,7 +37,12 @@ _TEXTS = {
     "rule": 12,
     "message": 32,
     "location": 16,
+    "path": 24,
+    "summary": 32,
+    "needs": 8,
+    "thresholds": 16,
     "fix": 24,
+    "page": 16,
     "file": 24,
 }
 #: What a narrow terminal does without, the least telling first.

@@ -57,12 +57,12 @@ def lint(options: Namespace) -> int:
     elif options.format == "table":
         width = terminal_width()
         body = text.findings(shown, width, rows) if rows else "no findings\n"
-        notes = _notes(parts, rows, ignored, width)
-        write(f"{heading_of(ranks)}\n\n{body}\n" + "".join(f"{line}\n" for line in notes))
+        notes = _notes(parts, rows, ignored)
+        write(f"{heading_of(ranks)}\n\n{body}\n{text.wrapped(notes, width)}")
     else:
         every = (*fields_of(Finding), "page")
         fields = columns_of(ranks, every if options.format == "csv" else _MARKDOWN)
-        notes = _notes(parts, rows, ignored, 10**6)
+        notes = _notes(parts, rows, ignored)
         print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
     return FAILED if options.fail and (rows or errors or blind) else OK
 
@@ -120,7 +120,7 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
     return lines
 
 
-def _notes(parts: Row, rows: list[Row], ignored: frozenset[str], width: int) -> list[str]:
+def _notes(parts: Row, rows: list[Row], ignored: frozenset[str]) -> list[str]:
     """What stands below the findings."""
     lines: list[str] = []
     if left := parts["left_out"]:
@@ -129,13 +129,13 @@ def _notes(parts: Row, rows: list[Row], ignored: frozenset[str], width: int) -> 
         every = {row["rule"] for row in rows}
         lines.append(f"{text.totals(rows)}, by {plural(len(every), 'rule')}")
     if not any("nothing was checked" in line for line in parts["notes"]):
-        lines += text.gaps("not checked", parts["unchecked"], width)
+        lines += text.gaps("not checked", parts["unchecked"])
     if ignored:
         lines.append(f"ignored: {', '.join(sorted(ignored))}")
-    lines += text.gaps("failed, and so not checked", parts["errors"], width)
+    lines += text.gaps("failed, and so not checked", parts["errors"])
     lines += parts["notes"]
     if rows:
-        lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains that rule, with examples")
+        lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains it, with examples")
     return lines
 
 

@@ -51,10 +51,10 @@ def totals(rows: Sequence[Row]) -> str:
 
 
 def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> list[str]:
-    lines = _wrapped(f"{rule}: {totals(whole)}", width, "", "  ")
+    lines = _wrap(f"{rule}: {totals(whole)}", width, "", "  ")
     shared = len({row["message"] for row in whole}) == 1
     if shared:
-        lines += _wrapped(whole[0]["message"], width, "  ", "  ")
+        lines += _wrap(whole[0]["message"], width, "  ", "  ")
     columns = [_numbers(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
     for row, cells in zip(rows, columns, strict=True):
@@ -63,7 +63,7 @@ def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> 
     if left := len(whole) - len(rows):
         lines.append(f"  … and {plural(left, 'more place')}")
     if whole[0]["fix"]:
-        lines += _wrapped(f"fix: {whole[0]['fix']}", width, "  ", "       ")
+        lines += _wrap(f"fix: {whole[0]['fix']}", width, "  ", "       ")
     return lines
 
 
@@ -99,20 +99,30 @@ def _tail(text: str, width: int) -> str:
     return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
 
 
-def _wrapped(text: str, width: int, first: str, then: str) -> list[str]:
+def wrapped(lines: Iterable[str], width: int) -> str:
+    """Lines of text, each on as many as it takes."""
+    width = max(width, _LEAST)
+    return "".join(f"{line}\n" for long in lines for line in _wrap(long, width, "", "  "))
+
+
+def _wrap(text: str, width: int, first: str, then: str) -> list[str]:
     return textwrap.wrap(
         printable(text), width, initial_indent=first, subsequent_indent=then,
         break_on_hyphens=False, break_long_words=False,
     )  # fmt: skip
 
 
-def gaps(title: str, why: Mapping[str, str], width: int) -> list[str]:
-    """``not checked: a, b (no accelerator in this capture); c (recorded without shapes)``."""
+def gaps(title: str, why: Mapping[str, str]) -> list[str]:
+    """``not checked: a, b (no accelerator in this capture); c (recorded without shapes)``.
+
+    >>> gaps("not checked", {"a": "no shapes", "b": "no device", "c": "no shapes"})
+    ['not checked: a, c (no shapes); b (no device)']
+    """
     reasons: dict[str, list[str]] = {}
     for rule, reason in why.items():
         reasons.setdefault(reason, []).append(rule)
     said = "; ".join(f"{', '.join(rules)} ({reason})" for reason, rules in reasons.items())
-    return _wrapped(f"{title}: {said}", max(width, _LEAST), "", "  ") if said else []
+    return [f"{title}: {said}"] if said else []
 
 
 def listing(rows: Iterable[tuple[str, str, str]], width: int) -> str:
@@ -122,7 +132,7 @@ def listing(rows: Iterable[tuple[str, str, str]], width: int) -> str:
     lines = list[str]()
     for name, sentence, details in rows:
         wide = max(width, indent + 20)
-        lines += _wrapped(sentence, wide, name.ljust(indent), " " * indent)
+        lines += _wrap(sentence, wide, name.ljust(indent), " " * indent)
         if details:
-            lines += _wrapped(details, wide, " " * indent, " " * indent)
+            lines += _wrap(details, wide, " " * indent, " " * indent)
     return "\n".join(lines) + "\n"

@@ -34,6 +34,10 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
         return out
     nodes, at = np.unique(node[back], return_inverse=True)
     wanted = _sequence(trace, nodes)[0]
+    inner = np.flatnonzero(wanted < 0)  # its number may be with the engine's mark alone
+    outer = _node_around(trace, trace.frames[0][nodes[inner]])
+    inner, outer = inner[outer >= 0], outer[outer >= 0]
+    wanted[inner] = _sequence(trace, outer)[0]
     rows, sequence = trace.once(_forward_numbers)
     if not len(rows):
         return out

@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.stacks import stacks
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -35,7 +36,7 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
     nodes, at = np.unique(node[back], return_inverse=True)
     wanted = _sequence(trace, nodes)[0]
     inner = np.flatnonzero(wanted < 0)  # its number may be with the engine's mark alone
-    outer = _node_around(trace, trace.frames[0][nodes[inner]])
+    outer = _node_around(trace, trace.parent[nodes[inner]])
     inner, outer = inner[outer >= 0], outer[outer >= 0]
     wanted[inner] = _sequence(trace, outer)[0]
     rows, sequence = trace.once(_forward_numbers)
@@ -62,8 +63,9 @@ def _node_around(trace: Trace, events: Ints) -> Ints:
     Not if Python runs in between: of a user's own ``backward``, or of a part of the forward pass
     that is computed again, the functions around it tell the place.
     """
-    nodes, python = trace.once(_is_node), trace.is_kind(Kind.PYTHON)
-    parent = trace.frames[0]
+    nodes, found = trace.once(_is_node), stacks(trace)
+    parent = trace.parent if found is None else found.parent
+    python = np.zeros(len(trace), bool) if found is None else found.telling
     at = events.copy()
     todo = np.flatnonzero(at >= 0)
     todo = todo[~nodes[at[todo]]]

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.events import HOST_KINDS, MODULE, Kind
 from pytest_torchprof.rules.backward import ENGINE, forward_of
-from pytest_torchprof.rules.libraries import Frame, Owner, frame_of, owner_of
+from pytest_torchprof.rules.libraries import Owner, frame_of
 from pytest_torchprof.rules.places import Place, by_operator, joined, labels_of
+from pytest_torchprof.rules.stacks import Stacks, stacks
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
-
-_owner_of = lru_cache(maxsize=100_000)(owner_of)
-#: torch calls these for every operator on a subclass of Tensor.
-_HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 
 
 def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
@@ -31,12 +26,12 @@ def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     operators in it. What one line does in several modules of the same classes is one place, and
     ``*`` stands for numbers of theirs that differ.
     """
-    if not trace.is_kind(Kind.PYTHON).any():
+    if (found := stacks(trace)) is None:
         return by_operator(trace, events)
     known = events >= 0
     rows = np.unique(events[known])
     forward = forward_of(trace, rows)
-    around = _Around(trace, rows, np.where(forward >= 0, forward, rows))
+    around = _Around(trace, found, rows, np.where(forward >= 0, forward, rows))
     _, first, index = np.unique(around.key, return_index=True, return_inverse=True)
     modules = _grouped(index, around.module, len(first))
     places = [around.place(i, modules[n]) for n, i in enumerate(first.tolist())]
@@ -49,8 +44,9 @@ def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
 def _grouped(group: Ints, value: Ints, count: int) -> list[list[int]]:
     """The distinct values of each group."""
     out: list[list[int]] = [[] for _ in range(count)]
-    pairs = np.unique(np.stack([group, value], 1), axis=0)
-    for number, one in pairs.tolist():
+    width = int(value.max(initial=-1)) + 2
+    pairs = np.unique(group * width + value + 1)
+    for number, one in zip((pairs // width).tolist(), (pairs % width - 1).tolist(), strict=True):
         out[number].append(one)
     return out
 
@@ -63,48 +59,31 @@ class _Around:
     modules of the same classes.
     """
 
-    def __init__(self, trace: Trace, rows: Ints, at: Ints) -> None:
+    def __init__(self, trace: Trace, stacks: Stacks, rows: Ints, at: Ints) -> None:
         self.trace = trace
-        parent, depth = trace.frames
-        found = nesting.above(np.concatenate([rows, at]), parent)
+        found = nesting.above(np.concatenate([rows, at]), stacks.parent)
         found[rows] = found[at] = True
         events = np.flatnonzero(found)
         position = np.full(len(trace), -1, np.int64)
         position[events] = np.arange(len(events))
-        above = parent[events]
+        above = stacks.parent[events]
         above = np.where(above >= 0, position[above], -1)
-        level = depth[events]
-        owner, module, classes = self._told(events)
+        level, owner, classes = (c[events] for c in (stacks.depth, stacks.owner, stacks.module))
         name = trace.name[events].astype(np.int64)
         user = _innermost(above, level, np.where(owner == Owner.USER, name, -1))
         library = _innermost(above, level, np.where(owner == Owner.LIBRARY, name, -1))
         # What the function was called from does not belong to its path.
         begins = (owner == Owner.USER) | ((owner == Owner.LIBRARY) & (user < 0))
         operator = labels_of(trace, events)
-        operator[~trace.is_kind(*HOST_KINDS)[events]] = -1
+        operator[stacks.telling[events]] = -1
         operators, self.operators = nesting.paths(np.where(begins, -1, above), level, operator)
-        modules, self.modules = nesting.paths(above, level, module)
+        modules, self.modules = nesting.paths(above, level, np.where(classes >= 0, name, -1))
         kinds, known = nesting.paths(above, level, classes)
         rows, at = position[rows], position[at]
         self.frame = np.where(user >= 0, user, library)[at]
         self.module, self.operator = modules[at], operators[rows]
         self.key = (self.frame + 1) * (len(known) + 1) + kinds[at] + 1
         self.key = self.key * (len(self.operators) + 1) + self.operator + 1
-
-    def _told(self, events: Ints) -> tuple[Ints, Ints, Ints]:
-        """Whose code each frame is, and the numbers of each module's name and class; else -1."""
-        python = self.trace.is_kind(Kind.PYTHON)[events]
-        distinct, at = np.unique(self.trace.name[events[python]], return_inverse=True)
-        told, classes = list[tuple[int, int, int]](), dict[str, int]()
-        for number in distinct.tolist():
-            name = self.trace.names[number]
-            if module := MODULE.match(name):
-                told.append((-1, number, classes.setdefault(module[1], len(classes))))
-            else:
-                told.append((-1 if (frame := frame_of(name)) is None else _owner(frame), -1, -1))
-        out = np.full((len(events), 3), -1, np.int64)
-        out[python] = np.array(told, np.int64).reshape(-1, 3)[at]
-        return out[:, 0], out[:, 1], out[:, 2]
 
     def place(self, row: int, modules: list[int]) -> Place:
         """The place of a row, whose like ran in these modules."""
@@ -131,10 +110,6 @@ def _together(names: Sequence[str]) -> str:
     """
     found = [name.removeprefix("nn.Module: ") for name in names]
     return found[0] if len(set(found)) == 1 else f"{found[0].rpartition('_')[0]}_*"
-
-
-def _owner(frame: Frame) -> Owner:
-    return Owner.MACHINERY if frame.function in _HANDLERS else _owner_of(frame.file)
 
 
 def _innermost(above: Ints, level: Ints, own: Ints) -> Ints:

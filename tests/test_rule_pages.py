@@ -168,11 +168,6 @@ def test_a_docstring_that_is_no_page_is_faulted(before: str, after: str, said: s
     assert [] == faults(rule_of(GOOD, min_calls=Threshold(3, "1", "")))
 
 
-def test_a_threshold_has_a_unit_that_can_be_written() -> None:
-    bad = rule_of(GOOD, min_calls=Threshold(3, "s", ""))
-    assert ["the unit 's' of min_calls is none of"] == [f[:36] for f in faults(bad)]
-
-
 def test_roles_and_code_are_markdown() -> None:
     assert "`x` and `y` and `z`" == markdown("``x`` and :func:`y` and `z`")
     assert ["for x in y:\n\n    x.item()", "y.tolist()"] == examples(rule_of(GOOD))

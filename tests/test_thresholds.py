@@ -101,6 +101,11 @@ def test_codes_are_read_or_refused() -> None:
         codes("x", ["a"])
 
 
+def test_a_threshold_has_a_unit_that_can_be_written() -> None:
+    with pytest.raises(ValueError, match="threshold in 's': its unit must be one of ms, 1, FLOP"):
+        Threshold(1, "s", "")
+
+
 # -------------------------------------------------------------------- the option
 
 

@@ -244,6 +244,12 @@ def test_python_within_a_node_tells_the_place_itself(tmp_path: Path) -> None:
     assert Place("ops.py:30", "backward() > aten::mul") == place(trace, "aten::mul")
 
 
+def test_the_node_itself_is_placed_like_what_is_in_it(tmp_path: Path) -> None:
+    trace = trace_of(training(thread=4242), tmp_path)
+    found = [p.location for p in places(trace, f"{ENGINE}AddmmBackward0")]
+    assert ["net.py:7", "net.py:6"] == found
+
+
 # -------------------------------------------------------------------- real traces
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.stacks import stacks
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -29,14 +28,14 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
     number of that node too, so it is the last one of its number before the backward pass.
     """
     out = np.full(len(events), -1, np.int64)
-    node = _node_around(trace, events)
+    node = node_around(trace, events)
     back = np.flatnonzero(node >= 0)
     if not len(back):
         return out
     nodes, at = np.unique(node[back], return_inverse=True)
     wanted = _sequence(trace, nodes)[0]
     inner = np.flatnonzero(wanted < 0)  # its number may be with the engine's mark alone
-    outer = _node_around(trace, trace.parent[nodes[inner]])
+    outer = node_around(trace, trace.parent[nodes[inner]])
     inner, outer = inner[outer >= 0], outer[outer >= 0]
     wanted[inner] = _sequence(trace, outer)[0]
     rows, sequence = trace.once(_forward_numbers)
@@ -57,23 +56,13 @@ def _is_node(trace: Trace) -> Bools:
     return trace.is_kind(Kind.OP) & trace.names_where(_NODE.match)
 
 
-def _node_around(trace: Trace, events: Ints) -> Ints:
-    """The innermost node of the graph around each event, or the event itself; -1 for none.
-
-    Not if Python runs in between: of a user's own ``backward``, or of a part of the forward pass
-    that is computed again, the functions around it tell the place.
-    """
-    nodes, found = trace.once(_is_node), stacks(trace)
-    parent = trace.parent if found is None else found.parent
-    python = np.zeros(len(trace), bool) if found is None else found.telling
-    at = events.copy()
+def node_around(trace: Trace, events: Ints) -> Ints:
+    """The innermost node of the graph around each event, or the event itself; -1 for none."""
+    nodes, at = trace.once(_is_node), events.copy()
     todo = np.flatnonzero(at >= 0)
-    todo = todo[~nodes[at[todo]]]
-    while len(todo):
-        above = parent[at[todo]]
-        at[todo] = np.where((above >= 0) & python[above], -1, above)
+    while len(todo := todo[~nodes[at[todo]]]):
+        at[todo] = trace.parent[at[todo]]
         todo = todo[at[todo] >= 0]
-        todo = todo[~nodes[at[todo]]]
     return at
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.rules.backward import ENGINE, forward_of
+from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.backward import ENGINE, forward_of, node_around
 from pytest_torchprof.rules.libraries import Owner, frame_of
 from pytest_torchprof.rules.places import Place, by_operator, joined, labels_of
 from pytest_torchprof.rules.stacks import Stacks, stacks
@@ -26,11 +27,16 @@ def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     operators in it. What one line does in several modules of the same classes is one place, and
     ``*`` stands for numbers of theirs that differ.
     """
-    if (found := stacks(trace)) is None:
+    if not trace.is_kind(Kind.PYTHON).any():
         return by_operator(trace, events)
     known = events >= 0
     rows = np.unique(events[known])
     forward = forward_of(trace, rows)
+    found = stacks(trace, np.union1d(rows, forward[forward >= 0]))
+    # Of a user's own `backward`, or of what is computed again, the functions around it tell.
+    back = np.flatnonzero(forward >= 0)
+    node = node_around(trace, rows[back])
+    forward[back[found.meets(rows[back], node)]] = -1
     around = _Around(trace, found, rows, np.where(forward >= 0, forward, rows))
     _, first, index = np.unique(around.key, return_index=True, return_inverse=True)
     modules = _grouped(index, around.module, len(first))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.events import HOST_KINDS, MODULE, Kind
+from pytest_torchprof.events import MODULE, Kind
 from pytest_torchprof.rules.libraries import Owner, frame_of, owner_of
 
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 
 @dataclass(frozen=True)
 class Stacks:
-    """Nesting of operators, annotations and what tells a place, and whose code the latter is.
+    """What encloses some events of a trace.
 
-    ``parent`` and ``depth`` are as those of `Trace.frames`, without torch's own functions, which
-    are most. ``owner`` is that of an event's function, ``module`` the number of the class of its
+    ``parent`` and ``depth`` are as those of `Trace.frames`, of these events, the operators around
+    them and the functions and modules that tell a place: without torch's own functions, which are
+    most. ``owner`` is whose function an event is, ``module`` the number of the class of its
     ``nn.Module``; -1 for none.
     """
 
@@ -40,27 +41,40 @@ class Stacks:
         """Functions and modules, not operators."""
         return (self.owner >= 0) | (self.module >= 0)
 
+    def meets(self, events: Ints, outer: Ints) -> Bools:
+        """Whether there is a function or module between each event and what is further out."""
+        found, telling, at = np.zeros(len(events), bool), self.telling, events.copy()
+        todo = np.flatnonzero(at != outer)
+        while len(todo):
+            at[todo] = self.parent[at[todo]]
+            todo = todo[(at[todo] >= 0) & (at[todo] != outer[todo])]
+            found[todo] = telling[at[todo]]
+            todo = todo[~found[todo]]
+        return found
 
-def stacks(trace: Trace) -> Stacks | None:
-    """The stacks of a trace; None if it was recorded without."""
-    return trace.once(_stacks)
 
-
-def _stacks(trace: Trace) -> Stacks | None:
-    python = trace.is_kind(Kind.PYTHON)
-    if not python.any():
-        return None
-    owner, module = (np.full(len(trace), -1, np.int64) for _ in range(2))
-    distinct, at = np.unique(trace.name[python], return_inverse=True)
-    classes: dict[str, int] = {}
-    told = [_told(trace.names[number], classes) for number in distinct.tolist()]
-    owner[python], module[python] = np.array(told, np.int64).T[:, at]
-    rows = np.flatnonzero(trace.is_kind(*HOST_KINDS) | (owner >= 0) | (module >= 0))
+def stacks(trace: Trace, events: Ints) -> Stacks:
+    """What encloses these events."""
+    owner, module = trace.once(_owners)
+    wanted = nesting.above(events, trace.parent) | (owner >= 0) | (module >= 0)
+    wanted[events] = True
+    rows = np.flatnonzero(wanted)
     above, level = nesting.nest(trace.ts[rows], trace.dur[rows], trace.thread[rows])
     parent, depth = np.full(len(trace), -1, np.int64), np.full(len(trace), -1, np.int64)
     parent[rows] = np.where(above >= 0, rows[above], -1)
     depth[rows] = level
     return Stacks(parent, depth, owner, module)
+
+
+def _owners(trace: Trace) -> tuple[Ints, Ints]:
+    """Whose function each event is, and the number of its module's class; -1 for none."""
+    python = trace.is_kind(Kind.PYTHON)
+    owner, module = (np.full(len(trace), -1, np.int64) for _ in range(2))
+    distinct, at = np.unique(trace.name[python], return_inverse=True)
+    classes: dict[str, int] = {}
+    told = [_told(trace.names[number], classes) for number in distinct.tolist()]
+    owner[python], module[python] = np.array(told, np.int64).reshape(-1, 2).T[:, at]
+    return owner, module
 
 
 def _told(name: str, classes: dict[str, int]) -> tuple[int, int]:

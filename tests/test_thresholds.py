@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers import ADD, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,3 +117,17 @@ def test_the_option_sets_them(pytestconfig: pytest.Config) -> None:
     with pytest.raises(SettingsError, match="no anti-pattern rule 'x'"):
         option.parse("x.y=1")
     assert {} == build_settings(pytestconfig).thresholds
+
+
+@pytest.mark.parametrize("where", ["command line", "ini"])
+def test_an_unknown_threshold_is_a_usage_error_with_its_source(
+    pytester: pytest.Pytester, where: str
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    text = "sync-dataloder.x=1"
+    given, source = [f"--torchprof-thresholds={text}"], "--torchprof-thresholds"
+    if where == "ini":
+        pytester.makeini(f"[pytest]\ntorchprof_thresholds = {text}")
+        given, source = [], "ini option torchprof_thresholds"
+    said = "there is no anti-pattern rule 'sync-dataloder'. Did you mean sync-dataloader?"
+    assert f"ERROR: {source}: {said}" in run(pytester, "--torchprof", *given).usage_error()

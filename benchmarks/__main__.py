@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from benchmarks.long_sessions import empty, rss
 from benchmarks.off import off
-from benchmarks.profiled import post, profile
+from benchmarks.profiled import post, profile, rules
 from benchmarks.stored import stored
 from benchmarks.suite import suite
 
@@ -37,6 +37,7 @@ THEMES: dict[str, Callable[..., Iterator[Row]]] = {
     "rss": rss,
     "stored": stored,
     "profile": profile,
+    "rules": rules,
     "post": post,
 }
 HEADERS = ("name", "ours", "peer", "figure", "95 % of median", "min–max", "pairs", "goal", "")

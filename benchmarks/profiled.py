@@ -65,6 +65,27 @@ def post(*, quick: bool) -> Iterator[Row]:
         )
 
 
+def rules(*, quick: bool) -> Iterator[Row]:
+    """What the anti-pattern rules take of a profiled run, its metrics being known."""
+    for case, make in _cases():
+        with TemporaryDirectory() as folder:
+            body = make()
+            samples = paired(
+                lambda body=body, folder=folder: _rules(body, Path(folder)),  # type: ignore[misc]
+                lambda body=body, folder=folder: _bare(body, Path(folder)),  # type: ignore[misc]
+                PROFILE_PAIRS[case][quick],
+            )
+        yield summarise(
+            f"rules: {case}",
+            samples,
+            unit="ms",
+            figure=ratio,
+            goal=0.05,
+            note="ours: every rule, and places by operator; peer: bare block, same flags, "
+            "export_chrome_trace",
+        )
+
+
 def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
     """The payloads, on one thread as in our measuring run."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -97,6 +118,25 @@ def _ours(body: Body, folder: Path) -> float:
     elapsed = _since(start)
     file.unlink()
     return elapsed
+
+
+def _rules(body: Body, folder: Path) -> float:
+    from pytest_torchprof.capture import Capture
+    from pytest_torchprof.metrics import METRICS, measure
+    from pytest_torchprof.rules import check_all
+
+    capture = Capture(threads=1)
+    capture.start()
+    body()
+    trace, file = capture.stop(folder, _recorder(folder).facts())
+    file.unlink()
+    for name, metric in METRICS.items():
+        if name != "findings":
+            measure(metric, trace)
+    gc.collect()
+    start = time.perf_counter()
+    check_all(trace).findings()
+    return _since(start)
 
 
 def _bare(body: Body, folder: Path) -> float:

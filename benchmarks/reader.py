@@ -35,6 +35,14 @@ def metrics() -> Reading:
     return lambda path: measure_all(read(path))
 
 
+def rules() -> Reading:
+    """Into a `Trace`, and every anti-pattern rule, with the places of what they find."""
+    from pytest_torchprof.rules import check_all
+    from pytest_torchprof.trace.read import read
+
+    return lambda path: check_all(read(path)).findings()
+
+
 def hta() -> Reading:
     """HolisticTraceAnalysis's load, which comes before any question to it."""
     from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
@@ -42,7 +50,7 @@ def hta() -> Reading:
     return lambda path: TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))
 
 
-HOW = {"plain": plain, "ours": ours, "metrics": metrics, "hta": hta}
+HOW = {"plain": plain, "ours": ours, "metrics": metrics, "rules": rules, "hta": hta}
 
 if __name__ == "__main__":
     READ = HOW[sys.argv[1]]()  # imports are not counted

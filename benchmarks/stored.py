@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import repeated
-from benchmarks.pairs import Row, paired, ratio, summarise
+from benchmarks.pairs import Row, added, paired, ratio, summarise
 from benchmarks.processes import ROOT
 
 #: A Python that has HolisticTraceAnalysis, if this one has not.
@@ -43,6 +43,7 @@ def stored(*, quick: bool) -> Iterator[Row]:
         events = repeated.write(real, large, LARGE)
         few = repeated.write(real, small, SMALL)
         yield from _reading(large, small, (events, few), 2 if quick else 5)
+        yield _rules(large, events, 2 if quick else 5)
         yield from _commands(large, small, 2 if quick else 5)
         yield from _beside_hta(large)
 
@@ -71,6 +72,19 @@ def _reading(large: Path, small: Path, events: tuple[int, int], count: int) -> I
         unit="µs",
         goal=1.25,
         note=f"per event, of {events[0]:,} against {events[1]:,}: 1 is linear",
+    )
+
+
+def _rules(large: Path, events: int, count: int) -> Row:
+    samples = paired(lambda: _reader("rules", large), lambda: _reader("ours", large), count)
+    return summarise(
+        "stored: rules",
+        [(ours.inner_s, read.inner_s) for ours, read in samples],
+        unit="s",
+        figure=added,
+        goal=0.5,
+        note=f"{events:,} events; ours: read, and every rule; peer: read; figure: (ours - peer) / "
+        "peer",
     )
 
 

@@ -24,7 +24,8 @@ from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_wo
 from pytest_torchprof.devices import Device, read_peaks
 from pytest_torchprof.metrics import METRICS, measure_all
 from pytest_torchprof.render import tables
-from pytest_torchprof.rules import RULES, check
+from pytest_torchprof.rules import CODES, RULES, Checked, check, check_all
+from pytest_torchprof.rules.thresholds import codes, parse
 from pytest_torchprof.stats import Finding, NotMeasured, Value
 from pytest_torchprof.trace import ranks, stacks, write
 from pytest_torchprof.trace.read import read
@@ -179,9 +180,25 @@ class Trace:
         """The peak of each device, and what was live then, by allocating operator."""
         return Rows(peaks(self.events), fields_of(PeakMemory))
 
-    def findings(self) -> Rows[Finding]:
-        """Anti-patterns, by all rules there are."""
-        return Rows(check(self.events, RULES.values()).findings(), fields_of(Finding))
+    def lint(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Checked:
+        """What the anti-pattern rules find, which of them could not be checked, and why.
+
+        ``ignore``: codes of rules that are left out. ``thresholds`` are written as on the command
+        line, ``"pageable-copy.bytes=1 MiB"``.
+
+        Raises:
+            SettingsError: there is no such rule or threshold, or it has another unit.
+        """
+        text = ignore if isinstance(ignore, str) else ",".join(ignore)
+        left_out = codes(text, dict.fromkeys([*CODES, *RULES]))
+        values = parse(thresholds, RULES.values())
+        if not left_out and not values:
+            return self.events.once(check_all)
+        return check(self.events, RULES.values(), ignore=left_out, thresholds=values)
+
+    def findings(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Rows[Finding]:
+        """Anti-patterns, the costliest first; see `lint`."""
+        return Rows(self.lint(ignore, thresholds).findings(), fields_of(Finding))
 
     def stacks(self, metric: str = "self_cpu_ms") -> list[str]:
         """Folded stacks, ``frame;frame value`` a line, values in whole microseconds.

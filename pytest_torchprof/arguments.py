@@ -88,6 +88,13 @@ class OpArgs(msgspec.Struct, gc=False):
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
 
 
+class AutogradArgs(msgspec.Struct, gc=False):
+    """What joins an operator to its gradient's; a forward operator's ``forward_thread`` is 0."""
+
+    sequence: int = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
+
+
 class MemoryArgs(msgspec.Struct, gc=False):
     """Of an allocation, or with negative bytes of a free."""
 
@@ -97,11 +104,12 @@ class MemoryArgs(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(name="Device Id", default=-1)
 
 
-_Args = TypeVar("_Args", DeviceArgs, OpArgs, MemoryArgs)
+_Args = TypeVar("_Args", DeviceArgs, OpArgs, AutogradArgs, MemoryArgs)
 # Numbers come as strings from some versions, hence not strict.
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
     OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
+    AutogradArgs: msgspec.json.Decoder(list[AutogradArgs | None], strict=False),
     MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),
 }
 _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -105,9 +105,30 @@ COMMANDS = (
         "anti-patterns, with place, count, cost and fix",
         (
             _TRACES,
-            _argument("--fail", action="store_true", help="exit with 1 if there is any"),
+            _argument(
+                "--fail",
+                action="store_true",
+                help="exit with 1 if there is any, or if nothing could be checked",
+            ),
+            _argument("--ignore", metavar="RULE,…", default="", help="leave these rules out"),
+            _argument(
+                "--thresholds",
+                metavar="RULE.NAME=VALUE,…",
+                default="",
+                help="thresholds of rules, with units: pageable-copy.bytes=2 MiB",
+            ),
+            _LIMIT,
             _FORMAT,
             _RANK,
+        ),
+    ),
+    Command(
+        "rules",
+        "[RULE]",
+        "the anti-pattern rules, or the page of one",
+        (
+            _argument("code", nargs="?", metavar="RULE", help="explain this one, with examples"),
+            _FORMAT,
         ),
     ),
     Command(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class TorchprofError(Exception):
     """The base of every error that the user can do something about.
@@ -50,3 +53,14 @@ def not_onto_itself(target: object) -> TraceError:
 
 class CaptureError(TorchprofError):
     """A profiler session that gave nothing to measure."""
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence that refused a word: what may have been meant, else what there is.
+
+    >>> near("flop", ["flops", "ops"]), near("x", ["flops", "ops"])
+    ('Did you mean flops?', 'Known are: flops, ops.')
+    """
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=3)
+    return f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."

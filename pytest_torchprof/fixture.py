@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from pytest_torchprof.errors import SettingsError
-from pytest_torchprof.options import near
+from pytest_torchprof.errors import SettingsError, near
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -227,9 +227,12 @@ def _host_peak(trace: Trace) -> Value:
 
 
 def _findings(trace: Trace) -> Value:
-    from pytest_torchprof.rules import RULES, check
+    from pytest_torchprof.rules import check_all
+    from pytest_torchprof.rules.check import nothing_seen
 
-    return sum(check(trace, RULES.values()).counts.values())
+    if (reason := nothing_seen(trace)) is not None:
+        return _unknown(reason)
+    return sum(trace.once(check_all).counts.values())
 
 
 # -------------------------------------------------------------------- the table

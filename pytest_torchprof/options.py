@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_torchprof.errors import SettingsError, TorchprofError
+from pytest_torchprof.errors import SettingsError, TorchprofError, near
 
 if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings
@@ -48,13 +47,6 @@ class Option(NamedTuple):
 
 
 # -------------------------------------------------------------------- parsers of option texts
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence that refused a word: what may have been meant, else what there is."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=3)
-    return f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
 
 
 def _choice(*known: str) -> Callable[[str], str]:
@@ -118,6 +110,15 @@ def _rules(text: str) -> frozenset[str]:
     return frozenset(_rule(word) for word in _words(text))
 
 
+def _thresholds(text: str) -> dict[str, dict[str, float]]:
+    if not text.strip():
+        return {}  # a plain run loads no rules
+    from pytest_torchprof.rules import RULES
+    from pytest_torchprof.rules.thresholds import parse
+
+    return parse(text, RULES.values())
+
+
 #: Every option with a value. ``--torchprof``, ``--torchprof-strict`` and ``--accept`` are switches.
 OPTIONS = (
     Option("select", "all", _choice("all", "marked"), "all|marked", "which tests to profile: every "
@@ -138,6 +139,8 @@ OPTIONS = (
     Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
     Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
     Option("ignore", "", _rules, "RULE,…", "anti-pattern rules that are switched off"),
+    Option("thresholds", "", _thresholds, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
+           "with units: pageable-copy.bytes=2 MiB"),
     Option("threads", "1", _threads, "N|keep", "intra-op CPU threads of the profiled run; 1 makes "
            "counts the same on every machine"),
 )  # fmt: skip

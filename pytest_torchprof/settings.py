@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ class Settings:
     """Options after command line, marker, ini and default have been weighed.
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
-    ``json`` and ``traces`` are absolute.
+    ``json`` and ``traces`` are absolute. ``thresholds``: rule → name → value, where not default.
     """
 
     enabled: bool
@@ -31,3 +32,4 @@ class Settings:
     top: int
     ignore: frozenset[str]
     threads: int | None
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

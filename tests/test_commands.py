@@ -210,13 +210,6 @@ def test_augment_adds_to_the_trace_and_leaves_it_as_it_is(
     assert one == other
 
 
-def test_lint_says_that_nothing_was_checked(say: Say, trace: Path) -> None:
-    status, out, err = say("lint", trace, "--format", "json")
-    assert (0, []) == (status, json.loads(out)["findings"])
-    assert "nothing was checked" in err
-    assert 2 == say("lint", trace, "--fail")[0]
-
-
 def test_stacks_never_overwrite_their_trace(say: Say, trace: Path) -> None:
     before = trace.read_bytes()
     status, out, err = say("stacks", trace, trace)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tabulate
 
@@ -16,9 +17,15 @@ from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.devices import DEVICES, DTYPES
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.options import OPTIONS, STRICT_HELP
+from pytest_torchprof.render import rule_page
+from pytest_torchprof.rules import RULES
+
+if TYPE_CHECKING:
+    from trace_builder import TraceBuilder
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/devices.md", "docs/traces.md")
+RULE_PAGES = ROOT / rule_page.FOLDER
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 #: Times differ from run to run, and with them the width of their column.
 _TIME = re.compile(r"\d+(\.\d+)? ?(us|ms|s)\b~?")
@@ -112,13 +119,45 @@ def kernels() -> str:
             builder.launch("pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", 180)
         with builder.op("aten::add_", [[16], [16]]):
             builder.launch("void at::native::vectorized_elementwise_kernel<4, Add>(int)", 2)
+    return _printed("kernels", builder)
+
+
+def rules() -> str:
+    """The anti-pattern rules."""
+    rows = [
+        [f"[`{rule.code}`]({rule_page.FOLDER}/{rule.code}.md)", rule_page.inline(rule.summary)]
+        for rule in RULES.values()
+    ]
+    return tabulate.tabulate(rows, ["rule", "finds"], tablefmt="github")
+
+
+def lint() -> str:
+    """What `torchprof lint` prints of a training loop that was written down, not run."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from trace_builder import TraceBuilder
+
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    fetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    with builder.python("train.py(21): train"):
+        for _ in range(3):
+            with builder.annotation(fetch):
+                builder.op("aten::stack", [[[3, 224, 224]] * 32, []], dur_us=9000)
+            scope = builder.op("aten::item", [[]])
+            with scope, builder.op("aten::_local_scalar_dense", [[]]):
+                builder.memcpy("DtoH", 4)
+                builder.sync("cudaStreamSynchronize", 850)
+    return _printed("lint", builder)
+
+
+def _printed(command: str, builder: TraceBuilder) -> str:
     with tempfile.TemporaryDirectory() as folder:
         trace = builder.save(Path(folder, "step.pt.trace.json"))
+        columns = {"kernels": "150", "lint": "96"}[command]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest_torchprof", "kernels", str(trace)],
-            env={**os.environ, "COLUMNS": "150"}, check=True, capture_output=True, text=True,
+            [sys.executable, "-m", "pytest_torchprof", command, str(trace)],
+            env={**os.environ, "COLUMNS": columns}, check=True, capture_output=True, text=True,
         )  # fmt: skip
-    return f"```text\n$ torchprof kernels step.pt.trace.json\n{done.stdout.rstrip()}\n```"
+    return f"```text\n$ torchprof {command} step.pt.trace.json\n{done.stdout.rstrip()}\n```"
 
 
 def _pytest(folder: str, *arguments: str) -> str:
@@ -145,8 +184,41 @@ def generate(text: str) -> str:
         "devices": devices,
         "commands": commands,
         "kernels": kernels,
+        "rules": rules,
+        "lint": lint,
     }
     return _BLOCK.sub(lambda m: f"{m[1]}{makers[m[2]]()}\n{m[4]}", text)
+
+
+def rule_pages() -> dict[Path, str]:
+    """The pages of the rules that there are, and their index.
+
+    Raises:
+        SystemExit: a docstring is no page.
+    """
+    faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in rule_page.faults(r)]
+    if faults:
+        raise SystemExit("\n".join(faults))
+    pages = {RULE_PAGES / f"{rule.code}.md": rule_page.page(rule) for rule in RULES.values()}
+    return {RULE_PAGES / "README.md": rule_page.index(RULES.values()), **pages}
+
+
+def _write_rules() -> None:
+    RULE_PAGES.mkdir(exist_ok=True)
+    pages = rule_pages()
+    for page, text in pages.items():
+        page.write_text(text, "utf-8")
+    for page in set(RULE_PAGES.glob("*.md")) - pages.keys():
+        if rule_page.MARK in page.read_text("utf-8"):
+            page.unlink()
+
+
+def _stale_rules() -> list[str]:
+    """Pages that are not as the docstrings say, or are of rules that are gone."""
+    pages = rule_pages()
+    found = {page: page.read_text("utf-8") for page in RULE_PAGES.glob("*.md")}
+    names = (page for page in pages.keys() | found.keys() if pages.get(page) != found.get(page))
+    return sorted(str(page.relative_to(ROOT)) for page in names)
 
 
 def _steady(text: str) -> str:
@@ -155,18 +227,24 @@ def _steady(text: str) -> str:
 
 def main() -> int:
     """0 when every page is as the code says, or was made so."""
-    stale = 0
+    stale = list[str]()
+    write = "--write" in sys.argv
+    if write:
+        _write_rules()
     for name in PAGES:
         page = ROOT / name
         text = page.read_text("utf-8")
         fresh = generate(text)
-        if "--write" in sys.argv:
+        if write:
             page.write_text(fresh, "utf-8")
         elif _steady(text) != _steady(fresh):
-            stale = 1
-            print(f"{name} is not in step with the code: python tools/docs.py --write",
-                  file=sys.stderr)  # fmt: skip
-    return stale
+            stale.append(name)
+    if not write:
+        stale += _stale_rules()
+    for name in stale:
+        print(f"{name} is not in step with the code: python tools/docs.py --write",
+              file=sys.stderr)  # fmt: skip
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from pytest_torchprof import api
 from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.linting import lint, rules
 from pytest_torchprof.commands.printing import (
-    BAD_USAGE,
     FAILED,
     OK,
     Row,
@@ -47,10 +47,21 @@ from pytest_torchprof.render import tables
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.render.kernel_names import readable
 from pytest_torchprof.render.text import plural, shorten
-from pytest_torchprof.rules import RULES
 from pytest_torchprof.stats import NotMeasured, Profile, Value
 from pytest_torchprof.trace.stacks import write_stacks
 from pytest_torchprof.units import format_change, format_pair, format_quantity
+
+__all__ = [
+    "augment",
+    "diff",
+    "kernels",
+    "lint",
+    "memory",
+    "ops",
+    "rules",
+    "stacks",
+    "summary",
+]
 
 #: Replacements that a diff spells out, and the width of a name in them.
 _REPLACEMENTS, _NAME = 12, 48
@@ -135,22 +146,6 @@ def kernels(options: Namespace) -> int:
         order="total_ms",
         notes=notes,
     )
-
-
-def lint(options: Namespace) -> int:
-    """Anti-patterns."""
-    ranks = load(options.traces, options.rank)
-    rows = rows_of(ranks, Trace.findings)
-    fields = columns_of(ranks, ("rule", "count", "message", "location", "fix", "accepted"))
-    if not RULES:
-        warn("this version has no anti-pattern rules yet: nothing was checked")
-    if options.format == "json":
-        write(tables.to_json(document("lint", ranks, {"findings": rows})))
-    else:
-        print_table(options, rows, fields, head=heading_of(ranks))
-    if options.fail and not RULES:
-        return BAD_USAGE
-    return FAILED if options.fail and rows else OK
 
 
 def memory(options: Namespace) -> int:

@@ -17,7 +17,7 @@ from pytest_torchprof.render.text import plural
 if TYPE_CHECKING:
     from pytest_torchprof.commands.reading import Ranks
 
-OK, FAILED, BAD_USAGE = 0, 1, 2
+OK, FAILED = 0, 1
 
 #: Rows that a table shows unless ``--limit`` says otherwise.
 TABLE_ROWS = 30
@@ -173,7 +173,7 @@ def document(command: str, ranks: Ranks, parts: Row) -> dict[str, Any]:
 def print_table(
     options: Namespace,
     rows: list[Row],
-    fields: list[str],
+    fields: Sequence[str],
     *,
     total: Row | None = None,
     head: str = "",
@@ -188,11 +188,15 @@ def print_table(
     if options.format == "markdown":
         text = tables.markdown(rows, fields, total=total)
     else:
-        width = shutil.get_terminal_size((_WIDTH, 24)).columns
-        text = tables.table(rows, fields, total=total, width=width)
+        text = tables.table(rows, fields, total=total, width=terminal_width())
     head = f"{head}\n\n" if head else ""
     tail = "\n" + "".join(f"{note}\n" for note in notes) if notes else ""
     return write(head + text + tail)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or of what stands for one in a file."""
+    return shutil.get_terminal_size((_WIDTH, 24)).columns
 
 
 def write(text: str) -> int:

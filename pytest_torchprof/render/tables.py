@@ -37,7 +37,12 @@ _TEXTS = {
     "rule": 12,
     "message": 32,
     "location": 16,
+    "path": 24,
+    "summary": 32,
+    "needs": 8,
+    "thresholds": 16,
     "fix": 24,
+    "page": 16,
     "file": 24,
 }
 #: What a narrow terminal does without, the least telling first.
@@ -109,7 +114,7 @@ def cell(field: str, value: Any) -> str:
     if value is None:
         return UNKNOWN
     if field == "kernel":
-        return _printable(readable(value))
+        return printable(readable(value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
@@ -118,10 +123,10 @@ def cell(field: str, value: Any) -> str:
             if kind.endswith(suffix):
                 return show(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-    return _printable(str(value))
+    return printable(str(value))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Without what moves the cursor or turns the direction: a trace's names are anybody's."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 

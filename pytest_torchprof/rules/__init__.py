@@ -6,12 +6,26 @@ To add a rule, write it in the file of its theme, and it is in `RULES`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.rules import products, training, waiting
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.rules.rule import Matches, Rule, Threshold, rule
 
-__all__ = ["CODES", "RULES", "Checked", "Matches", "Rule", "Threshold", "check", "rule"]
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+
+__all__ = [
+    "CODES",
+    "RULES",
+    "Checked",
+    "Matches",
+    "Rule",
+    "Threshold",
+    "check",
+    "check_all",
+    "rule",
+]
 
 #: Rules by code, in the order of the files of their themes.
 RULES: Mapping[str, Rule] = {
@@ -42,3 +56,8 @@ CODES = (
     "recompile",
     "contiguous-copy",
 )
+
+
+def check_all(trace: Trace) -> Checked:
+    """Every rule there is, with its own thresholds."""
+    return check(trace, RULES.values())

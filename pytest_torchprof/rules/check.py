@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchprof.analysis.device import device_gap
-from pytest_torchprof.rules.places import Placing, by_operator
+from pytest_torchprof.events import HOST_KINDS
+from pytest_torchprof.rules.frames import by_frames
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.rules.places import Place, Placing
 
 _NO_SHAPES = "recorded without shapes (record_shapes=True gives them)"
 _NOT_LIVE = "only a live test measures it"
+_NO_REGION = "failed capture: the trace lacks the measured region"
+_NO_EVENTS = "no operators in this trace"
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,16 @@ class Checked:
         """How often each rule matched, of those that did."""
         return {rule.code: _total(found) for rule, found in self.matches.items()}
 
-    def findings(self, placing: Placing = by_operator) -> tuple[Finding, ...]:
+    def findings(self, placing: Placing = by_frames) -> tuple[Finding, ...]:
         """One finding a rule, message and place; the costliest first."""
-        found = [
-            f for rule, m in self.matches.items() for f in _grouped(self.trace, rule, m, placing)
-        ]
+        if not self.matches:
+            return ()
+        places, at = placing(self.trace, np.concatenate([m.event for m in self.matches.values()]))
+        found, start = list[Finding](), 0
+        for rule, matches in self.matches.items():
+            stop = start + len(matches)
+            found += _grouped(self.trace, rule, matches, places, at[start:stop])
+            start = stop
         return tuple(sorted(found, key=lambda f: (-f.cost_ms, f.rule, f.location or "", f.message)))
 
 
@@ -54,10 +65,12 @@ def check(
 
     ``thresholds``: rule → name → value, for those that are not to have their default.
     """
+    wanted = [rule for rule in rules if rule.code not in ignore]
+    if (gap := nothing_seen(trace)) is not None:
+        return Checked(trace, {}, {rule.code: gap for rule in wanted})
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, str] = {}
     errors: dict[str, str] = {}
-    wanted = [rule for rule in rules if rule.code not in ignore]
     for rule in _triggered(trace, wanted):
         why = lacking(trace, rule)
         if why is not None:
@@ -75,6 +88,15 @@ def check(
     return Checked(trace, matches, unchecked, errors)
 
 
+def nothing_seen(trace: Trace) -> str | None:
+    """Why no rule can say anything about a trace: it does not hold what ran."""
+    if trace.region is not None:
+        return None
+    if trace.facts:
+        return _NO_REGION
+    return None if trace.is_kind(*HOST_KINDS).any() else _NO_EVENTS
+
+
 def lacking(trace: Trace, rule: Rule) -> str | None:
     """What the rule needs and the trace does not hold."""
     if "live" in rule.needs and not trace.facts:
@@ -88,25 +110,54 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
 
 # -------------------------------------------------------------------- triggers
 
-#: Event name → numbers of the expressions that it begins with, for all traces of the process.
-_KNOWN: dict[tuple[tuple[str, ...], str], tuple[int, ...]] = {}
+
+@dataclass
+class _Triggers:
+    """Expressions, and what they say of names that were met, in all traces of the process."""
+
+    patterns: tuple[str, ...]
+    silent: set[str] = field(default_factory=set)
+    loud: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def present(self, names: Iterable[str]) -> set[str]:
+        """Those that one of the names begins with a match of."""
+        found: set[str] = set()
+        for name in set(names).difference(self.silent):
+            hit = self.loud.get(name)
+            if hit is None:
+                hit = (
+                    tuple(p for p in self.patterns if re.match(p, name)) if self._any(name) else ()
+                )
+                if hit:
+                    self.loud[name] = hit
+                else:
+                    self.silent.add(name)
+            found.update(hit)
+        return found
+
+    def _any(self, name: str) -> bool:
+        """One look for all that can be joined."""
+        return self.joined is None or self.joined.match(name) is not None
+
+    @cached_property
+    def joined(self) -> re.Pattern[str] | None:
+        """One expression for all; None where groups of theirs could get mixed up."""
+        if any(re.compile(pattern).groups for pattern in self.patterns):
+            return None
+        return re.compile("|".join(f"(?:{pattern})" for pattern in self.patterns))
+
+
+_KNOWN: dict[tuple[str, ...], _Triggers] = {}
 _MOST_KNOWN = 100_000
 
 
 def _triggered(trace: Trace, rules: list[Rule]) -> list[Rule]:
     """Rules of which something occurs in the trace."""
-    if len(_KNOWN) > _MOST_KNOWN:
-        _KNOWN.clear()
-    patterns = tuple(dict.fromkeys(rule.triggers for rule in rules if rule.triggers is not None))
-    seen: set[int] = set()
-    for name in trace.names:
-        hit = _KNOWN.get((patterns, name))
-        if hit is None:
-            hit = tuple(i for i, pattern in enumerate(patterns) if re.match(pattern, name))
-            _KNOWN[patterns, name] = hit
-        if hit:
-            seen.update(hit)
-    present = {patterns[i] for i in seen}
+    patterns = tuple({rule.triggers: None for rule in rules if rule.triggers is not None})
+    known = _KNOWN.get(patterns)
+    if known is None or len(known.silent) + len(known.loud) > _MOST_KNOWN:
+        known = _KNOWN[patterns] = _Triggers(patterns)
+    present = known.present(trace.names) if patterns else ()
     return [rule for rule in rules if rule.triggers is None or rule.triggers in present]
 
 
@@ -117,8 +168,9 @@ def _total(found: Matches) -> int:
     return len(found) if found.count is None else int(found.count.sum())
 
 
-def _grouped(trace: Trace, rule: Rule, found: Matches, placing: Placing) -> list[Finding]:
-    places, place = placing(trace, found.event)
+def _grouped(
+    trace: Trace, rule: Rule, found: Matches, places: Sequence[Place], place: Ints
+) -> list[Finding]:
     if isinstance(found.message, str):
         messages, message = [found.message], np.zeros(len(found), np.int64)
     else:

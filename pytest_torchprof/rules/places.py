@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Place:
     """``location`` is ``file:line`` in the user's code, ``path`` the operators from the outermost
-    in, ``module`` the path of the innermost ``nn.Module``; None where nobody knows.
+    in (from the user's function in, where it is known), ``module`` the path of the innermost
+    ``nn.Module``; None where nobody knows.
     """
 
     location: str | None = None
@@ -45,22 +47,30 @@ def by_operator(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     above = trace.parent[at]
     parent = np.where(above >= 0, position[above], -1)
     depth = trace.depth[at] if len(at) else np.zeros(0, np.int64)
-    shown, number = trace.shown_names
-    label = number[trace.name[at]]
-    hidden = [i for i, name in enumerate(shown) if name in (ALL_STEPS, REGION)]
-    label[np.isin(label, hidden) | trace.is_kind(Kind.RUNTIME)[at]] = -1
+    label = labels_of(trace, at)
     path, chain = nesting.paths(parent, depth, label)
     used, index = np.unique(path[position[rows]], return_inverse=True)
-    places = [Place(path=_said(p, chain, shown)) for p in used.tolist()]
+    shown = trace.shown_names[0]
+    places = [Place(path=" > ".join(joined(p, chain, shown)) or None) for p in used.tolist()]
     places.append(Place())
     out = np.full(len(events), len(places) - 1, np.int64)
     out[known] = index[np.searchsorted(rows, events[known])]
     return places, out
 
 
-def _said(path: int, chain: list[tuple[int, int]], shown: list[str]) -> str | None:
+def labels_of(trace: Trace, events: Ints) -> Ints:
+    """What each adds to a path, as numbers of `Trace.shown_names`; -1 for what says nothing."""
+    shown, number = trace.shown_names
+    label = number[trace.name[events]]
+    hidden = [i for i, name in enumerate(shown) if name in (ALL_STEPS, REGION)]
+    label[np.isin(label, hidden) | trace.is_kind(Kind.RUNTIME)[events]] = -1
+    return label
+
+
+def joined(path: int, chain: Sequence[tuple[int, int]], shown: Sequence[str]) -> list[str]:
+    """The labels of a path, the outermost first."""
     words: list[str] = []
     while path >= 0:
         path, label = chain[path]
         words.append(shown[label])
-    return " > ".join(reversed(words)) or None
+    return words[::-1]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pytest_torchprof.units import SCALES
+
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
@@ -27,12 +29,18 @@ _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 class Threshold:
     """A number below (or above) which a match is a trifle; users may set another.
 
-    ``unit`` is one of `units.SCALES`' or ``1``.
+    ``unit`` is a key of `units.SCALES`: ``1``, ``B``, ``ms``, ``FLOP`` or a rate.
     """
 
     default: float
     unit: str
     why: str
+
+    def __post_init__(self) -> None:
+        if self.unit not in SCALES:
+            raise ValueError(
+                f"threshold in {self.unit!r}: its unit must be one of {', '.join(SCALES)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -92,8 +100,8 @@ class Rule:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring."""
-        return (inspect.getdoc(self.find) or self.fix).partition("\n")[0]
+        """The first sentence of the docstring, on however many lines."""
+        return " ".join(self.page.partition("\n\n")[0].split())
 
     @property
     def page(self) -> str:

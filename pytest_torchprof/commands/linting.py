@@ -1,0 +1,182 @@
+"""`torchprof lint` and `torchprof rules`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.api import fields_of
+from pytest_torchprof.commands.printing import (
+    FAILED,
+    OK,
+    Row,
+    columns_of,
+    document,
+    limited,
+    print_table,
+    terminal_width,
+    with_rank,
+    write,
+)
+from pytest_torchprof.commands.reading import heading_of, load
+from pytest_torchprof.errors import SettingsError, near
+from pytest_torchprof.events import Kind
+from pytest_torchprof.render import findings as text
+from pytest_torchprof.render import tables
+from pytest_torchprof.render.rule_page import defaults, page, page_of
+from pytest_torchprof.render.text import plural
+from pytest_torchprof.rules import CODES, RULES
+from pytest_torchprof.rules.thresholds import codes, parse
+from pytest_torchprof.stats import Finding
+
+if TYPE_CHECKING:
+    from pytest_torchprof.commands.reading import Ranks
+    from pytest_torchprof.rules import Checked, Rule
+
+#: What a table for people has of a finding.
+_MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
+
+
+def lint(options: Namespace) -> int:
+    """Anti-patterns, the costliest first."""
+    ignored = codes(options.ignore, dict.fromkeys([*CODES, *RULES]))
+    parse(options.thresholds, RULES.values())  # what is wrong is said before a long read
+    ranks = load(options.traces, options.rank)
+    checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
+    rows = _rows(ranks, checked)
+    unchecked = _told(ranks, {rank: found.unchecked for rank, found in checked.items()})
+    errors = _told(ranks, {rank: found.errors for rank, found in checked.items()})
+    blind = _blind(ranks, checked, len(RULES.keys() - ignored))
+    shown, left = _limited(options, rows)
+    parts: Row = {"findings": shown, "unchecked": unchecked, "errors": errors, "left_out": left}
+    parts["notes"] = blind
+    if options.format == "json":
+        write(tables.to_json(document("lint", ranks, parts)))
+    elif options.format == "table":
+        width = terminal_width()
+        body = text.findings(shown, width, rows) if rows else "no findings\n"
+        notes = _notes(parts, rows, ignored)
+        write(f"{heading_of(ranks)}\n\n{body}\n{text.wrapped(notes, width)}")
+    else:
+        every = (*fields_of(Finding), "page")
+        fields = columns_of(ranks, every if options.format == "csv" else _MARKDOWN)
+        notes = _notes(parts, rows, ignored)
+        print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
+    return FAILED if options.fail and (rows or errors or blind) else OK
+
+
+def _rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[Row]:
+    """Findings of all ranks, the costliest first."""
+    rows: list[Row] = []
+    for rank, found in checked.items():
+        mine = [{**vars(finding), "page": page_of(finding.rule)} for finding in found.findings()]
+        rows += with_rank(ranks, rank, mine)
+    return sorted(rows, key=lambda row: -row["cost_ms"])
+
+
+def _limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
+    """The rows that are printed, and how many are not. A table has the costliest of each rule."""
+    if options.format != "table":
+        return limited(options, rows)
+    before: Counter[str] = Counter()
+    places = []
+    for row in rows:
+        places.append(before[row["rule"]])
+        before[row["rule"]] += 1
+    order = sorted(range(len(rows)), key=places.__getitem__)
+    chosen, left = limited(options, [{"at": at} for at in order])
+    return [rows[at] for at in sorted(row["at"] for row in chosen)], left
+
+
+def _told(ranks: Ranks, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
+    """Reason by rule; of which rank, where it is not that of all."""
+    told: dict[str, str] = {}
+    for rule in dict.fromkeys(rule for reasons in why.values() for rule in reasons):
+        whose = {rank: reasons[rule] for rank, reasons in why.items() if rule in reasons}
+        distinct = set(whose.values())
+        if len(whose) == len(ranks) and len(distinct) == 1:
+            told[rule] = distinct.pop()
+        else:
+            told[rule] = ", ".join(f"rank {rank}: {reason}" for rank, reason in whose.items())
+    return told
+
+
+def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[str]:
+    """What keeps a clean result from being one."""
+    if not wanted:
+        return ["nothing was checked: every rule is ignored"]
+    lines = []
+    for rank, trace in ranks.items():
+        mark = f"rank {rank}: " if len(ranks) > 1 else ""
+        if len(checked[rank].unchecked) == wanted:
+            why = next(iter(checked[rank].unchecked.values()))
+            lines.append(f"{mark}nothing was checked: {why}")
+        elif trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
+            lines.append(f"{mark}recorded without operators: rules about these saw nothing")
+        elif trace.events.cut:
+            lines.append(f"{mark}the file breaks off: what it held beyond was not checked")
+    return lines
+
+
+def _notes(parts: Row, rows: list[Row], ignored: frozenset[str]) -> list[str]:
+    """What stands below the findings."""
+    lines: list[str] = []
+    if left := parts["left_out"]:
+        lines.append(f"… and {plural(left, 'more place')}: --limit 0 shows all")
+    if rows:
+        every = {row["rule"] for row in rows}
+        lines.append(f"{text.totals(rows)}, by {plural(len(every), 'rule')}")
+    if not any("nothing was checked" in line for line in parts["notes"]):
+        lines += text.gaps("not checked", parts["unchecked"])
+    if ignored:
+        lines.append(f"ignored: {', '.join(sorted(ignored))}")
+    lines += text.gaps("failed, and so not checked", parts["errors"])
+    lines += parts["notes"]
+    if rows:
+        lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains it, with examples")
+    return lines
+
+
+def rules(options: Namespace) -> int:
+    """The anti-pattern rules, or the page of one."""
+    if options.code is not None and options.code not in RULES:
+        known = near(options.code, RULES)
+        raise SettingsError(f"there is no anti-pattern rule {options.code!r}. {known}")
+    chosen = [rule for rule in RULES.values() if options.code in (None, rule.code)]
+    rows = [_row(rule) for rule in chosen]
+    if options.format == "json":
+        if options.code is not None:
+            rows[0]["text"] = page(chosen[0])
+        return write(tables.to_json({"schema": "torchprof-rules/1", "rows": rows}))
+    if options.code is not None and options.format != "csv":
+        return write(page(chosen[0]).partition("\n\n")[2])
+    for row, rule in zip(rows, chosen, strict=True):
+        row["needs"], row["thresholds"] = " ".join(row["needs"]), ", ".join(defaults(rule))
+    if options.format == "table":
+        listed = [(row["rule"], row["summary"], _details(row)) for row in rows]
+        return write(
+            text.listing(listed, terminal_width()) + "\ntorchprof rules RULE explains one\n"
+        )
+    return print_table(options, rows, ("rule", "summary", "needs", "thresholds", "fix", "page"))
+
+
+def _row(rule: Rule) -> Row:
+    thresholds = [
+        {"name": name, "default": t.default, "unit": t.unit, "why": t.why}
+        for name, t in rule.thresholds.items()
+    ]
+    return {
+        "rule": rule.code,
+        "summary": rule.summary,
+        "needs": sorted(rule.needs),
+        "thresholds": thresholds,
+        "fix": rule.fix,
+        "page": page_of(rule.code),
+    }
+
+
+def _details(row: Row) -> str:
+    needs = f"needs {row['needs'].replace(' ', ', ')}" if row["needs"] else ""
+    return "; ".join(filter(None, [needs, row["thresholds"]]))

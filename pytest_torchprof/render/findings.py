@@ -1,0 +1,138 @@
+"""Findings as text: one block a rule, with its places, what they cost, and the fix once."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pytest_torchprof.render.tables import printable
+from pytest_torchprof.render.text import plural, shorten
+from pytest_torchprof.units import UNKNOWN, format_quantity
+
+Row = Mapping[str, Any]
+
+#: Narrower than this, text is cut to nothing.
+_LEAST = 40
+_GAP = "  "
+
+
+def findings(rows: Sequence[Row], width: int, every: Sequence[Row] | None = None) -> str:
+    """A block for each rule, the costliest first, with its places in the order of the rows.
+
+    Of ``every`` row a heading counts also those that are not shown.
+    """
+    width, text = max(width, _LEAST), list[str]()
+    for rule in by_cost(every or rows):
+        mine = [row for row in rows if row["rule"] == rule]
+        whole = [row for row in every or rows if row["rule"] == rule]
+        text.append("\n".join(_block(rule, mine, whole, width)))
+    return "\n\n".join(text) + "\n"
+
+
+def by_cost(rows: Sequence[Row]) -> list[str]:
+    """The rules that found something, the costliest first."""
+    cost: dict[str, float] = {}
+    for row in rows:
+        cost[row["rule"]] = cost.get(row["rule"], 0) + row["cost_ms"]
+    return sorted(cost, key=lambda rule: (-cost[rule], rule))
+
+
+def totals(rows: Sequence[Row]) -> str:
+    """How much it is in all: ``3 matches in 2 places, 12.3 ms``."""
+    count = sum(row["count"] for row in rows)
+    matches = f"{count:,} match{'' if count == 1 else 'es'}"
+    parts = [f"{matches} in {plural(len(rows), 'place')}"]
+    if cost := sum(row["cost_ms"] for row in rows):
+        parts.append(format_quantity(cost, "ms"))
+    if moved := sum(row["bytes"] or 0 for row in rows):
+        parts.append(format_quantity(moved, "B"))
+    return ", ".join(parts)
+
+
+def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> list[str]:
+    lines = _wrap(f"{rule}: {totals(whole)}", width, "", "  ")
+    shared = len({row["message"] for row in whole}) == 1
+    if shared:
+        lines += _wrap(whole[0]["message"], width, "  ", "  ")
+    columns = [_numbers(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*columns, strict=True)]
+    for row, cells in zip(rows, columns, strict=True):
+        padded = [cell.rjust(w) for cell, w in zip(cells, widths, strict=True) if w]
+        lines += _place(row, _GAP + _GAP.join(padded) + _GAP, width, tell=not shared)
+    if left := len(whole) - len(rows):
+        lines.append(f"  … and {plural(left, 'more place')}")
+    if whole[0]["fix"]:
+        lines += _wrap(f"fix: {whole[0]['fix']}", width, "  ", "       ")
+    return lines
+
+
+def _numbers(row: Row) -> tuple[str, ...]:
+    rank = f"rank {row['rank']}" if "rank" in row else ""
+    cost = format_quantity(row["cost_ms"], "ms") if row["cost_ms"] else UNKNOWN
+    moved = format_quantity(row["bytes"], "B") if row["bytes"] else ""
+    return rank, f"×{row['count']:,}", cost, moved
+
+
+def _place(row: Row, head: str, width: int, *, tell: bool) -> list[str]:
+    """The first line of a place, and as many more as it takes."""
+    room = width - len(head)
+    location, path, module = (printable(row[key] or "") for key in ("location", "path", "module"))
+    if location == path:  # no line is known
+        path = ""
+    parts = [_tail(location, room) if path else shorten(location, room)] if location else []
+    parts += [shorten(path, room)] if path else []
+    parts += [f"in {_tail(module, room - 3)}"] if module else []
+    if tell:
+        parts += textwrap.wrap(printable(row["message"]), room)
+    lines = list[str]()
+    for part in parts or [UNKNOWN]:
+        if lines and len(lines[-1]) + len(_GAP) + len(part) <= room:
+            lines[-1] += _GAP + part
+        else:
+            lines.append(part)
+    return [(head if n == 0 else " " * len(head)) + line for n, line in enumerate(lines)]
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a location or a module says most."""
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+
+
+def wrapped(lines: Iterable[str], width: int) -> str:
+    """Lines of text, each on as many as it takes."""
+    width = max(width, _LEAST)
+    return "".join(f"{line}\n" for long in lines for line in _wrap(long, width, "", "  "))
+
+
+def _wrap(text: str, width: int, first: str, then: str) -> list[str]:
+    return textwrap.wrap(
+        printable(text), width, initial_indent=first, subsequent_indent=then,
+        break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip
+
+
+def gaps(title: str, why: Mapping[str, str]) -> list[str]:
+    """``not checked: a, b (no accelerator in this capture); c (recorded without shapes)``.
+
+    >>> gaps("not checked", {"a": "no shapes", "b": "no device", "c": "no shapes"})
+    ['not checked: a, c (no shapes); b (no device)']
+    """
+    reasons: dict[str, list[str]] = {}
+    for rule, reason in why.items():
+        reasons.setdefault(reason, []).append(rule)
+    said = "; ".join(f"{', '.join(rules)} ({reason})" for reason, rules in reasons.items())
+    return [f"{title}: {said}"] if said else []
+
+
+def listing(rows: Iterable[tuple[str, str, str]], width: int) -> str:
+    """Name, sentence and details, wrapped beside the names."""
+    rows = list(rows)
+    indent = max((len(name) for name, _, _ in rows), default=0) + len(_GAP)
+    lines = list[str]()
+    for name, sentence, details in rows:
+        wide = max(width, indent + 20)
+        lines += _wrap(sentence, wide, name.ljust(indent), " " * indent)
+        if details:
+            lines += _wrap(details, wide, " " * indent, " " * indent)
+    return "\n".join(lines) + "\n"

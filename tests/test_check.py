@@ -1,0 +1,126 @@
+"""What runs the rules: their triggers, what they need, and what they raise."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from trace_builder import TraceBuilder
+
+from pytest_torchprof.events import REGION
+from pytest_torchprof.rules import Matches, Rule, check, rule
+from pytest_torchprof.rules.check import nothing_seen
+from pytest_torchprof.rules.places import Place
+from pytest_torchprof.rules.tree import rows_of
+from pytest_torchprof.trace.read import read
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+#: In its package, its function hides it.
+ROOM = import_module("pytest_torchprof.rules.check")
+
+
+def always(code: str, triggers: str | None, needs: str = "") -> Rule:
+    """A rule that matches once, wherever it is asked."""
+
+    @rule(code, fix="", triggers=triggers, needs=needs)
+    def found(_: Trace) -> Matches:
+        """A match."""
+        return Matches(np.array([-1]), "here")
+
+    return found
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    b = TraceBuilder()
+    b.op("aten::add", [[4], [4]])
+    b.op("aten::mm", [[4, 4], [4, 4]])
+    return read(b.save(tmp_path / "x.json"))
+
+
+@pytest.mark.parametrize(
+    ("triggers", "asked"),
+    [
+        (None, True),
+        ("aten::mm", True),
+        ("aten::m", True),
+        ("mm", False),
+        ("aten::mm$", True),
+        ("aten::(bmm|mm)$", True),
+        ("aten::(?:bmm|mm)$", True),
+        ("aten::sub|aten::add", True),
+        (r"(a)ten::(m)\2$", True),
+        ("aten::bmm", False),
+        ("", True),
+    ],
+)
+def test_a_rule_is_asked_where_its_trigger_occurs(
+    trace: Trace, triggers: str | None, asked: bool
+) -> None:
+    others = [always("other", "aten::nothing"), always("another", "aten::add|x")]
+    for rules in ([always("one", triggers)], [*others, always("one", triggers)]):
+        for _ in range(2):  # what is known of a name is kept
+            assert asked is ("one" in check(trace, rules).counts)
+
+
+def test_what_is_known_of_names_does_not_grow_without_end(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ROOM, "_MOST_KNOWN", 1)
+    rules = [always("one", "aten::mm")]
+    for _ in range(3):
+        assert {"one": 1} == check(trace, rules).counts
+
+
+def test_a_trace_in_which_nothing_is_seen_leaves_all_rules_unchecked(tmp_path: Path) -> None:
+    empty = read(TraceBuilder().save(tmp_path / "x.json"))
+    assert {"one", "two"} == check(
+        empty, [always("one", None), always("two", "x")]
+    ).unchecked.keys()
+    assert nothing_seen(empty) == "no operators in this trace"
+
+
+def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> None:
+    b = TraceBuilder()
+    b.metadata("torchprof", {"wall_ms": 1.0})
+    with b.annotation(REGION):
+        pass
+    assert nothing_seen(read(b.save(tmp_path / "x.json"))) is None
+    lost = TraceBuilder()
+    lost.metadata("torchprof", {"wall_ms": 1.0})
+    lost.op("aten::add")
+    why = nothing_seen(read(lost.save(tmp_path / "y.json")))
+    assert why == "failed capture: the trace lacks the measured region"
+
+
+def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
+    asked = []
+
+    def placing(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
+        asked.append(len(events))
+        return [Place("a.py:1"), Place("b.py:2")], np.arange(len(events)) % 2
+
+    @rule("both", fix="")
+    def both(trace: Trace) -> Matches:
+        """Both."""
+        return Matches(rows_of(trace, "aten::add", "aten::mm"), "an operator")
+
+    found = check(trace, [always("one", None), both]).findings(placing)
+    assert [3] == asked
+    places = {(f.rule, f.location) for f in found}
+    assert {("one", "a.py:1"), ("both", "b.py:2"), ("both", "a.py:1")} == places
+    assert () == check(trace, []).findings(placing)
+
+
+def test_rules_that_are_not_triggered_ask_one_expression_for_all(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ROOM.re, "match", None)
+    rules = [always(f"r{n}", f"aten::nothing{n}|aten::none{n}") for n in range(18)]
+    assert {} == check(trace, rules).counts

@@ -97,12 +97,19 @@ class MemoryArgs(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(name="Device Id", default=-1)
 
 
-_Args = TypeVar("_Args", DeviceArgs, OpArgs, MemoryArgs)
+class GraphArgs(msgspec.Struct, gc=False):
+    """Of an operator under grad mode: the number of the next node of the thread's graph."""
+
+    number: int = msgspec.field(name="Sequence number", default=-1)
+
+
+_Args = TypeVar("_Args", DeviceArgs, OpArgs, MemoryArgs, GraphArgs)
 # Numbers come as strings from some versions, hence not strict.
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
     OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
     MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),
+    GraphArgs: msgspec.json.Decoder(list[GraphArgs | None], strict=False),
 }
 _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

@@ -1,0 +1,79 @@
+"""What happens on one level of a thread: operators as the user's code called them, one by one."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof import nesting
+from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.tree import outermost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: A step of the autograd engine, with the node that it runs.
+BACKWARD = "autograd::engine::evaluate_function: "
+#: torch's annotation around a fetch of a DataLoader, with workers or without.
+FETCH = "enumerate(DataLoader)#"
+#: torch.compile at work: it runs operators on tensors that hold nothing.
+_COMPILING = re.compile(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
+
+
+def calls(trace: Trace) -> Ints:
+    """Operators that the user's code called, thread by thread, each in time order.
+
+    Annotations may enclose them. Not what runs while torch compiles; the autograd engine's steps
+    are among them.
+    """
+    return trace.once(_calls)
+
+
+def _calls(trace: Trace) -> Ints:
+    rows = np.flatnonzero(outermost(trace))
+    rows = rows[~compiled(trace, rows)]
+    return rows[np.argsort(trace.thread[rows], kind="stable")]
+
+
+def compiled(trace: Trace, rows: Ints) -> Bools:
+    """Which of these events happened while torch compiled something."""
+    compiling = trace.is_kind(Kind.ANNOTATION) & trace.names_where(_COMPILING.match)
+    if not compiling.any():
+        return np.zeros(len(rows), bool)
+    return nesting.below(compiling, trace.parent, rows)
+
+
+def marked(trace: Trace, predicate: Callable[[str], object]) -> Bools:
+    """Annotations whose name satisfies the predicate; some versions write them as operators."""
+    return trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(predicate)
+
+
+def engine_steps(trace: Trace) -> Bools:
+    """The autograd engine's steps."""
+    return trace.is_kind(Kind.OP) & trace.names_where(lambda name: name.startswith(BACKWARD))
+
+
+def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:
+    """The innermost Python function of such a name around each of these events, or -1."""
+    found = np.full(len(rows), -1, np.int64)
+    marked = trace.is_kind(Kind.PYTHON)
+    if not len(rows) or not marked.any():
+        return found
+    marked &= trace.names_where(frame.search)
+    if not marked.any():
+        return found
+    above = trace.frames[0]
+    at = above[rows]
+    todo = np.flatnonzero(at >= 0)
+    while len(todo):
+        hit = marked[at[todo]]
+        found[todo[hit]] = at[todo[hit]]
+        todo = todo[~hit]
+        at[todo] = above[at[todo]]
+        todo = todo[at[todo] >= 0]
+    return found

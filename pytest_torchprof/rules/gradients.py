@@ -30,6 +30,7 @@ _ZERO_GRAD: Final = re.compile(r"Optimizer\.zero_grad#")
 _ZERO_GRAD_FRAME: Final = re.compile(
     r"torch[/\\](nn[/\\]modules[/\\]module|optim[/\\]optimizer)\.py\(\d+\): zero_grad$"
 )
+_OPTIMIZER_STEP: Final = re.compile(r"Optimizer\.step#")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 _DETACH: Final = re.compile(r"(aten::)?detach_$")
 
@@ -147,7 +148,7 @@ LAYER: Final = re.compile(
     r"|_?conv\w*|(_native_)?batch_norm|layer_norm|group_norm|instance_norm|rms_norm"
     r"|embedding(_bag)?|lstm(_cell)?|gru(_cell)?|rnn_(tanh|relu)(_cell)?"
     r"|scaled_dot_product_attention)$"
-    r"|(?!detach)\w+$"  # an autograd.Function, TorchScript or compiled code
+    r"|(CompiledFunction|CheckpointFunction|forward)$"  # the last: TorchScript
 )
 #: What ends a forward pass, whatever follows.
 _BOUNDARY: Final = re.compile(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
@@ -194,7 +195,10 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
     forward, first, after = _recorded(trace)
     if not len(forward):
         return NO_MATCHES
-    used = _used(trace, first, after)
+    ran = np.unique(_numbers(trace, np.flatnonzero(engine_steps(trace))))
+    if ran[-1:].max(initial=-1) < 0 and marked(trace, _OPTIMIZER_STEP.match).any():
+        return NO_MATCHES  # before a step there was a backward pass, on a thread not recorded
+    used = np.searchsorted(ran, first) < np.searchsorted(ran, after)
     boundaries = np.flatnonzero(marked(trace, _BOUNDARY.match))
     place = np.searchsorted(boundaries, forward)
     part = _numbered(place, trace.thread[forward].astype(np.int64))
@@ -250,13 +254,6 @@ def _last_number(trace: Trace, row: int) -> int:
     later = np.flatnonzero(trace.ts[row:] < trace.ts[row] + trace.dur[row]) + row
     inside = later[trace.is_kind(Kind.OP)[later] & (trace.thread[later] == trace.thread[row])]
     return int(_numbers(trace, inside).max(initial=-1))
-
-
-def _used(trace: Trace, first: Ints, after: Ints) -> Bools:
-    """Whether the autograd engine ran any of the nodes of each layer, on whatever thread."""
-    ran = np.unique(_numbers(trace, np.flatnonzero(engine_steps(trace))))
-    used: Bools = np.searchsorted(ran, first) < np.searchsorted(ran, after)
-    return used
 
 
 def _numbered(*columns: Ints | Bools) -> Ints:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
 
-#: A step of the autograd engine, with the node that it runs.
-BACKWARD = "autograd::engine::evaluate_function: "
+#: A step of the autograd engine, with the node that it runs; before torch 1.9 just the node.
+BACKWARD = r"autograd::engine::evaluate_function: |torch::autograd::\w+$|\w+Backward\d*$"
 #: torch's annotation around a fetch of a DataLoader, with workers or without.
 FETCH = "enumerate(DataLoader)#"
 #: torch.compile at work: it runs operators on tensors that hold nothing.
@@ -55,7 +55,7 @@ def marked(trace: Trace, predicate: Callable[[str], object]) -> Bools:
 
 def engine_steps(trace: Trace) -> Bools:
     """The autograd engine's steps."""
-    return trace.is_kind(Kind.OP) & trace.names_where(lambda name: name.startswith(BACKWARD))
+    return trace.is_kind(Kind.OP) & trace.names_where(re.compile(BACKWARD).match)
 
 
 def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:

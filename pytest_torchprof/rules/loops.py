@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.nesting import Ints
 
 _INDEX: Final = re.compile(r"aten::(select|slice)(\.\w+)?$")
+#: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
+_PARTS: Final = re.compile(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
 #: What no loop over the elements of a tensor has in its body: training, and batches of a loader.
 _BOUNDARY: Final = re.compile(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 #: Selects and slices of one repetition, at most.
@@ -65,16 +67,10 @@ def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matc
     sequence = _sequence(trace, int(repeats))
     if sequence is None:
         return NO_MATCHES
-    found = [
-        loop
-        for loop in _repetitions(sequence, int(repeats), int(operators))
-        if _goes_through(trace, sequence, loop)
-    ]
-    rows = [sequence.rows[loop.start : loop.stop] for loop in found]
-    events = [int(sequence.rows[loop.index]) for loop in found]
-    costs = [int(trace.dur[part].sum()) for part in rows]
-    messages = [_said(trace, sequence, loop) for loop in found]
-    return Matches(np.array(events, np.int64), messages, cost_ns=np.array(costs, np.int64))
+    found = _loops(trace, sequence, int(repeats), int(operators))
+    costs = [int(trace.dur[sequence.rows[loop.start : loop.stop]].sum()) for loop in found]
+    rows = np.array([loop.row for loop in found], np.int64)
+    return Matches(rows, _said(trace, rows), cost_ns=np.array(costs, np.int64))
 
 
 @dataclass(frozen=True)
@@ -91,16 +87,11 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Loop:
-    """Positions in a sequence: from ``start`` to ``stop`` the same ``period`` operators.
-
-    ``index`` is that of its first select or slice, of which each repetition has ``count``.
-    """
+    """From ``start`` to ``stop`` in a sequence; ``row`` is the event of its first moving index."""
 
     start: int
     stop: int
-    period: int
-    index: int
-    count: int
+    row: int
 
 
 def _sequence(trace: Trace, repeats: int) -> _Sequence | None:
@@ -113,7 +104,7 @@ def _sequence(trace: Trace, repeats: int) -> _Sequence | None:
         return None
     boundary = marked(trace, _BOUNDARY.match)
     fetch = boundary & trace.names_where(lambda name: name.startswith(FETCH))
-    rows = rows[trace.selection[rows] & ~boundary[rows]]
+    rows = rows[trace.selection[rows] & ~(boundary | trace.names_where(_PARTS.match))[rows]]
     rows = rows[~nesting.below(fetch, trace.parent, rows)]
     indexes = np.flatnonzero(is_index[rows])
     if len(indexes) < repeats:
@@ -126,7 +117,7 @@ def _sequence(trace: Trace, repeats: int) -> _Sequence | None:
 # ------------------------------------------------------------------------------------ repetitions
 
 
-def _repetitions(sequence: _Sequence, repeats: int, operators: int) -> list[_Loop]:
+def _loops(trace: Trace, sequence: _Sequence, repeats: int, operators: int) -> list[_Loop]:
     """Loops, those with the shortest repetition first wherever several ways of reading it fit.
 
     In a loop with so many selects in each repetition, the distance from each to its like in the
@@ -139,20 +130,22 @@ def _repetitions(sequence: _Sequence, repeats: int, operators: int) -> list[_Loo
         if len(indexes) < (repeats - 1) * count:
             break
         period = indexes[count:] - indexes[:-count]
-        same = np.flatnonzero(np.diff(period) != 0) + 1
-        starts = np.concatenate([[0], same])
-        stops = np.concatenate([same, [len(period)]])
-        long = (stops - starts >= (repeats - 2) * count + 1) & (period[starts] <= operators)
-        for first, last in zip(starts[long].tolist(), stops[long].tolist(), strict=True):
+        change = np.flatnonzero(np.diff(period) != 0) + 1
+        firsts = np.concatenate([[0], change])
+        lasts = np.concatenate([change, [len(period)]])
+        often = (lasts - firsts >= (repeats - 2) * count + 1) & (period[firsts] <= operators)
+        for first, last in zip(firsts[often].tolist(), lasts[often].tolist(), strict=True):
             if not free[first : last + count].any():
                 continue
-            for start, stop in _stretches(sequence, first, last + count - 1, int(period[first])):
-                if stop - start < repeats * int(period[first]):
-                    continue
+            size = int(period[first])
+            for start, stop in _stretches(sequence, first, last + count - 1, size):
                 a, b = np.searchsorted(indexes, [start, stop]).tolist()
-                if free[a:b].all():
+                if stop - start < repeats * size or not free[a:b].all():
+                    continue
+                row = _moving(trace, sequence, (start, start + size), (a, b, count), repeats)
+                if row is not None:
                     free[a:b] = False
-                    found.append(_Loop(start, stop, int(period[first]), int(indexes[a]), count))
+                    found.append(_Loop(start, stop, row))
     return sorted(found, key=lambda loop: loop.start)
 
 
@@ -169,40 +162,54 @@ def _stretches(sequence: _Sequence, first: int, last: int, period: int) -> list[
 # -------------------------------------------------------------------------- what is looped over
 
 
-def _goes_through(trace: Trace, sequence: _Sequence, loop: _Loop) -> bool:
-    """Whether some select or slice takes another part of a tensor of the same shape each time."""
-    names = {trace.names[n] for n in sequence.name[loop.start : loop.start + loop.period].tolist()}
+def _moving(
+    trace: Trace,
+    sequence: _Sequence,
+    body: tuple[int, int],
+    indexes: tuple[int, int, int],
+    repeats: int,
+) -> int | None:
+    """The first select or slice that takes another part of a tensor of one shape each time.
+
+    ``body`` are the positions of the first repetition, ``indexes`` which of the selects and slices
+    are the loop's: from, to, and how many in each repetition.
+    """
+    names = {trace.names[number] for number in sequence.name[slice(*body)].tolist()}
     layers = any(LAYER.match(name) for name in names)
-    for phase in range(loop.count):
-        at = np.searchsorted(sequence.indexes, loop.index) + phase
-        positions = sequence.indexes[at :: loop.count]
-        positions = positions[positions < loop.stop]
-        operands = trace.operands(sequence.rows[positions])
+    start, stop, count = indexes
+    for phase in range(start, start + count):
+        rows = sequence.rows[sequence.indexes[phase:stop:count]]
+        operands = trace.operands(rows)
         dims = [bytes(args.dims) for args in operands]
-        if len(set(dims)) > 1:
-            continue
         parts = [bytes(args.concrete) for args in operands]
-        if b"" in parts or not dims[0]:
-            if loop.period <= _SHORT and not layers:
-                return True
+        if b"" in parts or b"" in dims:
+            known = body[1] - body[0] <= _SHORT and not layers
+            moves = [known and a == b for a, b in pairwise(dims)]
+        elif layers and _is_batch(parts[0]):
             continue
-        if all(a != b for a, b in pairwise(parts)) and not (layers and _is_batch(parts[0])):
-            return True
-    return False
+        else:
+            pairs = zip(pairwise(dims), pairwise(parts), strict=True)
+            moves = [a == b and old != new for (a, b), (old, new) in pairs]
+        edges = np.flatnonzero(np.diff(np.array(moves, np.int8), prepend=0, append=0))
+        long = np.flatnonzero(edges[1::2] - edges[::2] >= repeats - 1)
+        if len(long):
+            return int(rows[edges[2 * long[0]]])
+    return None
 
 
 def _is_batch(concrete: bytes) -> bool:
-    """Whether these arguments are a slice of several elements."""
+    """Whether these arguments are those of a slice of several elements."""
     parts = decode_part(concrete)
-    bounds = parts[2:4] if isinstance(parts, list) and len(parts) == 5 else []
-    if len(bounds) < 2 or not all(re.fullmatch(r"-?\d+", str(bound)) for bound in bounds):
-        return len(parts or []) == 5
-    return int(bounds[1]) - int(bounds[0]) != 1
+    if not isinstance(parts, list) or len(parts) < 5:
+        return False
+    bounds = [int(part) for part in parts[2:4] if re.fullmatch(r"-?\d+", str(part))]
+    return len(bounds) < 2 or bounds[1] - bounds[0] != 1
 
 
-def _said(trace: Trace, sequence: _Sequence, loop: _Loop) -> str:
-    row = int(sequence.rows[loop.index])
-    dims = decode_part(bytes(trace.operands(np.array([row]))[0].dims))
-    shape = f" of a tensor of {dims[0]}" if dims and dims[0] else ""
-    times = (loop.stop - loop.start) // loop.period
-    return f"{trace.names[trace.name[row]]}{shape}, {times} times in a row"
+def _said(trace: Trace, rows: Ints) -> list[str]:
+    words = []
+    for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
+        dims = decode_part(args.dims)
+        shape = f" of a tensor of {dims[0]}" if dims and dims[0] else ""
+        words.append(f"a loop calls {trace.names[name]}{shape} for one part after the other")
+    return words

@@ -182,7 +182,7 @@ def _moving(
         operands = trace.operands(rows)
         dims = [bytes(args.dims) for args in operands]
         parts = [bytes(args.concrete) for args in operands]
-        if b"" in parts or b"" in dims:
+        if b"" in dims or not all(re.search(rb"\d", part) for part in parts):
             known = body[1] - body[0] <= _SHORT and not layers
             moves = [known and a == b for a, b in pairwise(dims)]
         elif layers and _is_batch(parts[0]):

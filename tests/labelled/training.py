@@ -139,7 +139,7 @@ def a_loader_that_is_only_made():
 @EXAMPLES.near_miss("sync-dataloader")
 def a_batch_that_was_loaded_before():
     batch = next(iter(DataLoader(torch.rand(8, 4), batch_size=4)))
-    return lambda: batch.sum()
+    return batch.sum
 
 
 @EXAMPLES.near_miss("sync-dataloader")
@@ -280,7 +280,7 @@ def one_of_each_other_class():
 
 def adam_step(trace, parameters):
     """What a step of Adam of these parameters leaves in a trace of a device."""
-    names = "mul_ lerp_ addcmul_ sqrt div_ add_ addcdiv_".split()
+    names = ["mul_", "lerp_", "addcmul_", "sqrt", "div_", "add_", "addcdiv_"]
     for shape in parameters:
         for name in names:
             with trace.op(f"aten::{name}", [shape, shape]):

@@ -195,7 +195,7 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
     forward, first, after = _recorded(trace)
     if not len(forward):
         return NO_MATCHES
-    ran = np.unique(_numbers(trace, np.flatnonzero(engine_steps(trace))))
+    ran = np.unique(_numbers(trace, _steps(trace)))
     if ran[-1:].max(initial=-1) < 0 and marked(trace, _OPTIMIZER_STEP.match).any():
         return NO_MATCHES  # before a step there was a backward pass, on a thread not recorded
     used = np.searchsorted(ran, first) < np.searchsorted(ran, after)
@@ -226,19 +226,43 @@ def _recorded(trace: Trace) -> tuple[Ints, Ints, Ints]:
     nothing = np.zeros(0, np.int64)
     rows = calls(trace)
     rows = rows[~engine_steps(trace)[rows]]
-    layer = trace.names_where(LAYER.match)[rows]
-    some = rows[layer][:: max(1, int(layer.sum()) // _SAMPLE)]
+    at = np.flatnonzero(trace.names_where(LAYER.match)[rows])
+    some = rows[at[:: max(1, len(at) // _SAMPLE)]]
     if not (_numbers(trace, some) >= 0).any():
         return nothing, nothing, nothing
-    number = _numbers(trace, rows)
-    rows, number, layer = rows[number >= 0], number[number >= 0], layer[number >= 0]
-    after = np.append(number[1:], 0)
-    ends = np.flatnonzero(np.diff(trace.thread[rows], append=-1))
-    after[ends] = [_last_number(trace, row) for row in rows[ends].tolist()]
-    made = layer & (after > number)
-    return rows[made], number[made], after[made]
+    number = _numbers(trace, rows[at])
+    at, number = at[number >= 0], number[number >= 0]
+    after = _numbers_after(trace, rows, at)
+    made = after > number
+    return rows[at[made]], number[made], after[made]
 
 
+def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> Ints:
+    """The number of the next call on the thread that has one, or else the last within this one."""
+    found = np.full(len(at), -1, np.int64)
+    thread = np.append(trace.thread[rows], -1)
+    todo = np.arange(len(at))
+    for away in range(1, _FAR):
+        next_call = np.minimum(at[todo] + away, len(rows))
+        todo = todo[thread[next_call] == thread[at[todo]]]
+        if not len(todo):
+            break
+        found[todo] = _numbers(trace, rows[at[todo] + away])
+        todo = todo[found[todo] < 0]
+    for late in np.flatnonzero(found < 0).tolist():
+        found[late] = _last_number(trace, int(rows[at[late]]))
+    return found
+
+
+def _steps(trace: Trace) -> Ints:
+    """The autograd engine's steps that ran a node which an operator has made."""
+    rows = calls(trace)
+    gradients = trace.names_where(lambda name: name.endswith("::AccumulateGrad"))
+    return rows[engine_steps(trace)[rows] & ~gradients[rows]]
+
+
+#: Calls that are looked at for the number of the next node.
+_FAR: Final = 100
 #: Layers that are looked at to tell whether anything is recorded.
 _SAMPLE: Final = 500
 
@@ -251,7 +275,8 @@ def _numbers(trace: Trace, rows: Ints) -> Ints:
 
 def _last_number(trace: Trace, row: int) -> int:
     """The largest sequence number within a call: those of the nodes before it are taken."""
-    later = np.flatnonzero(trace.ts[row:] < trace.ts[row] + trace.dur[row]) + row
+    stop = int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row]))
+    later = np.arange(row, stop)
     inside = later[trace.is_kind(Kind.OP)[later] & (trace.thread[later] == trace.thread[row])]
     return int(_numbers(trace, inside).max(initial=-1))
 

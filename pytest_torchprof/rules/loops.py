@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _INDEX: Final = re.compile(r"aten::(select|slice)(\.\w+)?$")
 #: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
 _PARTS: Final = re.compile(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
+#: What makes of a repetition a token of a sequence that is being written: each needs the last.
+_DECODER: Final = re.compile(r"aten::(embedding|scaled_dot_product_attention|_transformer_encoder)")
 #: What no loop over the elements of a tensor has in its body: training, and batches of a loader.
 _BOUNDARY: Final = re.compile(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 #: Selects and slices of one repetition, at most.
@@ -46,7 +48,8 @@ def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matc
         other, at most ``operators`` (24) in each, with a ``select`` or ``slice`` among them that
         takes another part of a tensor of one shape each time. It may have several. Not: the same
         part each time, as the last token's or each layer's; the items of a DataLoader; steps of
-        training; slices of several elements put through layers, which are batches. Where the trace
+        training; slices of several elements put through layers, which are batches; tokens that an
+        attention model writes; a tensor that is printed. Where the trace
         does not say which part is taken, repetitions of at most 8 operators without layers count.
 
     Why it is slow
@@ -176,6 +179,8 @@ def _moving(
     """
     names = {trace.names[number] for number in sequence.name[slice(*body)].tolist()}
     layers = any(LAYER.match(name) for name in names)
+    if any(_DECODER.match(name) for name in names):
+        return None
     start, stop, count = indexes
     for phase in range(start, start + count):
         rows = sequence.rows[sequence.indexes[phase:stop:count]]
@@ -185,7 +190,7 @@ def _moving(
         if b"" in dims or not all(re.search(rb"\d", part) for part in parts):
             known = body[1] - body[0] <= _SHORT and not layers
             moves = [known and a == b for a, b in pairwise(dims)]
-        elif layers and _is_batch(parts[0]):
+        elif (layers and any(map(_is_batch, parts))) or _is_printing(names, dims[0]):
             continue
         else:
             pairs = zip(pairwise(dims), pairwise(parts), strict=True)
@@ -195,6 +200,12 @@ def _moving(
         if len(long):
             return int(rows[edges[2 * long[0]]])
     return None
+
+
+def _is_printing(names: set[str], dims: bytes) -> bool:
+    """Whether torch prints a tensor: it takes each row, and asks for each element of it."""
+    shape = (decode_part(dims) or [[]])[0]
+    return len(shape) > 1 and names == {"aten::select", "aten::is_nonzero"}
 
 
 def _is_batch(concrete: bytes) -> bool:

@@ -222,6 +222,26 @@ def the_last_position_of_each_step():
 
 
 @EXAMPLES.near_miss("for-loop-indexing")
+def tokens_written_into_a_buffer():
+    words, head = nn.Embedding(8, 4), nn.Linear(4, 8)
+
+    @torch.inference_mode()
+    def decode():
+        tokens = torch.zeros(1, 16, dtype=torch.long)
+        for i in range(15):
+            hidden = words(tokens[:, : i + 1]).cumsum(1)
+            tokens[:, i + 1] = head(hidden)[:, -1].argmax(-1)
+
+    return decode
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_tensor_that_is_printed():
+    x = torch.rand(20, 3)
+    return lambda: repr(x)
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
 def parts_of_each_layer():
     layers = [nn.Linear(4, 12) for _ in range(12)]
     x = torch.rand(2, 4)

@@ -14,7 +14,7 @@ EXAMPLES = Examples()
 # -------------------------------------------------------------------------------- sync-dataloader
 
 
-class Squares(Dataset):
+class Squares(Dataset[torch.Tensor]):
     """Items that are made one by one."""
 
     def __len__(self):
@@ -24,14 +24,14 @@ class Squares(Dataset):
         return torch.tensor(float(index**2))
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[torch.Tensor]):
     """Items of which nobody knows how many there are."""
 
     def __iter__(self):
         return iter([torch.ones(2), torch.ones(2)])
 
 
-class Nested(IterableDataset):
+class Nested(IterableDataset[torch.Tensor]):
     """Batches of another loader."""
 
     def __iter__(self):

@@ -18,6 +18,7 @@ from pytest_torchprof.rules.levels import (
     engine_steps,
     frames_around,
     marked,
+    named,
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import outermost, rows_of
@@ -32,6 +33,7 @@ _ZERO_GRAD_FRAME: Final = re.compile(
 )
 _OPTIMIZER_STEP: Final = re.compile(r"Optimizer\.step#")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+_GRADIENT: Final = re.compile(r".*::AccumulateGrad$")
 _DETACH: Final = re.compile(r"(aten::)?detach_$")
 
 
@@ -66,7 +68,7 @@ def grad_not_none(trace: Trace) -> Matches:
     if not len(fills):
         return NO_MATCHES
     above = trace.parent[fills]
-    ours = marked(trace, _ZERO_GRAD.match)
+    ours = marked(trace, _ZERO_GRAD)
     optimizer = (above >= 0) & ours[above]
     event = [above[optimizer]]
     cost = [trace.dur[fills[optimizer]]]
@@ -110,7 +112,7 @@ def _like_gradients(trace: Trace, fills: Ints) -> Ints:
 def _runs(trace: Trace, fills: Ints) -> list[Ints]:
     """Positions of calls that follow one upon the other, two or more."""
     called = calls(trace)
-    called = called[~trace.names_where(_DETACH.match)[called]]
+    called = called[~named(trace, _DETACH)[called]]
     position = np.full(len(trace), -1, np.int64)
     position[called] = np.arange(len(called))
     order = np.argsort(position[fills], kind="stable")
@@ -196,10 +198,10 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
     if not len(forward):
         return NO_MATCHES
     ran = np.unique(_numbers(trace, _steps(trace)))
-    if ran[-1:].max(initial=-1) < 0 and marked(trace, _OPTIMIZER_STEP.match).any():
+    if ran[-1:].max(initial=-1) < 0 and marked(trace, _OPTIMIZER_STEP).any():
         return NO_MATCHES  # before a step there was a backward pass, on a thread not recorded
     used = np.searchsorted(ran, first) < np.searchsorted(ran, after)
-    boundaries = np.flatnonzero(marked(trace, _BOUNDARY.match))
+    boundaries = np.flatnonzero(marked(trace, _BOUNDARY))
     place = np.searchsorted(boundaries, forward)
     part = _numbered(place, trace.thread[forward].astype(np.int64))
     # Parts of which nothing was used match whole, of others the stretches that are long enough.
@@ -224,12 +226,13 @@ def _recorded(trace: Trace) -> tuple[Ints, Ints, Ints]:
     writes it where grad mode is on, whether or not a node is made.
     """
     nothing = np.zeros(0, np.int64)
+    layers = trace.is_kind(Kind.OP) & named(trace, LAYER)
+    some = np.flatnonzero(layers)
+    if not (_numbers(trace, some[:: 1 + len(some) // _SAMPLE]) >= 0).any():
+        return nothing, nothing, nothing
     rows = calls(trace)
     rows = rows[~engine_steps(trace)[rows]]
-    at = np.flatnonzero(trace.names_where(LAYER.match)[rows])
-    some = rows[at[:: max(1, len(at) // _SAMPLE)]]
-    if not (_numbers(trace, some) >= 0).any():
-        return nothing, nothing, nothing
+    at = np.flatnonzero(layers[rows])
     number = _numbers(trace, rows[at])
     at, number = at[number >= 0], number[number >= 0]
     after = _numbers_after(trace, rows, at)
@@ -257,7 +260,7 @@ def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> Ints:
 def _steps(trace: Trace) -> Ints:
     """The autograd engine's steps that ran a node which an operator has made."""
     rows = calls(trace)
-    gradients = trace.names_where(lambda name: name.endswith("::AccumulateGrad"))
+    gradients = named(trace, _GRADIENT)
     return rows[engine_steps(trace)[rows] & ~gradients[rows]]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.levels import compiled
+from pytest_torchprof.rules.levels import compiled, named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
 
 if TYPE_CHECKING:
@@ -61,15 +61,15 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
             nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64))
     """
     ops = trace.is_kind(Kind.OP)
-    norms = np.flatnonzero(ops & trace.names_where(_NORM.match))
-    is_convolution = ops & trace.names_where(_CONVOLUTION.match)
+    norms = np.flatnonzero(ops & named(trace, _NORM))
+    is_convolution = ops & named(trace, _CONVOLUTION)
     convolutions = np.flatnonzero(is_convolution & trace.selection)
     convolutions = convolutions[~nesting.below(is_convolution, trace.parent, convolutions)]
     convolutions = convolutions[~compiled(trace, convolutions)]
     if not len(norms) or not len(convolutions):
         return NO_MATCHES
     after = _next_call(trace, convolutions)
-    counts = (after >= 0) & trace.names_where(_COUNTER.match)[after]
+    counts = (after >= 0) & named(trace, _COUNTER)[after]
     counts[counts] = [_is_count(args) for args in trace.operands(after[counts])]
     norm = after.copy()
     norm[counts] = _next_call(trace, after[counts])

@@ -12,17 +12,34 @@ from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.tree import outermost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
 
 #: A step of the autograd engine, with the node that it runs; before torch 1.9 just the node.
 BACKWARD = r"autograd::engine::evaluate_function: |torch::autograd::\w+$|\w+Backward\d*$"
+_ENGINE = re.compile(BACKWARD)
 #: torch's annotation around a fetch of a DataLoader, with workers or without.
 FETCH = "enumerate(DataLoader)#"
 #: torch.compile at work: it runs operators on tensors that hold nothing.
 _COMPILING = re.compile(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
+
+
+#: Whether a name begins with a match, by expression, for all traces of the process.
+_VERDICTS: dict[re.Pattern[str], dict[str, bool]] = {}
+_MOST_NAMES = 100_000
+
+
+def named(trace: Trace, pattern: re.Pattern[str]) -> Bools:
+    """Events whose name begins with a match; each name is looked at once in a process."""
+    known = _VERDICTS.setdefault(pattern, {})
+    if len(known) > _MOST_NAMES:
+        known.clear()
+    try:
+        verdicts = [known[name] for name in trace.names]
+    except KeyError:
+        known.update((name, pattern.match(name) is not None) for name in trace.names)
+        verdicts = [known[name] for name in trace.names]
+    return np.array(verdicts, bool)[trace.name]
 
 
 def calls(trace: Trace) -> Ints:
@@ -42,20 +59,24 @@ def _calls(trace: Trace) -> Ints:
 
 def compiled(trace: Trace, rows: Ints) -> Bools:
     """Which of these events happened while torch compiled something."""
-    compiling = trace.is_kind(Kind.ANNOTATION) & trace.names_where(_COMPILING.match)
+    compiling = trace.is_kind(Kind.ANNOTATION) & named(trace, _COMPILING)
     if not compiling.any():
         return np.zeros(len(rows), bool)
     return nesting.below(compiling, trace.parent, rows)
 
 
-def marked(trace: Trace, predicate: Callable[[str], object]) -> Bools:
-    """Annotations whose name satisfies the predicate; some versions write them as operators."""
-    return trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(predicate)
+def marked(trace: Trace, pattern: re.Pattern[str]) -> Bools:
+    """Annotations whose name begins with a match; some versions write them as operators."""
+    return trace.is_kind(Kind.ANNOTATION, Kind.OP) & named(trace, pattern)
 
 
 def engine_steps(trace: Trace) -> Bools:
     """The autograd engine's steps."""
-    return trace.is_kind(Kind.OP) & trace.names_where(re.compile(BACKWARD).match)
+    return trace.once(_engine_steps)
+
+
+def _engine_steps(trace: Trace) -> Bools:
+    return trace.is_kind(Kind.OP) & named(trace, _ENGINE)
 
 
 def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:

@@ -13,7 +13,7 @@ from pytest_torchprof import nesting
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import STEP, Kind
 from pytest_torchprof.rules.gradients import LAYER
-from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls, marked
+from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls, marked, named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 
 if TYPE_CHECKING:
@@ -99,15 +99,15 @@ class _Loop:
 
 def _sequence(trace: Trace, repeats: int) -> _Sequence | None:
     """The calls of the measured code, in order; None if too few of them are selects or slices."""
-    is_index = trace.is_kind(Kind.OP) & trace.names_where(_INDEX.match) & trace.selection
+    is_index = trace.is_kind(Kind.OP) & named(trace, _INDEX) & trace.selection
     if np.count_nonzero(is_index) < repeats:
         return None
     rows = calls(trace)
     if np.count_nonzero(is_index[rows]) < repeats:
         return None
-    boundary = marked(trace, _BOUNDARY.match)
+    boundary = marked(trace, _BOUNDARY)
     fetch = boundary & trace.names_where(lambda name: name.startswith(FETCH))
-    rows = rows[trace.selection[rows] & ~(boundary | trace.names_where(_PARTS.match))[rows]]
+    rows = rows[trace.selection[rows] & ~(boundary | named(trace, _PARTS))[rows]]
     rows = rows[~nesting.below(fetch, trace.parent, rows)]
     indexes = np.flatnonzero(is_index[rows])
     if len(indexes) < repeats:

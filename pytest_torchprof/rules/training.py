@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.levels import engine_steps, frames_around, marked
+from pytest_torchprof.rules.levels import engine_steps, frames_around, marked, named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import rows_of
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: torch's annotation around each fetch of a DataLoader without workers.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter._profile_name``.
 _SYNC_FETCH = r"enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__"
+
+_FETCH: Final = re.compile(_SYNC_FETCH + "$")
 
 
 @rule(
@@ -52,7 +54,7 @@ def sync_dataloader(trace: Trace) -> Matches:
             for batch in DataLoader(dataset, batch_size=32, num_workers=4):
                 step(batch)
     """
-    fetches = marked(trace, re.compile(_SYNC_FETCH + "$").match) & trace.selection
+    fetches = marked(trace, _FETCH) & trace.selection
     rows = np.flatnonzero(fetches)
     rows = rows[~nesting.below(fetches, trace.parent, rows)]
     return Matches(rows, "a DataLoader without workers loads in this process")
@@ -81,6 +83,10 @@ _BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
 _STEP: Final = re.compile(r"Optimizer\.step#(\w+)\.step$")
 _SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
 _TOGETHER: Final = re.compile(r"aten::_(foreach|fused)_")
+_COUNTED: Final = re.compile(
+    "|".join(rf"{name}$" for pair in _UPDATES.values() for name in pair if name)
+    + f"|{_TOGETHER.pattern}"
+)
 
 
 @rule(
@@ -113,14 +119,11 @@ def single_tensor_optimizer(trace: Trace, *, parameters: float) -> Matches:
 
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     """
-    steps = np.flatnonzero(marked(trace, _STEP.match) & trace.selection)
+    steps = np.flatnonzero(marked(trace, _STEP) & trace.selection)
     if not len(steps):
         return NO_MATCHES
     classes = _classes(trace, steps)
-    counted = {name for update in _UPDATES.values() for name in update if name}
-    inside = trace.is_kind(Kind.OP) & trace.names_where(
-        lambda name: name in counted or _TOGETHER.match(name)
-    )
+    inside = trace.is_kind(Kind.OP) & named(trace, _COUNTED)
     rows = np.flatnonzero(inside)
     step = np.searchsorted(steps, trace.parent[rows])
     step[step == len(steps)] = 0

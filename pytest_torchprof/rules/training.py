@@ -1,20 +1,29 @@
-"""Rules about training loops: loaders, optimizers, gradients."""
+"""Rules about training loops: loaders and optimizers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.rule import Matches, rule
+from pytest_torchprof.rules.levels import engine_steps, frames_around, marked, named
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.tree import rows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
 
 #: torch's annotation around each fetch of a DataLoader without workers.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter._profile_name``.
 _SYNC_FETCH = r"enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__"
+
+_FETCH: Final = re.compile(_SYNC_FETCH + "$")
 
 
 @rule(
@@ -27,7 +36,7 @@ def sync_dataloader(trace: Trace) -> Matches:
 
     What it does
         Counts the fetches of a ``DataLoader`` that has no workers, the one that finds the loader
-        exhausted included.
+        exhausted included. A loader that reads from another one is one loader.
 
     Why it is slow
         Reading, decoding and collating a batch takes place between two steps: nothing else runs
@@ -45,6 +54,133 @@ def sync_dataloader(trace: Trace) -> Matches:
             for batch in DataLoader(dataset, batch_size=32, num_workers=4):
                 step(batch)
     """
-    fetches = trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.selection
-    fetches &= trace.names_where(lambda name: "#_SingleProcessDataLoaderIter." in name)
-    return Matches(np.flatnonzero(fetches), "a DataLoader without workers loads in this process")
+    fetches = marked(trace, _FETCH) & trace.selection
+    rows = np.flatnonzero(fetches)
+    rows = rows[~nesting.below(fetches, trace.parent, rows)]
+    return Matches(rows, "a DataLoader without workers loads in this process")
+
+
+# ------------------------------------------------------------------------------------ optimizers
+
+#: The operator of the loops over single parameters that runs once for each, and one whose calls
+#: are to be taken off, by torch's class; of classes that have a foreach or a fused form.
+#: Source: the functions ``_single_tensor_…`` in torch/optim, 1.8 to 2.13.
+_UPDATES: Final[Mapping[str, tuple[str, str | None]]] = {
+    "ASGD": ("aten::mul_", "aten::sub"),  # the second mul_ is of the average
+    "Adadelta": ("aten::div_", None),
+    "Adafactor": ("aten::rsqrt_", None),
+    "Adagrad": ("aten::addcmul_", None),
+    "Adam": ("aten::addcdiv_", None),
+    "AdamW": ("aten::addcdiv_", None),
+    "Adamax": ("aten::addcdiv_", None),
+    "NAdam": ("aten::addcmul_", None),
+    "RAdam": ("aten::addcmul_", None),
+    "RMSprop": ("aten::addcmul_", None),
+    "Rprop": ("aten::clamp_", None),
+    "SGD": ("aten::add_", "aten::mul_"),  # the second add_ is of the momentum
+}
+_BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
+_STEP: Final = re.compile(r"Optimizer\.step#(\w+)\.step$")
+_SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
+_TOGETHER: Final = re.compile(r"aten::_(foreach|fused)_")
+_COUNTED: Final = re.compile(
+    "|".join(rf"{name}$" for pair in _UPDATES.values() for name in pair if name)
+    + f"|{_TOGETHER.pattern}"
+)
+
+
+@rule(
+    "single-tensor-optimizer",
+    fix="pass fused=True, or foreach=True, to the optimizer",
+    triggers=r"Optimizer\.step#",
+    parameters=Threshold(2, "1", "one parameter has nothing to be grouped with"),
+)
+def single_tensor_optimizer(trace: Trace, *, parameters: float) -> Matches:
+    """An optimizer updates its parameters one by one, though it has a form for all at once.
+
+    What it does
+        Counts the steps of torch's optimizers (those that take ``foreach`` or ``fused``) which
+        updated at least ``parameters`` (2) parameters in a loop. It tells by the operators within
+        torch's annotation of the step; for classes that it does not know, such as subclasses, by
+        torch's own functions where the trace has Python frames. Updates with sparse gradients do
+        not count, they have no other form.
+
+    Why it is slow
+        Each parameter takes several small operators, each a launch of its own, where a few would do
+        for all. On the CPU, the default is this loop.
+
+    Example
+        .. code:: python
+
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    Use instead
+        .. code:: python
+
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    """
+    steps = np.flatnonzero(marked(trace, _STEP) & trace.selection)
+    if not len(steps):
+        return NO_MATCHES
+    classes = _classes(trace, steps)
+    inside = trace.is_kind(Kind.OP) & named(trace, _COUNTED)
+    rows = np.flatnonzero(inside)
+    step = np.searchsorted(steps, trace.parent[rows])
+    step[step == len(steps)] = 0
+    mine = (steps[step] == trace.parent[rows]) & (trace.ts[rows] >= _loss_end(trace, steps)[step])
+    rows, step = rows[mine], step[mine]
+    calls: dict[str, Ints] = {}
+    for number in np.unique(trace.name[rows]).tolist():
+        name = trace.names[number]
+        found = trace.name[rows] == number
+        if name == "aten::add_":
+            found &= ~_is_sparse(trace, rows)
+        calls[name] = np.bincount(step[found], minlength=len(steps))
+    together = sum((n for name, n in calls.items() if _TOGETHER.match(name)), np.zeros(1, np.int64))
+    none = np.zeros(len(steps), np.int64)
+    events, messages = [], []
+    for at, known in enumerate(classes):
+        if known is None or np.broadcast_to(together, len(steps))[at]:
+            continue
+        once, off = _UPDATES[known]
+        count = calls.get(once, none)[at] - calls.get(off or "", none)[at]
+        if count >= parameters:
+            shown = _STEP.match(trace.names[trace.name[steps[at]]])
+            events.append(int(steps[at]))
+            messages.append(f"{shown and shown[1]} updates {count} parameters one by one")
+    return Matches(np.array(events, np.int64), messages)
+
+
+def _classes(trace: Trace, steps: Ints) -> list[str | None]:
+    """Torch's class of each step, None for one that is not torch's."""
+    names = [trace.names[number] for number in trace.name[steps].tolist()]
+    found = [match[1] if (match := _STEP.match(name)) else "" for name in names]
+    classes = [name if name in _UPDATES else None for name in found]
+    if None not in classes or not trace.is_kind(Kind.PYTHON).any():
+        return classes
+    # Python frames say which function of torch ran, whatever the class is called.
+    updates = rows_of(trace, *{once for once, _ in _UPDATES.values()})
+    updates = updates[np.isin(trace.parent[updates], steps)]
+    frames = frames_around(trace, _SINGLE, updates)
+    for row, frame in zip(updates.tolist(), frames.tolist(), strict=True):
+        at = int(np.searchsorted(steps, trace.parent[row]))
+        if frame >= 0 and classes[at] is None:
+            function = _SINGLE.search(trace.names[trace.name[frame]])
+            classes[at] = _BY_FUNCTION.get(function[1] if function else "")
+    return classes
+
+
+def _loss_end(trace: Trace, steps: Ints) -> Ints:
+    """When the updates of each step begin: after its closure's backward pass, if it has one."""
+    engine = np.flatnonzero(engine_steps(trace))
+    start, end = trace.ts[steps], trace.ts[steps] + trace.dur[steps]
+    if not len(engine):
+        return start
+    last = engine[np.maximum(np.searchsorted(trace.ts[engine], end) - 1, 0)]
+    return np.where(trace.ts[last] < end, np.maximum(trace.ts[last], start), start)
+
+
+def _is_sparse(trace: Trace, rows: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which in-place additions are of a sparse tensor: they call the form with an output."""
+    inner = rows_of(trace, "aten::add")
+    return np.isin(rows, trace.parent[inner])

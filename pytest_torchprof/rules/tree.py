@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,10 @@ from pytest_torchprof.events import Kind
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
+
+
+#: torch's own annotations, which it wrote as operators in 2021.
+_ANNOTATION = re.compile(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#")
 
 
 def rows_of(trace: Trace, *names: str) -> Ints:
@@ -33,7 +38,7 @@ def outermost(trace: Trace) -> Bools:
 
 
 def _outermost(trace: Trace) -> Bools:
-    ops = trace.is_kind(Kind.OP)
+    ops = trace.is_kind(Kind.OP) & ~trace.names_where(_ANNOTATION.match)
     inside = np.zeros(len(trace), bool)
     above = trace.parent.copy()
     todo = np.flatnonzero(ops & (above >= 0))

@@ -1,0 +1,166 @@
+"""Rules about layers that do not go together."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchprof import nesting
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.levels import compiled, named
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
+
+if TYPE_CHECKING:
+    from pytest_torchprof.arguments import OpArgs
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+_CONVOLUTION: Final = re.compile(r"aten::(conv([123]d|_transpose[123]d)|_?convolution)(\.\w+)?$")
+_NORM: Final = re.compile(
+    r"aten::(batch_norm|_batch_norm_impl_index|_?native_batch_norm(_legit)?|cudnn_batch_norm"
+    r"|miopen_batch_norm|_batch_norm_with_update|batch_norm_stats)$|SyncBatchNorm$"
+)
+#: Of these, no flag says whether they train: they always do.
+_ALWAYS_TRAINS: Final = re.compile(r"aten::(_batch_norm_with_update|batch_norm_stats)$|SyncBatch")
+#: How a ``BatchNorm`` module counts its batches, only when it trains, between the two.
+_COUNTER: Final = re.compile(r"aten::add_?$")
+#: Part of a convolution's time that its bias costs: it is added, and its gradient summed.
+_PART: Final = 20
+
+
+@rule(
+    "conv-bias-batchnorm",
+    fix="give the convolution bias=False: the batch norm has a bias of its own",
+    triggers=_NORM.pattern,
+    needs="shapes",
+)
+def conv_bias_batchnorm(trace: Trace) -> Matches:
+    """A convolution adds a bias that the batch norm after it subtracts at once.
+
+    What it does
+        Counts convolutions with a bias whose result goes directly into a batch norm that trains
+        (uses the statistics of the batch): the next operator that the same code calls, on a tensor
+        of that shape. In evaluation the bias is not redundant. Old traces that do not say whether
+        the norm trains match where its module counted the batch.
+
+    Why it is slow
+        A batch norm subtracts the mean of each channel, and so the bias: adding it, its gradient,
+        and its optimizer state are for nothing.
+
+    Example
+        .. code:: python
+
+            nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64))
+
+    Use instead
+        .. code:: python
+
+            nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64))
+    """
+    ops = trace.is_kind(Kind.OP)
+    norms = np.flatnonzero(ops & named(trace, _NORM))
+    is_convolution = ops & named(trace, _CONVOLUTION)
+    convolutions = np.flatnonzero(is_convolution & trace.selection)
+    convolutions = convolutions[~nesting.below(is_convolution, trace.parent, convolutions)]
+    convolutions = convolutions[~compiled(trace, convolutions)]
+    if not len(norms) or not len(convolutions):
+        return NO_MATCHES
+    after = _next_call(trace, convolutions)
+    counts = (after >= 0) & named(trace, _COUNTER)[after]
+    counts[counts] = [_is_count(args) for args in trace.operands(after[counts])]
+    norm = after.copy()
+    norm[counts] = _next_call(trace, after[counts])
+    pairs = np.flatnonzero((norm >= 0) & np.isin(norm, norms))
+    events, messages = [], []
+    wide, narrow = trace.operands(convolutions[pairs]), trace.operands(norm[pairs])
+    for at, conv, bn in zip(pairs.tolist(), wide, narrow, strict=True):
+        row, channels = int(convolutions[at]), _bias(conv)
+        name = trace.names[trace.name[row]]
+        trains = _trains(trace.names[trace.name[norm[at]]], bn, counted=bool(counts[at]))
+        if channels and trains and _fits(conv, bn, channels, transposed="transpose" in name):
+            events.append(row)
+            messages.append(f"{name} adds a bias of {channels} channels before a batch norm")
+    rows = np.array(events, np.int64)
+    return Matches(rows, messages, cost_ns=trace.dur[rows] // _PART)
+
+
+def _next_call(trace: Trace, rows: Ints) -> Ints:
+    """The operator that the same code calls next, on the same thread; -1 for none."""
+    thread, enclosing = trace.thread, _enclosing(trace, rows)
+    ops = np.flatnonzero(trace.is_kind(Kind.OP))
+    end = trace.ts[rows] + trace.dur[rows]
+    found = np.full(len(rows), -1, np.int64)
+    # The next that begins after the end is the one, unless it is on another thread: rarely.
+    at = np.searchsorted(trace.ts[ops], end)
+    todo = np.arange(len(rows))
+    while len(todo := todo[at[todo] < len(ops)]):
+        there = ops[at[todo]]
+        hit = thread[there] == thread[rows[todo]]
+        found[todo[hit]] = there[hit]
+        todo = todo[~hit]
+        at[todo] += 1
+    known = np.flatnonzero(found >= 0)
+    found[known[_enclosing(trace, found[known]) != enclosing[known]]] = -1
+    return found
+
+
+def _enclosing(trace: Trace, rows: Ints) -> Ints:
+    """The innermost operator around each event, whatever annotations are between; -1 for none."""
+    ops = trace.is_kind(Kind.OP)
+    at = trace.parent[rows]
+    todo = np.flatnonzero(at >= 0)
+    while len(todo := todo[~ops[at[todo]]]):
+        at[todo] = trace.parent[at[todo]]
+        todo = todo[at[todo] >= 0]
+    return at
+
+
+def _is_count(args: OpArgs) -> bool:
+    """Whether it is an addition to a number, as of batches."""
+    dims, types = decode_part(args.dims), decode_part(args.types)
+    return bool(dims) and dims[0] == [] and (not types or types[0].startswith("long"))
+
+
+def _bias(conv: OpArgs) -> int:
+    """Channels of the convolution's bias; 0 if it has none."""
+    dims = decode_part(conv.dims) or []
+    bias = dims[2] if len(dims) > 2 else []
+    return bias[0] if len(bias) == 1 and isinstance(bias[0], int) else 0
+
+
+def _trains(name: str, norm: OpArgs, *, counted: bool) -> bool:
+    if _ALWAYS_TRAINS.match(name):
+        return True
+    flags = [part for part in decode_part(norm.concrete) or [] if part in {"True", "False"}]
+    return flags[0] == "True" if flags else counted
+
+
+def _fits(conv: OpArgs, norm: OpArgs, channels: int, *, transposed: bool) -> bool:
+    """Whether the norm's input has the shape of the convolution's result."""
+    source, result = (_first(decode_part(args.dims)) for args in (conv, norm))
+    if len(source) != len(result) or len(result) < 2:
+        return False
+    if [result[0], result[1]] != [source[0], channels]:
+        return False
+    size = None if transposed else _size(conv, source)
+    return size is None or size == result[2:]
+
+
+def _first(dims: Any) -> list[int]:
+    found = dims[0] if dims else []
+    return found if all(isinstance(n, int) for n in found) else []
+
+
+def _size(conv: OpArgs, source: list[int]) -> list[int] | None:
+    """Height, width … of a convolution's result; None where the trace does not say all of it."""
+    concrete = decode_part(conv.concrete) or []
+    parts = [decode_part(part.encode()) for part in concrete[3:6]]
+    kernel = (decode_part(conv.dims) or [[], []])[1][2:]
+    known = len(parts) == 3 and all(isinstance(p, list) and len(p) == len(kernel) for p in parts)
+    if not known or "True" in concrete[6:7]:  # of aten::convolution: transposed
+        return None
+    rows = zip(source[2:], kernel, *parts, strict=True)
+    return [(n + 2 * pad - step * (k - 1) - 1) // stride + 1 for n, k, stride, pad, step in rows]

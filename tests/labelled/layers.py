@@ -1,0 +1,226 @@
+"""Labelled examples of the rules about layers."""
+
+from __future__ import annotations
+
+import torch
+from labelled.case import Examples
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from trace_builder import TraceBuilder
+
+EXAMPLES = Examples()
+
+
+def forward(*layers, batch=None):
+    """A forward pass of these layers, one after the other."""
+    model = nn.Sequential(*layers)
+    batch = torch.rand(2, 3, 6, 6) if batch is None else batch
+
+    @torch.no_grad()
+    def run():
+        return model(batch)  # <- here
+
+    return run
+
+
+def normalised(convolution, between, norm, batch=None):
+    """A forward pass written by hand; ``between`` comes between the two."""
+    batch = torch.rand(2, 3, 6, 6) if batch is None else batch
+
+    @torch.no_grad()
+    def run():
+        return norm(between(convolution(batch)))  # <- here
+
+    return run
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_convolution_and_its_norm():
+    return forward(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def in_training():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    batch = torch.rand(2, 3, 6, 6)
+    return lambda: model(batch).sum().backward()  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def in_one_dimension():
+    return forward(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), batch=torch.rand(2, 3, 6))
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def in_three_dimensions():
+    return forward(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4), batch=torch.rand(2, 3, 4, 4, 4))
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_transposed_convolution():
+    return forward(nn.ConvTranspose2d(3, 4, 3, stride=2), nn.BatchNorm2d(4))
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def strides_dilation_and_groups():
+    convolution = nn.Conv2d(4, 8, 3, stride=2, padding=2, dilation=2, groups=2)
+    return forward(convolution, nn.BatchNorm2d(8), batch=torch.rand(2, 4, 9, 9))
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def padding_in_words():
+    return forward(nn.Conv2d(3, 4, 3, padding="same"), nn.BatchNorm2d(4))
+
+
+@EXAMPLES.positive("conv-bias-batchnorm", 2)
+def two_of_three_blocks():
+    return forward(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 1),
+        nn.BatchNorm2d(3),
+    )
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def statistics_that_are_not_tracked():
+    return forward(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False).eval())
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def functions_instead_of_modules():
+    weight, bias = torch.rand(4, 3, 3, 3), torch.rand(4)
+    norm = lambda x: F.batch_norm(x, None, None, training=True)
+    return normalised(lambda x: F.conv2d(x, weight, bias), nn.Identity(), norm)  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def under_autocast():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    batch = torch.rand(2, 3, 6, 6)
+
+    @torch.no_grad()
+    def run():
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(batch)  # <- here
+
+    return run
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def an_annotation_around_each():
+    convolution, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+    batch = torch.rand(2, 3, 6, 6)
+
+    @torch.no_grad()
+    def run():
+        with torch.profiler.record_function("convolution"):
+            hidden = convolution(batch)  # <- here
+        with torch.profiler.record_function("norm"):
+            return norm(hidden)
+
+    return run
+
+
+def old_trace(*, counts, bias=True):
+    """What torch 1.10 wrote on a device: shapes and no values."""
+    trace = TraceBuilder("Tesla V100")
+    dims = [[2, 3, 6, 6], [4, 3, 3, 3], [4] if bias else [], [], [], [], []]
+    with trace.op("aten::conv2d", args={"Input Dims": dims}):  # noqa: SIM117 - as they nest
+        with trace.op("aten::cudnn_convolution", args={"Input Dims": dims[:2]}):
+            trace.launch("implicit_convolve_sgemm")
+    if counts:
+        types = ["long int", "long int", "Scalar"]
+        trace.op("aten::add_", args={"Input Dims": [[], [], []], "Input type": types})
+    norm = [[2, 4, 4, 4], [4], [4], [4], [4], [], [], [], []]
+    with trace.op("aten::batch_norm", args={"Input Dims": norm}):  # noqa: SIM117 - as they nest
+        with trace.op("aten::cudnn_batch_norm", args={"Input Dims": norm[:8]}):
+            trace.launch("bn_fw_tr_1C11_kernel_NCHW")
+    return trace
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def an_old_trace_whose_norm_counts_batches():
+    return old_trace(counts=True)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_old_trace_that_does_not_say():
+    return old_trace(counts=False)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_old_trace_without_a_bias():
+    return old_trace(counts=True, bias=False)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def no_bias():
+    return forward(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def no_norm():
+    return forward(nn.Conv2d(3, 4, 3), nn.ReLU())
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def in_evaluation():
+    return forward(nn.Conv2d(3, 4, 3).eval(), nn.BatchNorm2d(4).eval())
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_activation_between():
+    return forward(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def dropout_between():
+    return forward(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.1), nn.BatchNorm2d(4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def pooling_between():
+    return forward(nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.BatchNorm2d(4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_sum_with_the_input_between():
+    convolution, norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+    return normalised(convolution, lambda x: x + 1, norm)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_instance_norm():
+    return forward(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_group_norm():
+    return forward(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_linear_layer():
+    return forward(nn.Linear(3, 4), nn.BatchNorm1d(4), batch=torch.rand(5, 3))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def the_norm_before_the_convolution():
+    return forward(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def the_norm_of_another_tensor():
+    convolution, norm = nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)
+    batch = torch.rand(2, 3, 6, 6)
+
+    @torch.no_grad()
+    def run():
+        return convolution(batch), norm(batch)
+
+    return run

@@ -1,0 +1,326 @@
+"""Labelled examples of the rules about loops."""
+
+from __future__ import annotations
+
+import torch
+from labelled.case import Examples
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from trace_builder import TraceBuilder
+
+EXAMPLES = Examples()
+
+# ------------------------------------------------------------------------------ for-loop-indexing
+
+
+def filling(count):
+    x = torch.ones(count, 4)
+
+    def loop():
+        for i in range(count):
+            x[i] = i  # <- here
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def rows_that_are_filled():
+    return filling(100)
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def exactly_ten_rows():
+    return filling(10)
+
+
+@EXAMPLES.positive("for-loop-indexing", repeats=5)
+def five_rows_with_a_lower_threshold():
+    return filling(5)
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def nine_rows():
+    return filling(9)
+
+
+@EXAMPLES.near_miss("for-loop-indexing", repeats=101)
+def rows_with_a_higher_threshold():
+    return filling(100)
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def rows_that_are_added_up():
+    x = torch.ones(20, 4)
+
+    def loop():
+        y = 0
+        for i in range(20):
+            y += x[i]  # <- here
+        return y
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def rows_that_are_made_from_others():
+    x = torch.ones(20, 4)
+
+    def loop():
+        for i in range(20):
+            x[i, :] = torch.arange(4) + i  # <- here
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def columns():
+    x = torch.ones(4, 20)
+    return lambda: [x[:, i].sum() for i in range(20)]  # <- here
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def windows():
+    x = torch.ones(20)
+    return lambda: torch.stack([x[i : i + 3].mean() for i in range(17)])  # <- here
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def numbers_that_are_read():
+    x = torch.rand(12)
+    return lambda: [x[i].item() for i in range(12)]  # <- here
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def two_tensors():
+    a, b, out = torch.rand(12, 4), torch.rand(12, 4), torch.zeros(12)
+
+    def loop():
+        for i in range(12):
+            out[i] = a[i].dot(b[i])  # <- here
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def elements_of_a_matrix():
+    x = torch.rand(3, 15)
+
+    def loop():
+        for i in range(3):
+            for j in range(15):
+                x[i, j] *= 2  # <- here
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def rows_in_a_drawn_order():
+    x, order = torch.rand(16, 4), [*range(1, 16, 2), *range(0, 16, 2)]
+
+    def loop():
+        total = torch.zeros(4)
+        for i in order:
+            total += x[i] ** 2  # <- here
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing", 2)
+def two_loops():
+    x = torch.ones(12, 4)
+
+    def loops():
+        for i in range(12):
+            x[i].mul_(2)  # <- here
+        x.exp_()
+        for i in range(12):
+            x[i].add_(1)  # <- here
+
+    return loops
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def a_recurrence_over_time():
+    cell, x = nn.RNNCell(3, 4), torch.rand(12, 2, 3)
+
+    @torch.no_grad()
+    def loop():
+        h = torch.zeros(2, 4)
+        for t in range(12):
+            h = cell(x[t], h)  # <- here
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def samples_one_by_one_through_a_model():
+    model, x = nn.Linear(3, 2), torch.rand(12, 3)
+
+    @torch.inference_mode()
+    def loop():
+        return [model(x[i]).relu() for i in range(12)]  # <- here
+
+    return loop
+
+
+def old_loop(count, *, more=0):
+    """What torch 1.10 wrote on a device: shapes and no indexes."""
+    trace = TraceBuilder("Tesla V100")
+    for _ in range(count):
+        index = {"Input Dims": [[12, 4], [], []], "Input type": ["float", "Scalar", "Scalar"]}
+        with trace.op("aten::select", args=index):
+            trace.op("aten::as_strided", args={"Input Dims": [[12, 4], [], [], []]})
+        for _ in range(1 + more):
+            with trace.op("aten::add_", args={"Input Dims": [[4], [4], []]}):
+                trace.launch("vectorized_elementwise_kernel")
+    return trace
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def an_old_trace_without_indexes():
+    return old_loop(12)
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def an_old_trace_with_a_long_body():
+    return old_loop(12, more=8)
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def no_index():
+    x = torch.ones(4, 4)
+
+    def loop():
+        y = torch.ones(4, 4)
+        for _ in range(20):
+            y = (y @ x).tanh()
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def rows_that_are_unbound():
+    x = torch.rand(20, 4)
+    return lambda: [row.sum() for row in x]
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def chunks():
+    x = torch.rand(20, 4)
+    return lambda: [part.sum() for part in x.split(1)]
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def the_last_position_of_each_step():
+    x, w = torch.rand(2, 5, 4), torch.rand(4, 4)
+
+    def decode():
+        for _ in range(12):
+            (x @ w)[:, -1].argmax(-1)
+
+    return decode
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def tokens_written_into_a_buffer():
+    words, head = nn.Embedding(8, 4), nn.Linear(4, 8)
+
+    @torch.inference_mode()
+    def decode():
+        tokens = torch.zeros(1, 16, dtype=torch.long)
+        for i in range(15):
+            hidden = words(tokens[:, : i + 1]).cumsum(1)
+            tokens[:, i + 1] = head(hidden)[:, -1].argmax(-1)
+
+    return decode
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_tensor_that_is_printed():
+    x = torch.rand(20, 3)
+    return lambda: repr(x)
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def parts_of_each_layer():
+    layers = [nn.Linear(4, 12) for _ in range(12)]
+    x = torch.rand(2, 4)
+
+    @torch.no_grad()
+    def forward():
+        y = x
+        for layer in layers:
+            qkv = layer(y)
+            q, k, v = qkv[:, :4], qkv[:, 4:8], qkv[:, 8:]
+            y = torch.softmax(q * k, -1) * v
+        return y
+
+    return forward
+
+
+@EXAMPLES.near_miss("for-loop-indexing", also="sync-dataloader")
+def items_of_a_loader():
+    loader = DataLoader(TensorDataset(torch.rand(24, 3)), batch_size=12)
+    return lambda: [batch.sum() for (batch,) in loader]
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def batches_that_are_sliced_for_training():
+    model, x = nn.Linear(3, 2), torch.rand(24, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def epoch():
+        for start in range(0, 24, 2):
+            model(x[start : start + 2]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return epoch
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def batches_that_are_sliced_for_inference():
+    model, x = nn.Linear(3, 2), torch.rand(24, 3)
+
+    @torch.inference_mode()
+    def predict():
+        return [model(x[start : start + 2]) for start in range(0, 24, 2)]
+
+    return predict
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def the_first_row_of_many_tensors():
+    tensors = [torch.rand(3, 4) for _ in range(20)]
+    return lambda: [tensor[0].sum() for tensor in tensors]
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def bodies_that_differ():
+    x = torch.rand(20, 4)
+
+    def loop():
+        for i in range(20):
+            row = x[i]
+            for _ in range(i % 4):
+                row = row.exp()
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing", operators=2)
+def a_body_longer_than_the_threshold():
+    x = torch.rand(20, 4)
+    return lambda: [x[i].exp().sum() for i in range(20)]
+
+
+@EXAMPLES.positive("for-loop-indexing", operators=3)
+def a_body_as_long_as_the_threshold():
+    x = torch.rand(20, 4)
+    return lambda: [x[i].exp().sum() for i in range(20)]  # <- here
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def all_at_once():
+    x, index = torch.rand(20, 4), torch.arange(0, 20, 2)
+    return lambda: x[index].sum(0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.rules.calls import called, in_backward, shown, sizes, step_of
+from pytest_torchprof.rules.autocast import WEIGHTS, gradients, recast
+from pytest_torchprof.rules.calls import called, in_backward, shown, sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.runs import Finder, Run, by_kind, held
 from pytest_torchprof.rules.sources import Source
@@ -25,11 +26,6 @@ _CAST = frozenset({"aten::_to_copy", "aten::to", "aten::type_as"})
 _COPY = frozenset({"aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten"}) | {
     "aten::ravel"
 }
-#: Operators that autocast makes cast, to where their weight and bias stand.
-_WEIGHTS = {"aten::linear": (1, 2), "aten::addmm": (0, 2), "aten::mm": (1,), "aten::matmul": (1,)}
-_WEIGHTS |= {f"aten::conv{kind}": (1, 2) for kind in ("1d", "2d", "3d", "olution")}
-_WEIGHTS |= {f"aten::conv_transpose{i}d": (1, 2) for i in (1, 2, 3)}
-_GRAD = "torch::autograd::AccumulateGrad"
 
 
 @rule(
@@ -51,9 +47,10 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
         thus left alone, and so is a cast of as many parameters as get a gradient in that step.
         Casting there and directly back counts. Counted are the casts after the first.
 
-        Under autocast only weights count, and only where its cache does not hold them: each is
-        cast ``repeats`` times as often as it gets a gradient, or, where there are none, as often
-        as copies are alive at once (of which a trace without memory says nothing).
+        Under autocast only weights count, where they are cast ``repeats`` times as often as they
+        get a gradient; or, where there are none, as often as there are copies in its cache at once,
+        or for one and the same input (for which memory must be recorded). Layers of one shape that
+        each cast their own weight once are thus left alone.
         One tensor cast over and over cannot be told from several that were made before the step
         and are cast one by one. Tensors of one element, and the casts that operators, backward
         passes, optimizers and loaders make within themselves, are left out.
@@ -81,7 +78,7 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
         return NO_MATCHES
     top, owner = _chain(trace, rows, _CAST)
     explicit = called(trace)[top]
-    wrapped = ~explicit & (owner >= 0) & _named(trace, owner, _WEIGHTS)
+    wrapped = ~explicit & (owner >= 0) & _named(trace, owner, WEIGHTS)
     wrapped[wrapped] = ~in_backward(trace, rows[wrapped])
     keep = explicit | wrapped
     rows, top, owner, explicit = rows[keep], top[keep], owner[keep], explicit[keep]
@@ -92,14 +89,15 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
         if kind[group[0]] < 0 or not explicit[group[0]]:
             continue
         source = kinds[kind[group[0]]]
-        params = _gradients(trace, rows[group[0]], source)
+        params = gradients(trace, rows[group[0]], source)
         if len(group) < least * params:
             continue
         runs = finder.runs(top[group], rows[group], source, least)
         out += [(run.tops[1:], source) for run in runs if _thrown_away(trace, run, least)]
-    chosen = np.flatnonzero(~explicit & (kind >= 0))
-    for some, source in _uncached(trace, (rows, owner, kind), kinds, chosen, least):
-        out.append((top[some[1:]], source))
+    inside = ~explicit & (kind >= 0)
+    top = top[inside]
+    again = recast(finder, (rows[inside], owner[inside], kind[inside]), kinds, least)
+    out += [(top[some[1:]], source) for some, source in again]
     return _matches(trace, out, lambda s: f"cast from {shown(s.dtype)} to {shown(s.to)}")
 
 
@@ -238,98 +236,6 @@ def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
         return True
     still = held(trace, run.copies)
     return run.alone if still is None else len(run.copies) >= least * max(1, still)
-
-
-def _gradients(trace: Trace, row: int, source: Source) -> int:
-    """How many tensors of this shape and dtype get a gradient in the step of this event."""
-    counts = trace.once(_gradients_by_step)
-    step = int(step_of(trace, np.array([row]))[0])
-    return counts.get((step, source.shape, source.dtype), 0)
-
-
-def _gradients_by_step(trace: Trace) -> dict[tuple[int, tuple[int, ...], str], int]:
-    rows = rows_of(trace, _GRAD)
-    counts: dict[tuple[int, tuple[int, ...], str], int] = {}
-    for step, args in zip(step_of(trace, rows).tolist(), trace.operands(rows), strict=True):
-        dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))
-        shape = sizes(dims[0]) if isinstance(dims, list) and dims else None
-        if shape is not None and isinstance(types, list) and types:
-            key = (step, shape, str(types[0]))
-            counts[key] = counts.get(key, 0) + 1
-    return counts
-
-
-def _uncached(
-    trace: Trace, casts: tuple[Ints, Ints, Ints], kinds: list[Source], chosen: Ints, least: int
-) -> Iterable[tuple[Ints, Source]]:
-    """Weights that autocast casts more often than there are tensors to cast."""
-    rows, owner, kind = casts
-    if len(chosen) < least:
-        return
-    weights = chosen[_of_weights(trace, owner[chosen], kind[chosen], kinds)]
-    groups = list(by_kind(trace, rows[weights], kind[weights], 1))
-    calls: dict[tuple[int, int], int] = {}
-    where = list(
-        zip(
-            trace.thread[rows[weights]].tolist(),
-            step_of(trace, rows[weights]).tolist(),
-            strict=True,
-        )
-    )
-    for group in groups:  # a model that is called again casts each of its weights again
-        calls[where[group[0]]] = gcd(calls.get(where[group[0]], 0), len(group))
-    for group in groups:
-        mine = weights[group]
-        source = kinds[kind[mine[0]]]
-        params = _gradients(trace, int(rows[mine[0]]), source)
-        if params:
-            again = len(mine) >= least * params
-        elif calls[where[group[0]]] >= least:
-            still = held(trace, rows[mine])
-            again = still is not None and len(mine) >= least * max(1, still)
-        else:
-            again = False
-        if again:
-            yield mine, source
-
-
-def _of_weights(trace: Trace, owner: Ints, kind: Ints, kinds: list[Source]) -> Bools:
-    """Which of these casts, each in an operator, are of its weight or bias, not of its input."""
-    found = np.zeros(len(owner), bool)
-    parts: dict[int, list[int]] = {}
-    for i, row in enumerate(owner.tolist()):
-        parts.setdefault(row, []).append(i)
-    known: dict[tuple[int, bytes, bytes, tuple[int, ...]], list[bool]] = {}
-    owners = np.array(list(parts), np.int64)
-    for row, args in zip(owners.tolist(), trace.operands(owners), strict=True):
-        mine = parts[row]
-        name = int(trace.name[row])
-        key = (name, bytes(args.dims), bytes(args.types), tuple(kind[mine].tolist()))
-        if key not in known:
-            casts = [kinds[k] for k in key[3]]
-            known[key] = _weights(
-                trace.names[name], decode_part(key[1]), decode_part(key[2]), casts
-            )
-        found[mine] = known[key]
-    return found
-
-
-def _weights(name: str, dims: Any, types: Any, casts: list[Source]) -> list[bool]:
-    if not isinstance(dims, list) or not isinstance(types, list):
-        return [False] * len(casts)
-    operands = [(sizes(d), t) for d, t in zip(dims, types, strict=False)]
-    at = _WEIGHTS[name]
-    inputs = [op for i, op in enumerate(operands) if i not in at]
-    of = [op for i, op in enumerate(operands) if i in at and op[0] is not None]
-    out = []
-    for cast in reversed(casts):  # the input is the last to be cast
-        mine = (cast.shape, cast.dtype)
-        if mine in inputs:
-            inputs.remove(mine)
-            out.append(False)
-        else:
-            out.append(mine in of)
-    return out[::-1]
 
 
 # -------------------------------------------------------------------- what is reported

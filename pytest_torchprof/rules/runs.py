@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.rules.calls import called, step_of
-from pytest_torchprof.rules.sources import SPLITS, Call, Since, Source, compute, since
+from pytest_torchprof.rules.sources import LAYERS, SPLITS, Call, Since, Source, computes, since
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -96,13 +96,16 @@ class Finder:
         later: list[Call] = []
         for end in range(len(stretch), 0, -_AT_ONCE):
             later = self._decoded(stretch[max(end - _AT_ONCE, 0) : end]) + later
-            computing = sum(map(compute, later))
-            if computing > self.tight and since(later, source)[0] == "new":
+            if not self._is_tight(later) and since(later, source)[0] == "new":
                 return "new", []
         verdict, parts = since(later, source)
-        if 0 < sum(map(compute, later)) <= self.tight:
-            verdict = "same"
+        if verdict == "new":  # a loop's body all the same
+            verdict = "same" if any(map(computes, later)) else "bare"
         return verdict, parts
+
+    def _is_tight(self, calls: list[Call]) -> bool:
+        within = sum(map(computes, calls)) <= self.tight
+        return within and not any(call.name in LAYERS for call in calls)
 
     def _decoded(self, rows: Ints) -> list[Call]:
         names = [self.trace.names[i] for i in self.trace.name[rows].tolist()]
@@ -141,21 +144,33 @@ def held(trace: Trace, copies: Ints) -> int | None:
 
     None where the trace does not say: no memory was recorded.
     """
+    gone = freed(trace, copies)
+    return None if gone is None else int((gone[:-1] > trace.ts[copies[-1]]).sum())
+
+
+def freed(trace: Trace, copies: Ints) -> Ints | None:
+    """When what each copy allocated was freed; the end of time if it was not. None: see `held`."""
     memory = trace.memory
     if memory.addr is None or not len(memory.event) or not len(copies):
         return None
     gets = np.flatnonzero(memory.bytes > 0)
     first = np.searchsorted(trace.ts[memory.event[gets]], trace.ts[copies])
-    within = first < len(gets)
-    block = gets[np.minimum(first, len(gets) - 1)]
-    when = trace.ts[memory.event[block]]
-    within &= when <= trace.ts[copies] + trace.dur[copies]
-    if not within.all():
+    if not len(gets) or (first >= len(gets)).any():
         return None
-    order = np.lexsort((np.arange(len(memory.addr)), memory.addr))
+    block = gets[first]
+    if (trace.ts[memory.event[block]] > trace.ts[copies] + trace.dur[copies]).any():
+        return None
+    ends = trace.once(_next_at_address)[block]
+    return np.where(ends >= 0, trace.ts[memory.event[ends]], np.iinfo(np.int64).max)
+
+
+def _next_at_address(trace: Trace) -> Ints:
+    """For each row of the memory its address's next row, or -1."""
+    address = trace.memory.addr
+    if address is None:
+        return np.zeros(0, np.int64)
+    order = np.argsort(address, kind="stable")
+    same = np.diff(address[order]) == 0
     after = np.full(len(order), -1, np.int64)
-    same = np.diff(memory.addr[order]) == 0
     after[order[:-1][same]] = order[1:][same]
-    ends = after[block[:-1]]
-    gone = np.where(ends >= 0, trace.ts[memory.event[ends]], np.iinfo(np.int64).max)
-    return int((gone > trace.ts[copies[-1]]).sum())
+    return after

@@ -70,6 +70,18 @@ _CREATORS = _aten(
 )
 _PRODUCTS = _aten("mm matmul bmm linear addmm baddbmm mv addmv dot vdot")
 _CONVOLUTIONS = frozenset(f"aten::conv{i}d" for i in (1, 2, 3)) | {"aten::convolution"}
+#: Results that are truths or indices, whatever the inputs.
+_TESTS = _aten(
+    "eq ne lt le gt ge logical_and logical_or logical_not isnan isinf any all argmax argmin "
+    "count_nonzero sort max min median"
+)
+_RAISED = _LIKE_FIRST | _REDUCTIONS | _aten("pow exp expm1 log log2 log1p reciprocal rsqrt sinh")
+#: Layers of networks, which come one after the other; loops' bodies are made of less.
+LAYERS = _CONVOLUTIONS | _aten(
+    "layer_norm native_layer_norm batch_norm group_norm instance_norm rms_norm embedding "
+    "scaled_dot_product_attention"
+)
+_KEEP_TYPE = _LIKE_FIRST | _BROADCAST | _REDUCTIONS | _PRODUCTS | _CONVOLUTIONS
 _INDICES = {"bool", "long", "long int"}
 _LOW = {"c10::Half", "c10::BFloat16"}
 _REAL = {"float", "double"} | _LOW
@@ -124,7 +136,7 @@ def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
     return "bare" if any(call.name in COPIES for call in calls) else "alone", parts
 
 
-def compute(call: Call) -> bool:
+def computes(call: Call) -> bool:
     """Whether it does more than to copy, or to look at memory in another way."""
     return call.name not in COPIES | _VIEWS | _PARTS | _READS
 
@@ -143,6 +155,9 @@ def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
         return size is None or prod(size) in counts
     if not _may_have_type(call, source):
         return False
+    if name in _CONVOLUTIONS and len(tensors) > 1 and len(source.shape) == len(tensors[0][0]):
+        batch, channels = tensors[0][0][0], tensors[1][0][0]
+        return batch in source.shape and channels in source.shape
     count = _count(call)
     if count is None:
         return True
@@ -163,7 +178,12 @@ def _copy_makes(call: Call, source: Source, counts: set[int]) -> bool:
 
 def _may_have_type(call: Call, source: Source) -> bool:
     types = {dtype for _, dtype in call.tensors}
-    if source.dtype in types or source.dtype in _INDICES or call.has_list or not types:
+    if source.dtype in types or call.has_list or not types:
+        return True
+    if source.dtype in _INDICES:
+        return call.name in _TESTS or call.name not in _KEEP_TYPE
+    # Under autocast, and where a dtype is asked for, these give float32 whatever they take.
+    if source.dtype == "float" and call.name in _RAISED and types & _LOW:
         return True
     # Under autocast, products of floats are of the lower type.
     lowered = call.name in _PRODUCTS | _CONVOLUTIONS or "attention" in call.name
@@ -181,8 +201,6 @@ def _count(call: Call) -> int | None:
         return prod(_broadcast(shapes))
     if name == "aten::embedding" and len(shapes) > 1:
         return prod(shapes[1]) * shapes[0][-1]
-    if name in _CONVOLUTIONS:
-        return None
     if name in _PRODUCTS:
         return _product(name, shapes)
     return None

@@ -83,7 +83,7 @@ def _of_one_input(
     owner, rows, kind = owner[asked], rows[asked], kind[asked]
     for group in by_kind(finder.trace, rows, kind, least):
         tops = owner[group]
-        if len(np.unique(tops)) == len(tops):
+        if (np.diff(np.sort(tops)) > 0).all():
             runs = finder.runs(tops, rows[group], kinds[kind[group[0]]], least)
             found += [run.tops for run in runs]
     return np.concatenate([*found, np.zeros(0, np.int64)])

@@ -213,41 +213,39 @@ def _filled(trace: Trace) -> list[Filled]:
     events = _launchers(trace, copies)
     is_called = called(trace)
     top = _called_around(trace, events, is_called)
-    copies, events, top = copies[top >= 0], events[top >= 0], top[top >= 0]
-    calls = np.flatnonzero(is_called & trace.selection)
-    fills = trace.names_where(_FILLED.__contains__)
-    passes = trace.names_where(_PASSES.__contains__)
-    at = np.searchsorted(calls, top)
-    before = calls[np.maximum(at - 1, 0)]
-    likely = trace.names_where(_MOVES.__contains__)[top] & (at > 0)
-    likely &= fills[before] | passes[before] | (trace.thread[before] != trace.thread[top])
-    places = np.flatnonzero(likely)
+    moves = (top >= 0) & trace.names_where(_MOVES.__contains__)[top]
+    copies, events, top = copies[moves], events[moves], top[moves]
+    makers = _makers(trace, np.flatnonzero(is_called & trace.selection), top)
+    places = np.flatnonzero(makers >= 0)
     out = []
     for i, copied in zip(places.tolist(), _copied(trace, events[places]), strict=True):
-        maker = _maker(trace, calls, int(at[i]), fills, passes)
-        made = _made(trace, maker) if maker >= 0 else None
+        maker, copy = int(makers[i]), int(copies[i])
+        made = _made(trace, maker)
         if copied is None or made is None or made[1] != copied[1]:
             continue
         if made[0] is None or prod(made[0]) == prod(copied[0]):
             name = trace.names[trace.name[maker]]
             words = f"{list(copied[0])} {shown(copied[1])} by {name}"
-            copy = int(copies[i])
             out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words))
     return out
 
 
-def _maker(trace: Trace, calls: Ints, at: int, fills: Any, passes: Any) -> int:
-    """The call before on the same thread that filled the tensor, past what leaves it as it is."""
-    thread, passed = trace.thread[calls[at]], 0
-    for row in calls[max(at - 64, 0) : at][::-1].tolist():
-        if trace.thread[row] != thread:
-            continue
-        if fills[row]:
-            return int(row)
-        passed += 1
-        if not passes[row] or passed > _MOST_PASSED:
-            break
-    return -1
+def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
+    """The call before on the same thread that filled a tensor, past what leaves it as it is."""
+    order = np.lexsort((calls, trace.thread[calls]))
+    before = np.full(len(calls), -1, np.int64)
+    same = np.diff(trace.thread[calls[order]]) == 0
+    before[order[1:][same]] = order[:-1][same]
+    fills = trace.names_where(_FILLED.__contains__)
+    passes = trace.names_where(_PASSES.__contains__)
+    at = before[np.searchsorted(calls, top)]
+    makers = np.full(len(top), -1, np.int64)
+    for _ in range(_MOST_PASSED + 1):
+        row = np.where(at >= 0, calls[at], -1)
+        found = (row >= 0) & fills[row]
+        makers[found] = row[found]
+        at = np.where((row >= 0) & ~found & passes[row], before[at], -1)
+    return makers
 
 
 def _made(trace: Trace, row: int) -> tuple[tuple[int, ...] | None, str] | None:
@@ -255,7 +253,7 @@ def _made(trace: Trace, row: int) -> tuple[tuple[int, ...] | None, str] | None:
     end = trace.ts[row] + trace.dur[row]
     inside = np.arange(row, min(row + 32, len(trace)))
     inside = inside[(trace.ts[inside] <= end) & (trace.thread[inside] == trace.thread[row])]
-    inside = inside[trace.is_kind(Kind.OP)[inside]]
+    inside = inside[trace.kind[inside] == Kind.OP]
     best: tuple[tuple[int, ...] | None, str] | None = None
     for args in trace.operands(inside):
         dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))

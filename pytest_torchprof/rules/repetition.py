@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_torchprof.analysis.device import launched_ns
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, recast
 from pytest_torchprof.rules.calls import called, in_backward, shown, sizes
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
@@ -254,12 +256,7 @@ def _matches(trace: Trace, found: list[tuple[Ints, Source]], said: Any) -> Match
         for tops, source in found
         for _ in range(len(tops))
     ]
-    device = trace.once(launched)[event]
-    return Matches(event, message, None, trace.dur[event] + device, np.array(moved, np.int64))
-
-
-def launched(trace: Trace) -> Ints:
-    """Device time of what each host event launched."""
-    from pytest_torchprof.analysis.device import launched_ns
-
-    return launched_ns(trace)
+    cost = trace.dur[event]
+    if trace.is_kind(*DEVICE_KINDS).any():
+        cost = cost + trace.once(launched_ns)[event]
+    return Matches(event, message, None, cost, np.array(moved, np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -46,10 +47,11 @@ class Finder:
     tight: int = -1
     _known: dict[tuple[Source, bytes], tuple[Since, list[int]]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _calls(self) -> dict[int, Ints]:
         rows = np.flatnonzero(called(self.trace) & self.trace.selection)
         threads = self.trace.thread[rows]
-        self._calls = {int(t): rows[threads == t] for t in np.unique(threads)}
+        return {thread: rows[threads == thread] for thread in set(threads.tolist())}
 
     def runs(self, tops: Ints, copies: Ints, source: Source, repeats: int) -> Iterator[Run]:
         """Runs of at least so many copies of a kind, made on one thread and in one step."""

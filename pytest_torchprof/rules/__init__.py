@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.rules import gradients, layers, loops, products, training, waiting
+from pytest_torchprof.rules import (
+    copies,
+    gradients,
+    layers,
+    loops,
+    products,
+    repetition,
+    training,
+    waiting,
+)
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.rules.rule import Matches, Rule, Threshold, rule
 
@@ -30,7 +39,7 @@ __all__ = [
 #: Rules by code, in the order of the files of their themes.
 RULES: Mapping[str, Rule] = {
     found.code: found
-    for theme in (training, gradients, layers, loops, products, waiting)
+    for theme in (training, gradients, layers, loops, products, waiting, copies, repetition)
     for found in vars(theme).values()
     if isinstance(found, Rule)
 }

@@ -1,0 +1,618 @@
+"""Labelled examples of the rules about copies between host and device, as Kineto records them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import prod
+
+import torch
+from labelled.case import Examples
+from trace_builder import TraceBuilder
+
+EXAMPLES = Examples()
+
+GPU = "NVIDIA H100 80GB HBM3"
+SIZE = {"float": 4, "long int": 8, "c10::Half": 2, "c10::BFloat16": 2, "unsigned char": 1}
+KIB = 1024
+
+
+def copy_(
+    b: TraceBuilder, kind: str, shape, dtype="float", *, pageable=True, to: str | None = None
+) -> None:
+    """``copy_`` between host and device, and the wait for it unless memory is pinned."""
+    with b.op("aten::copy_", [shape, shape, []], [to or dtype, dtype, "Scalar"], ["", "", "False"]):
+        b.memcpy(kind, prod(shape) * SIZE[dtype], pageable)
+        if pageable:
+            b.sync("cudaStreamSynchronize")
+
+
+def moved(b: TraceBuilder, kind: str, shape, dtype="float", **more) -> None:
+    """``x.to(…)`` to the other side."""
+    head = [shape, [], [], [], [], [], [], []]
+    types = [dtype, "Scalar", "Scalar", "Device", "", "Scalar", "Scalar", ""]
+    with b.op("aten::to", head, types), b.op("aten::_to_copy", head[:-1], types[:-1]):
+        b.op("aten::empty_strided", [[]] * 6, ["ScalarList"] * 2 + ["Scalar"] * 4)
+        copy_(b, kind, shape, dtype, **more)
+
+
+def up(b: TraceBuilder, shape, dtype="float", **more) -> None:
+    """``x.cuda()``."""
+    moved(b, "HtoD", shape, dtype, **more)
+
+
+def down(b: TraceBuilder, shape, dtype="float", **more) -> None:
+    """``x.cpu()``."""
+    moved(b, "DtoH", shape, dtype, **more)
+
+
+#: Operators that fill by a part of theirs: which.
+FILL = {"ones": "fill_", "zeros": "zero_", "full": "fill_", "rand": "uniform_", "randn": "normal_"}
+
+
+def filled(b: TraceBuilder, name: str, shape=(100, 100), dtype="float", *, device=False) -> None:
+    """``torch.zeros(…)`` and the like on the host, or by a kernel on the device."""
+    shape = list(shape)
+    with b.op(f"aten::{name}", [[]] * 5, ["ScalarList", "", "", "", "Scalar"], [str(shape)]):
+        b.op("aten::empty", [[]] * 6, ["ScalarList", "", "", "", "Scalar", ""], [str(shape)])
+        with b.op(f"aten::{FILL[name]}", [shape, []], [dtype, "Scalar"]):
+            if device:
+                b.launch("vectorized_elementwise_kernel<4, FillFunctor<float>>")
+
+
+def empty_filled(b: TraceBuilder, shape=(100, 100), dtype="float") -> None:
+    """``torch.empty(…).fill_(5)``."""
+    b.op("aten::empty", [[]] * 6, ["ScalarList", "", "", "", "Scalar", ""], [str(list(shape))])
+    b.op("aten::fill_", [list(shape), []], [dtype, "Scalar"], ["", "5"])
+
+
+@contextmanager
+def framed(b: TraceBuilder, *names: str) -> Iterator[None]:
+    """Python frames around, as with_stack=True records them."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(b.python(name))
+        yield
+
+
+def product(b: TraceBuilder, n=100) -> None:
+    """``x @ x``."""
+    with b.op("aten::matmul", [[n, n]] * 2), b.op("aten::mm", [[n, n]] * 2):
+        b.launch("sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x32", 200)
+
+
+def computed(b: TraceBuilder, shape, dtype="float") -> None:
+    """``x * 2`` on the device."""
+    with b.op("aten::mul", [shape, []], [dtype, "Scalar"], ["", "2"]):
+        b.launch("vectorized_elementwise_kernel<4, MulFunctor<float>>", 200)
+
+
+# -------------------------------------------------------------------- extra-cuda-copy: positives
+
+
+def _case(name: str, made, *, frames: bool, dtype="float") -> None:
+    def make():
+        b = TraceBuilder(GPU)
+        with framed(b, "case.py(1): <module>", "case.py(9): run") if frames else ExitStack():
+            with framed(b, f"<built-in method {name}>") if frames else ExitStack():
+                made(b)
+            with framed(b, "<built-in method cuda of Tensor>") if frames else ExitStack():
+                up(b, [100, 100], dtype)
+        return b
+
+    make.__name__ = f"{name}_moved_to_the_device{'_with_stacks' * frames}"
+    EXAMPLES.positive("extra-cuda-copy")(make)
+
+
+for _frames in (False, True):
+    for _name in ("ones", "zeros", "rand", "randn"):
+        _case(_name, lambda b, name=_name: filled(b, name), frames=_frames)
+    _case("empty_fill", empty_filled, frames=_frames)
+    _case("full", lambda b: filled(b, "full", dtype="long int"), frames=_frames, dtype="long int")
+
+
+@EXAMPLES.positive("extra-cuda-copy")
+def indices_counted_on_the_host():
+    b = TraceBuilder(GPU)
+    with b.op("aten::arange", [[]] * 5, ["Scalar", "", "", "", "Scalar"], ["512"]):
+        b.op("aten::empty", [[]] * 6, ["ScalarList", "Scalar", "", "", "Scalar", ""], ["[0]"])
+        with b.op("aten::arange", [[], [], [], [0]], ["Scalar"] * 3 + ["long int"]):
+            b.op("aten::resize_", [[0], [], []], ["long int", "ScalarList", ""])
+    with b.op("aten::unsqueeze", [[512], []], ["long int", "Scalar"], ["", "0"]):
+        b.op("aten::as_strided", [[512], [], [], []], ["long int", "ScalarList", "ScalarList", ""])
+    up(b, [1, 512], "long int")
+    return b
+
+
+@EXAMPLES.positive("extra-cuda-copy", 2)
+def two_noises_drawn_on_the_host():
+    b = TraceBuilder(GPU)
+    for _ in range(2):
+        filled(b, "randn")
+        up(b, [100, 100])
+        product(b)
+    return b
+
+
+@EXAMPLES.positive("extra-cuda-copy")
+def drawn_then_pinned():
+    b = TraceBuilder(GPU)
+    filled(b, "rand")
+    with b.op("aten::pin_memory", [[100, 100], []], ["float", ""]):
+        b.runtime("cudaHostAlloc")
+        b.op("aten::copy_", [[100, 100], [100, 100], []], ["float", "float", "Scalar"])
+    up(b, [100, 100], pageable=False)
+    return b
+
+
+@EXAMPLES.positive("extra-cuda-copy")
+def drawn_and_written_into_what_is_there():
+    b = TraceBuilder(GPU)
+    filled(b, "randn")
+    copy_(b, "HtoD", [100, 100])
+    return b
+
+
+@EXAMPLES.positive("extra-cuda-copy")
+def a_large_one_is_this_rule_s_alone():
+    b = TraceBuilder(GPU)
+    filled(b, "zeros", (1024, 1024))
+    up(b, [1024, 1024])
+    return b
+
+
+@EXAMPLES.positive("extra-cuda-copy", bytes=40_000)
+def forty_thousand_bytes_of_at_least_so_many():
+    b = TraceBuilder(GPU)
+    filled(b, "ones")
+    up(b, [100, 100])
+    return b
+
+
+# ------------------------------------------------------------------- extra-cuda-copy: near misses
+
+
+@EXAMPLES.near_miss("extra-cuda-copy", bytes=40_001)
+def forty_thousand_bytes_of_more():
+    b = TraceBuilder(GPU)
+    filled(b, "ones")
+    up(b, [100, 100])
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def made_on_the_device():
+    b = TraceBuilder(GPU)
+    filled(b, "ones", device=True)
+    return b
+
+
+def _cast(b: TraceBuilder, *, device: bool) -> None:
+    types = ["float", "Scalar", "Scalar", "Scalar", ""]
+    with (
+        b.op("aten::to", [[100, 100], [], [], [], []], types),
+        b.op("aten::_to_copy", [[100, 100], [], [], [], [], [], []]),
+        b.op("aten::copy_", [[100, 100], [100, 100], []], ["c10::Half", "float", "Scalar"]),
+    ):
+        if device:
+            b.launch("unrolled_elementwise_kernel<direct_copy_kernel_cuda>")
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def a_cast_on_the_host():
+    b = TraceBuilder(GPU)
+    filled(b, "rand")
+    _cast(b, device=False)
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def a_cast_on_the_device():
+    b = TraceBuilder(GPU)
+    filled(b, "rand", device=True)
+    _cast(b, device=True)
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def moves_within_the_host_and_to_meta():
+    x = torch.zeros(100, 100)
+
+    def block():
+        torch.ones(100, 100).to("cpu", copy=True)
+        torch.rand(100, 100).to("meta")
+        x.fill_(5).clone()
+
+    return block
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def computed_from_what_was_drawn():
+    b = TraceBuilder(GPU)
+    filled(b, "rand")
+    b.op("aten::mul", [[100, 100], []], ["float", "Scalar"])
+    up(b, [100, 100])
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def data_from_python():
+    b = TraceBuilder(GPU)
+    b.op("aten::empty", [[]] * 6, ["ScalarList", "Scalar", "", "Scalar", "Scalar", ""], ["[3]"])
+    b.op("aten::to", [[3], [], [], [], [], []], ["float", "", "Scalar", "Scalar", "Scalar", ""])
+    b.op("aten::lift_fresh", [[3]], ["float"])
+    with b.op("aten::detach_", [[3]], ["float"]):
+        b.op("detach_", [[3]], ["float"])
+    up(b, [3])
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def a_batch_from_a_loader():
+    b = TraceBuilder(GPU)
+    filled(b, "zeros", (7,))
+    with b.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+        b.op("aten::set_", [[0], [], [], [], []], ["float", "", "Scalar", "", ""])
+    up(b, [64, 10], pageable=False)
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def something_else_of_another_shape_is_filled_before():
+    b = TraceBuilder(GPU)
+    filled(b, "zeros", (5, 5))
+    up(b, [100, 100])
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def something_else_of_another_dtype_is_filled_before():
+    b = TraceBuilder(GPU)
+    filled(b, "zeros")
+    up(b, [100, 100], "c10::Half")
+    return b
+
+
+@EXAMPLES.near_miss("extra-cuda-copy")
+def filled_and_moved_on_different_threads():
+    b = TraceBuilder(GPU)
+    with b.thread(9):
+        filled(b, "zeros")
+    up(b, [100, 100])
+    return b
+
+
+# -------------------------------------------------------------------- pageable-copy: positives
+
+ROW = [1024]  # float: 4 KiB
+
+
+@EXAMPLES.positive("pageable-copy")
+def a_batch_in_pageable_memory():
+    b = TraceBuilder(GPU)
+    up(b, [32, 3, 224, 224])
+    product(b)
+    return b
+
+
+@EXAMPLES.positive("pageable-copy", 3)
+def three_batches_in_pageable_memory():
+    b = TraceBuilder(GPU)
+    for _ in range(3):
+        up(b, [32, 3, 64, 64])
+        product(b)
+    return b
+
+
+@EXAMPLES.positive("pageable-copy", also="host-sync")
+def a_result_to_pageable_memory():
+    b = TraceBuilder(GPU)
+    product(b, 1024)
+    down(b, [1024, 1024])
+    return b
+
+
+@EXAMPLES.positive("pageable-copy", 2, also="host-sync")
+def in_and_out_of_pageable_memory():
+    b = TraceBuilder(GPU)
+    up(b, [1024, 1024])
+    product(b, 1024)
+    down(b, [1024, 1024])
+    return b
+
+
+@EXAMPLES.positive("pageable-copy")
+def a_byte_over_the_threshold():
+    b = TraceBuilder(GPU)
+    up(b, [64 * KIB + 1], "unsigned char")
+    return b
+
+
+@EXAMPLES.positive("pageable-copy", bytes=KIB)
+def four_kib_over_a_lower_threshold():
+    b = TraceBuilder(GPU)
+    up(b, ROW)
+    return b
+
+
+@EXAMPLES.positive("pageable-copy")
+def a_blocking_copy_outside_operators():
+    b = TraceBuilder(GPU)
+    with b.annotation("upload"):
+        b.memcpy("HtoD", 1 << 20, blocking=True)
+    return b
+
+
+@EXAMPLES.positive("pageable-copy")
+def one_pinned_and_one_not():
+    b = TraceBuilder(GPU)
+    up(b, [256, 256], pageable=False)
+    up(b, [256, 512])
+    return b
+
+
+@EXAMPLES.positive("pageable-copy")
+def a_copy_that_was_not_just_filled():
+    b = TraceBuilder(GPU)
+    filled(b, "zeros", (10,))
+    up(b, [256, 512])
+    return b
+
+
+# -------------------------------------------------------------------- pageable-copy: near misses
+
+
+@EXAMPLES.near_miss("pageable-copy")
+def pinned_batches():
+    b = TraceBuilder(GPU)
+    for _ in range(3):
+        up(b, [32, 3, 224, 224], pageable=False)
+        product(b)
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy", also="host-sync")
+def a_result_to_pinned_memory():
+    b = TraceBuilder(GPU)
+    product(b, 1024)
+    down(b, [1024, 1024], pageable=False)
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy")
+def exactly_the_threshold():
+    b = TraceBuilder(GPU)
+    up(b, [64 * KIB], "unsigned char")
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy", bytes=1 << 30)
+def a_batch_under_a_higher_threshold():
+    b = TraceBuilder(GPU)
+    up(b, [32, 3, 224, 224])
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy", also="host-sync")
+def a_loss_that_is_read():
+    b = TraceBuilder(GPU)
+    product(b)
+    with b.op("aten::item", [[]]), b.op("aten::_local_scalar_dense", [[]]):
+        b.memcpy("DtoH", 4)
+        b.sync("cudaStreamSynchronize")
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy")
+def copies_within_the_device():
+    b = TraceBuilder(GPU)
+    with b.op("aten::copy_", [[1024, 1024], [1024, 1024], []], ["float", "float", "Scalar"]):
+        b.memcpy("DtoD", 1 << 22)
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy")
+def a_copy_of_unknown_size():
+    b = TraceBuilder(GPU)
+    with b.op("aten::copy_", [[1024], [1024], []], ["float", "float", "Scalar"]):
+        b.memcpy("HtoD", -1)
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy", also="extra-cuda-copy")
+def zeros_that_pinned_memory_would_not_mend():
+    b = TraceBuilder(GPU)
+    filled(b, "zeros", (1024, 1024))
+    up(b, [1024, 1024])
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy")
+def fills_of_the_device():
+    b = TraceBuilder(GPU)
+    with b.op("aten::zero_", [[1024, 1024]]):
+        b.memset(1 << 22)
+    return b
+
+
+# -------------------------------------------------------------------- copy-round-trip: positives
+
+BOTH = "host-sync pageable-copy"
+
+
+@EXAMPLES.positive("copy-round-trip", also=BOTH)
+def to_the_host_and_back():
+    b = TraceBuilder(GPU)
+    computed(b, [256, 256])
+    down(b, [256, 256])
+    up(b, [256, 256])
+    computed(b, [256, 256])
+    return b
+
+
+@EXAMPLES.positive("copy-round-trip", also=BOTH)
+def work_on_the_host_in_between():
+    b = TraceBuilder(GPU)
+    down(b, [256, 256])
+    with b.op("aten::clamp", [[256, 256], [], []], ["float", "Scalar", "Scalar"]):
+        pass
+    b.advance(300)
+    up(b, [256, 256])
+    return b
+
+
+@EXAMPLES.positive("copy-round-trip", 3, also=BOTH)
+def in_every_layer():
+    b = TraceBuilder(GPU)
+    for _ in range(3):
+        computed(b, [256, 256])
+        down(b, [256, 256])
+        up(b, [256, 256])
+    return b
+
+
+@EXAMPLES.positive("copy-round-trip", 2, also="host-sync")
+def activations_offloaded_to_pinned_memory():
+    b = TraceBuilder(GPU)
+    for _ in range(2):
+        computed(b, [256, 256])
+        down(b, [256, 256], pageable=False)
+    for _ in range(2):
+        up(b, [256, 256], pageable=False)
+        computed(b, [256, 256])
+    return b
+
+
+@EXAMPLES.positive("copy-round-trip", also=BOTH)
+def after_an_upload_of_its_own():
+    b = TraceBuilder(GPU)
+    up(b, [256, 256])
+    computed(b, [256, 256])
+    down(b, [256, 256])
+    up(b, [256, 256])
+    return b
+
+
+@EXAMPLES.positive("copy-round-trip", also="host-sync")
+def from_the_threshold_on():
+    b = TraceBuilder(GPU)
+    down(b, ROW)
+    up(b, ROW)
+    return b
+
+
+@EXAMPLES.positive("copy-round-trip", also="host-sync", bytes=8)
+def a_small_one_under_a_lower_threshold():
+    b = TraceBuilder(GPU)
+    down(b, [10])
+    up(b, [10])
+    return b
+
+
+@EXAMPLES.positive("copy-round-trip", also=BOTH)
+def with_another_copy_in_between():
+    b = TraceBuilder(GPU)
+    down(b, [256, 256])
+    up(b, [512, 512])
+    up(b, [256, 256])
+    return b
+
+
+# -------------------------------------------------------------------- copy-round-trip: near misses
+
+
+@EXAMPLES.near_miss("copy-round-trip", also="host-sync")
+def smaller_than_the_threshold():
+    b = TraceBuilder(GPU)
+    down(b, [1023])
+    up(b, [1023])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH, bytes=1 << 20)
+def a_quarter_under_a_higher_threshold():
+    b = TraceBuilder(GPU)
+    down(b, [256, 256])
+    up(b, [256, 256])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def up_and_down():
+    b = TraceBuilder(GPU)
+    up(b, [256, 256])
+    computed(b, [256, 256])
+    down(b, [256, 256])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def up_and_down_for_each_of_three_images():
+    b = TraceBuilder(GPU)
+    for _ in range(3):
+        up(b, [256, 256])
+        computed(b, [256, 256])
+        down(b, [256, 256])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def results_down_and_the_next_batch_of_a_loader_up():
+    b = TraceBuilder(GPU)
+    for _ in range(2):
+        computed(b, [256, 256])
+        down(b, [256, 256])
+        with b.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+            b.advance(50)
+        up(b, [256, 256])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def another_size_comes_back():
+    b = TraceBuilder(GPU)
+    down(b, [256, 256])
+    up(b, [256, 512])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def another_shape_of_the_same_size_comes_back():
+    b = TraceBuilder(GPU)
+    down(b, [256, 256])
+    up(b, [64, 1024])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def another_dtype_of_the_same_size_comes_back():
+    b = TraceBuilder(GPU)
+    down(b, [64, 2048], "c10::Half")
+    up(b, [64, 2048], "c10::BFloat16")
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also="host-sync")
+def losses_read_and_scalars_set():
+    b = TraceBuilder(GPU)
+    for _ in range(4):
+        down(b, [])
+        up(b, [])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def results_that_stay_on_the_host():
+    b = TraceBuilder(GPU)
+    for _ in range(4):
+        down(b, [256, 256])
+    return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def down_on_one_thread_and_up_on_another():
+    b = TraceBuilder(GPU)
+    with b.thread(9):
+        down(b, [256, 256])
+    up(b, [256, 256])
+    return b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.machine import Machine, probe_machine, quiet_kineto, require_torch
 from pytest_torchprof.capture.profiler import (
     OWN_PROFILER,
@@ -12,7 +13,7 @@ from pytest_torchprof.capture.profiler import (
     watching,
 )
 from pytest_torchprof.capture.real import REAL, muted
-from pytest_torchprof.capture.state import CompileCount, World
+from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.stopwatch import Round, Stopwatch
 
 __all__ = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_torchprof.rules import training
+from pytest_torchprof.rules import compilation, training
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.rules.rule import Matches, Rule, Threshold, rule
 
@@ -16,7 +16,7 @@ __all__ = ["CODES", "RULES", "Checked", "Matches", "Rule", "Threshold", "check",
 #: Rules by code, in the order of the files of their themes.
 RULES: Mapping[str, Rule] = {
     found.code: found
-    for theme in (training,)
+    for theme in (training, compilation)
     for found in vars(theme).values()
     if isinstance(found, Rule)
 }

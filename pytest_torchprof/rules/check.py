@@ -59,13 +59,13 @@ def check(
     errors: dict[str, str] = {}
     wanted = [rule for rule in rules if rule.code not in ignore]
     for rule in _triggered(trace, wanted):
-        why = lacking(trace, rule)
-        if why is not None:
-            unchecked[rule.code] = why
-            continue
         values = {name: threshold.default for name, threshold in rule.thresholds.items()}
         values |= (thresholds or {}).get(rule.code, {})
         try:
+            why = lacking(trace, rule)
+            if why is not None:
+                unchecked[rule.code] = why
+                continue
             found = matches_of(rule.find(trace, **values), trace, rule.summary)
         except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
             errors[rule.code] = f"{type(error).__name__}: {error}"
@@ -83,7 +83,7 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
         return gap
     if "shapes" in rule.needs and not trace.records_shapes:
         return _NO_SHAPES
-    return None
+    return None if rule.ready is None else rule.ready(trace)
 
 
 # -------------------------------------------------------------------- triggers

@@ -77,6 +77,7 @@ class Rule:
             expression; most rules are done with after that look. None: always look.
         needs: what the trace must hold, else the rule is *not checked* on it.
         thresholds: by name, as ``find`` takes them.
+        ready: what else a trace lacks for this rule, in words, or None.
     """
 
     code: str
@@ -85,6 +86,7 @@ class Rule:
     triggers: str | None = None
     needs: frozenset[Need] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
+    ready: Callable[[Trace], str | None] | None = None
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -107,6 +109,7 @@ def rule(
     fix: str,
     triggers: str | None = None,
     needs: str = "",
+    ready: Callable[[Trace], str | None] | None = None,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
@@ -119,7 +122,7 @@ def rule(
         raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
 
     def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:
-        return Rule(code, find, fix, triggers, wanted, thresholds)  # type: ignore[arg-type]
+        return Rule(code, find, fix, triggers, wanted, thresholds, ready)  # type: ignore[arg-type]
 
     return make
 

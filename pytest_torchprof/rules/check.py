@@ -23,12 +23,16 @@ _NOT_LIVE = "only a live test measures it"
 
 @dataclass(frozen=True)
 class Checked:
-    """Matches by rule; ``unchecked`` and ``errors`` by rule say why there are none."""
+    """Matches by rule; ``unchecked`` and ``errors`` by rule say why there are none.
+
+    ``unsettled``: why another run of the same test may have more matches, if it may.
+    """
 
     trace: Trace
     matches: Mapping[Rule, Matches]
     unchecked: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    unsettled: str | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -57,6 +61,7 @@ def check(
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, str] = {}
     errors: dict[str, str] = {}
+    unsettled: str | None = None
     wanted = [rule for rule in rules if rule.code not in ignore]
     for rule in _triggered(trace, wanted):
         values = {name: threshold.default for name, threshold in rule.thresholds.items()}
@@ -65,6 +70,8 @@ def check(
             why = lacking(trace, rule)
             if why is not None:
                 unchecked[rule.code] = why
+                if rule.depends_on_order and trace.region is not None:
+                    unsettled = unsettled or why
                 continue
             found = matches_of(rule.find(trace, **values), trace, rule.summary)
         except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
@@ -72,7 +79,7 @@ def check(
             continue
         if len(found):
             matches[rule] = found
-    return Checked(trace, matches, unchecked, errors)
+    return Checked(trace, matches, unchecked, errors, unsettled)
 
 
 def lacking(trace: Trace, rule: Rule) -> str | None:

@@ -24,14 +24,14 @@ _RESUMED = re.compile(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)
 
 
 def _is_ready_for_breaks(trace: Trace) -> str | None:
-    if trace.facts:
+    if "compiled" in trace.facts:
         return compilation.graph_breaks(trace).gap
     compiled = any(name.startswith(_REGION) for name in trace.names)
     return NOT_LIVE if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
 
 def _is_ready_for_recompilations(trace: Trace) -> str | None:
-    if trace.facts:
+    if "compiled" in trace.facts:
         return compilation.recompilations(trace).gap
     unnamed = not compilation.regions(trace) and _REGION in trace.names
     return "this torch does not number what it compiles" if unnamed else None
@@ -41,6 +41,7 @@ def _is_ready_for_recompilations(trace: Trace) -> str | None:
     "graph-break",
     fix="keep what dynamo cannot trace out of compiled code; fullgraph=True finds it at once",
     ready=_is_ready_for_breaks,
+    depends_on_order=True,
 )
 def graph_break(trace: Trace) -> Matches:
     """torch.compile gives up on a graph, and the rest runs from Python or not compiled at all.
@@ -73,7 +74,7 @@ def graph_break(trace: Trace) -> Matches:
                 y = x.sin()
                 return y.cos(), y.mean()
     """
-    if trace.facts:
+    if "compiled" in trace.facts:
         return _noted(trace, compilation.graph_breaks(trace))
     return _resumed(trace)
 
@@ -83,6 +84,7 @@ def graph_break(trace: Trace) -> Matches:
     fix="mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python "
     "numbers for values",
     ready=_is_ready_for_recompilations,
+    depends_on_order=True,
 )
 def recompile(trace: Trace) -> Matches:
     """torch.compile compiles the same function again.
@@ -110,7 +112,7 @@ def recompile(trace: Trace) -> Matches:
             for factor in torch.tensor([0.1, 0.2, 0.3]):
                 scale(x, factor)
     """
-    if trace.facts:
+    if "compiled" in trace.facts:
         return _noted(trace, compilation.recompilations(trace))
     again = sorted(name for name in compilation.regions(trace) if not name.endswith("/0"))
     rows: list[dict[str, Any]] = [

@@ -78,6 +78,8 @@ class Rule:
         needs: what the trace must hold, else the rule is *not checked* on it.
         thresholds: by name, as ``find`` takes them.
         ready: what else a trace lacks for this rule, in words, or None.
+        depends_on_order: whether what ran earlier in the process decides if a trace is ready; then
+            a metric of its own is what is compared with a baseline.
     """
 
     code: str
@@ -87,6 +89,7 @@ class Rule:
     needs: frozenset[Need] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     ready: Callable[[Trace], str | None] | None = None
+    depends_on_order: bool = False
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -110,6 +113,7 @@ def rule(
     triggers: str | None = None,
     needs: str = "",
     ready: Callable[[Trace], str | None] | None = None,
+    depends_on_order: bool = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
@@ -122,7 +126,16 @@ def rule(
         raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
 
     def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:
-        return Rule(code, find, fix, triggers, wanted, thresholds, ready)  # type: ignore[arg-type]
+        return Rule(
+            code,
+            find,
+            fix,
+            triggers,
+            wanted,  # type: ignore[arg-type]
+            thresholds,
+            ready,
+            depends_on_order,
+        )
 
     return make
 

@@ -283,28 +283,6 @@ def test_a_reset_within_the_test_loses_no_graph_break(pytester: pytest.Pytester)
     assert [2, 0] == [ran.metric(m, "test_it")["value"] for m in ("graph_breaks", "recompiles")]
 
 
-def test_more_compilations_than_torch_keeps_by_default_are_counted(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makepyfile(
-        test_it="""
-        import torch
-
-        def test_it():
-            def step(x, word):
-                return x.sin() if word else x.cos()
-
-            for number in range(70):
-                torch._dynamo.reset()
-                compiled = torch.compile(step, backend="eager")
-                compiled(torch.ones(4), "a")
-            compiled(torch.ones(4), "b")
-        """
-    )
-    ran = run(pytester, "--torchprof", "--torchprof-warmup=0", "--torchprof-rounds=0")
-    assert [0, 1] == [ran.metric(m, "test_it")["value"] for m in ("graph_breaks", "recompiles")]
-
-
 def test_the_kept_trace_says_where_and_why(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=BREAKS)
     args = ("--torchprof-traces=traces", "--torchprof-traces-of=all")

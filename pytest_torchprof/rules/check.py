@@ -75,11 +75,22 @@ def check(
                 continue
             found = matches_of(rule.find(trace, **values), trace, rule.summary)
         except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
-            errors[rule.code] = f"{type(error).__name__}: {error}"
+            errors[rule.code] = _fault(error)
             continue
         if len(found):
             matches[rule] = found
     return Checked(trace, matches, unchecked, errors, unsettled)
+
+
+def _fault(error: Exception) -> str:
+    """What was raised, and on which line."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    code = at.tb_frame.f_code if at is not None else None
+    line = f" ({code.co_filename}:{at.tb_lineno})" if code is not None and at is not None else ""
+    said = str(error).partition("\n")[0]
+    return f"{type(error).__name__}{': ' if said else ''}{said}{line}"
 
 
 def lacking(trace: Trace, rule: Rule) -> str | None:

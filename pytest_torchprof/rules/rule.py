@@ -141,10 +141,24 @@ def rule(
 
 
 def matches_of(found: Matches | Iterable[int], trace: Trace, fallback: str) -> Matches:
-    """What a rule has returned, in full; a plain list of events has the rule's summary to say."""
-    if isinstance(found, Matches):
-        return found
-    events = np.fromiter(found, np.int64)
+    """What a rule has returned, in full; a plain list of events has the rule's summary to say.
+
+    Raises:
+        TypeError: it is neither, or a mask.
+        ValueError: columns of different lengths.
+        IndexError: events that the trace does not have.
+    """
+    if not isinstance(found, Matches):
+        if isinstance(found, np.ndarray) and found.dtype.kind == "b":
+            raise TypeError("a rule returns the numbers of events, not a mask: np.flatnonzero(…)")
+        found = Matches(np.fromiter(found, np.int64), fallback)
+    events = np.asarray(found.event)
+    if events.ndim != 1 or events.dtype.kind not in "iu":
+        raise TypeError(f"events are one column of whole numbers, not {events.dtype}")
+    for name in ("message", "count", "cost_ns", "bytes", "location"):
+        column = getattr(found, name)
+        if column is not None and not isinstance(column, str) and len(column) != len(events):
+            raise ValueError(f"{len(events)} events, and {len(column)} of {name}")
     if len(events) and not (events.min() >= -1 and events.max() < len(trace)):
         raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
-    return Matches(events, fallback)
+    return found

@@ -75,16 +75,33 @@ def test_a_break_is_on_the_innermost_line_of_the_user(
     assert ("call to f", location) == (row["reason"], row["location"])
 
 
-def test_a_break_inside_a_library_is_where_the_user_calls_it(dynamo: Dynamo) -> None:
+@pytest.mark.parametrize(
+    ("callers", "location"),
+    [
+        (["/home/me/train.py", TORCH], "/home/me/train.py:1"),
+        (["/home/me/main.py", "/home/me/train.py", TORCH, TORCH], "/home/me/train.py:2"),
+        (["/home/me/train.py"], None),  # dynamo leaves the innermost callers out
+        ([], None),
+    ],
+)
+def test_a_break_inside_a_library_is_where_the_user_calls_it(
+    dynamo: Dynamo, callers: list[str], location: str | None
+) -> None:
     before = CompileCount.now()
     dynamo.broke("call to f", (TORCH, 9))
-    called = [
-        "Line: 7, Name: main, Filename: /home/me/train.py",
-        f"Line: 9, Name: x, Filename: {TORCH}",
+    stack = [
+        f"Line: {line}, Name: f, Filename: {file}" for line, file in enumerate([*callers, TORCH], 1)
     ]
-    dynamo.compiled(co_filename=TORCH, stack_trace=called, restart_reasons={"call to f"})
+    dynamo.compiled(co_filename=TORCH, stack_trace=stack, restart_reasons={"call to f"})
     (row,) = CompileCount.now().since(before)["breaks"]
-    assert ("/home/me/train.py:7", "0/0") == (row["location"], row["id"])
+    assert (location, "0/0") == (row["location"], row["id"])
+
+
+def test_a_break_after_which_the_frame_is_left_to_python_is_one(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.broke("call to f", ("/home/me/net.py", 9))
+    dynamo.compiled(fail_type="Unsupported", fail_reason="call to f", restart_reasons=set())
+    assert 1 == CompileCount.now().since(before)["graph_breaks"]
 
 
 @pytest.mark.parametrize("said", ["L['n'] == 4", None])

@@ -10,17 +10,22 @@ from typing import Any, NamedTuple
 
 #: Failures after which dynamo leaves the frame to Python, without a word.
 #: Source: torch/_dynamo/convert_frame.py, ``soft_fail``.
-_SOFT_FAILURES = frozenset({"Unsupported", "UserError"})
+_SOFT_FAILURES = frozenset(
+    {"Unsupported", "UserError", "AttributeMutationError", "ArgsMismatchError"}
+)
 #: Of these, what is no graph break: the code raises anyway, or was compiled too often.
 _NO_BREAK = re.compile(
-    r"Observed exception|raised exception|Dynamo recompile limit|cache_size_limit"
+    r"observed exception|raised exception|dynamo recompile limit"
+    r"|(accumulated_)?(cache_size|recompile)_limit",
+    re.IGNORECASE,
 )
-#: Breaks of which dynamo notes how it goes on instead of why. Source: torch/_dynamo/
-#: symbolic_convert.py, ``GraphCompileReason(…)``.
-_BRANCH, _STATEMENT = "generic_jump", "step_unsupported"
+#: Breaks of which dynamo notes how it goes on instead of why.
+#: Source: torch/_dynamo/symbolic_convert.py, ``GraphCompileReason(…)``.
 _SAID = {
-    _BRANCH: "Data-dependent branching",
-    _STATEMENT: "A statement that cannot be traced",
+    "generic_jump": "Data-dependent branching",
+    "step_unsupported": "A statement that cannot be traced",
+    "store_attr": "An attribute that cannot be set in a graph",
+    "comprehension_graph_break": "A comprehension that cannot be traced",
 }
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.*)_at_\d+")
@@ -77,23 +82,21 @@ def _field(record: Any, name: str) -> Any:
 
 def own_breaks(record: Any, waiting: list[Break]) -> tuple[Break, ...]:
     """The graph break that ended this compilation, taken from those waiting; or what failed it."""
-    if _field(record, "fail_type") in _SOFT_FAILURES and not _NO_BREAK.match(
-        text := str(_field(record, "fail_reason"))
-    ):
-        file, line = (
-            _field(record, "fail_user_frame_filename"),
-            _field(record, "fail_user_frame_lineno"),
-        )
-        place = _innermost([(file, line)]) if file else None
-        return (Break(text, place or _place_of(record)),)
+    failed = _field(record, "fail_type") in _SOFT_FAILURES
+    text = str(_field(record, "fail_reason"))
     restarts = _field(record, "restart_reasons")
     root = (_field(record, "co_filename"), _bare(_field(record, "co_name")))
     for one in waiting:
         if one.root is None or (one.root[0], _bare(one.root[1])) != root:
             continue
-        if restarts is None or one.text in restarts or one.text.startswith(tuple(_SAID)):
+        noted = restarts is None or one.text in restarts or one.text.startswith(tuple(_SAID))
+        if failed or noted:
             waiting.remove(one)
             return (one._replace(location=one.location or _place_of(record)),)
+    if failed and not _NO_BREAK.match(text):
+        file, line = (_field(record, f"fail_user_frame_{what}") for what in ("filename", "lineno"))
+        place = _innermost([(file, line)]) if file else None
+        return (Break(text, place or _place_of(record)),)
     return ()
 
 
@@ -133,14 +136,14 @@ def _guard_failure(record: Any, utils: Any) -> str | None:
 
 def _place_of(record: Any) -> str | None:
     """The compiled function where it is the user's, else the line of his that led to it."""
-    frames = [
-        (found[2], int(found[1]))
-        for line in _field(record, "stack_trace") or ()
-        if (found := _FRAME.match(str(line)))
-    ]
-    if _field(record, "co_filename"):
-        frames.append((_field(record, "co_filename"), _field(record, "co_firstlineno")))
-    return _innermost(frames)
+    file = _field(record, "co_filename")
+    if file and _is_users(file):
+        return f"{file}:{_field(record, 'co_firstlineno')}"
+    lines = list(_field(record, "stack_trace") or ())[:-1]  # the last one is the function
+    frames = [(found[2], int(found[1])) for line in lines if (found := _FRAME.match(str(line)))]
+    # Dynamo leaves out the innermost callers: they are torch's only where others of torch's lead
+    # to them.
+    return None if not frames or _is_users(frames[-1][0]) else _innermost(frames)
 
 
 def _innermost(frames: Sequence[tuple[str, int | None]]) -> str | None:

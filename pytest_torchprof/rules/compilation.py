@@ -115,10 +115,13 @@ def recompile(trace: Trace) -> Matches:
     if "compiled" in trace.facts:
         return _noted(trace, compilation.recompilations(trace))
     again = sorted(name for name in compilation.regions(trace) if not name.endswith("/0"))
-    rows: list[dict[str, Any]] = [
-        {"reason": "a compiled function of a later attempt", "id": name} for name in again
-    ]
-    return _matches(trace, rows)
+    return _matches(trace, [{"reason": _attempt(name), "id": name} for name in again])
+
+
+def _attempt(name: str) -> str:
+    frame, _, attempt = name.rpartition("/")
+    count = f" (attempt {int(attempt) + 1})" if attempt.isdecimal() else ""
+    return f"the compiled function {frame} was compiled again{count}"
 
 
 def _noted(trace: Trace, found: Compiled) -> Matches:

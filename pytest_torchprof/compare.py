@@ -160,6 +160,9 @@ def _verdict(
 ) -> Verdict:
     accepted = _accepted(metric, baseline)
     if isinstance(value, NotMeasured):
+        if limit is not None and value.at_hand is not None:
+            status: MetricStatus = "over_budget" if value.at_hand > limit else "ok"
+            return Verdict(metric.name, value.at_hand, status, None, limit, reason=value.reason)
         return Verdict(metric.name, value, "not_measured", accepted, limit, reason=value.reason)
     if limit is not None and value > limit:
         return Verdict(metric.name, value, "over_budget", accepted, limit)

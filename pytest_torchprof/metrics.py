@@ -69,10 +69,10 @@ def measure_all(trace: Trace) -> dict[str, Value]:
     return {name: measure(metric, trace) for name, metric in METRICS.items()}
 
 
-def _unknown(reason: str) -> NotMeasured:
+def _unknown(reason: str, at_hand: int | None = None) -> NotMeasured:
     from pytest_torchprof.stats import NotMeasured
 
-    return NotMeasured(reason)
+    return NotMeasured(reason, at_hand)
 
 
 # -------------------------------------------------------------------- what a capture must hold
@@ -124,19 +124,16 @@ def _fact(key: str) -> Callable[[Trace], Value]:
     return extract
 
 
-_COMPILED_REGION = re.compile(r"^Torch-Compiled Region: (\S+)$")
-
-
-def _compiled(key: str) -> Callable[[Trace], Value]:
-    """A count of the test's own compilations, where all code that it ran is of these."""
-    count = _fact(key)
+def _compiled(what: str) -> Callable[[Trace], Value]:
+    """A number of the test's own compilations, where all code that it ran is of these."""
 
     def extract(trace: Trace) -> Value:
-        matches = map(_COMPILED_REGION.match, trace.names)
-        ran = {match[1] for match in matches if match is not None}
-        if not ran <= set(trace.facts.get("compiled", ran)):
-            return _unknown("the test runs code that was compiled before it began")
-        return count(trace)
+        from pytest_torchprof.analysis import compilation
+
+        found: compilation.Compiled = getattr(compilation, what)(trace)
+        if found.rows is None or found.gap is not None:
+            return _unknown(str(found.gap), None if found.rows is None else len(found.rows))
+        return len(found.rows)
 
     return extract
 
@@ -232,7 +229,9 @@ def _findings(trace: Trace) -> Value:
 
     if (reason := nothing_seen(trace)) is not None:
         return _unknown(reason)
-    return sum(trace.once(check_all).counts.values())
+    checked = trace.once(check_all)
+    total = sum(checked.counts.values())
+    return _unknown(checked.unsettled, total) if checked.unsettled else total
 
 
 # -------------------------------------------------------------------- the table
@@ -309,10 +308,10 @@ METRICS: Mapping[str, Metric] = {
         _row("graph_breaks", "1", "exact", "", _compiled("graph_breaks"),
              "torch.compile graph breaks in the first run of the test", scopable=False,
              depends_on_order=True),
-        _row("recompiles", "1", "exact", "", _compiled("recompiles"),
+        _row("recompiles", "1", "exact", "", _compiled("recompilations"),
              "torch.compile recompilations in the first run of the test", scopable=False,
              depends_on_order=True),
         _row("findings", "1", "exact", "", _findings,
-             "anti-pattern matches", scopable=False),
+             "anti-pattern matches", scopable=False, depends_on_order=True),
     )
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -98,16 +98,8 @@ def _metrics(text: str) -> tuple[str, ...]:
     return tuple(_metric(word) for word in _words(text))
 
 
-def _rule(text: str) -> str:
-    from pytest_torchprof.rules import CODES
-
-    if text not in CODES:
-        raise SettingsError(f"there is no anti-pattern rule {text!r}. {near(text, CODES)}")
-    return text
-
-
-def _rules(text: str) -> frozenset[str]:
-    return frozenset(_rule(word) for word in _words(text))
+def _codes(text: str) -> frozenset[str]:
+    return frozenset(_words(text))
 
 
 def _thresholds(text: str) -> dict[str, dict[str, float]]:
@@ -138,7 +130,7 @@ OPTIONS = (
     Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table"),
     Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
     Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
-    Option("ignore", "", _rules, "RULE,…", "anti-pattern rules that are switched off"),
+    Option("ignore", "", _codes, "RULE,…", "anti-pattern rules that are switched off"),
     Option("thresholds", "", _thresholds, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
            "with units: pageable-copy.bytes=2 MiB"),
     Option("threads", "1", _threads, "N|keep", "intra-op CPU threads of the profiled run; 1 makes "
@@ -221,6 +213,8 @@ def build_settings(config: pytest.Config) -> Settings:
         text = option.default if text is None else str(text)
         try:
             values[option.name] = None if text is None else option.parse(text)
+            if option.name == "ignore":  # what rules there are, only the session knows
+                _check_rules(values["ignore"], config)
         except TorchprofError as error:
             raise pytest.UsageError(f"{source}: {error}") from None
     strict = config.getoption("torchprof_strict")
@@ -234,6 +228,23 @@ def build_settings(config: pytest.Config) -> Settings:
         strict=bool(config.getini("torchprof_strict") if strict is None else strict),
         **{**values, "columns": values["columns"] or ()},
     )
+
+
+def _check_rules(codes: Iterable[str], config: pytest.Config) -> frozenset[str]:
+    """These names, if there is a rule of each, built in or of the users' own.
+
+    Raises:
+        SettingsError: there is none, with the near matches; or users' rules that make no sense.
+    """
+    from pytest_torchprof.rulebook import rules_of
+    from pytest_torchprof.rules import CODES
+
+    codes = list(codes)
+    known = dict.fromkeys([*CODES, *rules_of(config).rules])
+    for code in codes:
+        if code not in known:
+            raise SettingsError(f"there is no anti-pattern rule {code!r}. {near(code, known)}")
+    return frozenset(codes)
 
 
 # -------------------------------------------------------------------- markers
@@ -352,7 +363,7 @@ def antipatterns_of(item: pytest.Item) -> tuple[frozenset[str] | None, frozenset
     forbidden: frozenset[str] | None = None
     for mark in item.iter_markers("no_antipatterns"):
         _check_arguments(mark, ())
-        forbidden = frozenset(_rule(str(name)) for name in mark.args)
+        forbidden = _check_rules(map(str, mark.args), item.config)
     allowed: set[str] = set()
     for mark in item.iter_markers("allow_antipatterns"):
         _check_arguments(mark, ("reason",))
@@ -360,7 +371,7 @@ def antipatterns_of(item: pytest.Item) -> tuple[frozenset[str] | None, frozenset
             raise SettingsError(
                 'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
             )
-        allowed |= {_rule(str(name)) for name in mark.args}
+        allowed |= _check_rules(map(str, mark.args), item.config)
     return forbidden, frozenset(allowed)
 
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from pytest_torchprof.fixture import Torchprof
 
 
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Make the hook for users' rules known; it is called only when profiling is on."""
+    from pytest_torchprof import hookspecs
+
+    pluginmanager.add_hookspecs(hookspecs)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the option table."""
     options.add_options(parser)

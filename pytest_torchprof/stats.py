@@ -14,9 +14,14 @@ TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_p
 
 @dataclass(frozen=True)
 class NotMeasured:
-    """A metric without a value, and why."""
+    """A metric without a value, and why.
+
+    ``at_hand`` is a number that a limit can be checked against, and that another run of the test
+    may not have: it is compared with no baseline.
+    """
 
     reason: str
+    at_hand: int | None = None
 
 
 Number = int | float

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture import Capture, prime
+from pytest_torchprof.capture import Capture, CompileCount, prime
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -30,3 +30,31 @@ def captured_file(
 def captured(block: Callable[[], Any], folder: Path) -> Trace:
     """The trace of a block that is run once."""
     return captured_file(block, folder)[0]
+
+
+class Compiling:
+    """A payload with what torch.compile did from here on to the end of its first run."""
+
+    def __init__(self, block: Callable[[], Any]) -> None:
+        self._block = block
+        self._before = CompileCount.now()
+        self._first: dict[str, Any] | None = None
+
+    def __call__(self) -> None:
+        """Run it once."""
+        self._block()
+        self._first = self._first or CompileCount.now().since(self._before)
+
+    def capture(self, folder: Path) -> Trace:
+        """The trace of another run, with the facts of the first."""
+        if self._first is None:
+            self()
+        first = self._first or {}
+        capture = Capture()
+        capture.start()
+        try:
+            self._block()
+            compiled = CompileCount.now().since(self._before)["compiled"]
+            return capture.stop(folder, {**first, "compiled": compiled})[0]
+        finally:
+            capture.abandon()

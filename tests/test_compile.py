@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from helpers import accept, calls, read_baseline, run
+
+from pytest_torchprof.rules import RULES, check
+from pytest_torchprof.trace.read import read
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -174,3 +178,115 @@ def test_the_numbers_of_compiled_frames_are_no_operators(pytester: pytest.Pytest
     assert 1 == entry["operators"]["Torch-Compiled Region"]["calls"]
     for args in (("-k", "test_other"), ("--torchprof-threads=1",)):
         assert "as many operators" not in run(pytester, "--torchprof", *args).out
+
+
+FIXTURE = """
+    import pytest
+    import torch
+
+    X = torch.ones(4)
+
+    @pytest.fixture(scope="module")
+    def compiled():
+        def step(x):
+            y = x.sin()
+            torch._dynamo.graph_break()
+            return y.cos()
+
+        compiled = torch.compile(step, backend="eager")
+        compiled(X)
+        return compiled
+
+    def test_that_sets_the_fixture_up(compiled):
+        compiled(X)
+
+    {marker}
+    def test_later(compiled):
+        compiled({argument})
+"""
+
+
+@pytest.mark.parametrize(
+    ("marker", "argument", "statuses"),
+    [
+        ("max_graph_breaks(1)", "X", ("graph_breaks", 1, "ok")),
+        ("max_graph_breaks(0)", "X", ("graph_breaks", 1, "over_budget")),
+        ("max_recompiles(0)", "X", ("recompiles", 0, "ok")),
+        ("max_recompiles(1)", "X.double()", ("recompiles", 2, "over_budget")),
+    ],
+)
+def test_a_budget_holds_for_code_that_was_compiled_before_the_test(
+    pytester: pytest.Pytester, marker: str, argument: str, statuses: tuple[str, int, str]
+) -> None:
+    text = FIXTURE.format(marker=f"@pytest.mark.{marker}", argument=argument)
+    pytester.makepyfile(test_it=text)
+    metric, value, status = statuses
+    found = run(pytester, "--torchprof").metric(metric, "test_later")
+    assert (value, status) == (found["value"], found["status"])
+
+
+def test_without_a_budget_such_code_is_compared_with_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=FIXTURE.format(marker="", argument="X.double()"))
+    ran = accept(pytester)
+    for metric in ("graph_breaks", "recompiles"):
+        assert "not_measured" == ran.metric(metric, "test_later")["status"]
+    alone = run(pytester, "--torchprof", "test_it.py::test_later")
+    assert {"passed": 1} == alone.outcomes
+
+
+@pytest.mark.parametrize(
+    ("body", "breaks"),
+    [
+        ("return x.cos() if x.sum() > 0 else x.sin()", 1),
+        ("for _ in range(2): x = x.sin(); torch._dynamo.graph_break()\n        return x", 1),
+        ("return x.cos() if x.shape[0] > 0 else x.sin()", 0),
+    ],
+)
+def test_branches_on_values_and_frames_left_to_python_are_graph_breaks(
+    pytester: pytest.Pytester, body: str, breaks: int
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""
+    import pytest
+    import torch
+
+    def step(x):
+        {body}
+
+    @pytest.mark.max_graph_breaks(0)
+    def test_it():
+        torch.compile(step, backend="eager")(torch.ones(4))
+    """
+    )
+    found = run(pytester, "--torchprof").metric("graph_breaks", "test_it")
+    status = "over_budget" if breaks else "new"
+    assert (breaks, status) == (found["value"], found["status"])
+
+
+def test_a_reset_within_the_test_loses_no_graph_break(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        def step(x):
+            y = x.sin()
+            torch._dynamo.graph_break()
+            return y.cos()
+
+        def test_it():
+            for _ in range(2):
+                torch._dynamo.reset()
+                torch.compile(step, backend="eager")(torch.ones(4))
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert [2, 0] == [ran.metric(m, "test_it")["value"] for m in ("graph_breaks", "recompiles")]
+
+
+def test_the_kept_trace_says_where_and_why(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=BREAKS)
+    args = ("--torchprof-traces=traces", "--torchprof-traces-of=all")
+    file = run(pytester, "--torchprof", *args).tests["test_anew"]["trace"]
+    (finding,) = check(read(Path(str(file))), [RULES["graph-break"]]).findings()
+    assert (1, f"{pytester.path}/test_it.py:7") == (finding.count, finding.location)
+    assert "`print`" in finding.message

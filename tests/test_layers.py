@@ -10,12 +10,13 @@ import pytest
 
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
-    {"", "units", "errors", "files", "watchdog"},  # "" is the package itself
+    {"", "units", "errors", "files", "watchdog", "hookspecs"},  # "" is the package itself
     {"events", "arguments", "nesting", "flops", "devices", "stats", "settings"},
     {"metrics", "rules", "analysis", "compare"},
     {"render", "baseline", "trace"},
     {
         "options",
+        "rulebook",
         "session",
         "judging",
         "accepting",
@@ -36,25 +37,42 @@ ACROSS = {  # what a room may import on its own level
     "metrics": {"analysis", "rules"},
     "rules": {"analysis"},
     "compare": {"metrics", "analysis"},
-    "options": {"capture"},
+    "options": {"capture", "rulebook"},
     "runs": {"capture", "options"},
     "accepting": {"options"},
     "fixture": {"accepting", "capture", "options", "runs", "reruns"},
     "reruns": {"capture", "runs", "silence"},
     "silence": {"capture"},
     "judging": {"runs"},
-    "session": {"accepting", "capture", "fixture", "judging", "options", "reruns", "runs"},
+    "session": {
+        "accepting",
+        "capture",
+        "fixture",
+        "judging",
+        "options",
+        "reruns",
+        "rulebook",
+        "runs",
+    },
     "cli": {"commands"},
     "__main__": {"cli"},
 }
 ONLY_IN = {  # library → the modules that may import it
-    "pytest": {"plugin", "options", "session", "reruns", "silence", "fixture"},
+    "pytest": {"plugin", "options", "rulebook", "session", "reruns", "silence", "fixture"},
     "torch": {"capture"},
     "tabulate": {"render"},
     "tqdm": {"commands"},
     "expecttest": {"baseline.inline"},
 }
-LOADED_WHEN_OFF = {"plugin", "options", "settings", "units", "errors", "metrics"}
+LOADED_WHEN_OFF = {
+    "plugin",
+    "options",
+    "settings",
+    "units",
+    "errors",
+    "metrics",
+    "hookspecs",
+}
 
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.machine import (
     Machine,
     allows_tf32,
@@ -18,7 +19,7 @@ from pytest_torchprof.capture.profiler import (
     watching,
 )
 from pytest_torchprof.capture.real import REAL, muted
-from pytest_torchprof.capture.state import CompileCount, World
+from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.stopwatch import Round, Stopwatch
 
 __all__ = [

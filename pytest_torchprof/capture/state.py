@@ -1,4 +1,4 @@
-"""State of the process that a rerun must not change, or that tells what it compiled."""
+"""State of the process that a rerun must not change."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import random
 import sys
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 
 class RandomState:
@@ -32,58 +30,6 @@ class RandomState:
             sys.modules["torch"].default_generator.set_state(self._torch)
         if self._cuda is not None:
             sys.modules["torch"].cuda.set_rng_state_all(self._cuda)
-
-
-#: Source: torch/_dynamo/utils.py, DEFAULT_COMPILATION_METRICS_LIMIT.
-_KEPT_RECORDS = 64
-
-
-@dataclass(frozen=True)
-class CompileCount:
-    """What torch.compile has compiled so far in this process, and the graph breaks it counted.
-
-    ``records`` are dynamo's, one a compilation, as (compile id, start, identity): the annotation of
-    a compiled region repeats the compile id.
-    """
-
-    graph_breaks: int = 0
-    records: frozenset[tuple[str, Any, int]] = frozenset()
-    full: bool = False
-
-    @classmethod
-    def now(cls) -> CompileCount:
-        """Read dynamo's counters; all zero while dynamo has not been imported."""
-        utils = sys.modules.get("torch._dynamo.utils")
-        if utils is None:
-            return cls()
-        breaks = utils.counters.get("graph_break", {})
-        records: list[Any] = getattr(utils, "get_compilation_metrics", list)()
-        known = frozenset(
-            (str(getattr(r, "compile_id", None)), getattr(r, "start_time_us", None), id(r))
-            for r in records
-        )
-        return cls(sum(breaks.values()), known, len(records) >= _KEPT_RECORDS)
-
-    def compiled_since(self, before: CompileCount) -> bool:
-        """Whether anything was compiled between two readings."""
-        return not self.records <= before.records
-
-    def since(self, before: CompileCount) -> dict[str, Any]:
-        """The facts about compilation between two readings."""
-        compiled = sorted(name for name, *_ in self.records - before.records)
-        # As long as an older record is kept, no later one has been dropped.
-        lost = self.full and not self.records & before.records
-        return {
-            # A test may clear dynamo's counters: then what is there now is all its own.
-            "graph_breaks": self.graph_breaks - before.graph_breaks
-            if self.graph_breaks >= before.graph_breaks
-            else self.graph_breaks,
-            # A compile id is "frame/attempt": an attempt after the first is a recompilation.
-            "recompiles": f"torch keeps no more than {_KEPT_RECORDS} compilations"
-            if lost
-            else sum(not one.endswith(("/0", "None")) for one in compiled),
-            "compiled": compiled,
-        }
 
 
 class World:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.rules import (
+    compilation,
     copies,
     gradients,
     layers,
@@ -36,35 +37,29 @@ __all__ = [
     "rule",
 ]
 
+#: The rules' files, by theme.
+THEMES = (
+    training,
+    gradients,
+    layers,
+    loops,
+    products,
+    waiting,
+    copies,
+    repetition,
+    compilation,
+)
+
 #: Rules by code, in the order of the files of their themes.
 RULES: Mapping[str, Rule] = {
     found.code: found
-    for theme in (training, gradients, layers, loops, products, waiting, copies, repetition)
+    for theme in THEMES
     for found in vars(theme).values()
     if isinstance(found, Rule)
 }
 
 #: The codes that markers and options accept.
-CODES = (
-    "fp32-matmul",
-    "extra-cuda-copy",
-    "sync-dataloader",
-    "for-loop-indexing",
-    "single-tensor-optimizer",
-    "grad-not-none",
-    "conv-bias-batchnorm",
-    "unaligned-matmul",
-    "host-sync",
-    "pageable-copy",
-    "copy-round-trip",
-    "repeated-cast",
-    "launch-bound",
-    "math-attention",
-    "missing-no-grad",
-    "graph-break",
-    "recompile",
-    "contiguous-copy",
-)
+CODES = tuple(RULES)
 
 
 def check_all(trace: Trace) -> Checked:

@@ -29,12 +29,16 @@ _NO_EVENTS = "no operators in this trace"
 
 @dataclass(frozen=True)
 class Checked:
-    """Matches by rule; ``unchecked`` and ``errors`` by rule say why there are none."""
+    """Matches by rule; ``unchecked`` and ``errors`` by rule say why there are none.
+
+    ``unsettled``: why another run of the same test may have more matches, if it may.
+    """
 
     trace: Trace
     matches: Mapping[Rule, Matches]
     unchecked: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    unsettled: str | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -71,21 +75,35 @@ def check(
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, str] = {}
     errors: dict[str, str] = {}
+    unsettled: str | None = None
     for rule in _triggered(trace, wanted):
-        why = lacking(trace, rule)
-        if why is not None:
-            unchecked[rule.code] = why
-            continue
         values = {name: threshold.default for name, threshold in rule.thresholds.items()}
         values |= (thresholds or {}).get(rule.code, {})
         try:
+            why = lacking(trace, rule)
+            if why is not None:
+                unchecked[rule.code] = why
+                if rule.depends_on_order and trace.region is not None:
+                    unsettled = unsettled or why
+                continue
             found = matches_of(rule.find(trace, **values), trace, rule.summary)
         except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
-            errors[rule.code] = f"{type(error).__name__}: {error}"
+            errors[rule.code] = _fault(error)
             continue
         if len(found):
             matches[rule] = found
-    return Checked(trace, matches, unchecked, errors)
+    return Checked(trace, matches, unchecked, errors, unsettled)
+
+
+def _fault(error: Exception) -> str:
+    """What was raised, and on which line."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    code = at.tb_frame.f_code if at is not None else None
+    line = f" ({code.co_filename}:{at.tb_lineno})" if code is not None and at is not None else ""
+    said = str(error).partition("\n")[0]
+    return f"{type(error).__name__}{': ' if said else ''}{said}{line}"
 
 
 def nothing_seen(trace: Trace) -> str | None:
@@ -105,7 +123,7 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
         return gap
     if "shapes" in rule.needs and not trace.records_shapes:
         return _NO_SHAPES
-    return None
+    return None if rule.ready is None else rule.ready(trace)
 
 
 # -------------------------------------------------------------------- triggers

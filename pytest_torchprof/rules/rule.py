@@ -85,6 +85,9 @@ class Rule:
             expression; most rules are done with after that look. None: always look.
         needs: what the trace must hold, else the rule is *not checked* on it.
         thresholds: by name, as ``find`` takes them.
+        ready: what else a trace lacks for this rule, in words, or None.
+        depends_on_order: whether what ran earlier in the process decides if a trace is ready; then
+            a metric of its own is what is compared with a baseline.
     """
 
     code: str
@@ -93,6 +96,8 @@ class Rule:
     triggers: str | None = None
     needs: frozenset[Need] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
+    ready: Callable[[Trace], str | None] | None = None
+    depends_on_order: bool = False
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -115,6 +120,8 @@ def rule(
     fix: str,
     triggers: str | None = None,
     needs: str = "",
+    ready: Callable[[Trace], str | None] | None = None,
+    depends_on_order: bool = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
@@ -127,16 +134,39 @@ def rule(
         raise ValueError(f"rule {code}: unknown needs {', '.join(sorted(unknown))}")
 
     def make(find: Callable[..., Matches | Iterable[int]]) -> Rule:
-        return Rule(code, find, fix, triggers, wanted, thresholds)  # type: ignore[arg-type]
+        return Rule(
+            code,
+            find,
+            fix,
+            triggers,
+            wanted,  # type: ignore[arg-type]
+            thresholds,
+            ready,
+            depends_on_order,
+        )
 
     return make
 
 
 def matches_of(found: Matches | Iterable[int], trace: Trace, fallback: str) -> Matches:
-    """What a rule has returned, in full; a plain list of events has the rule's summary to say."""
-    if isinstance(found, Matches):
-        return found
-    events = np.fromiter(found, np.int64)
+    """What a rule has returned, in full; a plain list of events has the rule's summary to say.
+
+    Raises:
+        TypeError: it is neither, or a mask.
+        ValueError: columns of different lengths.
+        IndexError: events that the trace does not have.
+    """
+    if not isinstance(found, Matches):
+        if isinstance(found, np.ndarray) and found.dtype.kind == "b":
+            raise TypeError("a rule returns the numbers of events, not a mask: np.flatnonzero(…)")
+        found = Matches(np.fromiter(found, np.int64), fallback)
+    events = np.asarray(found.event)
+    if events.ndim != 1 or events.dtype.kind not in "iu":
+        raise TypeError(f"events are one column of whole numbers, not {events.dtype}")
+    for name in ("message", "count", "cost_ns", "bytes", "location"):
+        column = getattr(found, name)
+        if column is not None and not isinstance(column, str) and len(column) != len(events):
+            raise ValueError(f"{len(events)} events, and {len(column)} of {name}")
     if len(events) and not (events.min() >= -1 and events.max() < len(trace)):
         raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
-    return Matches(events, fallback)
+    return found

@@ -92,7 +92,7 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     needs="device",
     kernels=Threshold(50, "1", "of a few kernels nobody can make many fewer"),
     idle_share=Threshold(0.5, "1", "below, the device has as much to do as it is kept waiting"),
-    pause=Threshold(0.001, "s", "a host that launches nothing for so long does something else"),
+    pause=Threshold(1, "ms", "a host that launches nothing for so long does something else"),
 )
 def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: float) -> Matches:
     """The device is idle for most of the time while the host launches kernels one by one.
@@ -126,7 +126,7 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
     """
     events, said, costs = [], [], []
     for device, mine in launches(trace).items():
-        steady = mine.single & (mine.pace >= 0) & (mine.pace <= pause * 1e9)
+        steady = mine.single & (mine.pace >= 0) & (mine.pace <= pause * 1e6)
         waited = steady & mine.late & (mine.gap > 0)
         count = int(mine.single.sum())
         if count < kernels or 2 * waited.sum() < count:

@@ -1,0 +1,84 @@
+"""Graph breaks and recompilations of a trace: the test's own, and those of earlier compilations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+
+NOT_LIVE = "only a live test measures it"
+EARLIER = "the test runs code that was compiled before it began"
+
+#: torch's annotation around each run of compiled code, with the compile id, "frame/attempt".
+_REGION = "Torch-Compiled Region: "
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Graph breaks, or recompilations, a row each: ``reason``, ``location``, ``id`` and ``ms``.
+
+    ``gap``: why their number is not comparable with another run's. ``rows`` is None where nobody
+    knows them; else a limit can be checked all the same.
+    """
+
+    rows: Sequence[Mapping[str, Any]] | None
+    gap: str | None = None
+
+
+def regions(trace: Trace) -> set[str]:
+    """The ids of the compiled code that ran."""
+    return trace.once(_regions)
+
+
+def _regions(trace: Trace) -> set[str]:
+    return {name.removeprefix(_REGION) for name in trace.names if name.startswith(_REGION)}
+
+
+def graph_breaks(trace: Trace) -> Compiled:
+    """Those of the first run's compilations, and of the earlier ones whose code the test ran.
+
+    A frame that dynamo had given up on before leaves no mark in the trace, and is not among them.
+    """
+    own = _noted(trace, "graph_breaks", "breaks")
+    earlier = _earlier(trace)
+    if own.rows is None or not (earlier or _anew(trace)):
+        return own
+    known = trace.facts.get("earlier_breaks")
+    if known is None:
+        return Compiled(None, EARLIER)
+    more = [row for name in sorted(earlier) for row in known.get(name, ())]
+    return Compiled([*own.rows, *more], EARLIER)
+
+
+def recompilations(trace: Trace) -> Compiled:
+    """Those of the first run; of frames that were compiled before too, which depends on others."""
+    own = _noted(trace, "recompiles", "recompilations")
+    if own.rows is None:
+        return own
+    again = _anew(trace)
+    if not (again or _earlier(trace)):
+        return own
+    # All modules of torch's own share one frame: nobody knows whether this one was compiled before.
+    shared = not all(row.get("users") for row in again)
+    return Compiled(None if shared else own.rows, EARLIER)
+
+
+def _noted(trace: Trace, number: str, rows: str) -> Compiled:
+    value = trace.facts.get(number)
+    if not isinstance(value, int):
+        return Compiled(None, str(value) if value else NOT_LIVE)
+    return Compiled(trace.facts.get(rows) or ())
+
+
+def _anew(trace: Trace) -> list[Mapping[str, Any]]:
+    """Recompilations of what was compiled before the test, and would be the first without that."""
+    return [row for row in trace.facts.get("recompilations", ()) if row.get("frame_before")]
+
+
+def _earlier(trace: Trace) -> set[str]:
+    """Compiled code that ran, and was not compiled in the test."""
+    ran = regions(trace)
+    return ran - set(trace.facts.get("compiled", ran))

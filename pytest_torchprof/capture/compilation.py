@@ -1,0 +1,182 @@
+"""What torch.compile has compiled in this process, why again, and where it gave up on a graph.
+
+Dynamo notes all of it anyway: a record for each compilation, the reason and the user's stack for
+each graph break. Reading them costs nothing, changes nothing that the user sees, and imports
+nothing: as long as nobody has used dynamo, there is nothing to read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_torchprof.capture.dynamo import (
+    Break,
+    Compilation,
+    break_of,
+    broke,
+    compilation_of,
+    own_breaks,
+    recompiled,
+)
+
+#: Source: torch/_dynamo/utils.py, DEFAULT_COMPILATION_METRICS_LIMIT: as many records dynamo keeps.
+_KEPT_RECORDS = 64
+#: A large model with graph breaks makes more of them in one test.
+_WANTED_RECORDS = 1024
+_LOST = "torch keeps no more than {} compilations"
+
+
+class _Log:
+    """Everything that dynamo has noted since somebody looked first; one for the process."""
+
+    def __init__(self) -> None:
+        self.compilations: list[Compilation] = []
+        self.loose: list[Break] = []
+        #: How often records were gone before they were read.
+        self.losses = 0
+        self.kept = _KEPT_RECORDS
+        #: Where the current numbering of frames begins: `torch._dynamo.reset` starts a new one.
+        self.numbered_from = 0
+        self.complete = True
+        self._last_record: Any = None
+        self._last_break: Any = None
+        self._breaks_read = 0
+
+    def read(self) -> Mapping[str, int]:
+        """Take over what is new; returns dynamo's counter of graph breaks by reason."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        if utils is None:
+            return {}
+        breaks = [break_of(reason) for reason in self._new_breaks(utils)]
+        for record in self._new_records(utils):
+            self._add(compilation_of(record, utils, own_breaks(record, breaks)))
+        self.loose += breaks
+        self.complete &= not breaks
+        return dict(utils.counters.get("graph_break", {}))
+
+    def _add(self, made: Compilation) -> None:
+        if made.forward and made.id == "0/0" and self.known("0/0"):
+            self.numbered_from, self.complete = len(self.compilations), True
+        if not made.name:  # one attempt too many, of which dynamo notes no more than the number
+            frame = made.id.rpartition("/")[0]
+            same = (one for one in self._numbered() if one.id.rpartition("/")[0] == frame)
+            if (first := next(same, None)) is not None:
+                made = made._replace(name=first.name, location=first.location)
+        self.compilations.append(made)
+
+    def _numbered(self) -> Sequence[Compilation]:
+        return self.compilations[self.numbered_from :]
+
+    def known(self, name: str) -> bool:
+        """Whether a frame of this number was compiled, since frames are numbered so."""
+        return any(one.id == name for one in self._numbered())
+
+    def _new_records(self, utils: Any) -> Sequence[Any]:
+        records: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+        start = len(records)
+        while start and records[start - 1] is not self._last_record:
+            start -= 1
+        kept = getattr(getattr(utils, "_compilation_metrics", None), "maxlen", None)
+        self.kept = kept or _KEPT_RECORDS
+        if start == 0 and len(records) >= self.kept:
+            self.losses += 1
+            self.complete = False
+        if kept == _KEPT_RECORDS and hasattr(utils, "set_compilation_metrics_limit"):
+            utils.set_compilation_metrics_limit(_WANTED_RECORDS)
+        if records:
+            self._last_record = records[-1]
+        return records[start:]
+
+    def _new_breaks(self, utils: Any) -> Sequence[Any]:
+        reasons: list[Any] = getattr(utils, "graph_break_reasons", [])
+        read, last = self._breaks_read, self._last_break
+        cleared = len(reasons) < read or (read > 0 and reasons[read - 1] is not last)
+        new = reasons[:] if cleared else reasons[read:]
+        self._breaks_read, self._last_break = len(reasons), reasons[-1] if reasons else None
+        return new
+
+
+_LOG = _Log()
+
+
+@dataclass(frozen=True)
+class CompileCount:
+    """How much torch.compile has compiled so far in this process, and the graph breaks it made.
+
+    The annotation of a compiled region repeats the compile id, "frame/attempt".
+    """
+
+    compilations: int = 0
+    loose: int = 0
+    losses: int = 0
+    counted: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls) -> CompileCount:
+        """Read what dynamo has noted; all zero while dynamo has not been imported."""
+        counted = _LOG.read()
+        return cls(len(_LOG.compilations), len(_LOG.loose), _LOG.losses, counted)
+
+    def compiled_since(self, before: CompileCount) -> bool:
+        """Whether anything was compiled between two readings."""
+        return self.compilations > before.compilations
+
+    def since(self, before: CompileCount) -> dict[str, Any]:
+        """The facts about compilation between two readings; see `analysis.compilation`."""
+        made = _LOG.compilations[before.compilations : self.compilations]
+        breaks = [_row(b, one) for one in made for b in one.breaks]
+        breaks += [_row(b) for b in self._unplaced(before, made)]
+        own = {one.id for one in made}
+        again = [
+            {
+                "reason": recompiled(one),
+                "location": one.location,
+                "id": one.id,
+                "ms": one.ms,
+                "frame_before": f"{one.id.rpartition('/')[0]}/0" not in own,
+                "users": one.users,
+            }
+            for one in made
+            if one.reason is not None
+        ]
+        lost = _LOST.format(_LOG.kept) if self.losses > before.losses else None
+        return {
+            "graph_breaks": lost or len(breaks),
+            "recompiles": lost or len(again),
+            "compiled": sorted(own - {"None"}),
+            "breaks": breaks,
+            "recompilations": again,
+            "earlier_breaks": self._earlier(before),
+        }
+
+    def _unplaced(self, before: CompileCount, made: Iterable[Compilation]) -> Iterable[Break]:
+        """Breaks of no known compilation, and those only counted: a reset has cleared the rest."""
+        loose = _LOG.loose[before.loose : self.loose]
+        yield from loose
+        # A test may clear dynamo's counters: then what is there now is all its own.
+        cleared = sum(self.counted.values()) < sum(before.counted.values())
+        left = Counter(self.counted)
+        left.subtract({} if cleared else before.counted)
+        left.subtract(b.text for one in made for b in one.breaks)
+        left.subtract(b.text for b in loose)
+        yield from (Break(text, None) for text in (+left).elements())
+
+    def _earlier(self, before: CompileCount) -> dict[str, list[dict[str, Any]]] | None:
+        """Graph breaks by compile id in what was compiled before; None where not all is known."""
+        if not _LOG.complete:
+            return None
+        earlier = _LOG.compilations[_LOG.numbered_from : before.compilations]
+        return {one.id: [_row(b, one) for b in one.breaks] for one in earlier if one.breaks}
+
+
+def _row(broken: Break, of: Compilation | None = None) -> dict[str, Any]:
+    return {
+        "reason": broke(broken.text),
+        "location": broken.location,
+        "id": of.id if of else None,
+        "ms": of.ms if of else 0.0,
+    }

@@ -1,0 +1,167 @@
+"""Rules about torch.compile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchprof.analysis import compilation
+from pytest_torchprof.analysis.compilation import NOT_LIVE, Compiled
+from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Bools
+
+_REGION = "Torch-Compiled Region"
+#: What dynamo calls the rest of a function after a graph break, as a Python frame of a trace.
+#: Source: torch/_dynamo/resume_execution.py, ``TORCH_DYNAMO_RESUME_IN_PREFIX``.
+_RESUMED = re.compile(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
+
+
+def _is_ready_for_breaks(trace: Trace) -> str | None:
+    if "compiled" in trace.facts:
+        return compilation.graph_breaks(trace).gap
+    compiled = any(name.startswith(_REGION) for name in trace.names)
+    return NOT_LIVE if compiled and not trace.is_kind(Kind.PYTHON).any() else None
+
+
+def _is_ready_for_recompilations(trace: Trace) -> str | None:
+    if "compiled" in trace.facts:
+        return compilation.recompilations(trace).gap
+    unnamed = not compilation.regions(trace) and _REGION in trace.names
+    return "this torch does not number what it compiles" if unnamed else None
+
+
+@rule(
+    "graph-break",
+    fix="keep what dynamo cannot trace out of compiled code; fullgraph=True finds it at once",
+    ready=_is_ready_for_breaks,
+    depends_on_order=True,
+)
+def graph_break(trace: Trace) -> Matches:
+    """torch.compile gives up on a graph, and the rest runs from Python or not compiled at all.
+
+    What it does
+        Counts the graph breaks that dynamo notes while it compiles what the first run of the test
+        calls, each with dynamo's reason and the line. A frame that is skipped altogether, because
+        it breaks in a loop or a ``try``, is one. A stored trace of another tool tells it by the
+        functions with which Python resumes, if it was recorded with stacks. The cost is the time
+        that compiling the broken frame took.
+
+    Why it is slow
+        Each piece is a graph of its own: it is called from Python, nothing is fused across the
+        break, and values return to Python between the two. In a loop, nothing is compiled.
+
+    Example
+        .. code:: python
+
+            @torch.compile
+            def step(x):
+                y = x.sin()
+                print(y.mean())
+                return y.cos()
+
+    Use instead
+        .. code:: python
+
+            @torch.compile(fullgraph=True)
+            def step(x):
+                y = x.sin()
+                return y.cos(), y.mean()
+    """
+    if "compiled" in trace.facts:
+        return _noted(trace, compilation.graph_breaks(trace))
+    return _resumed(trace)
+
+
+@rule(
+    "recompile",
+    fix="mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python "
+    "numbers for values",
+    ready=_is_ready_for_recompilations,
+    depends_on_order=True,
+)
+def recompile(trace: Trace) -> Matches:
+    """torch.compile compiles the same function again.
+
+    What it does
+        Counts the recompilations of the first run of the test, each with the guard that failed and
+        the function. In a stored trace of another tool these are the compiled regions whose number
+        is not their function's first. The cost is the time that compiling took.
+
+    Why it is slow
+        Compiling takes seconds where a call takes milliseconds; after eight attempts dynamo gives
+        up, and the function runs as plain Python.
+
+    Example
+        .. code:: python
+
+            scale = torch.compile(lambda x, factor: x * factor)
+            for factor in (0.1, 0.2, 0.3):
+                scale(x, factor)
+
+    Use instead
+        .. code:: python
+
+            scale = torch.compile(lambda x, factor: x * factor)
+            for factor in torch.tensor([0.1, 0.2, 0.3]):
+                scale(x, factor)
+    """
+    if "compiled" in trace.facts:
+        return _noted(trace, compilation.recompilations(trace))
+    again = sorted(name for name in compilation.regions(trace) if not name.endswith("/0"))
+    return _matches(trace, [{"reason": _attempt(name), "id": name} for name in again])
+
+
+def _attempt(name: str) -> str:
+    frame, _, attempt = name.rpartition("/")
+    count = f" (attempt {int(attempt) + 1})" if attempt.isdecimal() else ""
+    return f"the compiled function {frame} was compiled again{count}"
+
+
+def _noted(trace: Trace, found: Compiled) -> Matches:
+    return _matches(trace, found.rows or ())
+
+
+def _matches(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> Matches:
+    """A match a row, at the place where the compiled code first ran."""
+    if not rows:
+        return NO_MATCHES
+    events = {row.get("id"): -1 for row in rows}
+    for name in events:
+        events[name] = _first(trace, trace.named(f"{_REGION}: {name}"))
+    return Matches(
+        np.array([events[row.get("id")] for row in rows], np.int64),
+        [str(row["reason"]) for row in rows],
+        cost_ns=np.array([int(float(row.get("ms") or 0) * 1e6) for row in rows], np.int64),
+        location=[row.get("location") for row in rows],
+    )
+
+
+def _resumed(trace: Trace) -> Matches:
+    """Functions that resume after a graph break, among the Python frames of a trace."""
+    rows: dict[tuple[str, ...], tuple[int, str]] = {}
+    for number, name in enumerate(trace.names):
+        if "torch_dynamo_resume_in_" in name and (found := _RESUMED.fullmatch(name)):
+            event = _first(trace, trace.name == number)
+            if event >= 0:
+                said = f"{found['name']} goes on in Python after a graph break"
+                rows.setdefault((found["file"], found["line"], found["name"]), (event, said))
+    if not rows:
+        return NO_MATCHES
+    return Matches(
+        np.array([event for event, _ in rows.values()], np.int64),
+        [said for _, said in rows.values()],
+        cost_ns=np.zeros(len(rows), np.int64),
+        location=[f"{file}:{line}" for file, line, _ in rows],
+    )
+
+
+def _first(trace: Trace, events: Bools) -> int:
+    at = np.flatnonzero(events & trace.selection)
+    return int(at[0]) if len(at) else -1

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.events import Trace
 
+#: The rule of examples in which no rule must match.
+CLEAN = "clean"
 #: A count moves by this when its threshold does; larger ones move by a quarter.
 _SMALL = 16
 
@@ -147,7 +149,7 @@ def scores(answers: Iterable[Answer]) -> dict[str, Score]:
         case = answer.case
         for code, number in answer.foreign.items():
             out[code].false += number
-        if case.rule in RULES or case.matches:
+        if case.rule != CLEAN:
             own = out.setdefault(case.rule, Score(case.rule))
             own.positives += case.matches > 0
             own.near_misses += not case.matches

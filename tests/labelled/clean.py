@@ -18,3 +18,7 @@ class Clean(Examples):
         """The function below makes a payload that nobody should complain of."""
         self.append(Case("clean", 0, make))
         return make
+
+    def accepted(self, also: str) -> Callable[[Callable[[], Made]], Callable[[], Made]]:
+        """The same, but for what its author accepts by a marker."""
+        return self.near_miss("clean", also=also)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from labelled.case import ANY
 from live import captured
 from trace_builder import TraceBuilder
 
@@ -43,6 +44,11 @@ class Answer:
         return self.checked.counts.get(self.case.rule, 0)
 
     @property
+    def wanted(self) -> int:
+        """How many of them are meant."""
+        return max(self.found, 1) if self.case.matches == ANY else self.case.matches
+
+    @property
     def foreign(self) -> dict[str, int]:
         """Matches of rules that have no business there."""
         known = {self.case.rule, *self.case.also}
@@ -57,9 +63,9 @@ class Answer:
     def problems(self) -> list[str]:
         """What is wrong, a sentence each; none when all is as labelled."""
         case, out = self.case, []
-        if self.found != case.matches:
+        if self.found != self.wanted:
             why = f" (not checked: {self.unchecked})" if self.unchecked else ""
-            out.append(f"{case.rule} matches {self.found} times, not {case.matches}{why}")
+            out.append(f"{case.rule} matches {self.found} times, not {self.wanted}{why}")
         out += [f"{code} matches {n} times, and should not" for code, n in self.foreign.items()]
         out += [f"{code} raises {error}" for code, error in self.checked.errors.items()]
         return out
@@ -151,11 +157,11 @@ def scores(answers: Iterable[Answer]) -> dict[str, Score]:
             out[code].false += number
         if case.rule != CLEAN:
             own = out.setdefault(case.rule, Score(case.rule))
-            own.positives += case.matches > 0
+            own.positives += bool(case.matches)
             own.near_misses += not case.matches
-            own.true += min(answer.found, case.matches)
-            own.false += max(answer.found - case.matches, 0)
-            own.missing += max(case.matches - answer.found, 0)
+            own.true += min(answer.found, answer.wanted)
+            own.false += max(answer.found - answer.wanted, 0)
+            own.missing += max(answer.wanted - answer.found, 0)
     return out
 
 

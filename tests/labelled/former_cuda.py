@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from math import prod
 from typing import Any
 
@@ -17,6 +17,11 @@ from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 SQUARE = (100, 100)
+CHIPS = {
+    (9, 0): "NVIDIA H100 80GB HBM3",
+    (8, 0): "NVIDIA A100-SXM4-40GB",
+    (7, 0): "Tesla V100-SXM2-32GB",
+}
 SIZES = {"float": 4, "long int": 8, "c10::Half": 2}
 NUMBERS = {"float": "6", "long int": "4", "c10::Half": "5"}
 ELEMENTWISE = (
@@ -33,14 +38,18 @@ FIRST_TF32 = "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_16x10_nn
 
 
 class Former(TraceBuilder):
-    """A stored trace of a test: frames of the test's file around everything, no region."""
+    """What a few calls of torch leave in a trace, with shapes and frames or without."""
 
-    def __init__(self, *, shapes: bool = True, capability: tuple[int, int] = (9, 0)) -> None:
-        super().__init__("NVIDIA H100 80GB HBM3", capability)
-        self.shapes = shapes
+    def __init__(
+        self, *, shapes: bool = True, frames: bool = True, capability: tuple[int, int] = (9, 0)
+    ) -> None:
+        super().__init__(CHIPS[capability], capability)
+        self.shapes, self.frames = shapes, frames
 
     def call(self, name: str, owner: str = "type object") -> Any:
         """The frame of a builtin."""
+        if not self.frames:
+            return nullcontext()
         return self.python(f"<built-in method {name} of {owner} at 0x7f1c8d2a4c40>")
 
     def ran(self, name: str, dims: Any, types: Any, concrete: Any = None, args: Any = None) -> Any:

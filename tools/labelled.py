@@ -23,23 +23,26 @@ HEADERS = ("rule", "positives", "near misses", "right", "wrong", "missing", "pre
 def main() -> int:
     """Print the table, and what is wrong below it."""
     started = time.monotonic()
-    answers = [corpus.evaluate(case) for case in corpus.cases()]
+    named = {
+        f"{theme}.{case.name}": corpus.evaluate(case)
+        for theme, examples in corpus.themes().items()
+        for case in examples
+    }
+    answers = list(named.values())
     scores = corpus.scores(answers)
     rows = [
         (s.code, s.positives, s.near_misses, s.true, s.false, s.missing, s.precision, s.recall)
         for s in scores.values()
     ]
     print(tabulate.tabulate(rows, HEADERS, missingval="–", floatfmt=".3f"))
-    for answer in answers:
+    for name, answer in named.items():
         for problem in answer.problems:
-            print(f"{answer.case.make.__module__}.{answer.case.make.__name__}: {problem}")
+            print(f"{name}: {problem}")
     wrong = [answer for answer in answers if answer.problems]
     clean = sum(answer.case.rule == "clean" for answer in answers)
     seconds = time.monotonic() - started
-    print(
-        f"{len(answers)} examples, {clean} of them clean code: "
-        f"{len(wrong)} judged wrongly, in {seconds:.0f} s"
-    )
+    said = f"{len(wrong)} judged wrongly, in {seconds:.0f} s"
+    print(f"{len(answers)} examples, {clean} of them clean code: {said}")
     return int(bool(wrong) or any(s.precision != 1 or s.recall != 1 for s in scores.values()))
 
 

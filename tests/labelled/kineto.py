@@ -208,13 +208,15 @@ def gemm(b: Former, name: str, dims: list[Any], dtype: str, kernel: str, us: flo
         b.launch(kernel, us, driver=True, grid=(16, 8, 1))
 
 
-def linear(b: Former, rows: int, into: int, out: int, dtype: str, kernel: str) -> None:
+def linear(
+    b: Former, rows: int, into: int, out: int, dtype: str, kernel: str, us: float = 40
+) -> None:
     """A layer with bias: linear over addmm, views around."""
     dims = [[rows, into], [out, into], [out]]
     with b.ran("aten::linear", dims, [dtype] * 3):
         with b.ran("aten::t", [[out, into]], [dtype]):
             pass
-        gemm(b, "addmm", [[out], [rows, into], [into, out], [], []], dtype, kernel)
+        gemm(b, "addmm", [[out], [rows, into], [into, out], [], []], dtype, kernel, us)
 
 
 def elementwise(b: Former, shape: list[int], us: float = 3, name: str = "add") -> None:

@@ -116,8 +116,9 @@ def outside_a_thousand_small_kernels(b: Former) -> None:
 
 @EXAMPLES.measured("launch-bound", ANY, capability=(8, 0))
 def outside_many_layers_of_a_tiny_model(b: Former) -> None:
+    kernel = "ampere_bf16_s16816gemm_bf16_64x64_ldg8_f2f_stages_64x5_tn"
     for _ in range(200):
-        linear(b, 8, 32, 32, BRAIN, "ampere_bf16_s16816gemm_bf16_64x64_ldg8_f2f_stages_64x5_tn")
+        linear(b, 8, 32, 32, BRAIN, kernel, 3)
         _small(b, 3, 2, 7)
 
 

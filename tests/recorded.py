@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,30 +12,45 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from pytest_torchprof.capture import muted
 from pytest_torchprof.trace.read import read
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
 
 
-def record(
-    block: Callable[[], Any], folder: Path, *, shapes: bool = True, stacks: bool = True
-) -> Path:
-    """Run the block under torch's own profiler and export what it saw.
-
-    One intra-op thread, as in captures of ours, so that both see the same operators.
-    """
-    path = folder / f"recorded_{shapes:d}{stacks:d}.json"
+@contextmanager
+def quiet() -> Iterator[None]:
+    """One intra-op thread, as in captures of ours; what torch warns examples of is not tested."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with profile(
-            activities=[ProfilerActivity.CPU], record_shapes=shapes, with_stack=stacks
-        ) as profiler:
-            block()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         torch.set_num_threads(threads)
-    profiler.export_chrome_trace(str(path))
+
+
+def record(
+    block: Callable[[], Any],
+    folder: Path,
+    *,
+    shapes: bool = True,
+    stacks: bool = True,
+    memory: bool = False,
+) -> Path:
+    """Run the block under torch's own profiler and export what it saw."""
+    path = folder / f"recorded_{shapes:d}{stacks:d}{memory:d}.json"
+    with quiet(), muted(2):  # Kineto's own lines
+        with profile(
+            activities=[ProfilerActivity.CPU],
+            record_shapes=shapes,
+            with_stack=stacks,
+            profile_memory=memory,
+        ) as profiler:
+            block()
+        profiler.export_chrome_trace(str(path))
     return path
 
 

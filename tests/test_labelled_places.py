@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import live
 import pytest
 from labelled import corpus
 from labelled.case import MARK, Case
+from recorded import quiet
 
 from pytest_torchprof.rules import RULES, check
 
@@ -61,8 +61,7 @@ def test_each_finding_of_a_live_positive_is_at_a_marked_line(code: str, tmp_path
             continue
         block = corpus.prepared(case)
         trace = corpus.trace_of(block, tmp_path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             placing = live.placing(block, trace, tmp_path)  # type: ignore[attr-defined]
         found = check(trace, [RULES[code]], thresholds={code: dict(case.thresholds)})
         findings = [f for f in found.findings(placing) if f.rule == code]

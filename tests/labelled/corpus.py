@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from labelled.case import ANY
 from live import captured
+from recorded import quiet
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.rules import RULES, Checked, check
@@ -109,8 +109,7 @@ def cases() -> list[Case]:
 
 def prepared(case: Case) -> Any:
     """What the example makes, from the same random numbers every time; a payload ran once."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, to the example; not what is tested
+    with quiet():
         torch.manual_seed(0)
         made: Any = case.make()
         if is_live(made):
@@ -129,8 +128,7 @@ def trace_of(made: Any, folder: Path) -> Trace:
         return parse(made.to_bytes())
     if isinstance(made, Path):
         return read(made)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         # One that knows how it is to be captured, such as a compiled payload with facts of dynamo.
         capture: Callable[[Path], Trace] | None = getattr(made, "capture", None)
         return captured(made, folder) if capture is None else capture(folder)

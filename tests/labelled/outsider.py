@@ -302,8 +302,8 @@ def outside_functional_layers_twice():
 
     def step():
         for _ in range(2):
-            y = F.conv2d(x, w, b)
-            F.batch_norm(y, None, None, training=True).sum().backward()  # <- here
+            y = F.conv2d(x, w, b)  # <- here
+            F.batch_norm(y, None, None, training=True).sum().backward()
 
     return step
 

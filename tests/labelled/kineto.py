@@ -6,7 +6,7 @@ copies as traces of H100 and A100 have them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from math import prod
 from typing import Any
@@ -179,7 +179,13 @@ class Measured(Examples):
     """Examples that are captures of ours: a function does what is measured to a `Former`."""
 
     def measured(
-        self, rule: str, matches: int = 1, *, also: str = "", **options: Any
+        self,
+        rule: str,
+        matches: int = 1,
+        *,
+        also: str = "",
+        thresholds: Mapping[str, float] | None = None,
+        **options: Any,
     ) -> Callable[[Body], Body]:
         """The function below makes something in which the rule matches so often."""
 
@@ -192,7 +198,7 @@ class Measured(Examples):
                 return b
 
             make.__name__ = body.__name__
-            self.positive(rule, matches, also=also)(make)
+            self.positive(rule, matches, also=also, **(thresholds or {}))(make)
             return body
 
         return add

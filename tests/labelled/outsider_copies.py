@@ -114,6 +114,27 @@ def outside_permuted_again_and_again():
     return calls
 
 
+def _copied_anew(weight: torch.Tensor, x: torch.Tensor, operators: int) -> None:
+    """What is copied is made anew each time, and so many operators run from copy to copy."""
+    for _ in range(12):
+        x = torch.tanh(x)
+        for _ in range(operators - 1):
+            x = x + weight
+        x.t().contiguous()  # <- here
+
+
+@EXAMPLES.positive("contiguous-copy", ANY)
+def outside_short_body_of_a_loop():
+    weight, x = torch.randn(32, 16), torch.randn(32, 16)
+    return lambda: _copied_anew(weight, x, 2)
+
+
+@EXAMPLES.near_miss("contiguous-copy", between=1)
+def outside_body_of_a_loop_that_is_too_long():
+    weight, x = torch.randn(32, 16), torch.randn(32, 16)
+    return lambda: _copied_anew(weight, x, 2)
+
+
 @EXAMPLES.near_miss("contiguous-copy")
 def outside_contiguous_already():
     x = torch.randn(32, 32)

@@ -89,6 +89,11 @@ def outside_odd_product_in_single_precision(b: Former) -> None:
     gemm(b, "mm", [[201, 201], [201, 201]], "float", SIMT)
 
 
+@EXAMPLES.silent("unaligned-matmul", thresholds={"smallest_dimension": 256})
+def outside_odd_but_small_enough_to_pass(b: Former) -> None:
+    gemm(b, "mm", [[201, 201], [201, 201]], HALF, BF16)
+
+
 @EXAMPLES.silent("unaligned-matmul")
 def outside_multiples_of_eight(b: Former) -> None:
     linear(b, 128, 264, 50264, BRAIN, BF16)
@@ -140,6 +145,21 @@ def outside_five_small_kernels(b: Former) -> None:
 @EXAMPLES.silent("launch-bound")
 def outside_a_graph_of_a_thousand_small_kernels(b: Former) -> None:
     b.graph_launch([ADD] * 1000, 1.5)
+
+
+@EXAMPLES.silent("launch-bound", thresholds={"kernels": 2000})
+def outside_a_thousand_where_two_thousand_are_many(b: Former) -> None:
+    _small(b, 1000, 1.5)
+
+
+@EXAMPLES.silent("launch-bound", thresholds={"idle_share": 0.99})
+def outside_a_device_that_may_be_idle(b: Former) -> None:
+    _small(b, 1000, 1.5)
+
+
+@EXAMPLES.silent("launch-bound", thresholds={"pause": 1e-6})
+def outside_a_host_whose_every_gap_is_a_pause(b: Former) -> None:
+    _small(b, 1000, 1.5)
 
 
 # --------------------------------------------------------------------------- math-attention

@@ -4,13 +4,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test demo demo-regression accept check format bench clean
+.PHONY: help test corpus demo demo-regression accept check format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
 
 test: .venv/.stamp  ## run the tests
 	@$(BIN)/python -m pytest -n auto --maxprocesses=4
+
+corpus: .venv/.stamp  ## precision and recall of the anti-pattern rules on labelled examples
+	@$(BIN)/python tools/labelled.py
 
 demo: .venv/.stamp  ## profile the example tests
 	@$(BIN)/python -m pytest --torchprof examples

@@ -112,3 +112,10 @@ def test_a_regression_leaves_other_tests_green(tmp_path: Path) -> None:
     others = [f"test_{name}.py" for name in ("dataloader", "embedding", "resnet")]
     records, _ = profile(copy, tmp_path / "r.json", *others)
     assert {record["outcome"] for record in records.values()} == {"passed"}
+
+
+@needs_baselines
+def test_the_only_findings_are_those_that_an_example_accepts(tmp_path: Path) -> None:
+    records, _ = profile(ROOT / "examples", tmp_path / "r.json")
+    rules = {f["rule"] for r in records.values() for f in r["findings"] if not f["accepted"]}
+    assert set() == rules

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: The line that a finding of a live payload must name ends so.
 MARK = "# <- here"
 
+#: The number of matches of a positive that leaves open how a rule counts: one at least.
+ANY = -1
+
 
 @dataclass(frozen=True)
 class Case:

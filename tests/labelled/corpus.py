@@ -1,0 +1,200 @@
+"""All labelled examples together: what the rules say to each, and how right they are."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from labelled.case import ANY
+from live import captured
+from recorded import quiet
+from trace_builder import TraceBuilder
+
+from pytest_torchprof.rules import RULES, Checked, check
+from pytest_torchprof.trace.read import parse, read
+
+if TYPE_CHECKING:
+    from labelled.case import Case, Examples
+
+    from pytest_torchprof.events import Trace
+
+#: The rule of examples in which no rule must match.
+CLEAN = "clean"
+#: A count moves by this when its threshold does; larger ones move by a quarter.
+_SMALL = 16
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What all rules say to one example."""
+
+    case: Case
+    checked: Checked
+
+    @property
+    def found(self) -> int:
+        """Matches of the example's own rule."""
+        return self.checked.counts.get(self.case.rule, 0)
+
+    @property
+    def wanted(self) -> int:
+        """How many of them are meant."""
+        return max(self.found, 1) if self.case.matches == ANY else self.case.matches
+
+    @property
+    def foreign(self) -> dict[str, int]:
+        """Matches of rules that have no business there."""
+        known = {self.case.rule, *self.case.also}
+        return {code: n for code, n in self.checked.counts.items() if code not in known}
+
+    @property
+    def unchecked(self) -> str | None:
+        """Why the example's own rule said nothing to it."""
+        return self.checked.unchecked.get(self.case.rule)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, a sentence each; none when all is as labelled."""
+        case, out = self.case, []
+        if self.found != self.wanted:
+            why = f" (not checked: {self.unchecked})" if self.unchecked else ""
+            out.append(f"{case.rule} matches {self.found} times, not {self.wanted}{why}")
+        out += [f"{code} matches {n} times, and should not" for code, n in self.foreign.items()]
+        out += [f"{code} raises {error}" for code, error in self.checked.errors.items()]
+        return out
+
+
+@dataclass
+class Score:
+    """How right one rule is: matches that are meant, and those that are not or are missing."""
+
+    code: str
+    positives: int = 0
+    near_misses: int = 0
+    true: int = 0
+    false: int = 0
+    missing: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def precision(self) -> float | None:
+        """The share of its matches that are meant; None where there is no match."""
+        return self.true / (self.true + self.false) if self.true + self.false else None
+
+    @property
+    def recall(self) -> float | None:
+        """The share of the matches meant that it finds; None where none is meant."""
+        return self.true / (self.true + self.missing) if self.true + self.missing else None
+
+
+@cache
+def themes() -> Mapping[str, Examples]:
+    """The examples of each file of this folder that has any."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
+    modules = {name: importlib.import_module(f"labelled.{name}") for name in names}
+    return {name: m.EXAMPLES for name, m in modules.items() if getattr(m, "EXAMPLES", None)}
+
+
+def cases() -> list[Case]:
+    """Every example."""
+    return [case for examples in themes().values() for case in examples]
+
+
+def prepared(case: Case) -> Any:
+    """What the example makes, from the same random numbers every time; a payload ran once."""
+    with quiet():
+        torch.manual_seed(0)
+        made: Any = case.make()
+        if is_live(made):
+            made()
+    return made
+
+
+def is_live(made: Any) -> bool:
+    """Whether an example made a payload, and not a trace."""
+    return callable(made) and not isinstance(made, TraceBuilder | Path)
+
+
+def trace_of(made: Any, folder: Path) -> Trace:
+    """The trace of what `prepared` gave."""
+    if isinstance(made, TraceBuilder):
+        return parse(made.to_bytes())
+    if isinstance(made, Path):
+        return read(made)
+    with quiet():
+        # One that knows how it is to be captured, such as a compiled payload with facts of dynamo.
+        capture: Callable[[Path], Trace] | None = getattr(made, "capture", None)
+        return captured(made, folder) if capture is None else capture(folder)
+
+
+def asked(case: Case, trace: Trace) -> Answer:
+    """What all rules say to this trace of the example."""
+    return Answer(case, check(trace, RULES.values(), thresholds={case.rule: dict(case.thresholds)}))
+
+
+@cache
+def evaluate(case: Case) -> Answer:
+    """What all rules say to the example, captured once a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asked(case, trace_of(prepared(case), Path(folder)))
+
+
+def scores(answers: Iterable[Answer]) -> dict[str, Score]:
+    """How right each rule is, counted in matches."""
+    out = {code: Score(code) for code in RULES}
+    for answer in answers:
+        case = answer.case
+        for code, number in answer.foreign.items():
+            out[code].false += number
+        if case.rule != CLEAN:
+            own = out.setdefault(case.rule, Score(case.rule))
+            own.positives += bool(case.matches)
+            own.near_misses += not case.matches
+            own.true += min(answer.found, answer.wanted)
+            own.false += max(answer.found - answer.wanted, 0)
+            own.missing += max(answer.wanted - answer.found, 0)
+    return out
+
+
+def kinds(code: str) -> Counter[str]:
+    """How many positives and near misses a rule has, without those that it was not checked on."""
+    own = [evaluate(case) for case in cases() if case.rule == code]
+    return Counter(
+        "positive" if answer.case.matches else "near miss"
+        for answer in own
+        if answer.unchecked is None
+    )
+
+
+def one_sided(code: str, name: str) -> set[str]:
+    """Directions in which a small move of the threshold changes no example's count.
+
+    Examples that set the threshold themselves, a positive and a near miss, are both sides too.
+    """
+    rule = RULES[code]
+    own = [case for case in cases() if case.rule == code]
+    setting = {bool(case.matches) for case in own if name in dict(case.thresholds)}
+    if setting == {True, False}:
+        return set()
+    default = rule.thresholds[name].default
+    step = 1 if default == int(default) and 2 <= default < _SMALL else default / 4
+    out = set()
+    for direction, value in {"lower": default - step, "higher": default + step}.items():
+        for case in own:
+            if name in dict(case.thresholds):
+                continue
+            answer = evaluate(case)
+            moved = {code: {**dict(case.thresholds), name: value}}
+            counts = check(answer.checked.trace, [rule], thresholds=moved).counts
+            if counts.get(code, 0) != answer.found:
+                break
+        else:
+            out.add(direction)
+    return out

@@ -1,0 +1,49 @@
+"""Every rule on every labelled example: as often as stated, and no other rule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from labelled import corpus
+
+from pytest_torchprof.rules import CODES, RULES
+
+if TYPE_CHECKING:
+    from labelled.case import Case
+
+ENOUGH = 8
+THRESHOLDS = [(code, name) for code, rule in RULES.items() for name in rule.thresholds]
+
+
+def named(case: Case) -> str:
+    """The example, in a test's id."""
+    kind = "positive" if case.matches else "near miss"
+    return f"{case.rule}-{kind}-{case.name}".replace(" ", "_")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=named(case)) for case in corpus.cases()])
+def test_rules_match_an_example_as_often_as_it_says(case: Case) -> None:
+    assert [] == corpus.evaluate(case).problems
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_rule_has_examples_of_both_kinds(code: str) -> None:
+    kinds = corpus.kinds(code)
+    assert kinds["positive"] >= ENOUGH
+    assert kinds["near miss"] >= ENOUGH
+
+
+@pytest.mark.parametrize(("code", "name"), THRESHOLDS)
+def test_a_threshold_has_examples_on_both_sides(code: str, name: str) -> None:
+    assert set() == corpus.one_sided(code, name)
+
+
+def test_every_example_is_of_a_rule_that_exists() -> None:
+    assert {case.rule for case in corpus.cases()} <= {"clean", *CODES}
+    assert {code for case in corpus.cases() for code in case.also} <= set(CODES)
+    assert set(CODES) == set(RULES)
+
+
+def test_there_are_many_clean_examples() -> None:
+    assert 50 <= sum(case.rule == "clean" for case in corpus.cases())

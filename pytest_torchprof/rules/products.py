@@ -34,9 +34,9 @@ _FUSED_ATTENTION: Final = re.compile(
 _LARGEST_HEAD: Final = 256
 
 #: Kernels for products with a vector, and for outer products, that no tensor core speeds up.
-_VECTOR_KERNEL: Final = re.compile(r"gemv|gemmSN|gemmk1|dot_kernel|reduce_1Block")
+_VECTOR_KERNEL: Final = re.compile(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
 #: Single precision by its name alone; of mixed products, the name has the narrow type too.
-_NAMED_SINGLE: Final = re.compile(r"sgemm(?!\w*16)")
+_NAMED_SINGLE: Final = re.compile(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
 _NARROW: Final = re.compile(r"16|half|Half")
 _SHORT: Final = {
     "float": "fp32",

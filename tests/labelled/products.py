@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from labelled.case import Examples
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from trace_builder import TraceBuilder
+
+from pytest_torchprof.events import FACTS_KEY, REGION
 
 EXAMPLES = Examples()
 
@@ -30,6 +33,7 @@ XMMA_BF16 = (
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment"
 )
 ALIGN1 = "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_nn_align1>"
+NARROW = "void gemmSN_NN_kernel<float, 128, 2, 4, 8, 4, 4, false, cublasGemvTensorStridedBatched>"
 GEMV = "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4, 4, false>"
 SPLIT = "void splitKreduce_kernel<float, float, float, float, true, true, false>"
 NAMELESS = "void Kernel2<unknown>"
@@ -56,11 +60,15 @@ def product(
 def one(
     name: str, left: Sequence[int], right: Sequence[int], *kernels: str, dtype: str = FLOAT,
     device: str | None = H100, capability: tuple[int, int] = (9, 0),
-    strides: Sequence[Sequence[int]] | None = None,
+    strides: Sequence[Sequence[int]] | None = None, allow_tf32: bool | None = None,
 ) -> TraceBuilder:  # fmt: skip
-    """A trace of one product."""
+    """A trace of one product; a live one where the flag is given, which others do not note."""
     b = TraceBuilder(device, capability)
-    product(b, name, left, right, *kernels, dtype=dtype, strides=strides)
+    live = allow_tf32 is not None
+    if live:
+        b.metadata(FACTS_KEY, {"allow_tf32": allow_tf32})
+    with b.annotation(REGION) if live else nullcontext():
+        product(b, name, left, right, *kernels, dtype=dtype, strides=strides)
     return b
 
 
@@ -102,8 +110,27 @@ def three_steps_of_the_same_product():
 
 @EXAMPLES.positive("fp32-matmul")
 def a_kernel_that_says_nothing_while_the_flag_is_off():
-    b = one("aten::mm", [64, 64], [64, 64], "cutlass_gemm_of_nobody_knows_what")
-    b.metadata("torchprof", {"allow_tf32": False})
+    return one("aten::mm", [64, 64], [64, 64], "cutlass_gemm_of_nobody", allow_tf32=False)
+
+
+@EXAMPLES.positive("fp32-matmul")
+def a_kernel_for_narrow_matrices_which_are_none():
+    return one("aten::mm", [100, 100], [100, 100], NARROW)
+
+
+@EXAMPLES.near_miss("fp32-matmul")
+def a_kernel_for_narrow_matrices_without_shapes():
+    b = TraceBuilder(H100)
+    with b.op("aten::mm"):
+        b.launch(NARROW)
+    return b
+
+
+@EXAMPLES.positive("fp32-matmul")
+def a_trace_without_shapes_whose_kernel_is_of_no_tensor_core():
+    b = TraceBuilder(H100)
+    with b.op("aten::mm"):
+        b.launch(XMMA_FP32)
     return b
 
 
@@ -152,9 +179,7 @@ def a_product_in_tf32():
 
 @EXAMPLES.near_miss("fp32-matmul")
 def a_product_in_tf32_while_the_flag_at_the_end_is_off():
-    b = one("aten::mm", [100, 100], [100, 100], TF32)
-    b.metadata("torchprof", {"allow_tf32": False})
-    return b
+    return one("aten::mm", [100, 100], [100, 100], TF32, allow_tf32=False)
 
 
 @EXAMPLES.near_miss("fp32-matmul")
@@ -172,9 +197,7 @@ def tf32_is_on_and_cublas_takes_fp32_for_one_shape():
 
 @EXAMPLES.near_miss("fp32-matmul")
 def the_flag_is_on_and_cublas_takes_fp32():
-    b = one("aten::mm", [16, 16], [16, 16], SGEMM)
-    b.metadata("torchprof", {"allow_tf32": True})
-    return b
+    return one("aten::mm", [16, 16], [16, 16], SGEMM, allow_tf32=True)
 
 
 @EXAMPLES.near_miss("fp32-matmul")

@@ -8,6 +8,8 @@ import torch
 from labelled.case import Examples
 from trace_builder import TraceBuilder
 
+from pytest_torchprof.events import FACTS_KEY, REGION
+
 EXAMPLES = Examples()
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -343,8 +345,9 @@ def several_kernels_an_operator():
 @EXAMPLES.positive("launch-bound")
 def the_test_alone_keeps_the_device_idle_too():
     b = gpu()
-    b.metadata("torchprof", {"wall_ms": 2.0})
-    launches(b, 100)
+    b.metadata(FACTS_KEY, {"wall_ms": 2.0})
+    with b.annotation(REGION):
+        launches(b, 100)
     return b
 
 
@@ -453,8 +456,9 @@ def copies_one_by_one():
 @EXAMPLES.near_miss("launch-bound")
 def a_slow_profiler_but_a_busy_device():
     b = gpu()
-    b.metadata("torchprof", {"wall_ms": 0.4})
-    launches(b, 100)
+    b.metadata(FACTS_KEY, {"wall_ms": 0.4})
+    with b.annotation(REGION):
+        launches(b, 100)
     return b
 
 

@@ -34,9 +34,9 @@ def checked(name: str) -> Checked:
     ("name", "expected"),
     [
         ("a100_alexnet", {"fp32-matmul": 6, "host-sync": 4}),
-        ("a100_sam_compiled", {"unaligned-matmul": 116, "host-sync": 132}),
-        ("h100_bert_inference", {"unaligned-matmul": 26, "host-sync": 2, "launch-bound": 1}),
-        ("h100_vit_inference", {"unaligned-matmul": 73, "host-sync": 1, "launch-bound": 1}),
+        ("a100_sam_compiled", {"unaligned-matmul": 60, "host-sync": 132}),
+        ("h100_bert_inference", {"unaligned-matmul": 1, "host-sync": 2, "launch-bound": 1}),
+        ("h100_vit_inference", {"host-sync": 1, "launch-bound": 1}),
         ("mi300_vllm_graph_replay", {"host-sync": 1}),
         ("v100_dlrm_rank0", {"host-sync": 2}),
         ("v100_dlrm_rank1", {"host-sync": 2}),
@@ -56,11 +56,8 @@ def test_all_copies_back_are_named_with_their_operator_and_what_waits() -> None:
     assert counts == {"aten::nonzero": 81, "aten::copy_": 35, "aten::_local_scalar_dense": 16}
 
 
-def test_a_number_of_tokens_costs_nothing_and_an_odd_vocabulary_does() -> None:
+def test_an_odd_vocabulary_costs_and_a_number_of_tokens_does_not() -> None:
     findings = [
         f for f in checked("h100_bert_inference").findings() if f.rule == "unaligned-matmul"
     ]
-    assert [(f.count, "N=30522" in f.message, f.cost_ms > 0) for f in findings] == [
-        (1, True, True),
-        (25, False, False),
-    ]
+    assert [(f.count, "N=30522" in f.message, f.cost_ms > 0) for f in findings] == [(1, True, True)]

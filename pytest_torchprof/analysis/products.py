@@ -31,7 +31,8 @@ class Product(NamedTuple):
     """Of (batch x) M x K times (batch x) K x N: ``sizes`` are those of M, N and K.
 
     ``types`` are the C++ types of the two matrices; ``leading`` the dimensions that lie
-    contiguously in memory, of which a matrix library wants to read whole vectors.
+    contiguously in memory, of which a matrix library wants to read whole vectors: any of them may,
+    where the trace has no strides.
     """
 
     types: tuple[str, str]
@@ -130,7 +131,7 @@ def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
 
     >>> product = _product([[3, 97, 64], [3, 64, 97]], ["c10::Half", "c10::Half"], None, 0)
     >>> product.shapes, sorted(product.leading)
-    ('3x97x64 @ 3x64x97', ['K', 'N'])
+    ('3x97x64 @ 3x64x97', ['K', 'M', 'N'])
     """
     dims, types, strides = (_pair(part, first) for part in (dims, types, strides))
     try:
@@ -145,7 +146,9 @@ def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
         or any(type(size) is not int for size in numbers)
     ):
         return None
-    leading = {"N", _contiguous(strides, 0, "M", "K"), _contiguous(strides, 1, "K", "N")}
+    known = len(strides) == 2 and all(isinstance(own, list) and len(own) >= 2 for own in strides)
+    left, right = (*strides,) if known else (None, None)
+    leading = {"N", *_contiguous(left, "M", "K"), *_contiguous(right, "K", "N")}
     depth, sizes = batch[0] if batch else None, {"M": m, "N": n, "K": k}
     return Product((str(types[0]), str(types[1])), depth, sizes, frozenset(leading))
 
@@ -154,9 +157,8 @@ def _pair(part: Any, first: int) -> list[Any]:
     return part[first : first + 2] if isinstance(part, list) else []
 
 
-def _contiguous(strides: list[Any], at: int, rows: str, columns: str) -> str:
-    """Which dimension of a matrix lies contiguously; a row, where the trace has no strides."""
-    own = strides[at] if at < len(strides) else None
-    if isinstance(own, list) and len(own) >= 2 and own[-1] != 1 and own[-2] == 1:
-        return rows
-    return columns
+def _contiguous(strides: list[Any] | None, rows: str, columns: str) -> tuple[str, ...]:
+    """Which dimension of a matrix lies contiguously."""
+    if strides is None:
+        return rows, columns
+    return (rows,) if strides[-1] != 1 and strides[-2] == 1 else (columns,)

@@ -38,6 +38,8 @@ _VECTOR_KERNEL: Final = re.compile(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|re
 #: Single precision by its name alone; of mixed products, the name has the narrow type too.
 _NAMED_SINGLE: Final = re.compile(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
 _NARROW: Final = re.compile(r"16|half|Half")
+#: Kernels of CUTLASS and cuBLAS that load 16 bytes of 2-byte values at a time.
+_WHOLE_LOADS: Final = re.compile(r"align8(?!\d)|ldg8(?!\d)")
 _SHORT: Final = {
     "float": "fp32",
     "double": "fp64",
@@ -155,15 +157,16 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
     What it does
         Counts calls of ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` on fp16 or bf16 matrices, on any
         accelerator, in which M, N or K is no multiple of ``multiple`` (8); the batch of ``bmm`` is
-        free. A product that has a dimension below ``smallest_dimension`` (2) is one with a vector,
-        as in decoding one token, and is not counted.
+        free. A dimension that demonstrably does no harm is not counted: no matrix lies along it in
+        memory (the strides tell; usually M, the number of rows or tokens), or the kernel's name
+        says that it loads whole vectors all the same (``align8``, ``ldg8``). A product that has a
+        dimension below ``smallest_dimension`` (2) is one with a vector, as in decoding one token,
+        and is not counted.
 
     Why it is slow
         Tensor cores are fed with loads of 16 bytes. Rows whose length is no multiple of that begin
         anywhere, and the library takes a kernel with narrower loads, often of an older kind, at
-        half the speed or less. What counts is how the matrices lie in memory: usually K and N. A
-        number of rows (M) alone costs no more than the rest of its last tile: such a finding says
-        so, has no cost, and comes last.
+        half the speed or less. A number of rows (M) costs no more than the rest of its last tile.
 
     Example
         .. code:: python
@@ -179,33 +182,35 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
     """
     products = device_products(trace)
     odd = [_odd(product, multiple, smallest_dimension) for _, product in products.distinct]
-    said, loses = [], []
-    for (name, product), names in zip(products.distinct, odd, strict=True):
-        loses.append(product is not None and bool(product.leading & set(names)))
-        said.append(f"{name} {_listed(product, names, multiple)}" if product else "")
-    found = np.flatnonzero(np.array([bool(names) for names in odd], bool)[products.which])
-    which = products.which[found]
+    matched = np.array([bool(names) for names in odd], bool)[products.which]
+    if not matched.any():
+        return NO_MATCHES
+    found = np.flatnonzero(matched & ~products.any_kernel(trace, _WHOLE_LOADS.search))
+    said = [
+        f"{name} {_listed(product, names, multiple)}" if product else ""
+        for (name, product), names in zip(products.distinct, odd, strict=True)
+    ]
     return Matches(
         products.event[found],
-        [said[one] for one in which.tolist()],
-        cost_ns=np.where(np.array(loses, bool)[which], products.kernel_ns(trace)[found] // 2, 0),
+        [said[one] for one in products.which[found].tolist()],
+        cost_ns=products.kernel_ns(trace)[found] // 2,
     )
 
 
 def _odd(product: Product | None, multiple: float, smallest: float) -> list[str]:
-    """The dimensions that are no multiple."""
+    """The dimensions that are no multiple, if one of them is long in memory."""
     if product is None or not set(product.types) <= {"c10::Half", "c10::BFloat16"}:
         return []
     if min(product.sizes.values()) < smallest:
         return []
-    return [name for name, size in product.sizes.items() if size % multiple]
+    odd = [name for name, size in product.sizes.items() if size % multiple]
+    return odd if product.leading & set(odd) else []
 
 
 def _listed(product: Product, odd: list[str], multiple: float) -> str:
     sizes = ", ".join(f"{name}={product.sizes[name]}" for name in odd)
     are = "are" if len(odd) > 1 else "is"
-    said = f"in {_SHORT.get(product.types[0])}: {sizes} {are} no multiple of {multiple:g}"
-    return said if product.leading & set(odd) else f"{said}, though rows in memory are whole"
+    return f"in {_SHORT.get(product.types[0])}: {sizes} {are} no multiple of {multiple:g}"
 
 
 @rule(

@@ -291,9 +291,26 @@ def an_inner_dimension_of_100():
     return one("aten::mm", [64, 100], [100, 64], ALIGN1, dtype=BF16)
 
 
-@EXAMPLES.positive("unaligned-matmul")
+@EXAMPLES.near_miss("unaligned-matmul")
 def a_number_of_rows_alone():
     return one("aten::addmm", [788, 768], [768, 768], XMMA_BF16, dtype=BF16)
+
+
+@EXAMPLES.positive("unaligned-matmul")
+def a_number_of_rows_that_lie_along_memory():
+    return one("aten::mm", [788, 768], [768, 768], ALIGN1, dtype=BF16,
+               strides=[[1, 788], [768, 1]])  # fmt: skip
+
+
+@EXAMPLES.positive("unaligned-matmul")
+def a_number_of_rows_where_the_trace_has_no_strides():
+    return one("aten::mm", [788, 768], [768, 768], ALIGN1, dtype=BF16, strides=[[], []])
+
+
+@EXAMPLES.near_miss("unaligned-matmul")
+def no_strides_but_a_kernel_that_loads_whole_vectors():
+    ampere = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
+    return one("aten::mm", [4900, 1280], [1280, 3840], ampere, dtype=BF16, strides=[[], []])
 
 
 @EXAMPLES.positive("unaligned-matmul", 2)

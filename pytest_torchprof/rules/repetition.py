@@ -233,11 +233,14 @@ def _clones(trace: Trace, rows: Ints) -> tuple[list[Source], Ints]:
 
 
 def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
-    """Whether copies that nothing used were not kept side by side, as those of a model are."""
+    """Whether copies that nothing used were not kept side by side, as those of a model are.
+
+    Without memory events nobody knows, and they are taken for such.
+    """
     if not run.bare:
         return True
     still = held(trace, run.copies)
-    return run.alone if still is None else len(run.copies) >= least * max(1, still)
+    return still is not None and len(run.copies) >= least * max(1, still)
 
 
 # -------------------------------------------------------------------- what is reported

@@ -26,6 +26,10 @@ WEIGHTS |= {f"aten::conv_transpose{i}d": (1, 2) for i in (1, 2, 3)}
 _GRAD = "torch::autograd::AccumulateGrad"
 
 
+#: Operators with a weight in a model whose runs are looked for.
+_LONGEST_MODEL = 1000
+
+
 def recast(
     finder: Finder, casts: tuple[Ints, Ints, Ints], kinds: list[Source], least: int
 ) -> Iterable[tuple[Ints, Source]]:
@@ -41,15 +45,18 @@ def recast(
     if len(weights) < least:
         return
     by_step: dict[tuple[int, int], list[Ints]] = {}
-    where = step_of(trace, rows)
+    where = list(zip(trace.thread[rows].tolist(), step_of(trace, rows).tolist(), strict=True))
     for group in by_kind(trace, rows[weights], kind[weights], least):
         mine = weights[group]
-        at = (int(trace.thread[rows[mine[0]]]), int(where[mine[0]]))
-        by_step.setdefault(at, []).append(mine)
+        by_step.setdefault(where[mine[0]], []).append(mine)
     same = _of_one_input(finder, owner[inputs], rows[inputs], kind[inputs], kinds, least)
-    for groups in by_step.values():
+    for at, groups in by_step.items():
         calls = [_calls(trace, rows[m], owner[m], kinds[kind[m[0]]], same, least) for m in groups]
         known = {count for count in calls if count >= least}
+        if 0 in calls and not any(0 < count < least for count in calls):
+            here = weights[[where[i] == at for i in weights.tolist()]]
+            known.add(_repetitions(owner[here], kind[here]))
+            known = {count for count in known if count >= least}
         for mine, count in zip(groups, calls, strict=True):
             # What else a model that is called again casts each time, it casts as often.
             if count >= least or (count == 0 and any(len(mine) % again == 0 for again in known)):
@@ -59,12 +66,43 @@ def recast(
 def _calls(trace: Trace, rows: Ints, owner: Ints, source: Source, same: Ints, least: int) -> int:
     """How often each weight of this kind is cast; 0 where nothing tells."""
     if params := gradients(trace, int(rows[0]), source):
-        return len(rows) // params
+        return max(1, len(rows) // params)
     gone = freed(trace, rows)
     if gone is not None and (gone > _next_call(trace, owner)).any():  # the cache held some
-        return len(rows) // max(1, held(trace, rows) or 0)
+        return len(rows) // max(1, held(trace, rows) or 0)  # at least 1
     again = int(np.isin(owner, same).sum())
-    return again if gone is not None and again >= least else 0
+    return again if again >= least else 0
+
+
+def _repetitions(owner: Ints, kind: Ints) -> int:
+    """How often the same model runs, if its layers are seen within it; else 1.
+
+    What repeats may as well be the layers of one model, unless it has in it what repeats: several
+    alike (three or more), each of more than one operator, and then something else.
+    """
+    symbols: dict[int, list[int]] = {}
+    for row, number in zip(owner.tolist(), kind.tolist(), strict=True):
+        symbols.setdefault(row, []).append(number)
+    numbers: dict[tuple[int, ...], int] = {}
+    calls = [numbers.setdefault(tuple(symbols[row]), len(numbers)) for row in sorted(symbols)]
+    sequence = np.array(calls, np.int64)
+    total = len(sequence)
+    for period in range(1, min(total // 2, _LONGEST_MODEL) + 1):
+        if total % period == 0 and (sequence[period:] == sequence[:-period]).all():
+            return total // period if _has_layers(sequence[:period]) else 1
+    return 1
+
+
+def _has_layers(sequence: Ints) -> bool:
+    """Whether a stretch with two different numbers in it stands there three times in a row."""
+    for length in range(2, len(sequence) // 3 + 1):
+        alike = sequence[length:] == sequence[:-length]
+        reach = np.flatnonzero(~np.concatenate([[False], alike, [False]]))
+        for start, stop in zip(reach[:-1].tolist(), reach[1:].tolist(), strict=True):
+            stretch = sequence[start : start + length]
+            if stop - start > 2 * length and (stretch != stretch[0]).any():
+                return True
+    return False
 
 
 def _next_call(trace: Trace, owner: Ints) -> Ints:

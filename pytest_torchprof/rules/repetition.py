@@ -50,12 +50,14 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
         Casting there and directly back counts. Counted are the casts after the first.
 
         Under autocast only weights count, where they are cast ``repeats`` times as often as they
-        get a gradient; or, where there are none, as often as there are copies in its cache at once,
-        or for one and the same input (for which memory must be recorded). Layers of one shape that
-        each cast their own weight once are thus left alone.
-        One tensor cast over and over cannot be told from several that were made before the step
-        and are cast one by one. Tensors of one element, and the casts that operators, backward
-        passes, optimizers and loaders make within themselves, are left out.
+        get a gradient; or, where there are none, as there are copies in its cache at once, or for
+        one and the same input, or in a model that is seen, by the layers within it, to run again.
+        Layers of one shape that each cast their own weight once are thus left alone.
+
+        Several tensors of one shape that were made before the step and are cast one by one look
+        like one. Casts of which nothing uses the result count only where memory events say that
+        it is thrown away. Tensors of one element, and the casts that operators, backward passes,
+        optimizers and loaders make within themselves, are left out.
 
     Why it is slow
         Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
@@ -123,9 +125,10 @@ def contiguous_copy(trace: Trace, *, repeats: float, between: float) -> Matches:
         body of a loop. The copy that each layer of a network makes of its own activations is thus
         left alone. Counted are the copies after the first.
 
-        Left out are tensors of one element, the parts of one split tensor, copies that are kept
-        side by side, and those that operators, backward passes, optimizers and loaders make
-        within themselves.
+        Several tensors that were made before the step and are copied one by one look like one.
+        Left out are tensors of one element, the parts of one split tensor, copies that nothing
+        uses unless memory events say that they are thrown away, and those that operators,
+        backward passes, optimizers and loaders make within themselves.
 
     Why it is slow
         Each copy reads and writes the whole tensor, in an order that suits neither, and allocates.
@@ -233,11 +236,14 @@ def _clones(trace: Trace, rows: Ints) -> tuple[list[Source], Ints]:
 
 
 def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
-    """Whether copies that nothing used were not kept side by side, as those of a model are."""
+    """Whether copies that nothing used were not kept side by side, as those of a model are.
+
+    Without memory events nobody knows, and they are taken for such.
+    """
     if not run.bare:
         return True
     still = held(trace, run.copies)
-    return run.alone if still is None else len(run.copies) >= least * max(1, still)
+    return still is not None and len(run.copies) >= least * max(1, still)
 
 
 # -------------------------------------------------------------------- what is reported

@@ -26,14 +26,11 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Run:
-    """``tops`` are the calls that copied, in order; ``bare``: no more than other copies and views
-    ran between any of them, and ``alone`` no other copies either.
-    """
+    """``tops`` are the calls that copied, in order; ``bare``: nothing says that any was used."""
 
     tops: Ints
     copies: Ints
     bare: bool
-    alone: bool
 
 
 @dataclass
@@ -67,9 +64,8 @@ class Finder:
                 continue
             inner = verdicts[start:i]
             if len(inner) + 1 >= repeats and not self._are_parts(calls, at[start], len(inner) + 1):
-                bare = all(v in {"bare", "alone"} for v in inner)
-                alone = all(v == "alone" for v in inner)
-                yield Run(tops[start : i + 1], copies[start : i + 1], bare, alone)
+                bare = all(v == "bare" for v in inner)
+                yield Run(tops[start : i + 1], copies[start : i + 1], bare)
             start = i + 1
 
     def _verdicts(self, stretches: Sequence[Ints], source: Source) -> Iterator[Since]:

@@ -13,9 +13,9 @@ from pytest_torchprof.rules.calls import sizes
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import OpArgs
 
-#: "alone": nothing ran, or views. "bare": other copies, too. "same": more, of which nothing can
-#: have made the source anew. "new": something can.
-Since = Literal["alone", "bare", "same", "new"]
+#: "bare": nothing ran that may have used the copy, but views and copies of something else. "same":
+#: more, of which nothing can have made the source anew. "new": something can.
+Since = Literal["bare", "same", "new"]
 
 
 class Source(NamedTuple):
@@ -131,9 +131,10 @@ def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
             counts.add(prod(call.tensors[0][0]))
     if any(_may_make(call, source, counts) for call in calls):
         return "new", []
-    if any(call.name not in COPIES | _VIEWS | _PARTS for call in calls):
-        return "same", parts
-    return "bare" if any(call.name in COPIES for call in calls) else "alone", parts
+    used = any(
+        call.name not in COPIES | _VIEWS | _PARTS or _is_back(call, source) for call in calls
+    )
+    return "same" if used else "bare", parts
 
 
 def computes(call: Call) -> bool:
@@ -162,6 +163,11 @@ def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
     if count is None:
         return True
     return count in counts if name not in _REDUCTIONS else any(c < count for c in counts)
+
+
+def _is_back(call: Call, source: Source) -> bool:
+    """Whether it casts the copy to the dtype of the source again."""
+    return source.dtype != source.to and call.tensors[:1] == [(source.shape, source.to)]
 
 
 def _copy_makes(call: Call, source: Source, counts: set[int]) -> bool:

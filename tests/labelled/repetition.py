@@ -67,7 +67,7 @@ def an_input_that_is_cast_to_double_in_a_loop():
 
     def block():
         for _ in range(10):
-            x.double()  # <- here
+            x.double().sum()  # <- here
 
     return block
 
@@ -136,6 +136,30 @@ def autocast_with_its_cache_off():
                 y = y + layer(x).sum()  # <- here
         y.backward()
         layer.weight.grad = None
+
+    return block
+
+
+class Model(nn.Module):
+    """Layers alike, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        pairs = (nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)) for _ in range(3))
+        self.layers, self.head = nn.Sequential(*pairs), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.layers(x))  # <- here
+
+
+@EXAMPLES.positive("repeated-cast", 78, repeats=6)
+def a_model_called_in_inference_mode_where_autocast_has_no_cache():
+    model, x = Model(), torch.randn(2, 16)
+
+    def block():
+        with torch.inference_mode(), torch.autocast("cpu", dtype=BF16):
+            for _ in range(6):
+                model(x + 1)
 
     return block
 
@@ -261,6 +285,29 @@ def frozen_layers_called_once_under_autocast():
     def block():
         with torch.no_grad(), torch.autocast("cpu", dtype=BF16):
             model(x)
+
+    return block
+
+
+@EXAMPLES.near_miss("repeated-cast")
+def a_model_called_once_in_inference_mode():
+    model, x = Model(), torch.randn(2, 16)
+
+    def block():
+        with torch.inference_mode(), torch.autocast("cpu", dtype=BF16):
+            model(x)
+
+    return block
+
+
+@EXAMPLES.near_miss("repeated-cast")
+def decoder_layers_evaluated_under_autocast():
+    layer = nn.TransformerDecoderLayer(16, 2, 32, dropout=0, batch_first=True)
+    model, x = nn.TransformerDecoder(layer, 6), torch.randn(2, 5, 16)
+
+    def block():
+        with torch.inference_mode(), torch.autocast("cpu", dtype=BF16):
+            model(x, x)
 
     return block
 
@@ -402,12 +449,12 @@ def a_clone_in_a_loop():
 
 
 @EXAMPLES.positive("contiguous-copy", 9)
-def a_clone_nobody_uses():
+def a_clone_that_is_written_to():
     x = torch.randn(8, 8)
 
     def block():
         for _ in range(10):
-            x.clone()  # <- here
+            x.clone().mul_(2)  # <- here
 
     return block
 

@@ -17,6 +17,9 @@ from pytest_torchprof.trace.read import read
 if TYPE_CHECKING:
     from labelled.case import Case
 
+#: Of what torch.compile did, a live capture notes more than the events say.
+RECORDED = frozenset(rule.code for rule in RULES.values() if rule.depends_on_order)
+
 
 @cache
 def payloads(theme: str) -> list[tuple[Case, Any]]:
@@ -35,7 +38,7 @@ def differing(case: Case, other: corpus.Answer) -> list[str]:
     """Rules that checked both and matched another number of times than in the live capture."""
     live = corpus.evaluate(case)
     counts, others = live.checked.counts, other.checked.counts
-    unchecked = {*live.checked.unchecked, *other.checked.unchecked}
+    unchecked = {*live.checked.unchecked, *other.checked.unchecked, *RECORDED}
     return [
         f"{case.name}: {code} matches {others.get(code, 0)} times, {counts.get(code, 0)} live"
         for code in sorted({*counts, *others} - unchecked)
@@ -53,7 +56,7 @@ def test_a_stored_trace_has_the_findings_of_the_live_capture(theme: str, stacks:
         problems += [
             f"{case.name}: {code} is not checked"
             for code in {*other.checked.unchecked} - {*corpus.evaluate(case).checked.unchecked}
-            if "live" not in RULES[code].needs
+            if "live" not in RULES[code].needs and code not in RECORDED
         ]
     assert [] == problems
 

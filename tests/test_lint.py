@@ -147,10 +147,11 @@ def test_what_could_not_be_checked_is_said_with_its_reason(say: Say, tmp_path: P
     trace = b.save(tmp_path / "x.json")
     document = linted(say, trace)
     assert {"on-device": "no accelerator in this capture"} == document["unchecked"]
-    assert {"broken": "ValueError: no such luck"} == document["errors"]
+    assert ["broken"] == list(document["errors"])
+    assert document["errors"]["broken"].startswith("ValueError: no such luck (")
     _, out, _ = say("lint", trace)
     assert "not checked: on-device (no accelerator in this capture)" in out
-    assert "failed, and so not checked: broken (ValueError: no such luck)" in out
+    assert "failed, and so not checked: broken (ValueError: no such luck (" in out
 
 
 def test_a_clean_trace_says_so_and_passes(say: Say, clean: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import Machine, probe_machine, quiet_kineto, require_torch
 from pytest_torchprof.capture.profiler import (
     OWN_PROFILER,
@@ -20,6 +21,7 @@ __all__ = [
     "REAL",
     "Capture",
     "CompileCount",
+    "LineTracer",
     "Machine",
     "Round",
     "Stopwatch",

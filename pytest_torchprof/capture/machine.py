@@ -6,10 +6,12 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
+from typing import Any
 
 from pytest_torchprof.errors import CaptureError
 
@@ -119,7 +121,26 @@ def real_torch() -> SimpleNamespace:
         set_threads=torch.set_num_threads,
         synchronize=getattr(module, "synchronize", lambda: None),
         initialized=getattr(module, "is_initialized", lambda: True),
+        mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
+        module=torch.nn.Module,
+        calls_modules=_module_calls(torch.nn.Module),
+        skip_code=_skip_code(),
     )
+
+
+def _module_calls(module: Any) -> frozenset[CodeType]:
+    """The code through which every module is called."""
+    names = ("_wrapped_call_impl", "_call_impl")
+    return frozenset(getattr(module, name).__code__ for name in names if hasattr(module, name))
+
+
+def _skip_code() -> Callable[[CodeType], object]:
+    """Dynamo's function that has it leave code alone; its C part is there without dynamo."""
+    try:
+        from torch._C._dynamo.eval_frame import skip_code
+    except ImportError:
+        return lambda _: None
+    return skip_code  # type: ignore[no-any-return]
 
 
 def synchronize() -> None:

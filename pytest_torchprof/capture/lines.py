@@ -7,16 +7,15 @@ operator names the line that called it; another kind of marker is open while an 
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import cache
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from pytest_torchprof.capture.frames import frames_of_test, is_users
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.module_names import ModuleNames
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.rules.located import LINE, MODULE
 
@@ -24,7 +23,6 @@ from pytest_torchprof.rules.located import LINE, MODULE
 _MOST_MARKS = 200_000
 #: How much deeper than its caller we switch the tracer on, to have room when we switch it off.
 _SPARE_DEPTH = 30
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 class LineTracer:
@@ -76,7 +74,7 @@ class LineTracer:
             return
         _hide_from_dynamo()
         self._thread = REAL.current_thread()
-        older = [f for f in _frames_of_test(sys._getframe(1)) if self._is_users(f)]
+        older = [f for f in frames_of_test(sys._getframe(1)) if self._is_users(f)]
         for frame in reversed(older):
             self._older.append((frame, frame.f_trace))
             self._enter(frame)
@@ -200,132 +198,7 @@ class LineTracer:
         return known
 
 
-# -------------------------------------------------------------------- modules
-
-
-class ModuleNames:
-    """Paths of the modules that run, such as ``model.layers.3.attn``.
-
-    The outermost has the name under which a user's frame knows it, else that of its class.
-    """
-
-    def __init__(self, is_users: Callable[[FrameType], bool]) -> None:
-        self._is_users = is_users
-        self._kind: type = real_torch().module
-        #: Those that run: the root, and the root's path.
-        self._running: list[tuple[Any, str]] = []
-        #: By id: the module, which is kept so that the id is not given again, and names below it.
-        self._known: dict[int, tuple[Any, dict[int, str]]] = {}
-        self._roots: dict[tuple[int, CodeType | None], str] = {}
-
-    def enter(self, frame: FrameType) -> str:
-        """The path of the module of which this is the call."""
-        module = frame.f_locals["self"]
-        if self._running:
-            root, path = self._running[-1]
-            below = self._below(root).get(id(module))
-            if below is not None:
-                self._running.append((root, path))
-                return f"{path}.{below}" if below else path
-        callers = [f for f in _frames_of_test(frame.f_back) if self._is_users(f)]
-        key = id(module), callers[0].f_code if callers else None
-        if key not in self._roots:
-            self._below(module)
-            try:
-                self._roots[key] = self._as_known(module, callers)
-            except Exception:  # noqa: BLE001 - attributes of users' objects may do anything
-                self._roots[key] = type(module).__name__
-        self._running.append((module, self._roots[key]))
-        return self._roots[key]
-
-    def leave(self) -> None:
-        """The last one that was entered has been left."""
-        self._running.pop()
-
-    def _below(self, root: Any, *, anew: bool = False) -> dict[int, str]:
-        if anew or id(root) not in self._known:
-            try:
-                # What torch.compile wraps is known by the wrapper's name.
-                names = {
-                    id(module): ".".join(p for p in name.split(".") if p != "_orig_mod")
-                    for name, module in root.named_modules()
-                }
-            except Exception:  # noqa: BLE001 - a user may have overridden it
-                names = {id(root): ""}
-            self._known[id(root)] = root, names
-        return self._known[id(root)][1]
-
-    def _as_known(self, module: Any, callers: list[FrameType]) -> str:
-        tail = ""
-        for frame in callers:
-            names = dict(frame.f_locals)
-            me = names.pop("self", None)
-            if me is module:  # a method of its own: look who called it
-                continue
-            if isinstance(me, self._kind):
-                below = self._below(me).get(id(module)) or self._below(me, anew=True).get(
-                    id(module)
-                )
-                if below:
-                    tail, module = f".{below}{tail}", me
-                    continue
-            everything = names, getattr(me, "__dict__", {}), frame.f_globals
-            pairs = [pair for known in everything for pair in known.items()]
-            for name, value in pairs:
-                if value is module:
-                    return name + tail
-            for name, value in pairs:
-                if isinstance(value, self._kind):
-                    below = self._below(value).get(id(module))
-                    if below:
-                        return f"{name}.{below}{tail}"
-        return type(module).__name__ + tail
-
-
-# -------------------------------------------------------------------- frames and files
-
-
-def is_users(file: str) -> bool:
-    """Whether code of this file is the user's: not a library's, not ours, not generated."""
-    if file.startswith("<") or not file:
-        return False
-    folders = file.replace("\\", "/").split("/")
-    if "site-packages" in folders or "dist-packages" in folders:
-        return False
-    if any(folder.startswith("torchinductor_") for folder in folders):
-        return False
-    return not file.startswith(foreign())
-
-
-@cache
-def foreign() -> tuple[str, ...]:
-    """Folders of which nothing is the user's, wherever they are installed."""
-    paths = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders: set[str | None] = {sysconfig.get_path(name) for name in paths}
-    folders |= {_PACKAGE, os.environ.get("TORCHINDUCTOR_CACHE_DIR")}
-    folders |= {_folder_of(name) for name in ("torch", *_FRAMEWORK)}
-    return tuple(os.path.join(folder, "") for folder in folders if folder)  # noqa: PTH118 - a prefix
-
-
-_FRAMEWORK = ("pytest", "_pytest", "pluggy")
-
-
-def _folder_of(package: str) -> str | None:
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return os.path.dirname(file) if file else None  # noqa: PTH120 - a prefix of code's file names
-
-
-@cache
-def _framework() -> tuple[str, ...]:
-    folders = [folder for name in _FRAMEWORK if (folder := _folder_of(name))]
-    return tuple(os.path.join(folder, "") for folder in folders)  # noqa: PTH118 - a prefix
-
-
-def _frames_of_test(frame: FrameType | None) -> Iterator[FrameType]:
-    """From a frame outwards to where pytest calls the test."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_framework()):
-        yield frame
-        frame = frame.f_back
+# -------------------------------------------------------------------- at the edges
 
 
 def _debugs(tracer: Any) -> bool:
@@ -355,7 +228,7 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 def _hide_from_dynamo() -> None:
     """Dynamo compiles what runs under compiled code, and our functions do."""
     methods = [*vars(LineTracer).values(), *vars(ModuleNames).values()]
-    functions = [*methods, is_users, _frames_of_test, _debugs, _depth, _deeper]
+    functions = [*methods, is_users, frames_of_test, _debugs, _depth, _deeper]
     codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
     while codes:
         code = codes.pop()

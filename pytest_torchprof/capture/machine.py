@@ -137,10 +137,11 @@ def _module_calls(module: Any) -> frozenset[CodeType]:
 def _skip_code() -> Callable[[CodeType], object]:
     """Dynamo's function that has it leave code alone; its C part is there without dynamo."""
     try:
-        from torch._C._dynamo.eval_frame import skip_code
+        import torch._C._dynamo.eval_frame as room
     except ImportError:
-        return lambda _: None
-    return skip_code  # type: ignore[no-any-return]
+        room = None  # type: ignore[assignment]
+    skip: Callable[[CodeType], object] = getattr(room, "skip_code", lambda _: None)
+    return skip
 
 
 def synchronize() -> None:

@@ -39,11 +39,15 @@ def compare(
     profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
 ) -> list[Verdict]:
     """A verdict for each metric, in the table's order, then one for each scoped budget."""
-    limits = {b.metric: b.limit for b in budgets if b.op is None and b.module is None}
+    limits = {b.metric: b.limit for b in budgets if not b.scoped}
     verdicts = [
         _verdict(METRICS[name], value, baseline, limits.get(name), policy)
         for name, value in profile.metrics.items()
     ]
+    if baseline is not None:
+        verdicts = [
+            _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
+        ]
     if baseline is not None and (lost := _gradients_kept(profile, baseline)):
         verdicts = [
             replace(v, status="regressed", reason=lost)
@@ -52,7 +56,7 @@ def compare(
             for v in verdicts
         ]
     for budget in budgets:
-        if budget.op is None and budget.module is None:
+        if not budget.scoped:
             continue
         value = profile.scoped.get(budget.label, NotMeasured("was not measured"))
         verdicts.append(_scoped(budget, value))
@@ -142,6 +146,31 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
     if zeros[1] < zeros[0] and steps[1] >= steps[0] > 0:
         return f"Optimizer.zero_grad was called {zeros[0]} → {zeros[1]} times in {steps[1]} steps"
     return None
+
+
+def grown(found: Mapping[str, int], baseline: Baseline | None) -> dict[str, tuple[int, int]]:
+    """Rule → (accepted, now) of those that match more often than accepted."""
+    accepted = {} if baseline is None else baseline.findings
+    return {
+        rule: (accepted.get(rule, 0), count)
+        for rule, count in found.items()
+        if count > accepted.get(rule, 0)
+    }
+
+
+def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
+    """Findings are compared rule by rule: one fewer of one does not make up for one of another."""
+    if verdict.status in ("new", "not_measured") or not profile.found:
+        return verdict
+    # A rule that was not checked now is not compared.
+    accepted = sum(baseline.findings.get(rule, 0) for rule in profile.found)
+    total = sum(profile.found.values())
+    if verdict.status == "over_budget":
+        return replace(verdict, baseline=accepted)
+    if more := grown(profile.found, baseline):
+        said = ", ".join(f"{rule} {before} → {now}" for rule, (before, now) in more.items())
+        return replace(verdict, status="regressed", baseline=accepted, reason=said)
+    return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
 
 
 def _scoped(budget: Budget, value: Value) -> Verdict:

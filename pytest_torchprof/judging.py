@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.baseline import store
-from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, status_of
+from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, grown, status_of
 from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.metrics import METRICS, measure, measure_all
+from pytest_torchprof.findings import Whereabouts, found_in, lines_gap, offered, placed, within
+from pytest_torchprof.metrics import METRICS, measure
 from pytest_torchprof.render.failure import failure_message
 from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Value, Verdict
 
 if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
     from pytest_torchprof.runs import Mismatch, Plan, Recorder
     from pytest_torchprof.settings import Settings
 
@@ -38,6 +40,9 @@ _STORED_COLUMNS = (
     "leaked_cuda_bytes",
 )
 
+
+#: Metrics that operators or rules account for, which have places.
+_HAS_PLACES = {*COLUMN_OF, "findings"}
 
 #: Dynamo's number of a compiled frame, which depends on what was compiled before it.
 _COMPILED = re.compile(r"(?<=^Torch-Compiled Region): \S+$")
@@ -57,6 +62,17 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """A trace's profile beside what is accepted, and what comes of it."""
+
+    trace: Trace
+    profile: Profile
+    baseline: Baseline | None
+    policy: Policy
+    verdicts: list[Verdict]
+
+
+@dataclass(frozen=True)
 class Judgement:
     """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
 
@@ -68,8 +84,10 @@ class Judgement:
 class Judge:
     """Compares tests with their baselines, each file of which is read once."""
 
-    def __init__(self, settings: Settings, *, is_worker: bool) -> None:
+    def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
         self._settings = settings
+        self._root = root
+        self._compared: Compared | None = None
         self._is_worker = is_worker
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
         self.errors: list[str] = []
@@ -86,16 +104,16 @@ class Judge:
             recorder.refuse(what)
         if recorder.reason is not None:
             return self._not_profiled(subject, recorder)
-        profile = profile_of(recorder)
-        machine = recorder.machine
-        baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
-        policy = self._policy(baseline, machine.host)
-        verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
+        compared, self._compared = self._compare(subject, recorder), None
+        baseline, policy, verdicts = compared.baseline, compared.policy, compared.verdicts
+        accept = self._settings.accept
+        findings = placed(recorder, compared.profile, baseline, self._root, accept=accept)
+        profile = replace(compared.profile, findings=findings)
         if recorder.mismatch is not None:
             verdicts = _with_mismatch(verdicts, recorder.mismatch)
             return self._mismatched(subject, recorder, profile, verdicts)
         known = baseline is not None
-        causes = failures(verdicts, policy, has_baseline=known, accept=self._settings.accept)
+        causes = failures(verdicts, policy, has_baseline=known, accept=accept)
         if policy.strict:
             causes += [
                 f"strict: {metric} was compared in the test, and not measured"
@@ -113,9 +131,51 @@ class Judge:
         )
         message = None
         if causes:
-            command = None if self._settings.accept else subject.accept_command
-            message = failure_message(causes, verdicts, profile, baseline, command)
-        return Judgement(record, _offer(subject, profile, verdicts, recorder), message)
+            command = None if accept else subject.accept_command
+            message = failure_message(
+                causes,
+                verdicts,
+                profile,
+                baseline,
+                command,
+                where=self._where(recorder),
+                lines_gap=None if accept else lines_gap(recorder),
+            )
+        offer = _offer(subject, profile, verdicts, recorder)
+        offer["findings"] = offered(profile, baseline, recorder.plan)
+        return Judgement(record, offer, message)
+
+    def wants_lines(self, subject: Subject, recorder: Recorder) -> bool:
+        """Whether there is something to locate: a finding that is not accepted, or a failure.
+
+        Nothing is located while accepting.
+        """
+        if self._settings.accept or recorder.mismatch is not None:
+            return False
+        try:
+            compared = self._compare(subject, recorder)
+        except BaselineError:
+            return False
+        bad = {v.metric for v in compared.verdicts if v.status in ("regressed", "over_budget")}
+        explained = {metric for metric in bad if metric.split("[")[0] in _HAS_PLACES}
+        return bool(explained or grown(compared.profile.found, compared.baseline))
+
+    def _compare(self, subject: Subject, recorder: Recorder) -> Compared:
+        """Worked out once for a trace, by whoever asks first."""
+        if self._compared is None or self._compared.trace is not recorder.trace:
+            machine = recorder.machine
+            baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
+            policy = self._policy(baseline, machine.host)
+            profile = profile_of(recorder)
+            verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
+            self._compared = Compared(recorder.checked.trace, profile, baseline, policy, verdicts)
+        return self._compared
+
+    def _where(self, recorder: Recorder) -> Whereabouts | None:
+        if recorder.located is None:
+            return None
+        trace = recorder.checked.trace
+        return Whereabouts(trace, recorder.located, self._root, lambda n: _COMPILED.sub("", n))
 
     def _mismatched(
         self, subject: Subject, recorder: Recorder, profile: Profile, verdicts: Sequence[Verdict]
@@ -134,7 +194,7 @@ class Judge:
 
     def _not_profiled(self, subject: Subject, recorder: Recorder) -> Judgement:
         reason = recorder.reason or ""
-        verdicts = unchecked(recorder.plan, reason)
+        verdicts = all_unchecked(recorder.plan, reason)
         policy = Policy(self._settings.time, self._settings.strict)
         causes = failures(verdicts, policy, has_baseline=True, accept=False)
         accepted = store.entry_of(self.load(subject.baseline), subject.name, recorder.machine.key)
@@ -210,7 +270,6 @@ def _offer(
         "metrics": metrics,
         "operators": {k: dict(v) for k, v in profile.operators.items()},
         "kernels": dict(profile.kernels),
-        "findings": {},
         "times": times,
         "times_changed": gated,
         "edits": [list(edit) for edit in recorder.edits],
@@ -226,9 +285,13 @@ def profile_of(recorder: Recorder) -> Profile:
         counts = {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
         rows.setdefault(_COMPILED.sub("", name), Counter()).update(counts)
     scoped: dict[str, Value] = {}
+    found, unchecked = found_in(recorder)
     for budget in recorder.plan.budgets:
         source = recorder.stacks if budget.module else trace
-        if budget.op is None and budget.module is None:
+        if not budget.scoped:
+            continue
+        if budget.rules:
+            scoped[budget.label] = within(budget, found, unchecked, recorder.plan)
             continue
         if source is None:
             scoped[budget.label] = NotMeasured(
@@ -238,17 +301,19 @@ def profile_of(recorder: Recorder) -> Profile:
             )
             continue
         view = source.within(op=budget.op, module=budget.module)
-        found = view.selection.any()
+        ran = view.selection.any()
         what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
         scoped[budget.label] = (
             measure(METRICS[budget.metric], view)
-            if found
+            if ran
             else NotMeasured(f"{what} did not run in the measured region")
         )
     return Profile(
-        metrics=measure_all(trace),
+        metrics=recorder.values(),
         operators={name: dict(counts) for name, counts in rows.items()},
         kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
+        found=found,
+        unchecked=unchecked,
         scoped=scoped,
     )
 
@@ -273,7 +338,7 @@ def _with_mismatch(verdicts: Sequence[Verdict], mismatch: Mismatch) -> list[Verd
     ]
 
 
-def unchecked(plan: Plan, reason: str) -> list[Verdict]:
+def all_unchecked(plan: Plan, reason: str) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = NotMeasured(reason)
     return [

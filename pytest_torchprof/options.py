@@ -340,25 +340,41 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
     return values
 
 
-def antipatterns_of(item: pytest.Item) -> tuple[frozenset[str] | None, frozenset[str]]:
-    """(rules that must not match: None for none, empty for any; rules that may).
+def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
+    """(limits of 0 that ``no_antipatterns`` sets; rules that may match, and why).
+
+    All markers count, wherever they stand; where one forbids by name what another allows, the
+    closer one does, and of two at one place the one that allows.
 
     Raises:
         SettingsError: an unknown rule, or an allowance without a reason.
     """
-    forbidden: frozenset[str] | None = None
-    for mark in item.iter_markers("no_antipatterns"):
-        _check_arguments(mark, ())
-        forbidden = frozenset(_rule(str(name)) for name in mark.args)
-    allowed: set[str] = set()
-    for mark in item.iter_markers("allow_antipatterns"):
-        _check_arguments(mark, ("reason",))
-        if not mark.args or not mark.kwargs.get("reason"):
-            raise SettingsError(
-                'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
-            )
-        allowed |= {_rule(str(name)) for name in mark.args}
-    return forbidden, frozenset(allowed)
+    from pytest_torchprof.stats import Budget
+
+    any_rule, named = False, set[str]()
+    places: dict[int, tuple[dict[str, str], set[str]]] = {}
+    for node, mark in item.iter_markers_with_node():
+        allowed, forbidden = places.setdefault(id(node), ({}, set()))
+        if mark.name == "no_antipatterns":
+            _check_arguments(mark, ())
+            forbidden |= {_rule(str(name)) for name in mark.args}
+            any_rule |= not mark.args
+        elif mark.name == "allow_antipatterns":
+            _check_arguments(mark, ("reason",))
+            reason = mark.kwargs.get("reason")
+            if not mark.args or not isinstance(reason, str) or not reason.strip():
+                raise SettingsError(
+                    'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
+                )
+            allowed.update({_rule(str(name)): reason for name in mark.args})
+    reasons: dict[str, str | None] = {}
+    for allowed, forbidden in places.values():  # the closest first
+        reasons = {**dict.fromkeys(forbidden), **allowed, **reasons}
+        named |= forbidden
+    budgets = [Budget("findings", 0)] if any_rule else []
+    if named:
+        budgets.append(Budget("findings", 0, rules=tuple(sorted(named))))
+    return budgets, {rule: reason for rule, reason in reasons.items() if reason is not None}
 
 
 def is_marked(item: pytest.Item) -> bool:

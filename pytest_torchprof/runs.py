@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import shutil
 import statistics
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from pytest_torchprof.capture import (
     REAL,
     Capture,
     CompileCount,
+    LineTracer,
     Machine,
     Round,
     Stopwatch,
@@ -26,11 +27,14 @@ from pytest_torchprof.capture import (
 from pytest_torchprof.errors import TorchprofError
 from pytest_torchprof.events import Kind as EventKind
 from pytest_torchprof.events import Trace
+from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.rules import RULES, Checked, Rule, check
+from pytest_torchprof.rules.located import Located
 
 if TYPE_CHECKING:
-    from pytest_torchprof.stats import Budget
+    from pytest_torchprof.stats import Budget, Value
 
-Kind = Literal["warmup", "round", "profile", "stacks", "threads"]
+Kind = Literal["warmup", "round", "profile", "stacks", "threads", "lines"]
 
 #: A call this long needs no round of its own: the warm-up's time serves. Source: DESIGN.
 LONG_CALL_NS = 10_000_000_000
@@ -44,14 +48,20 @@ _NO_MEMORY = "torch records no memory while it profiles all threads, and this te
 
 @dataclass(frozen=True)
 class Plan:
-    """How one test is to be measured, and against what."""
+    """How one test is to be measured, and against what.
+
+    ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
+    and ``ignored`` which are switched off.
+    """
 
     warmup: int
     rounds: int
     threads: int | None = 1
     budgets: tuple[Budget, ...] = ()
-    forbidden: frozenset[str] | None = None
-    allowed: frozenset[str] = frozenset()
+    rules: tuple[Rule, ...] = tuple(RULES.values())
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    allowed: Mapping[str, str] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
 
     def with_counts(self, *, warmup: int | None, rounds: int | None) -> Plan:
         """The plan with these counts, where they are given."""
@@ -115,6 +125,14 @@ class Recorder:
     edits: list[tuple[str, int, str, str]] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
     one_thread: tuple[Trace, Path] | None = None
+    #: Whether there is something of which to say where it happened; asked once, after the others.
+    wants_lines: Callable[[], bool] = lambda: False
+    #: Files that are the user's wherever they lie: the test's own.
+    own_files: tuple[str, ...] = ()
+    #: Where it happened; or why that is not known, or not all of it.
+    located: Located | None = None
+    lines_gap: str | None = None
+    _checked: Checked | None = None
     #: As it was before the test's fixtures were set up.
     start: World = field(default_factory=World)
     started: int = field(default_factory=REAL.clock)
@@ -150,10 +168,41 @@ class Recorder:
                 self.tables.append(text)
                 printed = printed.replace(text, "", 1)
 
+    @property
+    def checked(self) -> Checked:
+        """What the rules find in the trace, worked out once."""
+        trace, plan = self.trace, self.plan
+        assert trace is not None  # noqa: S101 - the caller has looked
+        if self._checked is None or self._checked.trace is not trace:
+            self._checked = check(trace, plan.rules, thresholds=plan.thresholds)
+        return self._checked
+
+    def values(self) -> dict[str, Value]:
+        """Every metric of the trace."""
+        allowed = self.plan.allowed
+        found = sum(n for rule, n in self.checked.counts.items() if rule not in allowed)
+        return measure_all(self.checked.trace, {"findings": found})
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Around the run that marks lines: whatever happens in it, the numbers are there."""
+        kept = {name: getattr(self, name) for name in ("raised", "mismatch", "compilation")}
+        tables = list(self.tables)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(self, name, value)
+            self.tables = tables
+            if self.located is None:
+                self.lines_gap = self.lines_gap or self.reason
+            self.reason = None
+
     def forget(self) -> None:
         """Let go of memory and files, when all is said about the test."""
         files = [self.file, self.one_thread[1] if self.one_thread else None]
         self.trace = self.stacks = self.one_thread = self.file = None
+        self.located = self._checked = None
         for file in files:
             if file is not None:
                 with suppress(OSError):
@@ -171,6 +220,8 @@ class Recorder:
                 yield kind
         if self.one_thread is not None and self.reason is None:
             yield "threads"
+        if self.trace is not None and self.reason is None and self.wants_lines():
+            yield "lines"
 
     def facts(self) -> dict[str, Any]:
         """What the trace's metadata shall say beside its events."""
@@ -206,18 +257,22 @@ class Run:
         self.recorder = recorder
         self._watch: Stopwatch | None = None
         self._capture: Capture | None = None
+        self._tracer: LineTracer | None = None
         self._compiled = CompileCount()
         self.duration_ns = 0
 
     def begin(self) -> None:
         """Start what this kind of run measures."""
-        if self.kind in ("profile", "stacks", "threads"):
+        if self.kind in ("profile", "stacks", "threads", "lines"):
+            if self.kind == "lines":
+                self._tracer = LineTracer(self.recorder.own_files)
             capture = Capture(
                 threads=self.recorder.plan.threads,
                 stacks=self.kind == "stacks",
                 first=self.first,
                 everywhere=self.kind == "threads",
                 watchdog=self.recorder.longest_ns > WATCHED_CALL_NS,
+                tracer=self._tracer,
             )
             try:
                 capture.start()
@@ -262,16 +317,25 @@ class Run:
                 capture.abandon()
                 recorder.refuse(said(error))
                 return
+            self._hand_over(trace, file, capture)
+
+    def _hand_over(self, trace: Trace, file: Path, capture: Capture) -> None:
+        recorder = self.recorder
+        if self.kind == "profile":
+            self._keep(trace, file, capture)
+        elif self.kind == "threads":
+            self._choose(trace, file)
+        else:
+            REAL.unlink(file)
             if self.kind == "stacks":
                 # A module's forward may go on in a thread, of which this trace knows nothing.
-                recorder.stacks = (
-                    None if capture.started_threads or capture.other_threads else trace
-                )
-                REAL.unlink(file)
-            elif self.kind == "threads":
-                self._choose(trace, file)
-            else:
-                self._keep(trace, file, capture)
+                others = capture.started_threads or capture.other_threads
+                recorder.stacks = None if others else trace
+            elif self._tracer is not None:
+                recorder.lines_gap = self._tracer.gap
+                if self._tracer.usable:
+                    lines, modules = self._tracer.lines, self._tracer.modules
+                    recorder.located = Located(trace, lines, modules)
 
     def _keep(self, trace: Trace, file: Path, capture: Capture) -> None:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""

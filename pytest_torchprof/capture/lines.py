@@ -28,11 +28,13 @@ _SPARE_DEPTH = 30
 class LineTracer:
     """Marks lines and modules of the thread that calls `start`, until `stop`.
 
-    ``own`` are files that are the user's wherever they lie. ``gap`` says why lines are missing.
+    ``own`` are files that are the user's wherever they lie. ``gap`` says why lines are missing,
+    ``usable`` whether those that are there are right.
     """
 
     def __init__(self, own: Collection[str] = ()) -> None:
         self.gap: str | None = None
+        self.usable = True
         #: (file, line) → its marker's name, which ends in its number in order; and so for modules.
         self._lines: dict[tuple[str, int | None], str] = {}
         self._modules: dict[str, str] = {}
@@ -70,7 +72,7 @@ class LineTracer:
         """Begin, with the lines that the frames around are at."""
         self._previous = sys.gettrace()
         if _debugs(self._previous):
-            self.gap = "a debugger traces the test"
+            self.gap, self.usable = "a debugger traces the test", False
             return
         _hide_from_dynamo()
         self._thread = REAL.current_thread()
@@ -106,8 +108,8 @@ class LineTracer:
     def _switch_off(self) -> None:
         if sys.gettrace() is self._ours:
             sys.settrace(self._previous)
-        elif self.gap is None:
-            self.gap = "the test uses sys.settrace itself"
+        elif self.gap is None:  # and what was open when it did has stayed so
+            self.gap, self.usable = "the test uses sys.settrace itself", False
 
     def _give_up(self, why: str) -> None:
         """From here on nothing is known; the previous tracer comes back at the end."""

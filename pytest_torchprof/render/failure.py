@@ -170,6 +170,7 @@ class _Operators:
 
     def __init__(self, where: Where | None) -> None:
         self._where = where
+        self._told: set[str] = set()
 
     def explain(self, bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
         """For each metric the operators that changed it most; then kernels."""
@@ -207,7 +208,11 @@ class _Operators:
         return lines
 
     def _called(self, name: str) -> str:
-        text = called_from(self._where(name)) if self._where is not None else ""
+        """Said once, though an operator may account for several metrics."""
+        if self._where is None or name in self._told:
+            return ""
+        self._told.add(name)
+        text = called_from(self._where(name))
         return f"  {text}" if text else ""
 
 

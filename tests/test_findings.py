@@ -64,17 +64,23 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Rule]]:
 
 
 def profile(
-    pytester: pytest.Pytester, *args: str, marker: str = "", **counts: int
+    pytester: pytest.Pytester,
+    *args: str,
+    marker: str = "",
+    mul: int = 0,
+    sub: int = 0,
+    add: int = 0,
 ) -> tuple[dict[str, Any], Ran]:
     """The record of a test that calls operators so often, and the session."""
-    write(pytester, marker, **counts)
+    write(pytester, marker, mul=mul, sub=sub, add=add)
     ran = run(pytester, *(args or ("--torchprof",)))
     return ran.tests["test_it"], ran
 
 
-def write(pytester: pytest.Pytester, marker: str = "", **counts: int) -> None:
-    counts = {"mul": 0, "sub": 0, "add": 0, **counts}
-    pytester.makepyfile(test_it=WORK.format(marker=marker, **counts))
+def write(
+    pytester: pytest.Pytester, marker: str = "", *, mul: int = 0, sub: int = 0, add: int = 0
+) -> None:
+    pytester.makepyfile(test_it=WORK.format(marker=marker, mul=mul, sub=sub, add=add))
 
 
 def short(record: dict[str, Any]) -> dict[str, tuple[int, bool]]:
@@ -174,7 +180,7 @@ def test_findings_are_compared_rule_by_rule(
 ) -> None:
     write(pytester, mul=2, sub=2)
     accept(pytester)
-    record, _ = profile(pytester, **now)
+    record, _ = profile(pytester, marker="", **now)
     metric = record["metrics"]["findings"]
     assert (status, baseline) == (metric["status"], metric["baseline"])
     assert sum(now.values()) == metric["value"]

@@ -71,7 +71,7 @@ def called_from(places: Sequence[tuple[str, str | None, int]]) -> str:
     for location, _, calls in places:
         count[location] = count.get(location, 0) + calls
     words, file = [], ""
-    ordered = sorted(count, key=lambda location: -count[location])
+    ordered = sorted(count, key=lambda at: (-count[at], _file_and_line(at)))
     for location in ordered[:_MOST_PLACES]:
         here, _, line = location.rpartition(":")
         times = f" ({count[location]}×)" if count[location] > 1 else ""
@@ -79,11 +79,17 @@ def called_from(places: Sequence[tuple[str, str | None, int]]) -> str:
         file = here
     if left := ordered[_MOST_PLACES:]:
         words.append(f"{len(left)} more")
-    return ", ".join(words) + _within({module for _, module, _ in places if module})
+    return ", ".join(words) + _within({module for _, module, _ in places})
 
 
-def _within(modules: set[str]) -> str:
-    """The module, or what modules that differ only in numbers have in common."""
+def _file_and_line(location: str) -> tuple[str, int]:
+    file, _, line = location.rpartition(":")
+    return file, int(line)
+
+
+def _within(modules: set[str | None]) -> str:
+    """The module of all calls, or what modules that differ only in numbers have in common."""
     if len(modules) > 1:
-        modules = {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module) for module in modules}
-    return f" in {modules.pop()}" if len(modules) == 1 else ""
+        modules = {module and re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module) for module in modules}
+    (module, *others) = modules or {None}
+    return f" in {module}" if module and not others else ""

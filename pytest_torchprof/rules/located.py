@@ -99,8 +99,8 @@ class _Run(NamedTuple):
         if tail:
             out[-tail:] = self.place[-tail:]
         ours, theirs = slice(head, len(words) - tail), slice(head, len(self.words) - tail)
-        out[ours] = _by_name(words[ours], self.words[theirs], self.place[theirs])
-        return out
+        out[ours] = _in_turn(words[ours], self.words[theirs], self.place[theirs])
+        return np.where(out >= 0, out, _of_name(words, self.words, self.place))
 
 
 def _alike(a: Ints, b: Ints) -> int:
@@ -109,21 +109,24 @@ def _alike(a: Ints, b: Ints) -> int:
     return int(differ[0]) if len(differ) else len(a)
 
 
-def _by_name(words: Ints, known: Ints, place: Ints) -> Ints:
-    """The place of the k-th of a name, if there are as many; of any, if all are at one place."""
+def _in_turn(words: Ints, known: Ints, place: Ints) -> Ints:
+    """The place of the k-th of a name, if there are as many."""
     out = np.full(len(words), -1, np.int64)
-    if not len(words) or not len(known):
-        return out
-    width = int(max(words.max(), known.max())) + 1
+    width = int(max(words.max(initial=0), known.max(initial=0))) + 1
     as_many = np.bincount(words, minlength=width) == np.bincount(known, minlength=width)
     mine, theirs = np.argsort(words, kind="stable"), np.argsort(known, kind="stable")
     mine, theirs = mine[as_many[words[mine]]], theirs[as_many[known[theirs]]]
     out[mine] = place[theirs]
+    return out
+
+
+def _of_name(words: Ints, known: Ints, place: Ints) -> Ints:
+    """The place of all of a name, if they are at one."""
+    width = int(max(words.max(initial=0), known.max(initial=0))) + 1
     least, most = np.full(width, np.iinfo(np.int64).max), np.full(width, -1, np.int64)
     np.minimum.at(least, known, place)
     np.maximum.at(most, known, place)
-    alone = ~as_many[words] & (least == most)[words]
-    out[alone] = most[words[alone]]
+    out: Ints = np.where(least == most, most, -1)[words]
     return out
 
 
@@ -202,10 +205,11 @@ def _nodes(trace: Trace) -> tuple[Ints, Ints]:
     ops, made = ops[made >= 0], made[made >= 0]
     if not len(ops):
         return ops, ops
-    numbers, first = np.unique(made, return_index=True)
+    # Operators that make no node carry the number of the next one, so the last has made it.
+    numbers, last = np.unique(made[::-1], return_index=True)
     at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
     hit: Bools = numbers[at] == wanted
-    return backward[hit], ops[first[at[hit]]]
+    return backward[hit], ops[::-1][last[at[hit]]]
 
 
 def _node_numbers(trace: Trace, events: Ints) -> Ints:

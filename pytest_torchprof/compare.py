@@ -169,7 +169,8 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
         return replace(verdict, baseline=accepted)
     if more := grown(profile.found, baseline):
         said = ", ".join(f"{rule} {before} → {now}" for rule, (before, now) in more.items())
-        return replace(verdict, status="regressed", baseline=accepted, reason=said)
+        reason = None if total > accepted else said  # the total does not say it
+        return replace(verdict, status="regressed", baseline=accepted, reason=reason)
     return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
 
 

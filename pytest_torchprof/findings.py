@@ -120,7 +120,8 @@ class Whereabouts:
         """(location, module, calls), the most calls first; of an unknown location nothing."""
         trace = self._trace
         named = trace.names_where(lambda known: self._name_of(known) == name)
-        calls = np.flatnonzero(named & trace.selection & trace.is_kind(Kind.OP))
+        kinds = trace.is_kind(Kind.OP, Kind.ANNOTATION)
+        calls = np.flatnonzero(named & trace.selection & kinds)
         places, at = self._placing(trace, calls)
         count: Counter[tuple[str, str | None]] = Counter()
         for place, calls_there in enumerate(np.bincount(at, minlength=len(places)).tolist()):

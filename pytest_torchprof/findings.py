@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.accepting import shown
 from pytest_torchprof.compare import grown
 from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.check import lacking
@@ -61,7 +61,7 @@ def within(
 
 
 def placed(
-    recorder: Recorder, profile: Profile, baseline: Baseline | None, root: Path, *, accept: bool
+    recorder: Recorder, profile: Profile, baseline: Baseline | None, roots: Roots, *, accept: bool
 ) -> tuple[Finding, ...]:
     """The findings with their places; those that fail nothing are accepted."""
     more = grown(profile.found, baseline)
@@ -69,7 +69,7 @@ def placed(
     return tuple(
         replace(
             finding,
-            location=relative(finding.location, root),
+            location=roots.relative(finding.location),
             accepted=accept or finding.rule in allowed or finding.rule not in more,
             reason=allowed.get(finding.rule),
         )
@@ -100,21 +100,27 @@ def lines_gap(recorder: Recorder) -> str | None:
     return recorder.lines_gap
 
 
-def relative(location: str | None, root: Path) -> str | None:
-    """``file:line`` as people read it: below the root, where the file is there."""
-    file, colon, line = (location or "").rpartition(":")
-    if not colon or not line.isdigit() or not Path(file).is_absolute():
+class Roots:
+    """The folder below which locations are shown, as it is spelt and as it is."""
+
+    def __init__(self, root: Path) -> None:
+        self._prefixes = {f"{path}{os.sep}" for path in (root, root.resolve())}
+
+    def relative(self, location: str | None) -> str | None:
+        """``file:line`` as people read it; a test's patches of paths may be in place."""
+        for prefix in self._prefixes:
+            if location is not None and location.startswith(prefix):
+                return location[len(prefix) :].replace(os.sep, "/")
         return location
-    return f"{Path(shown(file, root)).as_posix()}:{line}"
 
 
 class Whereabouts:
     """Says where an operator was called in the measured region."""
 
     def __init__(
-        self, trace: Trace, placing: Placing, root: Path, name_of: Callable[[str], str]
+        self, trace: Trace, placing: Placing, roots: Roots, name_of: Callable[[str], str]
     ) -> None:
-        self._trace, self._placing, self._root, self._name_of = trace, placing, root, name_of
+        self._trace, self._placing, self._roots, self._name_of = trace, placing, roots, name_of
 
     def __call__(self, name: str) -> list[tuple[str, str | None, int]]:
         """(location, module, calls), the most calls first; of an unknown location nothing."""
@@ -125,7 +131,7 @@ class Whereabouts:
         places, at = self._placing(trace, calls)
         count: Counter[tuple[str, str | None]] = Counter()
         for place, calls_there in enumerate(np.bincount(at, minlength=len(places)).tolist()):
-            location = relative(places[place].location, self._root)
+            location = self._roots.relative(places[place].location)
             if location is not None and calls_there:
                 count[location, places[place].module] += calls_there
         return [(*where, n) for where, n in sorted(count.items(), key=lambda c: (-c[1], c[0]))]

@@ -15,7 +15,15 @@ from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.baseline import store
 from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, grown, status_of
 from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.findings import Whereabouts, found_in, lines_gap, offered, placed, within
+from pytest_torchprof.findings import (
+    Roots,
+    Whereabouts,
+    found_in,
+    lines_gap,
+    offered,
+    placed,
+    within,
+)
 from pytest_torchprof.metrics import METRICS, measure
 from pytest_torchprof.render.failure import failure_message
 from pytest_torchprof.render.json_report import record_of
@@ -86,7 +94,7 @@ class Judge:
 
     def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
         self._settings = settings
-        self._root = root
+        self._roots = Roots(root)
         self._compared: Compared | None = None
         self._is_worker = is_worker
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
@@ -103,11 +111,12 @@ class Judge:
             what = f"the measured block raised {raised}" if raised else "nothing was captured"
             recorder.refuse(what)
         if recorder.reason is not None:
+            self._compared = None
             return self._not_profiled(subject, recorder)
         compared, self._compared = self._compare(subject, recorder), None
         baseline, policy, verdicts = compared.baseline, compared.policy, compared.verdicts
         accept = self._settings.accept
-        findings = placed(recorder, compared.profile, baseline, self._root, accept=accept)
+        findings = placed(recorder, compared.profile, baseline, self._roots, accept=accept)
         profile = replace(compared.profile, findings=findings)
         if recorder.mismatch is not None:
             verdicts = _with_mismatch(verdicts, recorder.mismatch)
@@ -175,7 +184,7 @@ class Judge:
         if recorder.located is None:
             return None
         trace = recorder.checked.trace
-        return Whereabouts(trace, recorder.located, self._root, lambda n: _COMPILED.sub("", n))
+        return Whereabouts(trace, recorder.located, self._roots, lambda n: _COMPILED.sub("", n))
 
     def _mismatched(
         self, subject: Subject, recorder: Recorder, profile: Profile, verdicts: Sequence[Verdict]

@@ -220,8 +220,15 @@ class Recorder:
                 yield kind
         if self.one_thread is not None and self.reason is None:
             yield "threads"
-        if self.trace is not None and self.reason is None and self.wants_lines():
+        if self.trace is not None and self.reason is None and self._wants_lines():
             yield "lines"
+
+    def _wants_lines(self) -> bool:
+        try:
+            return self.wants_lines()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            self.lines_gap = said(error)
+            return False
 
     def facts(self) -> dict[str, Any]:
         """What the trace's metadata shall say beside its events."""

@@ -43,7 +43,7 @@ ACROSS = {  # what a room may import on its own level
     "fixture": {"accepting", "capture", "options", "runs", "reruns"},
     "reruns": {"capture", "runs", "silence"},
     "silence": {"capture"},
-    "findings": {"accepting", "runs"},
+    "findings": {"runs"},
     "judging": {"findings", "runs"},
     "session": {
         "accepting",

@@ -6,6 +6,7 @@ import bdb
 import sys
 import textwrap
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,13 +17,15 @@ import torch
 from helpers import Ran, accept, calls, run
 from live import captured, placing
 from test_failures import messages
+from trace_builder import TraceBuilder
 
 from pytest_torchprof.capture import lines as tracing
-from pytest_torchprof.events import Kind, Trace
+from pytest_torchprof.events import REGION, Kind, Trace
 from pytest_torchprof.render.places import called_from
 from pytest_torchprof.rules import RULES, Matches, Rule
-from pytest_torchprof.rules.located import _Run
+from pytest_torchprof.rules.located import LINE, MODULE, Located, _Run
 from pytest_torchprof.rules.tree import rows_of
+from pytest_torchprof.trace.read import parse
 
 MUL = "repeated-cast"
 HERE = "# <- here"
@@ -777,9 +780,13 @@ def test_too_many_lines_are_located_up_to_there(
     tracer.start()
     for _ in range(100):
         pass
-    before = len(tracer._open)
+    before = len(tracer._open), sys.gettrace()
     tracer.stop()
-    assert (0, "it runs more than 50 of your lines", True) == (before, tracer.gap, tracer.usable)
+    assert ((0, None), "it runs more than 50 of your lines", True) == (
+        before,
+        tracer.gap,
+        tracer.usable,
+    )
 
 
 def test_torch_compile_does_not_compile_anything_anew(tmp_path: Path) -> None:
@@ -840,6 +847,56 @@ def test_what_is_always_at_one_place_is_there_however_often() -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in ("axxb", "axxxxb")]
     run = _Run(words[0], np.array([5, 6, 6, 7]))
     assert [5, 6, 6, 6, 6, 7] == run.places(words[1]).tolist()
+
+
+def gpu_step(*, marked: bool) -> Trace:
+    """A step on a device, whose backward runs in a thread of the engine's."""
+    b = TraceBuilder("GPU")
+
+    def line(number: int) -> AbstractContextManager[object]:
+        return b.op(f"{LINE}{number}") if marked else nullcontext()
+
+    def op(name: str, node: int) -> AbstractContextManager[object]:
+        return b.op(name, args={"Sequence number": node, "Fwd thread id": 0})
+
+    def module() -> AbstractContextManager[object]:
+        return b.op(f"{MODULE}0") if marked else nullcontext()
+
+    with b.annotation(REGION):
+        with line(0), op("aten::to", 7):
+            pass
+
+        with line(1), module(), op("aten::linear", 7), op("aten::addmm", 7):
+            b.launch("gemm")
+        with line(2):
+            if not marked:
+                b.runtime("cudaMalloc")  # only once in a process
+            b.sync("cudaDeviceSynchronize")
+            with b.thread(99):
+                name = "autograd::engine::evaluate_function: AddmmBackward0"
+                back = {"Sequence number": 7, "Fwd thread id": 1}
+                with b.op(name, args=back), b.op("AddmmBackward0", args=back), b.op("aten::mm"):
+                    b.launch("gemm")
+        with line(3):
+            b.sync("cudaDeviceSynchronize")
+    return parse(b.to_bytes())
+
+
+def test_waits_and_the_engines_own_thread_have_their_lines() -> None:
+    located = Located(gpu_step(marked=True), [f"a.py:{n}" for n in range(4)], ["net.fc"])
+    trace = gpu_step(marked=False)
+
+    def where(name: str) -> list[tuple[str | None, str | None]]:
+        places, at = located(trace, np.flatnonzero(trace.named(name)))
+        return [(places[i].location, places[i].module) for i in at.tolist()]
+
+    assert [("a.py:0", None)] == where("aten::to")
+    assert [("a.py:1", "net.fc")] == where("aten::addmm")
+    assert [("a.py:1", "net.fc")] == where("aten::mm")
+    assert [("a.py:2", None), ("a.py:3", None)] == where("cudaDeviceSynchronize")
+    assert [("a.py:1", "net.fc")] * 2 == where("gemm")
+    assert [("a.py:1", "net.fc")] * 2 == where("cudaLaunchKernel")
+    assert [(None, None)] == where("cudaMalloc")
 
 
 def test_a_live_blocks_operators_are_at_its_lines(tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ def is_users(file: str) -> bool:
         return False
     if any(folder.startswith("torchinductor_") for folder in folders):
         return False
-    return not file.startswith(_foreign())
+    return not file.startswith(foreign())
 
 
 @cache
-def _foreign() -> tuple[str, ...]:
+def foreign() -> tuple[str, ...]:
     """Folders of which nothing is the user's, wherever they are installed."""
     paths = ("stdlib", "platstdlib", "purelib", "platlib")
     folders: set[str | None] = {sysconfig.get_path(name) for name in paths}

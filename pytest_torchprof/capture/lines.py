@@ -87,8 +87,9 @@ class LineTracer:
         """End, and give the thread's tracer back; at any time, again too."""
         if not self._on:
             return
-        if REAL.current_thread() != self._thread:
-            self._give_up("the test measures in more than one thread")
+        if REAL.current_thread() != self._thread:  # which nobody can trace from here
+            self.gap, self.usable = "the test begins and ends its region in two threads", False
+            self._left = 0
             return
         self._on = False
         # A tracer that counts calls and returns, as coverage's does, must find none missing: it is
@@ -99,6 +100,8 @@ class LineTracer:
                 frame.f_trace = tracer
         self._older.clear()
         self._close(0)
+        # Generators that are never finished hold on to us, and we to the test's modules.
+        self._names.forget()
 
     def _switch_on(self) -> None:
         self._depth = _depth()
@@ -106,9 +109,9 @@ class LineTracer:
         sys.settrace(self._ours)
 
     def _switch_off(self) -> None:
-        if sys.gettrace() is self._ours:
+        if sys.gettrace() is (self._ours if self._left else None):
             sys.settrace(self._previous)
-        elif self.gap is None:  # and what was open when it did has stayed so
+        elif self._left:  # and what was open when it did has stayed so
             self.gap, self.usable = "the test uses sys.settrace itself", False
 
     def _give_up(self, why: str) -> None:
@@ -116,6 +119,8 @@ class LineTracer:
         self.gap = self.gap or why
         self._left = 0
         self._close(0)
+        if sys.gettrace() is self._ours:
+            sys.settrace(None)
 
     # ---------------------------------------------------------------- what Python calls
 

@@ -49,6 +49,11 @@ class ModuleNames:
         """The last one that was entered has been left."""
         self._running.pop()
 
+    def forget(self) -> None:
+        """Let go of all modules."""
+        for known in (self._running, self._known, self._roots):
+            known.clear()
+
     def _below(self, root: Any, *, anew: bool = False) -> dict[int, str]:
         if anew or id(root) not in self._known:
             try:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.machine import accelerator, real_torch, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.stopwatch import counts_instructions
@@ -33,6 +34,7 @@ def prime() -> None:
     """Pay for the first profiler session of the process (0.5 to 1.7 s), outside any test."""
     import torch
 
+    foreign()  # looks at the file system as it is now
     if profiler_active():
         return  # somebody profiles the session; each test will say so
     with muted(2):

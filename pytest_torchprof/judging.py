@@ -79,6 +79,13 @@ class Compared:
     policy: Policy
     verdicts: list[Verdict]
 
+    @property
+    def has_places(self) -> bool:
+        """Whether there is something to locate."""
+        bad = [v.metric for v in self.verdicts if v.status in ("regressed", "over_budget")]
+        explained = any(metric.split("[")[0] in _HAS_PLACES for metric in bad)
+        return explained or bool(grown(self.profile.found, self.baseline))
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -148,7 +155,7 @@ class Judge:
                 baseline,
                 command,
                 where=self._where(recorder),
-                lines_gap=None if accept else lines_gap(recorder),
+                lines_gap=lines_gap(recorder) if not accept and compared.has_places else None,
             )
         offer = _offer(subject, profile, verdicts, recorder)
         offer["findings"] = offered(profile, baseline, recorder.plan)
@@ -162,12 +169,9 @@ class Judge:
         if self._settings.accept or recorder.mismatch is not None:
             return False
         try:
-            compared = self._compare(subject, recorder)
+            return self._compare(subject, recorder).has_places
         except BaselineError:
             return False
-        bad = {v.metric for v in compared.verdicts if v.status in ("regressed", "over_budget")}
-        explained = {metric for metric in bad if metric.split("[")[0] in _HAS_PLACES}
-        return bool(explained or grown(compared.profile.found, compared.baseline))
 
     def _compare(self, subject: Subject, recorder: Recorder) -> Compared:
         """Worked out once for a trace, by whoever asks first."""

@@ -357,7 +357,7 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
         allowed, forbidden = places.setdefault(id(node), ({}, set()))
         if mark.name == "no_antipatterns":
             _check_arguments(mark, ())
-            forbidden |= {_rule(str(name)) for name in mark.args}
+            forbidden |= _rules_of(mark)
             any_rule |= not mark.args
         elif mark.name == "allow_antipatterns":
             _check_arguments(mark, ("reason",))
@@ -366,7 +366,7 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
                 raise SettingsError(
                     'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
                 )
-            allowed.update({_rule(str(name)): reason for name in mark.args})
+            allowed.update(dict.fromkeys(_rules_of(mark), reason))
     reasons: dict[str, str | None] = {}
     for allowed, forbidden in places.values():  # the closest first
         reasons = {**dict.fromkeys(forbidden), **allowed, **reasons}
@@ -375,6 +375,10 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
     if named:
         budgets.append(Budget("findings", 0, rules=tuple(sorted(named))))
     return budgets, {rule: reason for rule, reason in reasons.items() if reason is not None}
+
+
+def _rules_of(mark: pytest.Mark) -> frozenset[str]:
+    return frozenset(_rule(str(name)) for name in mark.args)
 
 
 def is_marked(item: pytest.Item) -> bool:

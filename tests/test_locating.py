@@ -561,6 +561,22 @@ def test_the_operators_that_changed_have_their_lines(pytester: pytest.Pytester) 
     assert "    more      aten::mm  2 → 4" in lines  # said once
 
 
+def test_a_limit_within_an_operator_says_where_that_was_called(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest, torch
+
+        @pytest.mark.max_flops(10, op="aten::mm")
+        def test_it():
+            x = torch.ones(4, 4)
+            for _ in range(3):
+                x @ x
+        """
+    )
+    lines = messages(run(pytester, "--torchprof").out)["test_it"]
+    assert "  aten::mm at  test_it.py:7 (3×)" in lines
+
+
 @pytest.mark.parametrize(
     ("places", "text"),
     [

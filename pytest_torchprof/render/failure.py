@@ -62,10 +62,12 @@ def failure_message(
     )
     room -= len(behind)
     says = _Operators(where)
+    operators = says.limited(bad)
     if baseline is not None:
-        behind += says.explain(bad, profile, baseline)[:room]
+        operators += says.explain(bad, profile, baseline)
     else:
-        behind += says.largest(bad, profile)[:room]
+        operators += says.largest(bad, profile)
+    behind += operators[:room]
     lines += behind
     if behind and lines_gap is not None:
         lines.append(f"  your lines are not known: {lines_gap}")
@@ -171,6 +173,12 @@ class _Operators:
     def __init__(self, where: Where | None) -> None:
         self._where = where
         self._told: set[str] = set()
+
+    def limited(self, bad: Sequence[Verdict]) -> list[str]:
+        """For limits within an operator, where that was called."""
+        names = [v.metric.partition("[op=")[2].removesuffix("]") for v in bad]
+        places = {name: self._called(name) for name in dict.fromkeys(names) if name}
+        return [f"  {shorten(name, 60)} at{text}" for name, text in places.items() if text]
 
     def explain(self, bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
         """For each metric the operators that changed it most; then kernels."""

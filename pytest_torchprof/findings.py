@@ -19,8 +19,8 @@ from pytest_torchprof.stats import NotMeasured
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
+    from pytest_torchprof.recorder import Plan, Recorder
     from pytest_torchprof.rules.places import Placing
-    from pytest_torchprof.runs import Plan, Recorder
     from pytest_torchprof.stats import Baseline, Budget, Finding, Profile, Value
 
 #: Begins what is said of a rule that raised.

@@ -17,8 +17,9 @@ from pytest_torchprof.options import near
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pytest_torchprof.recorder import Recorder
     from pytest_torchprof.reruns import Runner
-    from pytest_torchprof.runs import Recorder, Run
+    from pytest_torchprof.runs import Run
     from pytest_torchprof.session import TorchprofSession
 
 Result = TypeVar("Result")
@@ -263,8 +264,8 @@ class Torchprof:
         if self._accept:
             recorder.edits.append((edit.file, edit.line, edit.text, expected))
             return
+        from pytest_torchprof.recorder import Mismatch
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
-        from pytest_torchprof.runs import Mismatch
 
         message = inline_mismatch(expected, actual, self._accept_command, refusal(edit))
         changes = inline_changes(expected, actual).items()

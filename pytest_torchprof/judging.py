@@ -4,56 +4,38 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
-from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.baseline import store
 from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, grown, status_of
 from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.findings import (
     Roots,
     Whereabouts,
-    found_in,
     lines_gap,
     offered,
     placed,
-    within,
 )
-from pytest_torchprof.metrics import METRICS, measure
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.profiles import profile_of, shown_operator
 from pytest_torchprof.render.failure import failure_message
 from pytest_torchprof.render.json_report import record_of
-from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Value, Verdict
+from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Verdict
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.runs import Mismatch, Plan, Recorder
+    from pytest_torchprof.recorder import Mismatch, Plan, Recorder
     from pytest_torchprof.settings import Settings
 
 _MOST_SWAPPED = 4
-_STORED_COLUMNS = (
-    "calls",
-    "flops",
-    "accumulations",
-    "kernels",
-    "allocated_cpu_bytes",
-    "allocated_cuda_bytes",
-    "peak_cpu_bytes",
-    "peak_cuda_bytes",
-    "leaked_cpu_bytes",
-    "leaked_cuda_bytes",
-)
 
 
 #: Metrics that operators or rules account for, which have places.
 _HAS_PLACES = {*COLUMN_OF, "findings"}
-
-#: Dynamo's number of a compiled frame, which depends on what was compiled before it.
-_COMPILED = re.compile(r"(?<=^Torch-Compiled Region): \S+$")
 
 
 @dataclass(frozen=True)
@@ -188,7 +170,7 @@ class Judge:
         if recorder.located is None:
             return None
         trace = recorder.checked.trace
-        return Whereabouts(trace, recorder.located, self._roots, lambda n: _COMPILED.sub("", n))
+        return Whereabouts(trace, recorder.located, self._roots, shown_operator)
 
     def _mismatched(
         self, subject: Subject, recorder: Recorder, profile: Profile, verdicts: Sequence[Verdict]
@@ -287,48 +269,6 @@ def _offer(
         "times_changed": gated,
         "edits": [list(edit) for edit in recorder.edits],
     }
-
-
-def profile_of(recorder: Recorder) -> Profile:
-    """Metrics, operators, kernels and scoped values of the captured trace."""
-    trace = recorder.trace
-    assert trace is not None  # noqa: S101 - the caller has checked it
-    rows: dict[str, Counter[str]] = {}
-    for name, row in sorted(ops(trace).items()):
-        counts = {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
-        rows.setdefault(_COMPILED.sub("", name), Counter()).update(counts)
-    scoped: dict[str, Value] = {}
-    found, unchecked = found_in(recorder)
-    for budget in recorder.plan.budgets:
-        source = recorder.stacks if budget.module else trace
-        if not budget.scoped:
-            continue
-        if budget.rules:
-            scoped[budget.label] = within(budget, found, unchecked, recorder.plan)
-            continue
-        if source is None:
-            scoped[budget.label] = NotMeasured(
-                "the test failed before its run with stacks"
-                if recorder.mismatch
-                else "the test works in several threads, of which the run with stacks sees one"
-            )
-            continue
-        view = source.within(op=budget.op, module=budget.module)
-        ran = view.selection.any()
-        what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
-        scoped[budget.label] = (
-            measure(METRICS[budget.metric], view)
-            if ran
-            else NotMeasured(f"{what} did not run in the measured region")
-        )
-    return Profile(
-        metrics=recorder.values(),
-        operators={name: dict(counts) for name, counts in rows.items()},
-        kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
-        found=found,
-        unchecked=unchecked,
-        scoped=scoped,
-    )
 
 
 def _swapped(profile: Profile, baseline: Baseline) -> str | None:

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.capture import REAL, World, muted, watching
-from pytest_torchprof.runs import LONG_CALL_NS, Kind, Recorder, Run, said
+from pytest_torchprof.recorder import Kind, Recorder, said
+from pytest_torchprof.runs import LONG_CALL_NS, Run
 from pytest_torchprof.silence import (
     alarm_stopped,
     clocks_stopped,

@@ -20,6 +20,7 @@ from pytest_torchprof.errors import BaselineError, TorchprofError
 from pytest_torchprof.findings import RAISED
 from pytest_torchprof.judging import Judge, Subject, all_unchecked
 from pytest_torchprof.options import antipatterns_of, budgets_of, is_marked, overrides_of
+from pytest_torchprof.recorder import Plan, Recorder
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import (
     raised_rules,
@@ -29,7 +30,6 @@ from pytest_torchprof.render.summary import (
 )
 from pytest_torchprof.reruns import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.rules import RULES
-from pytest_torchprof.runs import Plan, Recorder
 
 if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings

@@ -97,7 +97,7 @@ def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
 
 def _recorder(folder: Path) -> Any:
     from pytest_torchprof.capture import probe_machine
-    from pytest_torchprof.runs import Plan, Recorder
+    from pytest_torchprof.recorder import Plan, Recorder
 
     return Recorder(Plan(warmup=1, rounds=0), probe_machine(1), folder)
 
@@ -105,7 +105,7 @@ def _recorder(folder: Path) -> Any:
 def _ours(body: Body, folder: Path) -> float:
     """One profiled run as a session does it: capture, export, read, all metrics, operators."""
     from pytest_torchprof.capture import Capture
-    from pytest_torchprof.judging import profile_of
+    from pytest_torchprof.profiles import profile_of
 
     recorder = _recorder(folder)
     gc.collect()
@@ -156,7 +156,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     from torch.profiler import record_function
 
     from pytest_torchprof.events import REGION
-    from pytest_torchprof.judging import profile_of
+    from pytest_torchprof.profiles import profile_of
     from pytest_torchprof.trace.read import read
 
     file = folder / "both.json"

@@ -24,7 +24,8 @@ from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_wo
 from pytest_torchprof.devices import Device, read_peaks
 from pytest_torchprof.metrics import METRICS, measure_all
 from pytest_torchprof.render import tables
-from pytest_torchprof.rules import CODES, RULES, Checked, check, check_all
+from pytest_torchprof.rules import Checked, check, check_all
+from pytest_torchprof.rules.plugged import gather
 from pytest_torchprof.rules.thresholds import codes, parse
 from pytest_torchprof.stats import Finding, NotMeasured, Value
 from pytest_torchprof.trace import ranks, stacks, write
@@ -190,11 +191,12 @@ class Trace:
             SettingsError: there is no such rule or threshold, or it has another unit.
         """
         text = ignore if isinstance(ignore, str) else ",".join(ignore)
-        left_out = codes(text, dict.fromkeys([*CODES, *RULES]))
-        values = parse(thresholds, RULES.values())
+        rules = gather().rules
+        left_out = codes(text, rules)
+        values = parse(thresholds, rules.values())
         if not left_out and not values:
             return self.events.once(check_all)
-        return check(self.events, RULES.values(), ignore=left_out, thresholds=values)
+        return check(self.events, rules.values(), ignore=left_out, thresholds=values)
 
     def findings(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Rows[Finding]:
         """Anti-patterns, the costliest first; see `lint`."""

@@ -39,11 +39,15 @@ def compare(
     profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
 ) -> list[Verdict]:
     """A verdict for each metric, in the table's order, then one for each scoped budget."""
-    limits = {b.metric: b.limit for b in budgets if b.op is None and b.module is None}
+    limits = {b.metric: b.limit for b in budgets if not b.scoped}
     verdicts = [
         _verdict(METRICS[name], value, baseline, limits.get(name), policy)
         for name, value in profile.metrics.items()
     ]
+    if baseline is not None:
+        verdicts = [
+            _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
+        ]
     if baseline is not None and (lost := _gradients_kept(profile, baseline)):
         verdicts = [
             replace(v, status="regressed", reason=lost)
@@ -52,7 +56,7 @@ def compare(
             for v in verdicts
         ]
     for budget in budgets:
-        if budget.op is None and budget.module is None:
+        if not budget.scoped:
             continue
         value = profile.scoped.get(budget.label, NotMeasured("was not measured"))
         verdicts.append(_scoped(budget, value))
@@ -142,6 +146,43 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
     if zeros[1] < zeros[0] and steps[1] >= steps[0] > 0:
         return f"Optimizer.zero_grad was called {zeros[0]} → {zeros[1]} times in {steps[1]} steps"
     return None
+
+
+def grown(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, int]]:
+    """Rule → (accepted, now) of those that match more often than accepted."""
+    before = baseline or Baseline()
+    pairs = {rule: (before.findings.get(rule, 0), n) for rule, n in profile.compared.items()}
+    for rule, metric in profile.gated.items():
+        accepted = before.metrics.get(metric, 0 if baseline is None else None)
+        now = profile.metrics.get(metric)
+        if accepted is not None and isinstance(now, int) and rule in profile.found:
+            pairs[rule] = int(accepted), now
+    return {rule: pair for rule, pair in pairs.items() if pair[1] > pair[0]}
+
+
+def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
+    """Findings are compared rule by rule: one fewer of one does not make up for one of another."""
+    unknown = isinstance(verdict.value, NotMeasured)
+    if not profile.found or (unknown and verdict.value.at_hand is None):  # type: ignore[union-attr]
+        return verdict
+    if verdict.baseline is None and not (unknown or verdict.status == "over_budget"):
+        return verdict  # from before there were findings
+    # A rule that was not checked now is not compared, nor one that a metric of its own is for.
+    found = profile.compared
+    accepted = sum(baseline.findings.get(rule, 0) for rule in found)
+    total = sum(found.values())
+    apart = sum(profile.found.values()) - total
+    more = {rule: pair for rule, pair in grown(profile, baseline).items() if rule in found}
+    if unknown and not more:
+        return verdict
+    accepted, total = accepted + apart, total + apart
+    if verdict.status == "over_budget":
+        return replace(verdict, baseline=accepted)
+    if more:
+        said = ", ".join(f"{rule} {before} → {now}" for rule, (before, now) in more.items())
+        reason = None if total > accepted else said  # the total does not say it
+        return replace(verdict, value=total, status="regressed", baseline=accepted, reason=reason)
+    return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
 
 
 def _scoped(budget: Budget, value: Value) -> Verdict:

@@ -394,6 +394,8 @@ class Trace:
     @cached_property
     def records_shapes(self) -> bool:
         """Whether operators carry ``Input Dims``; true if there are no operators."""
+        if self.region is not None and self.metadata.get("record_shapes"):
+            return True  # a capture of our own, of which the flag can be believed
         ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
         return not len(ops) or any(len(a.dims) for a in self.operands(ops))
 

@@ -16,8 +16,9 @@ from pytest_torchprof.errors import SettingsError, near
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pytest_torchprof.recorder import Recorder
     from pytest_torchprof.reruns import Runner
-    from pytest_torchprof.runs import Recorder, Run
+    from pytest_torchprof.runs import Run
     from pytest_torchprof.session import TorchprofSession
 
 Result = TypeVar("Result")
@@ -163,18 +164,34 @@ class Torchprof:
         kinds = recorder.plan.with_counts(warmup=warmup, rounds=rounds).kinds
         for kind in recorder.runs_of(kinds):
             run = Run(kind, recorder, first=False)
-            run.begin()
-            try:
-                # The profiled call is one more than asked for, and torch's profiler writes too.
-                extra = self._mute and kind not in ("warmup", "round")
-                with muted(1, 2) if extra else nullcontext():
-                    result = function()
-            except BaseException as error:
-                self._left_with(type(error), run)
-                raise
-            run.end()
+            # The profiled call is one more than asked for, and torch's profiler writes too.
+            extra = self._mute and kind not in ("warmup", "round")
+            with muted(1, 2) if extra else nullcontext():
+                if kind == "lines":
+                    self._locate(function, run)
+                else:
+                    result = self._measure(function, run)
         self._entered = True
         return result
+
+    def _measure(self, function: Callable[[], Result], run: Run) -> Result:
+        __tracebackhide__ = True
+        run.begin()
+        try:
+            result = function()
+        except BaseException as error:
+            self._left_with(type(error), run)
+            raise
+        run.end()
+        return result
+
+    def _locate(self, function: Callable[[], Any], run: Run) -> None:
+        """A call of which only the lines are wanted: all else about it is nobody's matter."""
+        with run.recorder.locating():
+            try:
+                self._measure(function, run)
+            except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001
+                run.recorder.refuse(f"it raised {type(error).__name__} when run once more")
 
     def _left_with(self, kind: type[BaseException], run: Run) -> None:
         run.cancel()
@@ -246,8 +263,8 @@ class Torchprof:
         if self._accept:
             recorder.edits.append((edit.file, edit.line, edit.text, expected))
             return
+        from pytest_torchprof.recorder import Mismatch
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
-        from pytest_torchprof.runs import Mismatch
 
         message = inline_mismatch(expected, actual, self._accept_command, refusal(edit))
         changes = inline_changes(expected, actual).items()
@@ -285,9 +302,7 @@ class Torchprof:
         if recorder.trace is None:
             return None
         if self._metrics is None:
-            from pytest_torchprof.metrics import measure_all
-
-            self._metrics = measure_all(recorder.trace)
+            self._metrics = recorder.values()
         return self._metrics
 
 

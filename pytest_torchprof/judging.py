@@ -4,43 +4,38 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
-from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.baseline import store
-from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, status_of
+from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, grown, status_of
 from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.metrics import METRICS, measure, measure_all
+from pytest_torchprof.findings import (
+    Roots,
+    Whereabouts,
+    lines_gap,
+    offered,
+    placed,
+)
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.profiles import profile_of, shown_operator
 from pytest_torchprof.render.failure import failure_message
 from pytest_torchprof.render.json_report import record_of
-from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Value, Verdict
+from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Verdict
 
 if TYPE_CHECKING:
-    from pytest_torchprof.runs import Mismatch, Plan, Recorder
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.recorder import Mismatch, Plan, Recorder
     from pytest_torchprof.settings import Settings
 
 _MOST_SWAPPED = 4
-_STORED_COLUMNS = (
-    "calls",
-    "flops",
-    "accumulations",
-    "kernels",
-    "allocated_cpu_bytes",
-    "allocated_cuda_bytes",
-    "peak_cpu_bytes",
-    "peak_cuda_bytes",
-    "leaked_cpu_bytes",
-    "leaked_cuda_bytes",
-)
 
 
-#: Dynamo's number of a compiled frame, which depends on what was compiled before it.
-_COMPILED = re.compile(r"(?<=^Torch-Compiled Region): \S+$")
+#: Metrics that operators or rules account for, which have places.
+_HAS_PLACES = {*COLUMN_OF, "findings"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,24 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Compared:
+    """A trace's profile beside what is accepted, and what comes of it."""
+
+    trace: Trace
+    profile: Profile
+    baseline: Baseline | None
+    policy: Policy
+    verdicts: list[Verdict]
+
+    @property
+    def has_places(self) -> bool:
+        """Whether there is something to locate."""
+        bad = [v.metric for v in self.verdicts if v.status in ("regressed", "over_budget")]
+        explained = any(metric.split("[")[0] in _HAS_PLACES for metric in bad)
+        return explained or bool(grown(self.profile, self.baseline))
+
+
+@dataclass(frozen=True)
 class Judgement:
     """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
 
@@ -68,8 +81,10 @@ class Judgement:
 class Judge:
     """Compares tests with their baselines, each file of which is read once."""
 
-    def __init__(self, settings: Settings, *, is_worker: bool) -> None:
+    def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
         self._settings = settings
+        self._roots = Roots(root)
+        self._compared: Compared | None = None
         self._is_worker = is_worker
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
         self.errors: list[str] = []
@@ -85,17 +100,18 @@ class Judge:
             what = f"the measured block raised {raised}" if raised else "nothing was captured"
             recorder.refuse(what)
         if recorder.reason is not None:
+            self._compared = None
             return self._not_profiled(subject, recorder)
-        profile = profile_of(recorder)
-        machine = recorder.machine
-        baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
-        policy = self._policy(baseline, machine.host)
-        verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
+        compared, self._compared = self._compare(subject, recorder), None
+        baseline, policy, verdicts = compared.baseline, compared.policy, compared.verdicts
+        accept = self._settings.accept
+        findings = placed(recorder, compared.profile, baseline, self._roots, accept=accept)
+        profile = replace(compared.profile, findings=findings)
         if recorder.mismatch is not None:
             verdicts = _with_mismatch(verdicts, recorder.mismatch)
             return self._mismatched(subject, recorder, profile, verdicts)
         known = baseline is not None
-        causes = failures(verdicts, policy, has_baseline=known, accept=self._settings.accept)
+        causes = failures(verdicts, policy, has_baseline=known, accept=accept)
         if policy.strict:
             causes += [
                 f"strict: {metric} was compared in the test, and not measured"
@@ -113,9 +129,48 @@ class Judge:
         )
         message = None
         if causes:
-            command = None if self._settings.accept else subject.accept_command
-            message = failure_message(causes, verdicts, profile, baseline, command)
-        return Judgement(record, _offer(subject, profile, verdicts, recorder), message)
+            command = None if accept else subject.accept_command
+            message = failure_message(
+                causes,
+                verdicts,
+                profile,
+                baseline,
+                command,
+                where=self._where(recorder),
+                lines_gap=lines_gap(recorder) if not accept and compared.has_places else None,
+            )
+        offer = _offer(subject, profile, verdicts, recorder)
+        offer["findings"] = offered(profile, baseline, recorder.plan)
+        return Judgement(record, offer, message)
+
+    def wants_lines(self, subject: Subject, recorder: Recorder) -> bool:
+        """Whether there is something to locate: a finding that is not accepted, or a failure.
+
+        Nothing is located while accepting.
+        """
+        if self._settings.accept or recorder.mismatch is not None:
+            return False
+        try:
+            return self._compare(subject, recorder).has_places
+        except BaselineError:
+            return False
+
+    def _compare(self, subject: Subject, recorder: Recorder) -> Compared:
+        """Worked out once for a trace, by whoever asks first."""
+        if self._compared is None or self._compared.trace is not recorder.trace:
+            machine = recorder.machine
+            baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
+            policy = self._policy(baseline, machine.host)
+            profile = profile_of(recorder)
+            verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
+            self._compared = Compared(recorder.checked.trace, profile, baseline, policy, verdicts)
+        return self._compared
+
+    def _where(self, recorder: Recorder) -> Whereabouts | None:
+        if recorder.located is None:
+            return None
+        trace = recorder.checked.trace
+        return Whereabouts(trace, recorder.located, self._roots, shown_operator)
 
     def _mismatched(
         self, subject: Subject, recorder: Recorder, profile: Profile, verdicts: Sequence[Verdict]
@@ -134,7 +189,7 @@ class Judge:
 
     def _not_profiled(self, subject: Subject, recorder: Recorder) -> Judgement:
         reason = recorder.reason or ""
-        verdicts = unchecked(recorder.plan, reason)
+        verdicts = all_unchecked(recorder.plan, reason)
         policy = Policy(self._settings.time, self._settings.strict)
         causes = failures(verdicts, policy, has_baseline=True, accept=False)
         accepted = store.entry_of(self.load(subject.baseline), subject.name, recorder.machine.key)
@@ -210,47 +265,10 @@ def _offer(
         "metrics": metrics,
         "operators": {k: dict(v) for k, v in profile.operators.items()},
         "kernels": dict(profile.kernels),
-        "findings": {},
         "times": times,
         "times_changed": gated,
         "edits": [list(edit) for edit in recorder.edits],
     }
-
-
-def profile_of(recorder: Recorder) -> Profile:
-    """Metrics, operators, kernels and scoped values of the captured trace."""
-    trace = recorder.trace
-    assert trace is not None  # noqa: S101 - the caller has checked it
-    rows: dict[str, Counter[str]] = {}
-    for name, row in sorted(ops(trace).items()):
-        counts = {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
-        rows.setdefault(_COMPILED.sub("", name), Counter()).update(counts)
-    scoped: dict[str, Value] = {}
-    for budget in recorder.plan.budgets:
-        source = recorder.stacks if budget.module else trace
-        if budget.op is None and budget.module is None:
-            continue
-        if source is None:
-            scoped[budget.label] = NotMeasured(
-                "the test failed before its run with stacks"
-                if recorder.mismatch
-                else "the test works in several threads, of which the run with stacks sees one"
-            )
-            continue
-        view = source.within(op=budget.op, module=budget.module)
-        found = view.selection.any()
-        what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
-        scoped[budget.label] = (
-            measure(METRICS[budget.metric], view)
-            if found
-            else NotMeasured(f"{what} did not run in the measured region")
-        )
-    return Profile(
-        metrics=measure_all(trace),
-        operators={name: dict(counts) for name, counts in rows.items()},
-        kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
-        scoped=scoped,
-    )
 
 
 def _swapped(profile: Profile, baseline: Baseline) -> str | None:
@@ -273,7 +291,7 @@ def _with_mismatch(verdicts: Sequence[Verdict], mismatch: Mismatch) -> list[Verd
     ]
 
 
-def unchecked(plan: Plan, reason: str) -> list[Verdict]:
+def all_unchecked(plan: Plan, reason: str) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = NotMeasured(reason)
     return [

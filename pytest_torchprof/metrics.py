@@ -64,9 +64,13 @@ def measure(metric: Metric, trace: Trace) -> Value:
     return _unknown(reason) if reason else metric.extract(trace)
 
 
-def measure_all(trace: Trace) -> dict[str, Value]:
-    """Every metric of the table on this trace."""
-    return {name: measure(metric, trace) for name, metric in METRICS.items()}
+def measure_all(trace: Trace, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
+    """Every metric of the table on this trace, but for those that are ``known``."""
+    known = known or {}
+    return {
+        name: known[name] if name in known else measure(metric, trace)
+        for name, metric in METRICS.items()
+    }
 
 
 def _unknown(reason: str, at_hand: int | None = None) -> NotMeasured:

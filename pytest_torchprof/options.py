@@ -102,15 +102,6 @@ def _codes(text: str) -> frozenset[str]:
     return frozenset(_words(text))
 
 
-def _thresholds(text: str) -> dict[str, dict[str, float]]:
-    if not text.strip():
-        return {}  # a plain run loads no rules
-    from pytest_torchprof.rules import RULES
-    from pytest_torchprof.rules.thresholds import parse
-
-    return parse(text, RULES.values())
-
-
 #: Every option with a value. ``--torchprof``, ``--torchprof-strict`` and ``--accept`` are switches.
 OPTIONS = (
     Option("select", "all", _choice("all", "marked"), "all|marked", "which tests to profile: every "
@@ -131,7 +122,7 @@ OPTIONS = (
     Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
     Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
     Option("ignore", "", _codes, "RULE,…", "anti-pattern rules that are switched off"),
-    Option("thresholds", "", _thresholds, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
+    Option("thresholds", "", str, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
            "with units: pageable-copy.bytes=2 MiB"),
     Option("threads", "1", _threads, "N|keep", "intra-op CPU threads of the profiled run; 1 makes "
            "counts the same on every machine"),
@@ -213,8 +204,11 @@ def build_settings(config: pytest.Config) -> Settings:
         text = option.default if text is None else str(text)
         try:
             values[option.name] = None if text is None else option.parse(text)
-            if option.name == "ignore":  # what rules there are, only the session knows
+            # What rules there are, only the session knows.
+            if option.name == "ignore":
                 _check_rules(values["ignore"], config)
+            elif option.name == "thresholds":
+                values["thresholds"] = _thresholds_of(str(text), config)
         except TorchprofError as error:
             raise pytest.UsageError(f"{source}: {error}") from None
     strict = config.getoption("torchprof_strict")
@@ -245,6 +239,18 @@ def _check_rules(codes: Iterable[str], config: pytest.Config) -> frozenset[str]:
         if code not in known:
             raise SettingsError(f"there is no anti-pattern rule {code!r}. {near(code, known)}")
     return frozenset(codes)
+
+
+def _thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float]]:
+    """Rule → name → value.
+
+    Raises:
+        SettingsError: a rule or threshold that is not there, or a wrong unit.
+    """
+    from pytest_torchprof.rulebook import rules_of
+    from pytest_torchprof.rules.thresholds import parse
+
+    return parse(text, rules_of(config).rules.values()) if text.strip() else {}
 
 
 # -------------------------------------------------------------------- markers
@@ -354,25 +360,45 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
     return values
 
 
-def antipatterns_of(item: pytest.Item) -> tuple[frozenset[str] | None, frozenset[str]]:
-    """(rules that must not match: None for none, empty for any; rules that may).
+def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
+    """(limits of 0 that ``no_antipatterns`` sets; rules that may match, and why).
+
+    All markers count, wherever they stand; where one forbids by name what another allows, the
+    closer one does, and of two at one place the one that allows.
 
     Raises:
         SettingsError: an unknown rule, or an allowance without a reason.
     """
-    forbidden: frozenset[str] | None = None
-    for mark in item.iter_markers("no_antipatterns"):
-        _check_arguments(mark, ())
-        forbidden = _check_rules(map(str, mark.args), item.config)
-    allowed: set[str] = set()
-    for mark in item.iter_markers("allow_antipatterns"):
-        _check_arguments(mark, ("reason",))
-        if not mark.args or not mark.kwargs.get("reason"):
-            raise SettingsError(
-                'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
-            )
-        allowed |= _check_rules(map(str, mark.args), item.config)
-    return forbidden, frozenset(allowed)
+    from pytest_torchprof.stats import Budget
+
+    any_rule, named = False, set[str]()
+    places: dict[int, tuple[dict[str, str], set[str]]] = {}
+    for node, mark in item.iter_markers_with_node():
+        allowed, forbidden = places.setdefault(id(node), ({}, set()))
+        if mark.name == "no_antipatterns":
+            _check_arguments(mark, ())
+            forbidden |= _rules_of(mark, item.config)
+            any_rule |= not mark.args
+        elif mark.name == "allow_antipatterns":
+            _check_arguments(mark, ("reason",))
+            reason = mark.kwargs.get("reason")
+            if not mark.args or not isinstance(reason, str) or not reason.strip():
+                raise SettingsError(
+                    'allow_antipatterns takes rules and a reason: ("host-sync", reason="…")'
+                )
+            allowed.update(dict.fromkeys(_rules_of(mark, item.config), reason))
+    reasons: dict[str, str | None] = {}
+    for allowed, forbidden in places.values():  # the closest first
+        reasons = {**dict.fromkeys(forbidden), **allowed, **reasons}
+        named |= forbidden
+    budgets = [Budget("findings", 0)] if any_rule else []
+    if named:
+        budgets.append(Budget("findings", 0, rules=tuple(sorted(named))))
+    return budgets, {rule: reason for rule, reason in reasons.items() if reason is not None}
+
+
+def _rules_of(mark: pytest.Mark, config: pytest.Config) -> frozenset[str]:
+    return _check_rules(map(str, mark.args), config)
 
 
 def is_marked(item: pytest.Item) -> bool:

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.capture import REAL, World, muted, watching
-from pytest_torchprof.runs import LONG_CALL_NS, Kind, Recorder, Run, said
+from pytest_torchprof.recorder import Kind, Recorder, said
+from pytest_torchprof.runs import LONG_CALL_NS, Run
 from pytest_torchprof.silence import (
     alarm_stopped,
     clocks_stopped,
@@ -169,21 +170,23 @@ class Runner:
                 return None
             with self._apart(item, recorder):
                 for number, kind in enumerate(recorder.runs_of(kinds)):
-                    failing = ""  # the teardown of the run before
-                    error = self._teardown_run(item) if number else None
-                    if error is None:
-                        failing = kind
-                        _make_new(item, self._stash, globs)
-                        recorder.start.restore()
-                        error = self._run_again(item, recorder, kind)
-                    else:
-                        _restore(item, self._stash)
-                    if error is not None and kind in ("profile", "threads") and recorder.stats_read:
-                        return error
-                    if error is not None:
-                        recorder.refuse(_cannot(error, failing, recorder.plan.threads))
-                    if recorder.reason is not None:
-                        return None
+                    with recorder.locating() if kind == "lines" else nullcontext():
+                        failing = ""  # the teardown of the run before
+                        error = self._teardown_run(item) if number else None
+                        if error is None:
+                            failing = kind
+                            _make_new(item, self._stash, globs)
+                            recorder.start.restore()
+                            error = self._run_again(item, recorder, kind)
+                        else:
+                            _restore(item, self._stash)
+                        decides = kind in ("profile", "threads")
+                        if error is not None and decides and recorder.stats_read:
+                            return error
+                        if error is not None:
+                            recorder.refuse(_cannot(error, failing, recorder.plan.threads))
+                        if recorder.reason is not None:
+                            return None
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             recorder.refuse(said(error))
         finally:

@@ -1,37 +1,26 @@
-"""The runs of one test: what each measures, and what they have brought in together."""
+"""The runs of one test: what each measures, and hands to the recorder."""
 
 from __future__ import annotations
 
-import gzip
-import shutil
-import statistics
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture import (
     OWN_PROFILER,
     REAL,
     Capture,
     CompileCount,
-    Machine,
-    Round,
+    LineTracer,
     Stopwatch,
-    World,
-    allows_tf32,
-    device_gap,
     sees_threads,
 )
-from pytest_torchprof.errors import TorchprofError
 from pytest_torchprof.events import Kind as EventKind
-from pytest_torchprof.events import Trace
+from pytest_torchprof.recorder import said
+from pytest_torchprof.rules.located import Located
 
 if TYPE_CHECKING:
-    from pytest_torchprof.stats import Budget
-
-Kind = Literal["warmup", "round", "profile", "stacks", "threads"]
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.recorder import Kind, Recorder
 
 #: A call this long needs no round of its own: the warm-up's time serves. Source: DESIGN.
 LONG_CALL_NS = 10_000_000_000
@@ -43,162 +32,6 @@ WATCHED_CALL_NS = 100_000_000
 _NO_MEMORY = "torch records no memory while it profiles all threads, and this test works in several"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How one test is to be measured, and against what."""
-
-    warmup: int
-    rounds: int
-    threads: int | None = 1
-    budgets: tuple[Budget, ...] = ()
-    forbidden: frozenset[str] | None = None
-    allowed: frozenset[str] = frozenset()
-
-    def with_counts(self, *, warmup: int | None, rounds: int | None) -> Plan:
-        """The plan with these counts, where they are given."""
-        return replace(
-            self,
-            warmup=self.warmup if warmup is None else warmup,
-            rounds=self.rounds if rounds is None else rounds,
-        )
-
-    @property
-    def kinds(self) -> list[Kind]:
-        """The runs in order; the first decides the functional outcome."""
-        stacks: list[Kind] = ["stacks"] if any(b.module for b in self.budgets) else []
-        return [*["warmup"] * self.warmup, *["round"] * self.rounds, "profile", *stacks]  # type: ignore[list-item]
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """An inline expectation that failed the test: what was said, and metric → expected text."""
-
-    message: str
-    expected: Mapping[str, str]
-
-
-@dataclass
-class Recorder:
-    """What the runs of one test have brought in so far."""
-
-    plan: Plan
-    machine: Machine
-    folder: Path
-    compiled: CompileCount = field(default_factory=CompileCount.now)
-    #: What the test's own first run has compiled, once that is over.
-    compilation: dict[str, Any] | None = None
-    #: The profiled run had to compile, so another one shall tell what the compiled code does.
-    compiled_late: bool = False
-    profiled: int = 0
-    rounds: list[Round] = field(default_factory=list)
-    longest_ns: int = 0
-    trace: Trace | None = None
-    stacks: Trace | None = None
-    file: Path | None = None
-    reason: str | None = None
-    runs: int = 0
-    #: The test measures a block or a callable of its own through the fixture.
-    own_region: bool = False
-    #: It did so to the end within this run, with its own rounds: nothing is to be run again.
-    complete: bool = False
-    #: The exception that a region of it was left with, so that there is nothing of that run.
-    raised: str | None = None
-    #: It has looked at measured numbers, so its failure may be about them.
-    stats_read: bool = False
-    #: It asks for numbers, whether there were any or not.
-    stats_asked: bool = False
-    mismatch: Mismatch | None = None
-    #: It asked for a table, and these are the ones that a rerun of it has printed.
-    table_asked: bool = False
-    tables: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    #: Inline expectations to be rewritten: file, line, new text, old text.
-    edits: list[tuple[str, int, str, str]] = field(default_factory=list)
-    #: A trace of one thread, of a run in which there were more.
-    one_thread: tuple[Trace, Path] | None = None
-    #: As it was before the test's fixtures were set up.
-    start: World = field(default_factory=World)
-    started: int = field(default_factory=REAL.clock)
-
-    def refuse(self, reason: str) -> None:
-        """Keep the first reason why the test is not profiled."""
-        self.reason = self.reason or reason
-
-    def exclude(self, ns: int) -> None:
-        """Time that does not count towards the test's time limits."""
-        self.started += ns
-
-    def export(self, target: Path) -> None:
-        """Write the trace's file, compressed; a test's patches may be in place."""
-        assert self.file is not None  # noqa: S101 - the caller has looked
-        try:
-            with (
-                REAL.open(self.file, "rb") as source,
-                REAL.open(target, "wb") as file,
-                gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
-            ):
-                shutil.copyfileobj(source, packed)
-        except OSError:
-            with suppress(OSError):  # a part of a trace is of no use to anybody
-                REAL.unlink(target)
-            raise
-
-    def keep_tables(self, printed: str) -> None:
-        """Of the tables that a run has made, only those that it has printed."""
-        tables, self.tables = self.tables, []
-        for text in tables:
-            if text in printed:
-                self.tables.append(text)
-                printed = printed.replace(text, "", 1)
-
-    def forget(self) -> None:
-        """Let go of memory and files, when all is said about the test."""
-        files = [self.file, self.one_thread[1] if self.one_thread else None]
-        self.trace = self.stacks = self.one_thread = self.file = None
-        for file in files:
-            if file is not None:
-                with suppress(OSError):
-                    REAL.unlink(file)
-
-    def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
-        """These, and one more where the profiled run compiled, or had threads it cannot see into.
-
-        torch.compile guards the number of threads, so the profiled run may compile once more what
-        is there already; only a test that compiles in each run does so in the second one too.
-        """
-        for kind in kinds:
-            yield kind
-            if kind == "profile" and self.compiled_late and self.reason is None:
-                yield kind
-        if self.one_thread is not None and self.reason is None:
-            yield "threads"
-
-    def facts(self) -> dict[str, Any]:
-        """What the trace's metadata shall say beside its events."""
-        none = "no timed rounds (--torchprof-rounds=0)"
-        instructions = [r.instructions for r in self.rounds if r.instructions is not None]
-        return {
-            "environment": self.machine.key,
-            "accelerator": self.machine.accelerator,
-            "torch": self.machine.torch_version,
-            "wall_ms": statistics.median(r.wall_ns for r in self.rounds) / 1e6
-            if self.rounds
-            else none,
-            "cpu_ms": statistics.median(r.cpu_ns for r in self.rounds) / 1e6
-            if self.rounds
-            else none,
-            "instructions": int(statistics.median(instructions))
-            if instructions
-            else ("this machine has no hardware counter" if self.rounds else none),
-            # Counts of the first run alone: the number of runs is no matter of the test's.
-            **(compiled := CompileCount.now().since(self.compiled)),
-            **(self.compilation or {}),
-            "compiled": compiled["compiled"],
-            **({"no_device": gap} if (gap := device_gap()) else {}),
-            **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
-        }
-
-
 class Run:
     """One run of the item, or one call of a measured callable."""
 
@@ -208,18 +41,22 @@ class Run:
         self.recorder = recorder
         self._watch: Stopwatch | None = None
         self._capture: Capture | None = None
+        self._tracer: LineTracer | None = None
         self._compiled = CompileCount()
         self.duration_ns = 0
 
     def begin(self) -> None:
         """Start what this kind of run measures."""
-        if self.kind in ("profile", "stacks", "threads"):
+        if self.kind in ("profile", "stacks", "threads", "lines"):
+            if self.kind == "lines":
+                self._tracer = LineTracer(self.recorder.own_files)
             capture = Capture(
                 threads=self.recorder.plan.threads,
                 stacks=self.kind == "stacks",
                 first=self.first,
                 everywhere=self.kind == "threads",
                 watchdog=self.recorder.longest_ns > WATCHED_CALL_NS,
+                tracer=self._tracer,
             )
             try:
                 capture.start()
@@ -264,16 +101,25 @@ class Run:
                 capture.abandon()
                 recorder.refuse(said(error))
                 return
+            self._hand_over(trace, file, capture)
+
+    def _hand_over(self, trace: Trace, file: Path, capture: Capture) -> None:
+        recorder = self.recorder
+        if self.kind == "profile":
+            self._keep(trace, file, capture)
+        elif self.kind == "threads":
+            self._choose(trace, file)
+        else:
+            REAL.unlink(file)
             if self.kind == "stacks":
                 # A module's forward may go on in a thread, of which this trace knows nothing.
-                recorder.stacks = (
-                    None if capture.started_threads or capture.other_threads else trace
-                )
-                REAL.unlink(file)
-            elif self.kind == "threads":
-                self._choose(trace, file)
-            else:
-                self._keep(trace, file, capture)
+                others = capture.started_threads or capture.other_threads
+                recorder.stacks = None if others else trace
+            elif self._tracer is not None:
+                recorder.lines_gap = self._tracer.gap
+                if self._tracer.usable:
+                    lines, modules = self._tracer.lines, self._tracer.modules
+                    recorder.located = Located(trace, lines, modules)
 
     def _keep(self, trace: Trace, file: Path, capture: Capture) -> None:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""
@@ -325,10 +171,3 @@ class Run:
 
 def _operators(trace: Trace) -> int:
     return int((trace.selection & trace.is_kind(EventKind.OP)).sum())
-
-
-def said(error: Exception) -> str:
-    """Our own errors speak for themselves; anything else is a fault to report."""
-    if isinstance(error, TorchprofError):
-        return str(error)
-    return f"internal error, please report it: {type(error).__name__}: {error}"

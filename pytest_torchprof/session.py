@@ -17,13 +17,19 @@ from pytest_torchprof.accepting import accept, command_for, shown
 from pytest_torchprof.baseline import store
 from pytest_torchprof.capture import Machine, prime, probe_machine, require_torch
 from pytest_torchprof.errors import BaselineError, TorchprofError
-from pytest_torchprof.judging import Judge, Subject, unchecked
+from pytest_torchprof.findings import RAISED
+from pytest_torchprof.judging import Judge, Subject, all_unchecked
 from pytest_torchprof.options import antipatterns_of, budgets_of, is_marked, overrides_of
+from pytest_torchprof.recorder import Plan, Recorder
 from pytest_torchprof.render.json_report import record_of, write_report
-from pytest_torchprof.render.summary import summary_table, totals
+from pytest_torchprof.render.summary import (
+    raised_rules,
+    summary_table,
+    totals,
+    unchecked_rules,
+)
 from pytest_torchprof.reruns import STRICT_XFAIL, Runner, hide_us
-from pytest_torchprof.runs import Plan, Recorder
-from pytest_torchprof.stats import Budget
+from pytest_torchprof.rulebook import rules_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings
@@ -61,7 +67,7 @@ class TorchprofSession:
         self.errors: list[str] = []
         self._machine: Machine | None = None
         self._folder: Path | None = None
-        self.judge = Judge(settings, is_worker=self.is_worker)
+        self.judge = Judge(settings, config.rootpath, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
 
@@ -161,14 +167,23 @@ class TorchprofSession:
         overrides = overrides_of(item)
         budgets = tuple(budgets_of(item))
         forbidden, allowed = antipatterns_of(item)
+        known = {budget.label for budget in budgets}
+        budgets += tuple(budget for budget in forbidden if budget.label not in known)
         if not overrides.pop("enabled", True):
             return None
         if self.settings.select == "marked" and not is_marked(item):
             return None
-        if forbidden is not None and all(budget.metric != "findings" for budget in budgets):
-            budgets += (Budget("findings", 0),)
         s = self.settings
-        base = Plan(s.warmup, s.rounds, s.threads, budgets, forbidden, allowed)
+        base = Plan(
+            s.warmup,
+            s.rounds,
+            s.threads,
+            budgets,
+            rules=tuple(r for r in rules_of(self.config).rules.values() if r.code not in s.ignore),
+            thresholds=s.thresholds,
+            allowed=allowed,
+            ignored=s.ignore,
+        )
         return base.with_counts(warmup=overrides.get("warmup"), rounds=overrides.get("rounds"))
 
     # ---------------------------------------------------------------- one test
@@ -180,9 +195,12 @@ class TorchprofSession:
         if plan is not None and not self.runner.rerunning:
             for key in (RECORD, OFFER):
                 item.stash[key] = {}
-            item.stash[RECORDER] = Recorder(plan, self.machine, self.folder)
+            subject, own_files = self._subject(item), (str(item.path),)
+            recorder = Recorder(plan, self.machine, self.folder, own_files=own_files)
+            recorder.wants_lines = lambda: self.judge.wants_lines(subject, recorder)
+            item.stash[RECORDER] = recorder
             with suppress(BaselineError):  # it is judged later, with the test's patches in place
-                self.judge.load(self._subject(item).baseline)
+                self.judge.load(subject.baseline)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -252,7 +270,7 @@ class TorchprofSession:
                 item.nodeid,
                 status="not_profiled",
                 reason=reason,
-                verdicts=unchecked(item.stash[PLAN], reason),
+                verdicts=all_unchecked(item.stash[PLAN], reason),
                 # A test that failed by its own comparison of measured numbers has one.
                 trace=self.judge.keep_trace(item.nodeid, recorder, failed=report.failed)
                 if recorder
@@ -341,10 +359,14 @@ class TorchprofSession:
             self.errors += errors
             if not self.collected.partial:
                 self.messages += self._left_behind()
+        with suppress(TorchprofError):  # said at collection
+            self.messages += rules_of(self.config).errors
         self.errors += self.judge.errors
         if self.settings.json is not None:
             try:
-                write_report(self.settings.json, self.environment, self.records.values())
+                records = list(self.records.values())
+                raised = raised_rules(records, RAISED)
+                write_report(self.settings.json, self.environment, records, raised)
             except OSError as error:
                 self.errors.append(f"report {self.settings.json} cannot be written: {error}")
         if self.errors and session.exitstatus in (
@@ -391,6 +413,10 @@ class TorchprofSession:
             width = terminalreporter._tw.fullwidth  # noqa: SLF001 - the only place that knows
             for line in summary_table(records, s.columns, s.sort, s.top, width):
                 write(line)
+            for line in unchecked_rules(records, RAISED):
+                write(line)
+        for line in raised_rules(records, RAISED):
+            write(line, yellow=True)
         for line in self.messages:
             write(line)
         for line in self.errors:

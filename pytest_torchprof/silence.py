@@ -17,7 +17,7 @@ from pytest_torchprof.capture import REAL, muted
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_torchprof.runs import Recorder
+    from pytest_torchprof.recorder import Recorder
 
 # -------------------------------------------------------------------- silence
 

@@ -35,6 +35,7 @@ class Finding:
     ``location`` is ``file:line`` in the user's code, or the path of operators where no line is
     known; ``path`` is that path, ``module`` the path of the ``nn.Module`` around. ``cost_ms`` and
     ``bytes`` are estimates for this run: time of the events concerned, and what they moved.
+    ``accepted``: it fails nothing, as the baseline has it, or a marker allows it for a ``reason``.
     """
 
     rule: str
@@ -47,22 +48,34 @@ class Finding:
     bytes: int | None = None
     path: str | None = None
     module: str | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit on one metric, inclusive, of the whole test or of a part of it."""
+    """A limit on one metric, inclusive, of the whole test or of a part of it.
+
+    ``rules`` are those whose findings it counts, if not all.
+    """
 
     metric: str
     limit: Number
     op: str | None = None
     module: str | None = None
+    rules: tuple[str, ...] = ()
+
+    @property
+    def scoped(self) -> bool:
+        """Whether it is of a part."""
+        return bool(self.op or self.module or self.rules)
 
     @property
     def label(self) -> str:
         """The metric with its scope, as reports name it: ``kernels[op=aten::mm]``."""
         if self.op is not None:
             return f"{self.metric}[op={self.op}]"
+        if self.rules:
+            return f"{self.metric}[rule={','.join(self.rules)}]"
         return f"{self.metric}[module={self.module}]" if self.module is not None else self.metric
 
 
@@ -81,13 +94,26 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Profile:
-    """What one test measured: metrics, operators, kernels and findings; all JSON-able inside."""
+    """What one test measured: metrics, operators, kernels and findings; all JSON-able inside.
+
+    ``found`` has the matches of each rule that was checked and that no marker allows, those of
+    none included; ``unchecked`` says why there is no telling for a rule; ``gated`` names the metric
+    that is compared with the baseline in a rule's place.
+    """
 
     metrics: Mapping[str, Value]
     operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    found: Mapping[str, int] = field(default_factory=dict)
+    unchecked: Mapping[str, str] = field(default_factory=dict)
+    gated: Mapping[str, str] = field(default_factory=dict)
     scoped: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> dict[str, int]:
+        """Of ``found``, what is compared rule by rule."""
+        return {rule: count for rule, count in self.found.items() if rule not in self.gated}
 
 
 @dataclass(frozen=True)

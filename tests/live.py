@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture import Capture, CompileCount, prime
+import numpy as np
+
+from pytest_torchprof.capture import Capture, CompileCount, LineTracer, prime
+from pytest_torchprof.rules.located import Located
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
+    from pytest_torchprof.rules.places import Placing
 
 prime()
 
@@ -58,3 +62,22 @@ class Compiling:
             return capture.stop(folder, {**first, "compiled": compiled})[0]
         finally:
             capture.abandon()
+
+
+def placing(block: Callable[[], Any], trace: Trace, folder: Path) -> Placing:
+    """Runs the block once more, as the locating run does: where the events of its trace were.
+
+    Locations are absolute.
+    """
+    tracer = LineTracer()
+    capture = Capture(tracer=tracer)
+    capture.start()
+    try:
+        block()
+        marked, _ = capture.stop(folder, {})
+    finally:
+        capture.abandon()
+    assert tracer.gap is None, tracer.gap
+    located = Located(marked, tracer.lines, tracer.modules)
+    located(trace, np.zeros(0, np.int64))  # fails here rather than where it is asked
+    return located

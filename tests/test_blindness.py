@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
+import torch
 from helpers import accept, doctor, run
 
-if TYPE_CHECKING:
-    import pytest
+from pytest_torchprof.rules import RULES, Rule
 
 POOL = """
     from concurrent.futures import ThreadPoolExecutor
@@ -42,11 +41,16 @@ def test_a_module_budget_is_not_checked_where_threads_work(pytester: pytest.Pyte
     assert record["metrics"]["flops[module=Linear]"]["status"] == "not_measured"
 
 
-def test_no_antipatterns_is_not_checked_without_rules(pytester: pytest.Pytester) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is what this is to lack")
+def test_no_antipatterns_of_a_device_is_not_checked_without_one(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = Rule("host-sync", lambda _: [], "", "cudaStreamSynchronize", frozenset({"device"}))
+    monkeypatch.setitem(RULES, "host-sync", rule)
     pytester.makepyfile(
         test_it="""
         import pytest
-        @pytest.mark.no_antipatterns
+        @pytest.mark.no_antipatterns("host-sync")
         def test_it(): pass
         """
     )
@@ -54,7 +58,7 @@ def test_no_antipatterns_is_not_checked_without_rules(pytester: pytest.Pytester)
     assert run(pytester, "--torchprof").tests["test_it"]["outcome"] == "passed"
     strict = run(pytester, "--torchprof", "--torchprof-strict")
     assert strict.tests["test_it"]["outcome"] == "failed"
-    assert "the budget findings could not be checked" in strict.out
+    assert "the budget findings[rule=host-sync] could not be checked" in strict.out
 
 
 def test_a_baseline_metric_that_is_gone_or_no_number_is_told(pytester: pytest.Pytester) -> None:

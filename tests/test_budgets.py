@@ -152,7 +152,7 @@ def test_the_message_holds_limit_and_value_and_where_most_of_it_comes_from(
         "torchprof: ops 2 > 1: over budget\n"
         "  ops  limited to 1 but measured 2\n"
         "  most ops by operator:\n"
-        "    aten::add  2\n"
+        "    aten::add  2  test_it.py:9, :10\n"
     ) in out
 
 

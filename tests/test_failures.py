@@ -133,7 +133,7 @@ def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:
         "  peak_cpu_bytes       16 B → 32 B  (+100.0 %)",
         "  allocated_cpu_bytes  16 B → 32 B  (+100.0 %)",
         "  ops by operator:",
-        "    appeared  aten::sub  0 → 1",
+        "    appeared  aten::sub  0 → 1  test_it.py:6",
         "  peak_cpu_bytes by operator:",
         "    appeared  aten::sub  0 B → 16 B",
         "  allocated_cpu_bytes by operator:",

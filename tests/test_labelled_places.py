@@ -64,7 +64,7 @@ def test_each_finding_of_a_live_positive_is_at_a_marked_line(code: str, tmp_path
             continue
         trace = corpus.trace_of(block, tmp_path)
         with quiet():
-            placing = live.placing(block, trace, tmp_path)  # type: ignore[attr-defined]
+            placing = live.placing(block, trace, tmp_path)
         found = check(trace, [RULES[code]], thresholds={code: dict(case.thresholds)})
         findings = [f for f in found.findings(placing) if f.rule == code]
         problems += misplaced(case, findings, lines) or ([] if findings else [f"{case.name}: none"])

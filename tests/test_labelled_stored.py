@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from labelled.case import Case
 
 #: Of what torch.compile did, a live capture notes more than the events say.
-RECORDED = frozenset(rule.code for rule in RULES.values() if rule.depends_on_order)
+RECORDED = frozenset(rule.code for rule in RULES.values() if rule.gated_by is not None)
 
 
 @cache

@@ -84,7 +84,8 @@ def test_the_report_holds_every_test_with_what_became_of_it(pytester: pytest.Pyt
 
     for name, test in ran.tests.items():
         assert f"test_it.py::{name}" == test["nodeid"]
-        keys = ["nodeid", "outcome", "status", "reason", "metrics", "findings", "trace"]
+        keys = ["nodeid", "outcome", "status", "reason", "metrics", "findings"]
+        keys += ["unchecked", "trace"]
         assert keys == list(test)
         for metric, row in test["metrics"].items():
             assert {"value", "unit", "class", "baseline", "limit", "status"} == row.keys() - {

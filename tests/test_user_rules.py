@@ -17,7 +17,7 @@ from trace_builder import TraceBuilder
 from pytest_torchprof import Matches, Rule, Threshold, rule
 from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.rules import RULES, check
-from pytest_torchprof.rules.plugged import BUILT_IN, Faults, gather
+from pytest_torchprof.rules.plugged import BUILT_IN, gather
 from pytest_torchprof.trace.read import parse
 
 PAGE = Path(__file__).parents[1] / "docs" / "writing-rules.md"
@@ -111,24 +111,6 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_and_breaks_nothing() -> No
     assert "mine" in book.rules
     (error,) = book.errors
     assert error.startswith("the entry point mine = no_such_module:rules cannot be loaded: Module")
-
-
-def test_a_rule_that_raises_is_told_once_a_session() -> None:
-    @rule("broken", fix="mend it")
-    def broken(trace: object) -> list[int]:
-        """Raises."""
-        raise KeyError("of mine")
-
-    faults, other = Faults(), Faults()
-    for number in range(3):
-        checked = check(parse(trace_of("aten::add").to_bytes()), [broken, made()])
-        faults.add(checked.errors, f"test_{number}")
-        other.add(checked.errors, "test_elsewhere")
-    faults.merge(other.first)
-    (line,) = faults.lines(gather([("conftest.py", broken)], []))
-    assert "rule broken of conftest.py raised KeyError: 'of mine' (" in line
-    assert f"{Path(__file__).name}:" in line
-    assert line.endswith("first in test_0; it has found nothing there")
 
 
 @pytest.mark.parametrize(

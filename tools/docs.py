@@ -75,12 +75,16 @@ def devices() -> str:
 
 
 def transcript(example: str) -> str:
-    """What pytest prints on the example with its layer made wider, from the failures on."""
+    """What pytest prints on the example with a DataLoader in it, from the failures on."""
     with tempfile.TemporaryDirectory() as folder:
         test = Path(folder, "test_model.py")
         test.write_text(example, "utf-8")
         _pytest(folder, "--accept")
-        test.write_text(example.replace("512", "1024"), "utf-8")
+        batches = "torch.ones(64, 256).split(16)"
+        if batches not in example:
+            raise SystemExit(f"the example has no {batches} any more: mend {__file__}")
+        changed = example.replace(batches, "DataLoader(torch.ones(64, 256), 16)")
+        test.write_text(changed, "utf-8")
         output = _pytest(folder, "--torchprof")
     failures = output.partition("[100%]")[2]
     body = re.split(r"=+ short test summary", failures)[0].strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,10 @@ def update(
                 for section in (("metrics", "times") if entry.times_changed else ("metrics",))
                 for change in _changes(entry.test, old.get(section, {}), new[section])
                 if change.metric != "machine"
+            ]
+            done.changed[entry.test] += [
+                replace(change, metric=f"findings[rule={change.metric}]")
+                for change in _changes(entry.test, old.get("findings", {}), new["findings"])
             ]
         environments[entry.environment] = {**(old or {}), **new}
     if existing is not None:

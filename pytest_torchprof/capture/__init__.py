@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import (
     Machine,
     allows_tf32,
@@ -27,6 +28,7 @@ __all__ = [
     "REAL",
     "Capture",
     "CompileCount",
+    "LineTracer",
     "Machine",
     "Round",
     "Stopwatch",

@@ -6,10 +6,12 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
+from typing import Any
 
 from pytest_torchprof.errors import CaptureError
 
@@ -121,7 +123,27 @@ def real_torch() -> SimpleNamespace:
         matmul_precision=torch.get_float32_matmul_precision,
         synchronize=getattr(module, "synchronize", lambda: None),
         initialized=getattr(module, "is_initialized", lambda: True),
+        mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
+        module=torch.nn.Module,
+        calls_modules=_module_calls(torch.nn.Module),
+        skip_code=_skip_code(),
     )
+
+
+def _module_calls(module: Any) -> frozenset[CodeType]:
+    """The code through which every module is called."""
+    names = ("_wrapped_call_impl", "_call_impl")
+    return frozenset(getattr(module, name).__code__ for name in names if hasattr(module, name))
+
+
+def _skip_code() -> Callable[[CodeType], object]:
+    """Dynamo's function that has it leave code alone; its C part is there without dynamo."""
+    try:
+        import torch._C._dynamo.eval_frame as room
+    except ImportError:
+        room = None  # type: ignore[assignment]
+    skip: Callable[[CodeType], object] = getattr(room, "skip_code", lambda _: None)
+    return skip
 
 
 def synchronize() -> None:

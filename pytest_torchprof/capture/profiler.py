@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.machine import accelerator, real_torch, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.stopwatch import counts_instructions
@@ -21,6 +22,9 @@ from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.watchdog import LIMIT_SAID, Watchdog
+
+if TYPE_CHECKING:
+    from pytest_torchprof.capture.lines import LineTracer
 
 OWN_PROFILER = "the test runs torch.profiler itself, and two sessions cannot be nested"
 _FILE_NUMBERS = itertools.count()
@@ -30,6 +34,7 @@ def prime() -> None:
     """Pay for the first profiler session of the process (0.5 to 1.7 s), outside any test."""
     import torch
 
+    foreign()  # looks at the file system as it is now
     if profiler_active():
         return  # somebody profiles the session; each test will say so
     with muted(2):
@@ -70,7 +75,7 @@ def device_gap() -> str | None:
     )
 
 
-def _profiler(*, stacks: bool = False, everywhere: bool = False) -> Any:
+def _profiler(*, stacks: bool = False, everywhere: bool = False, details: bool = True) -> Any:
     t = real_torch()
     ProfilerActivity = t.activity  # noqa: N806 - torch's name
     activities = [ProfilerActivity.CPU]
@@ -87,7 +92,11 @@ def _profiler(*, stacks: bool = False, everywhere: bool = False) -> Any:
     if everywhere:
         extra["experimental_config"] = t.config(profile_all_threads=True)
     return t.profile(
-        activities=activities, record_shapes=True, profile_memory=True, with_stack=stacks, **extra
+        activities=activities,
+        record_shapes=details,
+        profile_memory=details,
+        with_stack=stacks,
+        **extra,
     )
 
 
@@ -149,7 +158,8 @@ class Capture:
 
     ``first``: the block decides the test's outcome too, so what it can see of us is kept to a
     minimum. ``everywhere``: all threads are seen, at the price of memory events. ``watchdog``: a
-    capture that outgrows the machine is ended, see `Watchdog`.
+    capture that outgrows the machine is ended, see `Watchdog`. ``tracer``: marks the user's lines,
+    and the trace holds neither shapes nor memory.
     """
 
     #: A session of ours is about to start, so `watching` has nothing to report.
@@ -163,11 +173,13 @@ class Capture:
         first: bool = False,
         everywhere: bool = False,
         watchdog: bool = False,
+        tracer: LineTracer | None = None,
     ) -> None:
         self._threads = threads
         self._stacks = stacks
         self._first = first
         self._everywhere = everywhere
+        self._tracer = tracer
         self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_SAID)) if watchdog else None
         self._running = False
         self._in_region = False
@@ -196,7 +208,9 @@ class Capture:
             self._set_threads(undo)
             self._set_collector(undo)
             self._watch_threads(undo)
-            self._profiler = _profiler(stacks=self._stacks, everywhere=self._everywhere)
+            self._profiler = _profiler(
+                stacks=self._stacks, everywhere=self._everywhere, details=self._tracer is None
+            )
             Capture.starting = True
             try:
                 with muted(2, flush=False):  # Kineto, where torch was imported before us
@@ -212,6 +226,8 @@ class Capture:
         self._region = real_torch().region(REGION)
         self._region.__enter__()
         self._in_region = True
+        if self._tracer is not None:
+            self._tracer.start()
 
     # ---------------------------------------------------------------- what a block runs under
 
@@ -284,10 +300,15 @@ class Capture:
 
     def end_region(self) -> None:
         """End the measured region; the session goes on, to see what a collection frees."""
+        self._end_lines()
         self.other_threads = self._running and self.others_worked
         if self._in_region and self._running:
             self._region.__exit__(None, None, None)
         self._in_region = False
+
+    def _end_lines(self) -> None:
+        if self._tracer is not None:
+            self._tracer.stop()
 
     def step_aside(self, reason: str = OWN_PROFILER) -> None:
         """Stop at once, so that the test's own profiler session works."""
@@ -352,6 +373,7 @@ class Capture:
             return
         self._running = False
         try:
+            self._end_lines()
             if self._in_region:
                 self._region.__exit__(None, None, None)
                 self._in_region = False

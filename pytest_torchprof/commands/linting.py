@@ -20,14 +20,14 @@ from pytest_torchprof.commands.printing import (
     with_rank,
     write,
 )
-from pytest_torchprof.commands.reading import heading_of, load
+from pytest_torchprof.commands.reading import heading_of, load, warn
 from pytest_torchprof.errors import SettingsError, near
 from pytest_torchprof.events import Kind
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.rule_page import defaults, page, page_of
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.rules import CODES, RULES
+from pytest_torchprof.rules.plugged import gather
 from pytest_torchprof.rules.thresholds import codes, parse
 from pytest_torchprof.stats import Finding
 
@@ -39,16 +39,25 @@ if TYPE_CHECKING:
 _MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
 
 
+def _book() -> Mapping[str, Rule]:
+    """All rules: built in, and of installed packages."""
+    book = gather()
+    for error in book.errors:
+        warn(error)
+    return book.rules
+
+
 def lint(options: Namespace) -> int:
     """Anti-patterns, the costliest first."""
-    ignored = codes(options.ignore, dict.fromkeys([*CODES, *RULES]))
-    parse(options.thresholds, RULES.values())  # what is wrong is said before a long read
+    book = _book()
+    ignored = codes(options.ignore, book)
+    parse(options.thresholds, book.values())  # what is wrong is said before a long read
     ranks = load(options.traces, options.rank)
     checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
     rows = _rows(ranks, checked)
     unchecked = _told(ranks, {rank: found.unchecked for rank, found in checked.items()})
     errors = _told(ranks, {rank: found.errors for rank, found in checked.items()})
-    blind = _blind(ranks, checked, len(RULES.keys() - ignored))
+    blind = _blind(ranks, checked, len(book.keys() - ignored))
     shown, left = _limited(options, rows)
     parts: Row = {"findings": shown, "unchecked": unchecked, "errors": errors, "left_out": left}
     parts["notes"] = blind
@@ -141,10 +150,11 @@ def _notes(parts: Row, rows: list[Row], ignored: frozenset[str]) -> list[str]:
 
 def rules(options: Namespace) -> int:
     """The anti-pattern rules, or the page of one."""
-    if options.code is not None and options.code not in RULES:
-        known = near(options.code, RULES)
+    book = _book()
+    if options.code is not None and options.code not in book:
+        known = near(options.code, book)
         raise SettingsError(f"there is no anti-pattern rule {options.code!r}. {known}")
-    chosen = [rule for rule in RULES.values() if options.code in (None, rule.code)]
+    chosen = [rule for rule in book.values() if options.code in (None, rule.code)]
     rows = [_row(rule) for rule in chosen]
     if options.format == "json":
         if options.code is not None:

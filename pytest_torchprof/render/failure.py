@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render.places import Where, called_from, finding_lines
 from pytest_torchprof.render.text import shorten
-from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Verdict
+from pytest_torchprof.stats import Baseline, Finding, NotMeasured, Profile, Verdict
 from pytest_torchprof.units import format_change, format_pair, format_quantity
 
 MAX_LINES = 40
@@ -36,10 +37,14 @@ def failure_message(
     profile: Profile,
     baseline: Baseline | None,
     accept_command: str | None,
+    *,
+    where: Where | None = None,
+    lines_gap: str | None = None,
 ) -> str:
-    """Metric, baseline, now and change; the operators and kernels behind it; how to accept.
+    """Metric, baseline, now and change; findings, operators and kernels behind it; how to accept.
 
     ``causes`` are the sentences of `compare.failures`; no ``accept_command`` where it was given.
+    ``where`` says where operators were called, and ``lines_gap`` why that is not known.
     """
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
@@ -50,11 +55,22 @@ def failure_message(
     lines += [f"  {v.metric:<{width}}  {_numbers(v)}" for v in bad[:_MOST_METRICS]]
     if len(bad) > _MOST_METRICS:
         lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
-    room = MAX_LINES - len(lines) - 3
+    room = MAX_LINES - len(lines) - 4
+    known = baseline is not None and "findings" in baseline.metrics
+    behind = finding_lines(
+        _behind(bad, profile), baseline.findings if baseline and known else None, room
+    )
+    room -= len(behind)
+    says = _Operators(where)
+    operators = says.limited(bad)
     if baseline is not None:
-        lines += _explain(bad, profile, baseline)[:room]
+        operators += says.explain(bad, profile, baseline)
     else:
-        lines += _largest(bad, profile)[:room]
+        operators += says.largest(bad, profile)
+    behind += operators[:room]
+    lines += behind
+    if behind and lines_gap is not None:
+        lines.append(f"  your lines are not known: {lines_gap}")
     acceptable = any(v.status in ("regressed", "improved") for v in bad)
     if accept_command and (acceptable or any("no baseline" in cause for cause in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
@@ -130,53 +146,99 @@ def _numbers(verdict: Verdict) -> str:
     return f"{before} → {now}  ({change}{tolerance}){reason}"
 
 
-def _explain(bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
-    """For each metric the operators that changed it most; then kernels."""
-    lines: list[str] = []
+def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:
+    """The findings that fail the test: those over a budget, else those that are more than accepted.
+
+    What the baseline accepts is no excuse to a budget; what a marker allows is.
+    """
+    shown: dict[Finding, None] = {}
     for verdict in bad:
-        column = COLUMN_OF.get(verdict.metric)
-        if column is None or verdict.baseline is None:
-            continue
-        found = deltas(baseline.operators, profile.operators, column)
-        lines += _block(f"{verdict.metric} by operator", found, METRICS[verdict.metric].unit)
-    kernels = deltas(_counts(baseline.kernels), _counts(profile.kernels), "calls")
-    if any(v.metric in _BY_KERNEL for v in bad):
-        lines += _block("kernels by name", kernels, "1")
-    return lines
+        metric, _, rules = verdict.metric.partition("[rule=")
+        for finding in profile.findings:
+            own = metric == profile.gated.get(finding.rule)
+            if metric != "findings" and not own:
+                continue
+            if own or verdict.status == "over_budget":
+                counts = finding.rule in profile.found
+                counts &= not rules or finding.rule in rules.rstrip("]").split(",")
+            else:
+                counts = not finding.accepted
+            if counts:
+                shown[finding] = None
+    return list(shown)
+
+
+class _Operators:
+    """Which operators and kernels a metric comes from, and where they were called."""
+
+    def __init__(self, where: Where | None) -> None:
+        self._where = where
+        self._told: set[str] = set()
+
+    def limited(self, bad: Sequence[Verdict]) -> list[str]:
+        """For limits within an operator, where that was called."""
+        names = [v.metric.partition("[op=")[2].removesuffix("]") for v in bad]
+        places = {name: self._called(name) for name in dict.fromkeys(names) if name}
+        return [f"  {shorten(name, 60)} at{text}" for name, text in places.items() if text]
+
+    def explain(self, bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
+        """For each metric the operators that changed it most; then kernels."""
+        lines: list[str] = []
+        for verdict in bad:
+            column = COLUMN_OF.get(verdict.metric)
+            if column is None or verdict.baseline is None:
+                continue
+            found = deltas(baseline.operators, profile.operators, column)
+            title, unit = f"{verdict.metric} by operator", METRICS[verdict.metric].unit
+            lines += _block(title, found, unit, self._called)
+        kernels = deltas(_counts(baseline.kernels), _counts(profile.kernels), "calls")
+        if any(v.metric in _BY_KERNEL for v in bad):
+            lines += _block("kernels by name", kernels, "1", lambda _: "")
+        return lines
+
+    def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:
+        """Without a baseline: where most of it comes from."""
+        lines: list[str] = []
+        for verdict in bad:
+            column = COLUMN_OF.get(verdict.metric)
+            if column is None:
+                continue
+            unit = METRICS[verdict.metric].unit
+            rows = sorted(
+                ((row.get(column, 0), name) for name, row in profile.operators.items()),
+                reverse=True,
+            )
+            lines += [f"  most {verdict.metric} by operator:"]
+            lines += [
+                f"    {shorten(name, 60)}  {format_quantity(size, unit)}{self._called(name)}"
+                for size, name in rows[:_MOST_CAUSES]
+                if size
+            ]
+        return lines
+
+    def _called(self, name: str) -> str:
+        """Said once, though an operator may account for several metrics."""
+        if self._where is None or name in self._told:
+            return ""
+        self._told.add(name)
+        text = called_from(self._where(name))
+        return f"  {text}" if text else ""
 
 
 def _counts(kernels: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return {name: {"calls": count} for name, count in kernels.items()}
 
 
-def _block(title: str, found: Sequence[Delta], unit: str) -> list[str]:
+def _block(
+    title: str, found: Sequence[Delta], unit: str, called: Callable[[str], str]
+) -> list[str]:
     if not found:
         return []
     lines = [f"  {title}:"]
     for delta in found[:_MOST_CAUSES]:
         before, now = format_pair(delta.before, delta.now, unit)
         name = shorten(delta.name, 60)
-        lines.append(f"    {delta.change:<9} {name}  {before} → {now}")
+        lines.append(f"    {delta.change:<9} {name}  {before} → {now}{called(delta.name)}")
     if len(found) > _MOST_CAUSES:
         lines.append(f"    … and {len(found) - _MOST_CAUSES} more")
-    return lines
-
-
-def _largest(bad: Sequence[Verdict], profile: Profile) -> list[str]:
-    """Without a baseline: where most of it comes from."""
-    lines: list[str] = []
-    for verdict in bad:
-        column = COLUMN_OF.get(verdict.metric)
-        if column is None:
-            continue
-        unit = METRICS[verdict.metric].unit
-        rows = sorted(
-            ((row.get(column, 0), name) for name, row in profile.operators.items()), reverse=True
-        )
-        lines += [f"  most {verdict.metric} by operator:"]
-        lines += [
-            f"    {shorten(name, 60)}  {format_quantity(size, unit)}"
-            for size, name in rows[:_MOST_CAUSES]
-            if size
-        ]
     return lines

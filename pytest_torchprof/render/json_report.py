@@ -32,6 +32,7 @@ def record_of(
         "reason": reason,
         "metrics": metrics_of(verdicts),
         "findings": findings,
+        "unchecked": dict(profile.unchecked) if profile else {},
         "trace": trace,
     }
 
@@ -55,14 +56,19 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
 
 
 def write_report(
-    path: Path, environment: Mapping[str, Any], tests: Iterable[Mapping[str, Any]]
+    path: Path,
+    environment: Mapping[str, Any],
+    tests: Iterable[Mapping[str, Any]],
+    errors: Sequence[str] = (),
 ) -> None:
-    """Write the whole report, replacing an older one at once.
+    """Write the whole report, replacing an older one at once; ``errors`` only if there are any.
 
     Raises:
         OSError: the file cannot be written.
     """
     report = {"schema": SCHEMA, "environment": dict(environment), "tests": list(tests)}
+    if errors:
+        report["errors"] = list(errors)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     try:

@@ -108,7 +108,38 @@ def _cell(record: Mapping[str, Any], column: str) -> str:
 
 
 def _findings(record: Mapping[str, Any]) -> str:
-    return ", ".join(f"{f['rule']} ×{f['count']}" for f in record["findings"])
+    """``host-sync ×3, 2 accepted``: by name what is not accepted, with a mark if it fails."""
+    counts: Counter[str] = Counter()
+    accepted = 0
+    for finding in record["findings"]:
+        if finding.get("accepted"):
+            accepted += finding["count"]
+        else:
+            counts[finding["rule"]] += finding["count"]
+    mark = _MARKS.get(record["metrics"].get("findings", {}).get("status"), "")
+    parts = [f"{rule} ×{count}{mark}" for rule, count in counts.items()]
+    return ", ".join(parts + [f"{accepted} accepted"] * bool(accepted))
+
+
+def unchecked_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[str]:
+    """One line on the rules that some test could not be checked for, without those that raised."""
+    reasons: dict[str, dict[str, None]] = {}
+    for record in records:
+        for rule, why in record["unchecked"].items():
+            if not why.startswith(raised):
+                reasons.setdefault(why, {})[rule] = None
+    parts = [f"{', '.join(rules)} ({why})" for why, rules in reasons.items()]
+    return [f"rules not checked here: {'; '.join(parts)}"] if parts else []
+
+
+def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[str]:
+    """A line for each rule that raised, with the first test in which it did."""
+    first: dict[str, str] = {}
+    for record in records:
+        for rule, why in record["unchecked"].items():
+            if why.startswith(raised):
+                first.setdefault(rule, f"{rule}: {why} ({record['nodeid']}); it was left out")
+    return list(first.values())
 
 
 def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
@@ -127,7 +158,10 @@ def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
             if metric["status"] != "not_measured":
                 continue
             if metric["limit"] is not None:
-                key = f"budget max_{label} not checked: {metric.get('reason')}"
+                marker = f"max_{label}"
+                if label.startswith("findings[rule="):
+                    marker = f"no_antipatterns({label[14:-1]})"
+                key = f"budget {marker} not checked: {metric.get('reason')}"
                 reasons.setdefault(key, []).append(name)
             elif metric["baseline"] is not None:
                 key = f"baseline {label} not compared: {metric.get('reason')}"

@@ -83,7 +83,7 @@ def check(
             why = lacking(trace, rule)
             if why is not None:
                 unchecked[rule.code] = why
-                if rule.depends_on_order and trace.region is not None:
+                if rule.gated_by is not None and trace.region is not None:
                     unsettled = unsettled or why
                 continue
             found = matches_of(rule.find(trace, **values), trace, rule.summary)

@@ -41,7 +41,7 @@ def _is_ready_for_recompilations(trace: Trace) -> str | None:
     "graph-break",
     fix="keep what dynamo cannot trace out of compiled code; fullgraph=True finds it at once",
     ready=_is_ready_for_breaks,
-    depends_on_order=True,
+    gated_by="graph_breaks",
 )
 def graph_break(trace: Trace) -> Matches:
     """torch.compile gives up on a graph, and the rest runs from Python or not compiled at all.
@@ -84,7 +84,7 @@ def graph_break(trace: Trace) -> Matches:
     fix="mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python "
     "numbers for values",
     ready=_is_ready_for_recompilations,
-    depends_on_order=True,
+    gated_by="recompiles",
 )
 def recompile(trace: Trace) -> Matches:
     """torch.compile compiles the same function again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
@@ -81,31 +81,3 @@ def _rules_in(answer: object, source: str) -> list[Rule]:
         f"its type is {type(answer).__name__}",
         "make one with @pytest_torchprof.rule(code, fix=…)",
     )
-
-
-@dataclass
-class Faults:
-    """Rules that raised: each once a session, in however many tests and workers.
-
-    ``first`` is JSON-able, so that a worker of xdist can send it: rule → (error, where).
-    """
-
-    first: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, errors: Mapping[str, str], where: str) -> None:
-        """Note `check.Checked.errors` of a test or a trace."""
-        for code, error in errors.items():
-            self.first.setdefault(code, [error, where])
-
-    def merge(self, sent: Mapping[str, list[str]]) -> None:
-        """Take over ``first`` of another process."""
-        for code, fault in sent.items():
-            self.first.setdefault(code, list(fault))
-
-    def lines(self, book: Rulebook) -> list[str]:
-        """A sentence a rule."""
-        return [
-            f"the anti-pattern rule {code} of {book.sources.get(code, 'nobody')} raised {error}, "
-            f"first in {where}; it has found nothing there"
-            for code, (error, where) in sorted(self.first.items())
-        ]

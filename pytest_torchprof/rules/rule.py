@@ -86,8 +86,8 @@ class Rule:
         needs: what the trace must hold, else the rule is *not checked* on it.
         thresholds: by name, as ``find`` takes them.
         ready: what else a trace lacks for this rule, in words, or None.
-        depends_on_order: whether what ran earlier in the process decides if a trace is ready; then
-            a metric of its own is what is compared with a baseline.
+        gated_by: the metric that is compared with a baseline in place of the rule's matches,
+            where what ran earlier in the process decides whether a trace is ready for it.
     """
 
     code: str
@@ -97,7 +97,7 @@ class Rule:
     needs: frozenset[Need] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     ready: Callable[[Trace], str | None] | None = None
-    depends_on_order: bool = False
+    gated_by: str | None = None
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -121,7 +121,7 @@ def rule(
     triggers: str | None = None,
     needs: str = "",
     ready: Callable[[Trace], str | None] | None = None,
-    depends_on_order: bool = False,
+    gated_by: str | None = None,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
@@ -142,7 +142,7 @@ def rule(
             wanted,  # type: ignore[arg-type]
             thresholds,
             ready,
-            depends_on_order,
+            gated_by,
         )
 
     return make

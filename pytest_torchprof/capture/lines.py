@@ -1,0 +1,243 @@
+"""Says which of the user's lines runs: markers in the profile, opened and closed by a tracer.
+
+``with_stack`` would not do: torch notes where a Python function begins, not which line of it runs.
+A marker is open while a line is, those of callees within it, so the innermost marker around an
+operator names the line that called it; another kind of marker is open while an ``nn.Module`` runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+from pytest_torchprof.capture.frames import frames_of_test, is_users
+from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.module_names import ModuleNames
+from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.rules.located import LINE, MODULE
+
+#: Each is an event of the trace; a test that runs more of its lines is located up to there.
+_MOST_MARKS = 200_000
+#: How much deeper than its caller we switch the tracer on, to have room when we switch it off.
+_SPARE_DEPTH = 30
+
+
+class LineTracer:
+    """Marks lines and modules of the thread that calls `start`, until `stop`.
+
+    ``own`` are files that are the user's wherever they lie. ``gap`` says why lines are missing,
+    ``usable`` whether those that are there are right.
+    """
+
+    def __init__(self, own: Collection[str] = ()) -> None:
+        self.gap: str | None = None
+        self.usable = True
+        #: (file, line) → its marker's name, which ends in its number in order; and so for modules.
+        self._lines: dict[tuple[str, int | None], str] = {}
+        self._modules: dict[str, str] = {}
+        self._users: dict[str, bool] = dict.fromkeys(own, True)
+        #: Open markers, from the outermost in: the frame, the marker, whether it is a module's.
+        self._open: list[tuple[FrameType, Any, bool]] = []
+        self._left = _MOST_MARKS
+        self._names = ModuleNames(self._is_users)
+        self._on = False
+        self._thread = 0
+        self._depth = 0
+        self._previous: Any = None
+        #: Frames that ran before us, and their own tracers.
+        self._older: list[tuple[FrameType, Any]] = []
+        t = real_torch()
+        self._mark, self._calls_modules = t.mark, t.calls_modules
+        self._call_names = {code.co_name for code in t.calls_modules}  # a code's hash is slow
+        self._ours: Any = self._called
+        self._local: Any = self._stepped
+        self._module_local: Any = self._left_module
+
+    @property
+    def lines(self) -> list[str | None]:
+        """``file:line`` of each line's marker, by its number."""
+        return [None if line is None else f"{file}:{line}" for file, line in self._lines]
+
+    @property
+    def modules(self) -> list[str]:
+        """The path of each module's marker, by its number."""
+        return list(self._modules)
+
+    # ---------------------------------------------------------------- on and off
+
+    def start(self) -> None:
+        """Begin, with the lines that the frames around are at."""
+        self._previous = sys.gettrace()
+        if _debugs(self._previous):
+            self.gap, self.usable = "a debugger traces the test", False
+            return
+        _hide_from_dynamo()
+        self._thread = REAL.current_thread()
+        older = [f for f in frames_of_test(sys._getframe(1)) if self._is_users(f)]
+        for frame in reversed(older):
+            self._older.append((frame, frame.f_trace))
+            self._enter(frame)
+            frame.f_trace = self._local
+        _deeper(_SPARE_DEPTH, self._switch_on)
+
+    def stop(self) -> None:
+        """End, and give the thread's tracer back; at any time, again too."""
+        if not self._on:
+            return
+        if REAL.current_thread() != self._thread:  # which nobody can trace from here
+            self.gap, self.usable = "the test begins and ends its region in two threads", False
+            self._left = 0
+            return
+        self._on = False
+        # A tracer that counts calls and returns, as coverage's does, must find none missing: it is
+        # taken away and given back at one depth.
+        _deeper(self._depth - _depth() - 2, self._switch_off)
+        for frame, tracer in self._older:
+            if frame.f_trace is self._local:
+                frame.f_trace = tracer
+        self._older.clear()
+        self._close(0)
+        # Generators that are never finished hold on to us, and we to the test's modules.
+        self._names.forget()
+
+    def _switch_on(self) -> None:
+        self._depth = _depth()
+        self._on = True
+        sys.settrace(self._ours)
+
+    def _switch_off(self) -> None:
+        if sys.gettrace() is (self._ours if self._left else None):
+            sys.settrace(self._previous)
+        elif self._left:  # and what was open when it did has stayed so
+            self.gap, self.usable = "the test uses sys.settrace itself", False
+
+    def _give_up(self, why: str) -> None:
+        """From here on nothing is known; the previous tracer comes back at the end."""
+        self.gap = self.gap or why
+        self._left = 0
+        self._close(0)
+        if sys.gettrace() is self._ours:
+            sys.settrace(None)
+
+    # ---------------------------------------------------------------- what Python calls
+
+    def _called(self, frame: FrameType, _: str, __: object) -> Any:
+        """A function begins, or a generator goes on."""
+        if not (self._on and self._left):
+            return None
+        try:
+            code = frame.f_code
+            if code.co_name in self._call_names and code in self._calls_modules:
+                return self._enter_module(frame)
+            if self._is_users(frame):
+                self._enter(frame)
+                return self._local
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
+            self._give_up(f"{type(error).__name__}: {error}")
+        return None
+
+    def _stepped(self, frame: FrameType, event: str, _: object) -> Any:
+        """A line of a user's function begins, or the function is left."""
+        if event == "exception" or not (self._on and self._left):
+            return self._local
+        try:
+            self._close(self._place(frame))
+            if event == "line":
+                self._enter(frame)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._give_up(f"{type(error).__name__}: {error}")
+        return self._local
+
+    def _left_module(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "return" and self._on and self._left:
+            self._close(self._place(frame))
+        return self._module_local
+
+    # ---------------------------------------------------------------- markers
+
+    def _enter(self, frame: FrameType) -> None:
+        key = frame.f_code.co_filename, frame.f_lineno
+        name = self._lines.get(key)
+        if name is None:
+            name = self._lines[key] = f"{LINE}{len(self._lines)}"
+        self._push(frame, name, module=False)
+
+    def _enter_module(self, frame: FrameType) -> Any:
+        path = self._names.enter(frame)
+        name = self._modules.get(path)
+        if name is None:
+            name = self._modules[path] = f"{MODULE}{len(self._modules)}"
+        self._push(frame, name, module=True)
+        frame.f_trace_lines = False
+        return self._module_local
+
+    def _push(self, frame: FrameType, name: str, *, module: bool) -> None:
+        marker = self._mark(name)
+        marker.__enter__()
+        self._open.append((frame, marker, module))
+        self._left -= 1
+        if not self._left:
+            self._give_up(f"it runs more than {_MOST_MARKS:,} of your lines")
+
+    def _place(self, frame: FrameType) -> int:
+        """The place of the frame's marker among the open ones, or behind all."""
+        for place in range(len(self._open) - 1, -1, -1):
+            if self._open[place][0] is frame:
+                return place
+        return len(self._open)
+
+    def _close(self, place: int) -> None:
+        """Close this marker, and whatever is left open within it."""
+        while len(self._open) > place:
+            _, marker, module = self._open.pop()
+            marker.__exit__(None, None, None)
+            if module:
+                self._names.leave()
+
+    def _is_users(self, frame: FrameType) -> bool:
+        file = frame.f_code.co_filename
+        known = self._users.get(file)
+        if known is None:
+            known = self._users[file] = is_users(file)
+        return known
+
+
+# -------------------------------------------------------------------- at the edges
+
+
+def _debugs(tracer: Any) -> bool:
+    """Whether a debugger looks on: pdb and its kind, or pydevd's."""
+    if tracer is None:
+        return False
+    owner = type(getattr(tracer, "__self__", tracer))
+    return any(kind.__name__ == "Bdb" for kind in owner.__mro__) or "pydevd" in sys.modules
+
+
+def _depth() -> int:
+    """How many frames the caller has below it."""
+    depth, frame = -1, sys._getframe()
+    while frame.f_back is not None:
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def _deeper(levels: int, function: Callable[[], None]) -> None:
+    if levels > 0:
+        _deeper(levels - 1, function)
+    else:
+        function()
+
+
+@cache
+def _hide_from_dynamo() -> None:
+    """Dynamo compiles what runs under compiled code, and our functions do."""
+    methods = [*vars(LineTracer).values(), *vars(ModuleNames).values()]
+    functions = [*methods, is_users, frames_of_test, _debugs, _depth, _deeper]
+    codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
+    while codes:
+        code = codes.pop()
+        real_torch().skip_code(code)
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]

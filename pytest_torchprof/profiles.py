@@ -1,0 +1,79 @@
+"""What one test measured, from the traces of its runs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.analysis.ops import kernels, ops
+from pytest_torchprof.findings import found_in, within
+from pytest_torchprof.metrics import METRICS, measure
+from pytest_torchprof.stats import NotMeasured, Profile, Value
+
+if TYPE_CHECKING:
+    from pytest_torchprof.recorder import Recorder
+
+_STORED_COLUMNS = (
+    "calls",
+    "flops",
+    "accumulations",
+    "kernels",
+    "allocated_cpu_bytes",
+    "allocated_cuda_bytes",
+    "peak_cpu_bytes",
+    "peak_cuda_bytes",
+    "leaked_cpu_bytes",
+    "leaked_cuda_bytes",
+)
+
+#: Dynamo's number of a compiled frame, which depends on what was compiled before it.
+_COMPILED = re.compile(r"(?<=^Torch-Compiled Region): \S+$")
+
+
+def shown_operator(name: str) -> str:
+    """An operator's name as it is compared."""
+    return _COMPILED.sub("", name)
+
+
+def profile_of(recorder: Recorder) -> Profile:
+    """Metrics, operators, kernels and scoped values of the captured trace."""
+    trace = recorder.trace
+    assert trace is not None  # noqa: S101 - the caller has checked it
+    rows: dict[str, Counter[str]] = {}
+    for name, row in sorted(ops(trace).items()):
+        counts = {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
+        rows.setdefault(shown_operator(name), Counter()).update(counts)
+    scoped: dict[str, Value] = {}
+    found, unchecked = found_in(recorder)
+    for budget in recorder.plan.budgets:
+        source = recorder.stacks if budget.module else trace
+        if not budget.scoped:
+            continue
+        if budget.rules:
+            scoped[budget.label] = within(budget, found, unchecked, recorder.plan)
+            continue
+        if source is None:
+            scoped[budget.label] = NotMeasured(
+                "the test failed before its run with stacks"
+                if recorder.mismatch
+                else "the test works in several threads, of which the run with stacks sees one"
+            )
+            continue
+        view = source.within(op=budget.op, module=budget.module)
+        ran = view.selection.any()
+        what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
+        scoped[budget.label] = (
+            measure(METRICS[budget.metric], view)
+            if ran
+            else NotMeasured(f"{what} did not run in the measured region")
+        )
+    return Profile(
+        metrics=recorder.values(),
+        operators={name: dict(counts) for name, counts in rows.items()},
+        kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
+        found=found,
+        unchecked=unchecked,
+        gated={r.code: r.gated_by for r in recorder.plan.rules if r.gated_by is not None},
+        scoped=scoped,
+    )

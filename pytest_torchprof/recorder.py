@@ -1,0 +1,252 @@
+"""How one test is to be measured, and what its runs have brought in together."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytest_torchprof.capture import (
+    REAL,
+    CompileCount,
+    Machine,
+    Round,
+    World,
+    allows_tf32,
+    device_gap,
+)
+from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.rules import RULES, Checked, Rule, check
+from pytest_torchprof.stats import NotMeasured
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.rules.located import Located
+    from pytest_torchprof.stats import Budget, Value
+
+Kind = Literal["warmup", "round", "profile", "stacks", "threads", "lines"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one test is to be measured, and against what.
+
+    ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
+    and ``ignored`` which are switched off.
+    """
+
+    warmup: int
+    rounds: int
+    threads: int | None = 1
+    budgets: tuple[Budget, ...] = ()
+    rules: tuple[Rule, ...] = tuple(RULES.values())
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    allowed: Mapping[str, str] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+    def with_counts(self, *, warmup: int | None, rounds: int | None) -> Plan:
+        """The plan with these counts, where they are given."""
+        return replace(
+            self,
+            warmup=self.warmup if warmup is None else warmup,
+            rounds=self.rounds if rounds is None else rounds,
+        )
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The runs in order; the first decides the functional outcome."""
+        stacks: list[Kind] = ["stacks"] if any(b.module for b in self.budgets) else []
+        return [*["warmup"] * self.warmup, *["round"] * self.rounds, "profile", *stacks]  # type: ignore[list-item]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """An inline expectation that failed the test: what was said, and metric → expected text."""
+
+    message: str
+    expected: Mapping[str, str]
+
+
+@dataclass
+class Recorder:
+    """What the runs of one test have brought in so far."""
+
+    plan: Plan
+    machine: Machine
+    folder: Path
+    compiled: CompileCount = field(default_factory=CompileCount.now)
+    #: What the test's own first run has compiled, once that is over.
+    compilation: dict[str, Any] | None = None
+    #: The profiled run had to compile, so another one shall tell what the compiled code does.
+    compiled_late: bool = False
+    profiled: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    longest_ns: int = 0
+    trace: Trace | None = None
+    stacks: Trace | None = None
+    file: Path | None = None
+    reason: str | None = None
+    runs: int = 0
+    #: The test measures a block or a callable of its own through the fixture.
+    own_region: bool = False
+    #: It did so to the end within this run, with its own rounds: nothing is to be run again.
+    complete: bool = False
+    #: The exception that a region of it was left with, so that there is nothing of that run.
+    raised: str | None = None
+    #: It has looked at measured numbers, so its failure may be about them.
+    stats_read: bool = False
+    #: It asks for numbers, whether there were any or not.
+    stats_asked: bool = False
+    mismatch: Mismatch | None = None
+    #: It asked for a table, and these are the ones that a rerun of it has printed.
+    table_asked: bool = False
+    tables: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    #: Inline expectations to be rewritten: file, line, new text, old text.
+    edits: list[tuple[str, int, str, str]] = field(default_factory=list)
+    #: A trace of one thread, of a run in which there were more.
+    one_thread: tuple[Trace, Path] | None = None
+    #: Whether there is something of which to say where it happened; asked once, after the others.
+    wants_lines: Callable[[], bool] = lambda: False
+    #: Files that are the user's wherever they lie: the test's own.
+    own_files: tuple[str, ...] = ()
+    #: Where it happened; or why that is not known, or not all of it.
+    located: Located | None = None
+    lines_gap: str | None = None
+    _checked: Checked | None = None
+    #: As it was before the test's fixtures were set up.
+    start: World = field(default_factory=World)
+    started: int = field(default_factory=REAL.clock)
+
+    def refuse(self, reason: str) -> None:
+        """Keep the first reason why the test is not profiled."""
+        self.reason = self.reason or reason
+
+    def exclude(self, ns: int) -> None:
+        """Time that does not count towards the test's time limits."""
+        self.started += ns
+
+    def export(self, target: Path) -> None:
+        """Write the trace's file, compressed; a test's patches may be in place."""
+        assert self.file is not None  # noqa: S101 - the caller has looked
+        try:
+            with (
+                REAL.open(self.file, "rb") as source,
+                REAL.open(target, "wb") as file,
+                gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
+            ):
+                shutil.copyfileobj(source, packed)
+        except OSError:
+            with suppress(OSError):  # a part of a trace is of no use to anybody
+                REAL.unlink(target)
+            raise
+
+    def keep_tables(self, printed: str) -> None:
+        """Of the tables that a run has made, only those that it has printed."""
+        tables, self.tables = self.tables, []
+        for text in tables:
+            if text in printed:
+                self.tables.append(text)
+                printed = printed.replace(text, "", 1)
+
+    @property
+    def checked(self) -> Checked:
+        """What the rules find in the trace, worked out once."""
+        trace, plan = self.trace, self.plan
+        assert trace is not None  # noqa: S101 - the caller has looked
+        if self._checked is None or self._checked.trace is not trace:
+            self._checked = check(trace, plan.rules, thresholds=plan.thresholds)
+        return self._checked
+
+    def values(self) -> dict[str, Value]:
+        """Every metric of the trace."""
+        allowed = self.plan.allowed
+        found = sum(n for rule, n in self.checked.counts.items() if rule not in allowed)
+        why = self.checked.unsettled
+        value = found if why is None else NotMeasured(why, found)
+        return measure_all(self.checked.trace, {"findings": value})
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Around the run that marks lines: whatever happens in it, the numbers are there."""
+        kept = {name: getattr(self, name) for name in ("raised", "mismatch", "compilation")}
+        tables = list(self.tables)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(self, name, value)
+            self.tables = tables
+            if self.located is None:
+                self.lines_gap = self.lines_gap or self.reason
+            self.reason = None
+
+    def forget(self) -> None:
+        """Let go of memory and files, when all is said about the test."""
+        files = [self.file, self.one_thread[1] if self.one_thread else None]
+        self.trace = self.stacks = self.one_thread = self.file = None
+        self.located = self._checked = None
+        for file in files:
+            if file is not None:
+                with suppress(OSError):
+                    REAL.unlink(file)
+
+    def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
+        """These, and one more where the profiled run compiled, or had threads it cannot see into.
+
+        torch.compile guards the number of threads, so the profiled run may compile once more what
+        is there already; only a test that compiles in each run does so in the second one too.
+        """
+        for kind in kinds:
+            yield kind
+            if kind == "profile" and self.compiled_late and self.reason is None:
+                yield kind
+        if self.one_thread is not None and self.reason is None:
+            yield "threads"
+        if self.trace is not None and self.reason is None and self._wants_lines():
+            yield "lines"
+
+    def _wants_lines(self) -> bool:
+        try:
+            return self.wants_lines()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            self.lines_gap = said(error)
+            return False
+
+    def facts(self) -> dict[str, Any]:
+        """What the trace's metadata shall say beside its events."""
+        none = "no timed rounds (--torchprof-rounds=0)"
+        instructions = [r.instructions for r in self.rounds if r.instructions is not None]
+        return {
+            "environment": self.machine.key,
+            "accelerator": self.machine.accelerator,
+            "torch": self.machine.torch_version,
+            "wall_ms": statistics.median(r.wall_ns for r in self.rounds) / 1e6
+            if self.rounds
+            else none,
+            "cpu_ms": statistics.median(r.cpu_ns for r in self.rounds) / 1e6
+            if self.rounds
+            else none,
+            "instructions": int(statistics.median(instructions))
+            if instructions
+            else ("this machine has no hardware counter" if self.rounds else none),
+            # Counts of the first run alone: the number of runs is no matter of the test's.
+            **(compiled := CompileCount.now().since(self.compiled)),
+            **(self.compilation or {}),
+            "compiled": compiled["compiled"],
+            **({"no_device": gap} if (gap := device_gap()) else {}),
+            **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
+        }
+
+
+def said(error: Exception) -> str:
+    """Our own errors speak for themselves; anything else is a fault to report."""
+    if isinstance(error, TorchprofError):
+        return str(error)
+    return f"internal error, please report it: {type(error).__name__}: {error}"

@@ -251,6 +251,8 @@ def _offer(
         for key, value in profile.metrics.items()
         if METRICS[key].stored and not isinstance(value, NotMeasured)
     }
+    # Without those that have a metric of their own, which depend on what ran before.
+    metrics["findings"] = sum(profile.compared.values())
     times: dict[str, Any] = {
         key: round(value, 6)
         for key, value in profile.metrics.items()

@@ -316,6 +316,6 @@ METRICS: Mapping[str, Metric] = {
              "torch.compile recompilations in the first run of the test", scopable=False,
              depends_on_order=True),
         _row("findings", "1", "exact", "", _findings,
-             "anti-pattern matches", scopable=False, depends_on_order=True),
+             "anti-pattern matches", scopable=False),
     )
 }  # fmt: skip

@@ -23,7 +23,7 @@ THREE = """
 def table(out: str) -> list[list[str]]:
     """The cells of the table's header and rows."""
     lines = out[out.index("= torchprof =") :].splitlines()[1:]
-    end = next(i for i, line in enumerate(lines) if "profiled in" in line)
+    end = next(i for i, line in enumerate(lines) if line.startswith(("rules not", "torchprof: ")))
     rows = [line.split() for line in lines[:end]]
     return [row for row in rows if row and not row[0].startswith("--")]
 

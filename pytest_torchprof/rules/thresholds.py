@@ -44,7 +44,7 @@ def parse(text: str, rules: Iterable[Rule]) -> Thresholds:
     for word in words(text):
         place, equals, written = (part.strip() for part in word.partition("="))
         code, dot, name = place.partition(".")
-        if not (equals and dot and name and written):
+        if not (equals and dot and code and name and written):
             raise SettingsError(f"{word!r} is no threshold", "", "write RULE.NAME=VALUE")
         codes(code, known)
         thresholds = known[code].thresholds

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from helpers import ADD, run
 
-from pytest_torchprof.rules import RULES
-
 ZEROS = """
     import pytest
     import torch
@@ -22,7 +20,6 @@ ZEROS = """
     def test_zeros(parts):
         parts.zero_grad(set_to_none=False)
 """
-needs_rules = pytest.mark.skipif("grad-not-none" not in RULES, reason="that rule is not there yet")
 
 
 def findings(pytester: pytest.Pytester, marker: str, *args: str) -> set[str]:
@@ -32,7 +29,6 @@ def findings(pytester: pytest.Pytester, marker: str, *args: str) -> set[str]:
     return {row["rule"] for row in test["findings"] if not row["accepted"]}
 
 
-@needs_rules
 @pytest.mark.parametrize(
     ("ini", "args", "found"),
     [
@@ -52,7 +48,6 @@ def test_an_ignored_rule_finds_nothing(
     assert found is ("grad-not-none" in findings(pytester, "", *args))
 
 
-@needs_rules
 def test_an_ignored_rule_does_not_count_among_the_findings(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ZEROS.format(marker="@pytest.mark.max_findings(0)"))
     assert {"failed": 1} == run(pytester, "--torchprof").outcomes

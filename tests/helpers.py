@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +17,7 @@ import pytest_torchprof.baseline.inline
 import pytest_torchprof.render.ops_table
 import pytest_torchprof.session  # noqa: F401 - see `prime` below
 from pytest_torchprof.capture import prime
+from pytest_torchprof.rules import RULES, Rule
 
 # Load torch whole, now: pytester forgets what an inner session imports, and torch cannot bear to be
 # imported twice.
@@ -43,6 +45,19 @@ ADD = """
     def test_add():
         X + X
 """
+
+
+@contextmanager
+def replaced_rules() -> Iterator[dict[str, Rule]]:
+    """No anti-pattern rules but those that are put into what this gives."""
+    known = cast("dict[str, Rule]", RULES)
+    before = dict(known)
+    known.clear()
+    try:
+        yield known
+    finally:
+        known.clear()
+        known.update(before)  # in their order, which pages and tables have too
 
 
 @dataclass(frozen=True)

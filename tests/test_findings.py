@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import Ran, accept, baseline_file, calls, doctor, read_baseline, run
+from helpers import Ran, accept, baseline_file, calls, doctor, read_baseline, replaced_rules, run
 from test_failures import messages
 
 from pytest_torchprof.events import Kind, Trace
-from pytest_torchprof.rules import RULES, Matches, Rule
+from pytest_torchprof.rules import Matches, Rule
 from pytest_torchprof.rules.tree import rows_of
 
 CODES = {"mul": "repeated-cast", "sub": "contiguous-copy", "add": "copy-round-trip"}
@@ -52,15 +52,12 @@ def nothing(trace: Trace) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Rule]]:
+def rules() -> Iterator[dict[str, Rule]]:
     """Our rules are here instead of the real ones."""
-    known: Any = RULES
-    for code in list(known):
-        monkeypatch.delitem(known, code)
-    for word, code in CODES.items():
-        monkeypatch.setitem(known, code, counting(word, code))
-    monkeypatch.setitem(known, DEVICE, Rule(DEVICE, nothing, "", "aten::", frozenset({"device"})))
-    return known  # type: ignore[no-any-return]
+    with replaced_rules() as known:
+        known.update({code: counting(word, code) for word, code in CODES.items()})
+        known[DEVICE] = Rule(DEVICE, nothing, "", "aten::", frozenset({"device"}))
+        yield known
 
 
 def profile(
@@ -375,10 +372,8 @@ def test_markers_of_all_levels_add_up(pytester: pytest.Pytester) -> None:
     assert {MUL: "function", SUB: "class", ADD: "module"} == reasons
 
 
-def test_an_ignored_rule_does_not_run(
-    pytester: pytest.Pytester, rules: dict[str, Rule], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(rules, RAISING, Rule(RAISING, nothing, ""))
+def test_an_ignored_rule_does_not_run(pytester: pytest.Pytester, rules: dict[str, Rule]) -> None:
+    rules[RAISING] = Rule(RAISING, nothing, "")
     record, ran = profile(pytester, "--torchprof", f"--torchprof-ignore={RAISING},{MUL}", mul=1)
     assert ([], 0) == (record["findings"], record["metrics"]["findings"]["value"])
     assert RAISING not in ran.out
@@ -392,9 +387,9 @@ def test_an_ignored_rule_does_not_run(
 
 
 def test_a_rule_that_raises_is_said_once_and_breaks_nothing(
-    pytester: pytest.Pytester, rules: dict[str, Rule], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, rules: dict[str, Rule]
 ) -> None:
-    monkeypatch.setitem(rules, RAISING, Rule(RAISING, nothing, ""))
+    rules[RAISING] = Rule(RAISING, nothing, "")
     pytester.makepyfile(
         test_it="""
         import torch
@@ -444,11 +439,11 @@ def test_the_costliest_rule_comes_first(pytester: pytest.Pytester) -> None:
 
 
 def test_a_message_has_no_more_than_40_lines(
-    pytester: pytest.Pytester, rules: dict[str, Rule], monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, rules: dict[str, Rule]
 ) -> None:
     words = ("neg", "exp", "sin", "cos", "tan", "abs", "sqrt", "log", "ceil", "floor", "sign")
     for word in words:
-        monkeypatch.setitem(rules, f"rule-{word}", counting(word, f"rule-{word}"))
+        rules[f"rule-{word}"] = counting(word, f"rule-{word}")
     every = "; ".join(f"X.{word}()" for word in words)
     source = """
     import pytest, torch
@@ -483,16 +478,14 @@ def test_stats_have_the_findings_that_count(pytester: pytest.Pytester) -> None:
     assert ({"passed": 1}, 1) == (ran.outcomes, ran.metric("findings", "test_it")["value"])
 
 
-def test_rules_run_once_a_test(
-    pytester: pytest.Pytester, rules: dict[str, Rule], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rules_run_once_a_test(pytester: pytest.Pytester, rules: dict[str, Rule]) -> None:
     seen: list[int] = []
 
     def find(trace: Trace) -> Matches:
         seen.append(len(trace))
         return Matches(np.flatnonzero(trace.is_kind(Kind.OP) & trace.selection), "an operator")
 
-    monkeypatch.setitem(rules, MUL, Rule(MUL, find, ""))
+    rules[MUL] = Rule(MUL, find, "")
     pytester.makepyfile(
         test_it="""
         import torch

@@ -8,17 +8,18 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from helpers import replaced_rules
 from test_commands import Say, say
 from trace_builder import TraceBuilder
 
 from pytest_torchprof import Trace
 from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.render.findings import findings, gaps
-from pytest_torchprof.rules import RULES, Matches, Rule, Threshold, rule
+from pytest_torchprof.rules import RULES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import rows_of
 from pytest_torchprof.stats import NotMeasured
 
@@ -73,13 +74,9 @@ def broken(_: Events) -> list[int]:
 @pytest.fixture(autouse=True)
 def four_rules() -> Iterator[None]:
     """Only the rules above."""
-    registry = cast("dict[str, Rule]", RULES)
-    before = dict(registry)
-    registry.clear()
-    registry.update({r.code: r for r in (slow_add, large_copy, on_device, broken)})
-    yield
-    registry.clear()
-    registry.update(before)
+    with replaced_rules() as known:
+        known.update({r.code: r for r in (slow_add, large_copy, on_device, broken)})
+        yield
 
 
 def builder_of(device: str | None = None, rank: int | None = None) -> TraceBuilder:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Ran, accept, calls, run
+from helpers import Ran, accept, calls, replaced_rules, run
 from live import captured, placing
 from test_failures import messages
 from trace_builder import TraceBuilder
@@ -22,7 +22,7 @@ from trace_builder import TraceBuilder
 from pytest_torchprof.capture import lines as tracing
 from pytest_torchprof.events import REGION, Kind, Trace
 from pytest_torchprof.render.places import called_from
-from pytest_torchprof.rules import RULES, Matches, Rule
+from pytest_torchprof.rules import Matches, Rule
 from pytest_torchprof.rules.located import LINE, MODULE, Located, _Run
 from pytest_torchprof.rules.tree import rows_of
 from pytest_torchprof.trace.read import parse
@@ -42,13 +42,11 @@ def _loaded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def rules() -> Iterator[None]:
     """One rule, which matches each multiplication."""
-    known: Any = RULES
-    for code in list(known):
-        monkeypatch.delitem(known, code)
-    monkeypatch.setitem(known, MUL, Rule(MUL, multiplications, "add", "aten::mul$"))
-    yield  # noqa: PT022 - the rules come back at the end
+    with replaced_rules() as known:
+        known[MUL] = Rule(MUL, multiplications, "add", "aten::mul$")
+        yield
 
 
 def places(ran: Ran, test: str = "test_it") -> dict[str | None, str | None]:

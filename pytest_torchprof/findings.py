@@ -34,10 +34,15 @@ def found_in(recorder: Recorder) -> tuple[dict[str, int], dict[str, str]]:
     checked, plan = recorder.checked, recorder.plan
     unchecked = {rule: f"{RAISED}{error}" for rule, error in checked.errors.items()}
     for rule in plan.rules:
+        if rule.code in unchecked:
+            continue
         # The engine does not ask of a rule of which nothing occurs; on a device it might.
-        why = checked.unchecked.get(rule.code) or lacking(checked.trace, rule)
+        try:
+            why = checked.unchecked.get(rule.code) or lacking(checked.trace, rule)
+        except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
+            why = f"{RAISED}{type(error).__name__}: {error}"
         if why is not None:
-            unchecked.setdefault(rule.code, why)
+            unchecked[rule.code] = why
     counts = checked.counts
     codes = [r.code for r in plan.rules if r.code not in unchecked and r.code not in plan.allowed]
     return {code: counts.get(code, 0) for code in codes}, unchecked

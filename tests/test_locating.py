@@ -19,6 +19,7 @@ from live import captured, placing
 from test_failures import messages
 from trace_builder import TraceBuilder
 
+from pytest_torchprof.capture import REAL
 from pytest_torchprof.capture import lines as tracing
 from pytest_torchprof.events import REGION, Kind, Trace
 from pytest_torchprof.render.places import called_from
@@ -673,13 +674,13 @@ def test_a_tracer_is_taken_away_and_given_back_at_one_depth(
 ) -> None:
     """So that one that keeps count of calls and returns, as coverage's does, is not confused."""
     depths: list[int] = []
-    settrace = sys.settrace
+    settrace = REAL.settrace
 
     def noted(tracer: Any) -> None:
         depths.append(tracing._depth())
         settrace(tracer)
 
-    monkeypatch.setattr(sys, "settrace", noted)
+    monkeypatch.setattr(REAL, "settrace", noted)
     tracer = tracing.LineTracer()
 
     def deeper(levels: int) -> None:
@@ -692,6 +693,29 @@ def test_a_tracer_is_taken_away_and_given_back_at_one_depth(
     deeper(3)
     assert 2 == len(depths)
     assert depths[0] == depths[1]
+
+
+@pytest.mark.parametrize("name", ["settrace", "gettrace", "_getframe"])
+def test_a_test_that_patches_what_tracing_needs_leaves_no_tracer_behind(
+    pytester: pytest.Pytester, name: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""
+        import sys, torch
+
+        def test_it(monkeypatch):
+            monkeypatch.setattr(sys, "{name}", lambda *_: None)
+            torch.ones(4) * 2
+        """
+    )
+    before = sys.gettrace()
+    try:
+        ran = run(pytester, "--torchprof")
+        now = sys.gettrace()
+    finally:
+        sys.settrace(before)
+    assert now is before
+    assert {"test_it.py:5": None} == places(ran)
 
 
 def test_another_tracer_goes_on_afterwards(pytester: pytest.Pytester) -> None:

@@ -221,6 +221,33 @@ def test_an_optional_hook_does_without_the_plugin(pytester: pytest.Pytester) -> 
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.parametrize("triggers", ["aten::add$", "aten::of_another_test$"])
+def test_a_rule_that_raises_when_asked_what_it_lacks_breaks_no_test(
+    pytester: pytest.Pytester, triggers: str
+) -> None:
+    session(pytester, "[unready]")
+    (pytester.path / "conftest.py").write_text(
+        f"""
+from pytest_torchprof import rule
+
+def ready(trace):
+    raise KeyError("of mine")
+
+@rule("unready", fix="mend it", triggers={triggers!r}, ready=ready)
+def unready(trace):
+    "Raises before it is asked."
+
+def pytest_torchprof_rules(config):
+    return [unready]
+""",
+        "utf-8",
+    )
+    ran = run(pytester, "--torchprof")
+    (test,) = ran.report["tests"]
+    assert ("passed", "new") == (test["outcome"], test["status"])
+    assert "KeyError: 'of mine'" in test["unchecked"]["unready"]
+
+
 def test_workers_know_the_rules_too(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     session(pytester)

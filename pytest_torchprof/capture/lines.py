@@ -70,13 +70,13 @@ class LineTracer:
 
     def start(self) -> None:
         """Begin, with the lines that the frames around are at."""
-        self._previous = sys.gettrace()
+        self._previous = REAL.gettrace()
         if _debugs(self._previous):
             self.gap, self.usable = "a debugger traces the test", False
             return
         _hide_from_dynamo()
         self._thread = REAL.current_thread()
-        older = [f for f in frames_of_test(sys._getframe(1)) if self._is_users(f)]
+        older = [f for f in frames_of_test(REAL.frame(1)) if self._is_users(f)]
         for frame in reversed(older):
             self._older.append((frame, frame.f_trace))
             self._enter(frame)
@@ -106,11 +106,11 @@ class LineTracer:
     def _switch_on(self) -> None:
         self._depth = _depth()
         self._on = True
-        sys.settrace(self._ours)
+        REAL.settrace(self._ours)
 
     def _switch_off(self) -> None:
-        if sys.gettrace() is (self._ours if self._left else None):
-            sys.settrace(self._previous)
+        if REAL.gettrace() is (self._ours if self._left else None):
+            REAL.settrace(self._previous)
         elif self._left:  # and what was open when it did has stayed so
             self.gap, self.usable = "the test uses sys.settrace itself", False
 
@@ -119,8 +119,8 @@ class LineTracer:
         self.gap = self.gap or why
         self._left = 0
         self._close(0)
-        if sys.gettrace() is self._ours:
-            sys.settrace(None)
+        if REAL.gettrace() is self._ours:
+            REAL.settrace(None)
 
     # ---------------------------------------------------------------- what Python calls
 
@@ -218,7 +218,7 @@ def _debugs(tracer: Any) -> bool:
 
 def _depth() -> int:
     """How many frames the caller has below it."""
-    depth, frame = -1, sys._getframe()
+    depth, frame = -1, REAL.frame()
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
     return depth

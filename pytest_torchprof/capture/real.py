@@ -28,6 +28,9 @@ REAL = SimpleNamespace(
     unlink=os.unlink,
     current_thread=threading.get_ident,
     thread=threading.Thread,
+    frame=sys._getframe,
+    gettrace=sys.gettrace,
+    settrace=sys.settrace,
 )
 
 

@@ -32,8 +32,8 @@ REGION = "torchprof::call"
 FACTS_KEY = "torchprof"
 
 
-#: Operators that are looked at to tell what a trace records of each.
-_SOME = 1000
+#: Operators that are looked at to tell what a trace records of each, and those of them first.
+_SOME, _FIRST = 1000, 10
 
 
 class Kind(IntEnum):
@@ -394,8 +394,10 @@ class Trace:
     @cached_property
     def records_shapes(self) -> bool:
         """Whether operators carry ``Input Dims``; true if there are no operators."""
-        ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
-        return not len(ops) or any(len(a.dims) for a in self.operands(ops))
+        ops = np.flatnonzero(self.kind == Kind.OP)[:_SOME]
+        # Mostly the first of them tell.
+        first, more = ops[:_FIRST], ops[_FIRST:]
+        return not len(ops) or any(len(a.dims) for p in (first, more) for a in self.operands(p))
 
     @cached_property
     def has_strides(self) -> bool:

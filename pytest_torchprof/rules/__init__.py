@@ -20,6 +20,7 @@ from pytest_torchprof.rules import (
     waiting,
 )
 from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.names import names_of
 from pytest_torchprof.rules.rule import Matches, Rule, Threshold, rule
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ RULES: Mapping[str, Rule] = {
     for found in vars(theme).values()
     if isinstance(found, Rule)
 }
+
+# Their expressions are known before the first trace, so that each name is looked at once.
+for _one in RULES.values():
+    if _one.triggers is not None:
+        names_of(_one.triggers)
 
 #: The codes that markers and options accept.
 CODES = tuple(RULES)

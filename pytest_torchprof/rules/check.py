@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device import device_gap
 from pytest_torchprof.events import HOST_KINDS
 from pytest_torchprof.rules.frames import by_frames
+from pytest_torchprof.rules.names import present
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
 
@@ -86,7 +85,7 @@ def check(
                 if rule.depends_on_order and trace.region is not None:
                     unsettled = unsettled or why
                 continue
-            found = matches_of(rule.find(trace, **values), trace, rule.summary)
+            found = matches_of(rule.find(trace, **values), trace, rule)
         except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
             errors[rule.code] = _fault(error)
             continue
@@ -126,57 +125,10 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
     return None if rule.ready is None else rule.ready(trace)
 
 
-# -------------------------------------------------------------------- triggers
-
-
-@dataclass
-class _Triggers:
-    """Expressions, and what they say of names that were met, in all traces of the process."""
-
-    patterns: tuple[str, ...]
-    silent: set[str] = field(default_factory=set)
-    loud: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def present(self, names: Iterable[str]) -> set[str]:
-        """Those that one of the names begins with a match of."""
-        found: set[str] = set()
-        for name in set(names).difference(self.silent):
-            hit = self.loud.get(name)
-            if hit is None:
-                hit = (
-                    tuple(p for p in self.patterns if re.match(p, name)) if self._any(name) else ()
-                )
-                if hit:
-                    self.loud[name] = hit
-                else:
-                    self.silent.add(name)
-            found.update(hit)
-        return found
-
-    def _any(self, name: str) -> bool:
-        """One look for all that can be joined."""
-        return self.joined is None or self.joined.match(name) is not None
-
-    @cached_property
-    def joined(self) -> re.Pattern[str] | None:
-        """One expression for all; None where groups of theirs could get mixed up."""
-        if any(re.compile(pattern).groups for pattern in self.patterns):
-            return None
-        return re.compile("|".join(f"(?:{pattern})" for pattern in self.patterns))
-
-
-_KNOWN: dict[tuple[str, ...], _Triggers] = {}
-_MOST_KNOWN = 100_000
-
-
 def _triggered(trace: Trace, rules: list[Rule]) -> list[Rule]:
     """Rules of which something occurs in the trace."""
-    patterns = tuple({rule.triggers: None for rule in rules if rule.triggers is not None})
-    known = _KNOWN.get(patterns)
-    if known is None or len(known.silent) + len(known.loud) > _MOST_KNOWN:
-        known = _KNOWN[patterns] = _Triggers(patterns)
-    present = known.present(trace.names) if patterns else ()
-    return [rule for rule in rules if rule.triggers is None or rule.triggers in present]
+    found = present(trace, {rule.triggers for rule in rules if rule.triggers is not None})
+    return [rule for rule in rules if rule.triggers is None or rule.triggers in found]
 
 
 # -------------------------------------------------------------------- findings

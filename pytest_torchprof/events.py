@@ -103,6 +103,11 @@ MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
 _Shared = TypeVar("_Shared")
 
 
+def shown_name(name: str) -> str:
+    """What an event is grouped by: steps are one."""
+    return ALL_STEPS if STEP.match(name) else name
+
+
 @dataclass(frozen=True)
 class Memory:
     """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
@@ -184,10 +189,7 @@ class Trace:
     def shown_names(self) -> tuple[list[str], Ints]:
         """Names to group by, and for each of `names` which of these it is: steps are one."""
         shown: dict[str, int] = {}
-        number = [
-            shown.setdefault(ALL_STEPS if STEP.match(name) else name, len(shown))
-            for name in self.names
-        ]
+        number = [shown.setdefault(shown_name(name), len(shown)) for name in self.names]
         return list(shown), np.array(number, np.int64)
 
     def named(self, name: str) -> Bools:

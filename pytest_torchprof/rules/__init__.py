@@ -22,6 +22,7 @@ from pytest_torchprof.rules import (
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.rules.names import names_of
 from pytest_torchprof.rules.rule import Matches, Rule, Threshold, rule
+from pytest_torchprof.rules.warming import warm
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -36,6 +37,7 @@ __all__ = [
     "check",
     "check_all",
     "rule",
+    "warm_up",
 ]
 
 #: The rules' files, by theme.
@@ -71,3 +73,8 @@ CODES = tuple(RULES)
 def check_all(trace: Trace) -> Checked:
     """Every rule there is, with its own thresholds."""
     return check(trace, RULES.values())
+
+
+def warm_up() -> None:
+    """Pay before the first test what its check would: some milliseconds, once a process."""
+    warm(RULES.values())

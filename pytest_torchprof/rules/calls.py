@@ -41,9 +41,8 @@ def _called(trace: Trace) -> Bools:
 
 def are_called(trace: Trace, rows: Ints) -> Bools:
     """The same of these events alone."""
-    found = are_named(trace, rows, _DISPATCHED)
+    found = are_named(trace, rows, _DISPATCHED) & ~are_named(trace, rows, _AUTOGRAD, _TORCH)
     found &= trace.kind[rows] == Kind.OP
-    found &= ~are_named(trace, rows, _AUTOGRAD) & ~are_named(trace, rows, _TORCH)
     outside = rows[found]
     found[found] = ~within(trace, outside, lambda events: are_closed(trace, events))
     return found
@@ -51,7 +50,7 @@ def are_called(trace: Trace, rows: Ints) -> Bools:
 
 def are_closed(trace: Trace, rows: Ints) -> Bools:
     """Which of these events hold nothing that code outside torch called."""
-    closed = are_named(trace, rows, _DISPATCHED) | are_named(trace, rows, _BACKWARD)
+    closed = are_named(trace, rows, _DISPATCHED, _BACKWARD)
     closed &= trace.kind[rows] == Kind.OP
     closed |= are_named(trace, rows, _LIBRARY)
     return closed
@@ -61,7 +60,7 @@ def in_backward(trace: Trace, rows: Ints) -> Bools:
     """Which of these events an autograd node made, or an optimizer, or a DataLoader."""
 
     def is_own(events: Ints) -> Bools:
-        node = are_named(trace, events, _AUTOGRAD) | are_named(trace, events, _BACKWARD)
+        node = are_named(trace, events, _AUTOGRAD, _BACKWARD)
         node &= trace.kind[events] == Kind.OP
         return node | are_named(trace, events, _LIBRARY)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -141,43 +142,36 @@ def _total(found: Matches) -> int:
 def _grouped(
     trace: Trace, rule: Rule, found: Matches, places: Sequence[Place], place: Ints
 ) -> list[Finding]:
-    if isinstance(found.message, str):
-        messages, message = [found.message], np.zeros(len(found), np.int64)
-    else:
-        numbers: dict[str, int] = {}
-        message = np.array([numbers.setdefault(m, len(numbers)) for m in found.message], np.int64)
-        messages = list(numbers)
-    known: dict[str | None, int] = {None: 0}
-    own = np.array([known.setdefault(at, len(known)) for at in found.location or ()], np.int64)
-    own = own if len(own) else np.zeros(len(found), np.int64)
-    locations = list(known)
-    key = (place * len(messages) + message) * len(locations) + own
-    distinct, at = np.unique(key, return_inverse=True)
-    count = np.ones(len(found), np.int64) if found.count is None else found.count
-    if found.cost_ns is None:
+    same = isinstance(found.message, str)
+    messages = repeat(found.message) if same else found.message
+    cost = found.cost_ns
+    if cost is None:
         cost = np.where(found.event >= 0, trace.dur[found.event], 0)
-    else:
-        cost = found.cost_ns
-    out = []
-    sums = [np.bincount(at, weights, len(distinct)) for weights in (count, cost)]
-    moved = (
-        None if found.bytes is None else np.bincount(at, np.maximum(found.bytes, 0), len(distinct))
-    )
-    for i, number in enumerate(distinct.tolist()):
-        rest, own_number = divmod(number, len(locations))
-        place_number, message_number = divmod(rest, len(messages))
-        where = places[place_number]
-        out.append(
-            Finding(
-                rule=rule.code,
-                count=int(sums[0][i]),
-                message=messages[message_number],
-                location=locations[own_number] or where.location or where.path,
-                fix=rule.fix,
-                cost_ms=float(sums[1][i]) / 1e6,
-                bytes=None if moved is None else int(moved[i]),
-                path=where.path,
-                module=where.module,
-            )
+    sums: dict[tuple[int, str, str | None], list[int]] = {}
+    for at, message, own, count, ns, moved in zip(
+        place.tolist(),
+        messages,
+        repeat(None) if found.location is None else found.location,
+        repeat(1) if found.count is None else found.count.tolist(),
+        cost.tolist(),
+        repeat(0) if found.bytes is None else found.bytes.tolist(),
+        strict=False,
+    ):
+        total = sums.setdefault((at, message, own), [0, 0, 0])
+        total[0] += count
+        total[1] += ns
+        total[2] += max(moved, 0)
+    return [
+        Finding(
+            rule=rule.code,
+            count=count,
+            message=message,
+            location=own or places[at].location or places[at].path,
+            fix=rule.fix,
+            cost_ms=ns / 1e6,
+            bytes=None if found.bytes is None else moved,
+            path=places[at].path,
+            module=places[at].module,
         )
-    return out
+        for (at, message, own), (count, ns, moved) in sums.items()
+    ]

@@ -106,7 +106,7 @@ def _sequence(trace: Trace, repeats: int) -> _Sequence | None:
     if len(some) < repeats or np.count_nonzero(are_outermost(trace, some)) < repeats:
         return None
     rows = calls(trace)
-    apart = are_named(trace, rows, _BOUNDARY) | are_named(trace, rows, _PARTS)
+    apart = are_named(trace, rows, _BOUNDARY, _PARTS)
     rows = rows[trace.selection[rows] & ~apart]
     rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _FETCH))]
     indexes = np.flatnonzero(are_named(trace, rows, _INDEX))

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_torchprof.events import Kind
 
@@ -36,6 +37,8 @@ _ALL: Final[list[Names]] = []
 #: Of each name that was met, the bits of what it belongs to.
 _KNOWN: Final[dict[str, int]] = {}
 _MOST_KNOWN: Final = 100_000
+#: Smaller traces are not sorted by name: to look at all of them is as quick.
+_SMALL: Final = 2000
 #: Constants of ours have bits that fit a column of numbers, triggers of users' rules need not.
 _COLUMN: Final = (1 << 62) - 1
 #: What cannot be part of a longer expression: it means a group by its number, or has flags.
@@ -83,61 +86,71 @@ def present(trace: Trace, patterns: Iterable[str]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Index:
+class _Index:
     """``bits`` of each name of a trace, and its events name by name: those of name ``i`` are
-    ``order[start[i] : start[i + 1]]``, in time order.
+    ``order[start[i] : start[i + 1]]``, in time order; None of a small trace.
     """
 
     bits: Ints
-    order: Ints
+    order: Ints | None
     start: Sequence[int]
 
-    def of(self, numbers: Sequence[int]) -> Ints:
-        """Events of these names, in time order."""
+    def of(self, wanted: Ints | Bools, name: npt.NDArray[np.int32]) -> Ints:
+        """Events of names for which a number is not 0, in time order."""
+        if self.order is None:
+            return wanted[name].nonzero()[0]
+        numbers = wanted.nonzero()[0].tolist()
         parts = [self.order[self.start[i] : self.start[i + 1]] for i in numbers]
         if len(parts) == 1:
             return parts[0]
         return np.sort(np.concatenate(parts), kind="stable") if parts else self.order[:0]
 
 
-def _index(trace: Trace) -> Index:
+def _index(trace: Trace) -> _Index:
     bits = learn(trace.names)
     if len(_ALL) > _COLUMN.bit_length():
         bits = [one & _COLUMN for one in bits]
+    column = np.array(bits, np.int64)
+    if len(trace) < _SMALL:
+        return _Index(column, None, ())
     # Numbers of 16 bits are sorted in linear time.
     name = trace.name.astype(np.uint16) if len(bits) <= 1 << 16 else trace.name
     ends = np.bincount(trace.name, minlength=len(bits)).cumsum().tolist()
-    return Index(np.array(bits, np.int64), np.argsort(name, kind="stable"), [0, *ends])
+    return _Index(column, np.argsort(name, kind="stable"), [0, *ends])
 
 
-def events_named(trace: Trace, names: Names) -> Ints:
+def events_named(trace: Trace, *names: Names) -> Ints:
     """Events of any kind, in time order."""
     index = trace.once(_index)
-    return index.of(np.flatnonzero(index.bits & names.bit).tolist())
+    return index.of(index.bits & _sum(names), trace.name)
 
 
-def operators_named(trace: Trace, names: Names) -> Ints:
+def operators_named(trace: Trace, *names: Names) -> Ints:
     """Operators, in time order."""
-    rows = events_named(trace, names)
+    rows = events_named(trace, *names)
     operators: Ints = rows[trace.kind[rows] == Kind.OP]
     return operators
 
 
-def marks_named(trace: Trace, names: Names) -> Ints:
+def marks_named(trace: Trace, *names: Names) -> Ints:
     """Annotations, in time order; some versions write them as operators."""
-    rows = events_named(trace, names)
+    rows = events_named(trace, *names)
     kind = trace.kind[rows]
     marks: Ints = rows[(kind == Kind.ANNOTATION) | (kind == Kind.OP)]
     return marks
 
 
-def are_named(trace: Trace, rows: Ints, names: Names) -> Bools:
-    """Which of these events have such a name; -1 has none."""
+def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
+    """Which of these events have a name among any of these; -1 has none."""
     if not len(trace.names):
         return np.zeros(len(rows), bool)
     bits = trace.once(_index).bits[trace.name[rows]]
-    found: Bools = (bits & names.bit != 0) & (rows >= 0)
+    found: Bools = (bits & _sum(names) != 0) & (rows >= 0)
     return found
+
+
+def _sum(names: Sequence[Names]) -> int:
+    return names[0].bit if len(names) == 1 else sum(one.bit for one in names)
 
 
 def numbers_of(trace: Trace, names: Iterable[str]) -> list[int]:
@@ -150,17 +163,21 @@ def _numbers(trace: Trace) -> dict[str, int]:
     return {name: number for number, name in enumerate(trace.names)}
 
 
+def _marked(trace: Trace, names: Iterable[str]) -> Bools:
+    """Which of the trace's names are among these."""
+    marked = np.zeros(len(trace.names) + 1, bool)
+    marked[numbers_of(trace, names)] = True
+    return marked
+
+
 def are_any(trace: Trace, rows: Ints, names: Iterable[str]) -> Bools:
     """Which of these events have one of these very names; -1 has none."""
-    found = np.zeros(len(trace.names) + 1, bool)
-    found[numbers_of(trace, names)] = True
-    name = np.where(rows >= 0, trace.name[rows], -1)
-    return found[name]
+    return _marked(trace, names)[np.where(rows >= 0, trace.name[rows], -1)]
 
 
 def operators_of(trace: Trace, *names: str) -> Ints:
     """Operators of any of these very names, in time order."""
-    rows = trace.once(_index).of(numbers_of(trace, names))
+    rows = trace.once(_index).of(_marked(trace, names), trace.name)
     operators: Ints = rows[trace.kind[rows] == Kind.OP]
     return operators
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchprof.arguments import Arguments
 from pytest_torchprof.events import Kind, Trace
 from pytest_torchprof.rules.check import check
-from pytest_torchprof.rules.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_torchprof.rules.rule import Rule
 
 _STEP = "Optimizer.step#Adam.step"
 #: A small step of training: names, and how often one after the other.

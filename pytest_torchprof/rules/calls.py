@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.events import STEP, Kind
-from pytest_torchprof.rules.names import Names, are_named, marks_named
+from pytest_torchprof.events import STEP
+from pytest_torchprof.rules.names import OPERATOR, Names, are_named, marks_named
 from pytest_torchprof.rules.tree import within
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def called(trace: Trace) -> Bools:
 
 def _called(trace: Trace) -> Bools:
     found = np.zeros(len(trace), bool)
-    rows = np.flatnonzero(trace.kind == Kind.OP)
+    rows = np.flatnonzero(trace.kind == OPERATOR)
     found[rows] = are_called(trace, rows)
     return found
 
@@ -42,7 +42,7 @@ def _called(trace: Trace) -> Bools:
 def are_called(trace: Trace, rows: Ints) -> Bools:
     """The same of these events alone."""
     found = are_named(trace, rows, _DISPATCHED) & ~are_named(trace, rows, _AUTOGRAD, _TORCH)
-    found &= trace.kind[rows] == Kind.OP
+    found &= trace.kind[rows] == OPERATOR
     outside = rows[found]
     found[found] = ~within(trace, outside, lambda events: are_closed(trace, events))
     return found
@@ -51,7 +51,7 @@ def are_called(trace: Trace, rows: Ints) -> Bools:
 def are_closed(trace: Trace, rows: Ints) -> Bools:
     """Which of these events hold nothing that code outside torch called."""
     closed = are_named(trace, rows, _DISPATCHED, _BACKWARD)
-    closed &= trace.kind[rows] == Kind.OP
+    closed &= trace.kind[rows] == OPERATOR
     closed |= are_named(trace, rows, _LIBRARY)
     return closed
 
@@ -61,7 +61,7 @@ def in_backward(trace: Trace, rows: Ints) -> Bools:
 
     def is_own(events: Ints) -> Bools:
         node = are_named(trace, events, _AUTOGRAD, _BACKWARD)
-        node &= trace.kind[events] == Kind.OP
+        node &= trace.kind[events] == OPERATOR
         return node | are_named(trace, events, _LIBRARY)
 
     return within(trace, rows, is_own)

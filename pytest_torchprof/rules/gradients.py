@@ -234,8 +234,10 @@ def _is_all_used(trace: Trace) -> bool:
         return False
     nodes = nodes[~are_named(trace, nodes, _GRADIENT)]
     nodes = nodes[are_outermost(trace, nodes)]
-    ran = set(_numbers(trace, nodes[~compiled(trace, nodes)]).tolist())
-    return ran.issuperset(set(_numbers(trace, operators_named(trace, LAYER)).tolist()) - {-1})
+    nodes = nodes[~compiled(trace, nodes)]
+    both = np.concatenate([nodes, operators_named(trace, LAYER)])
+    numbers = _numbers(trace, both).tolist()
+    return {-1, *numbers[: len(nodes)]}.issuperset(numbers[len(nodes) :])
 
 
 def _recorded(trace: Trace) -> tuple[Ints, Ints, Ints]:

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.levels import compiled
-from pytest_torchprof.rules.names import Names, are_named, operators_named
+from pytest_torchprof.rules.names import OPERATOR, Names, are_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.rules.tree import within
 
@@ -63,7 +63,7 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
     """
 
     def are_convolutions(events: Ints) -> Bools:
-        operator: Bools = trace.kind[events] == Kind.OP
+        operator: Bools = trace.kind[events] == OPERATOR
         return operator & are_named(trace, events, _CONVOLUTION)
 
     norms = operators_named(trace, _NORM)

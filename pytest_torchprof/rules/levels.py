@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.names import Names, are_named, events_named, operators_named
+from pytest_torchprof.rules.names import ANNOTATION, Names, are_named, events_named, operators_named
 from pytest_torchprof.rules.tree import has_frames, outermost, within
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def compiled(trace: Trace, rows: Ints) -> Bools:
     """Which of these events happened while torch compiled something."""
 
     def compiles(events: Ints) -> Bools:
-        annotation: Bools = trace.kind[events] == Kind.ANNOTATION
+        annotation: Bools = trace.kind[events] == ANNOTATION
         return annotation & are_named(trace, events, _COMPILING)
 
     if not compiles(events_named(trace, _COMPILING)).any():

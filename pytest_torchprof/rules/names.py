@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
 
 
+#: As plain numbers, which numpy compares four times as fast.
+OPERATOR: Final = int(Kind.OP)
+ANNOTATION: Final = int(Kind.ANNOTATION)
+
+
 class Names:
     """All names that begin with a match of an expression; rules have them as constants."""
 
@@ -136,7 +141,7 @@ def marks_named(trace: Trace, *names: Names) -> Ints:
     """Annotations, in time order; some versions write them as operators."""
     rows = events_named(trace, *names)
     kind = trace.kind[rows]
-    marks: Ints = rows[(kind == Kind.ANNOTATION) | (kind == Kind.OP)]
+    marks: Ints = rows[(kind == ANNOTATION) | (kind == OPERATOR)]
     return marks
 
 

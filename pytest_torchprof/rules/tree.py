@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.names import Names, are_named, rows_of
+from pytest_torchprof.rules.names import OPERATOR, Names, are_named, rows_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -40,7 +40,7 @@ def are_outermost(trace: Trace, rows: Ints) -> Bools:
     """Which of these events are operators that no other operator encloses; annotations may."""
 
     def is_operator(events: Ints) -> Bools:
-        operator: Bools = trace.kind[events] == Kind.OP
+        operator: Bools = trace.kind[events] == OPERATOR
         return operator & ~are_named(trace, events, _ANNOTATION)
 
     return is_operator(rows) & ~within(trace, rows, is_operator)
@@ -52,7 +52,7 @@ def outermost(trace: Trace) -> Ints:
 
 
 def _outermost(trace: Trace) -> Ints:
-    rows = np.flatnonzero(trace.kind == Kind.OP)
+    rows = np.flatnonzero(trace.kind == OPERATOR)
     return rows[are_outermost(trace, rows)]
 
 

@@ -169,6 +169,6 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matche
         column = getattr(found, name)
         if column is not None and not isinstance(column, str) and len(column) != len(events):
             raise ValueError(f"{len(events)} events, and {len(column)} of {name}")
-    if len(events) and not (events.min() >= -1 and events.max() < len(trace)):
+    if ((events < -1) | (events >= len(trace))).any():
         raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
     return found

@@ -67,6 +67,9 @@ def post(*, quick: bool) -> Iterator[Row]:
 
 def rules(*, quick: bool) -> Iterator[Row]:
     """What the anti-pattern rules take of a profiled run, its metrics being known."""
+    from pytest_torchprof.rules import warm_up
+
+    warm_up()  # as once before the tests of a session
     for case, make in _cases():
         with TemporaryDirectory() as folder:
             body = make()

@@ -32,8 +32,8 @@ REGION = "torchprof::call"
 FACTS_KEY = "torchprof"
 
 
-#: Operators that are looked at to tell what a trace records of each.
-_SOME = 1000
+#: Operators that are looked at to tell what a trace records of each, and those of them first.
+_SOME, _FIRST = 1000, 10
 
 
 class Kind(IntEnum):
@@ -101,6 +101,11 @@ MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
 
 
 _Shared = TypeVar("_Shared")
+
+
+def shown_name(name: str) -> str:
+    """What an event is grouped by: steps are one."""
+    return ALL_STEPS if STEP.match(name) else name
 
 
 @dataclass(frozen=True)
@@ -184,10 +189,7 @@ class Trace:
     def shown_names(self) -> tuple[list[str], Ints]:
         """Names to group by, and for each of `names` which of these it is: steps are one."""
         shown: dict[str, int] = {}
-        number = [
-            shown.setdefault(ALL_STEPS if STEP.match(name) else name, len(shown))
-            for name in self.names
-        ]
+        number = [shown.setdefault(shown_name(name), len(shown)) for name in self.names]
         return list(shown), np.array(number, np.int64)
 
     def named(self, name: str) -> Bools:
@@ -396,8 +398,10 @@ class Trace:
         """Whether operators carry ``Input Dims``; true if there are no operators."""
         if self.region is not None and self.metadata.get("record_shapes"):
             return True  # a capture of our own, of which the flag can be believed
-        ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
-        return not len(ops) or any(len(a.dims) for a in self.operands(ops))
+        ops = np.flatnonzero(self.kind == Kind.OP)[:_SOME]
+        # Mostly the first of them tell.
+        first, more = ops[:_FIRST], ops[_FIRST:]
+        return not len(ops) or any(len(a.dims) for p in (first, more) for a in self.operands(p))
 
     @cached_property
     def has_strides(self) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.nesting import Ints
 
 #: In its package, its function hides it.
-ROOM = import_module("pytest_torchprof.rules.check")
+NAMES = import_module("pytest_torchprof.rules.names")
 
 
 def always(code: str, triggers: str | None, needs: str = "") -> Rule:
@@ -72,7 +72,7 @@ def test_a_rule_is_asked_where_its_trigger_occurs(
 def test_what_is_known_of_names_does_not_grow_without_end(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ROOM, "_MOST_KNOWN", 1)
+    monkeypatch.setattr(NAMES, "_MOST_KNOWN", 1)
     rules = [always("one", "aten::mm")]
     for _ in range(3):
         assert {"one": 1} == check(trace, rules).counts
@@ -118,9 +118,11 @@ def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
     assert () == check(trace, []).findings(placing)
 
 
-def test_rules_that_are_not_triggered_ask_one_expression_for_all(
+def test_a_name_is_looked_at_once_in_a_process(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ROOM.re, "match", None)
-    rules = [always(f"r{n}", f"aten::nothing{n}|aten::none{n}") for n in range(18)]
-    assert {} == check(trace, rules).counts
+    rules = [always(f"r{n}", f"aten::(nothing{n}|mm)$") for n in range(80)]
+    assert 80 == len(check(trace, rules).counts)
+    monkeypatch.setattr(NAMES, "_bits", None)
+    assert 80 == len(check(trace, rules).counts)
+    assert 2 == len(rows_of(trace, "aten::mm", "aten::add"))

@@ -20,7 +20,9 @@ from pytest_torchprof.rules import (
     waiting,
 )
 from pytest_torchprof.rules.check import Checked, check
+from pytest_torchprof.rules.names import names_of
 from pytest_torchprof.rules.rule import Matches, Rule, Threshold, rule
+from pytest_torchprof.rules.warming import warm
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -35,6 +37,7 @@ __all__ = [
     "check",
     "check_all",
     "rule",
+    "warm_up",
 ]
 
 #: The rules' files, by theme.
@@ -58,6 +61,11 @@ RULES: Mapping[str, Rule] = {
     if isinstance(found, Rule)
 }
 
+# Their expressions are known before the first trace, so that each name is looked at once.
+for _one in RULES.values():
+    if _one.triggers is not None:
+        names_of(_one.triggers)
+
 #: The codes that markers and options accept.
 CODES = tuple(RULES)
 
@@ -67,3 +75,8 @@ def check_all(trace: Trace) -> Checked:
     from pytest_torchprof.rules.plugged import gather
 
     return check(trace, gather().rules.values())
+
+
+def warm_up() -> None:
+    """Pay before the first test what its check would: some milliseconds, once a process."""
+    warm(RULES.values())

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.events import STEP, Kind
+from pytest_torchprof.events import STEP
+from pytest_torchprof.rules.names import OPERATOR, Names, are_named, marks_named
+from pytest_torchprof.rules.tree import within
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
 
 #: Annotations of torch whose insides are torch's own: loading a batch, and the optimizers.
-_LIBRARY = re.compile(r"^(enumerate\(DataLoader\)|Optimizer\.)")
-_STEP_ENDS = re.compile(r"^Optimizer\.step#")
-_BATCH = re.compile(r"^enumerate\(DataLoader\)#")
-_BACKWARD = re.compile(r"Backward\d+$")
+_LIBRARY = Names(r"enumerate\(DataLoader\)|Optimizer\.")
+_STEP_ENDS = Names(r"Optimizer\.step#")
+_STEP_BEGINS = Names(rf"{STEP.pattern}|enumerate\(DataLoader\)#")
+_BACKWARD = Names(r"(?s:.*)Backward\d+$")
+_DISPATCHED = Names(r"(?s:.*)::")
+_AUTOGRAD, _TORCH = Names(r"autograd::"), Names(r"torch::")
 
 
 def called(trace: Trace) -> Bools:
@@ -30,40 +33,38 @@ def called(trace: Trace) -> Bools:
 
 
 def _called(trace: Trace) -> Bools:
-    ops = trace.is_kind(Kind.OP)
-    dispatched = ops & trace.names_where(lambda n: "::" in n)
-    closed = dispatched | (ops & trace.names_where(_BACKWARD.search))
-    closed |= trace.names_where(_LIBRARY.match)
-    outside = dispatched & ~trace.names_where(lambda n: n.startswith(("autograd::", "torch::")))
-    rows = np.flatnonzero(outside)
-    above = trace.parent[rows]
-    keep = np.ones(len(rows), bool)
-    todo = np.flatnonzero(above >= 0)
-    while len(todo):
-        hit = closed[above[todo]]
-        keep[todo[hit]] = False
-        todo = todo[~hit]
-        above[todo] = trace.parent[above[todo]]
-        todo = todo[above[todo] >= 0]
-    outside[rows[~keep]] = False
-    return outside
+    found = np.zeros(len(trace), bool)
+    rows = np.flatnonzero(trace.kind == OPERATOR)
+    found[rows] = are_called(trace, rows)
+    return found
+
+
+def are_called(trace: Trace, rows: Ints) -> Bools:
+    """The same of these events alone."""
+    found = are_named(trace, rows, _DISPATCHED) & ~are_named(trace, rows, _AUTOGRAD, _TORCH)
+    found &= trace.kind[rows] == OPERATOR
+    outside = rows[found]
+    found[found] = ~within(trace, outside, lambda events: are_closed(trace, events))
+    return found
+
+
+def are_closed(trace: Trace, rows: Ints) -> Bools:
+    """Which of these events hold nothing that code outside torch called."""
+    closed = are_named(trace, rows, _DISPATCHED, _BACKWARD)
+    closed &= trace.kind[rows] == OPERATOR
+    closed |= are_named(trace, rows, _LIBRARY)
+    return closed
 
 
 def in_backward(trace: Trace, rows: Ints) -> Bools:
     """Which of these events an autograd node made, or an optimizer, or a DataLoader."""
-    inside = trace.is_kind(Kind.OP) & trace.names_where(
-        lambda n: n.startswith("autograd::") or _BACKWARD.search(n) is not None
-    )
-    inside |= trace.names_where(_LIBRARY.match)
-    found = np.zeros(len(rows), bool)
-    above = trace.parent[rows]
-    todo = np.flatnonzero(above >= 0)
-    while len(todo):
-        found[todo] = inside[above[todo]]
-        todo = todo[~found[todo]]
-        above[todo] = trace.parent[above[todo]]
-        todo = todo[above[todo] >= 0]
-    return found
+
+    def is_own(events: Ints) -> Bools:
+        node = are_named(trace, events, _AUTOGRAD, _BACKWARD)
+        node &= trace.kind[events] == OPERATOR
+        return node | are_named(trace, events, _LIBRARY)
+
+    return within(trace, rows, is_own)
 
 
 def step_of(trace: Trace, rows: Ints) -> Ints:
@@ -76,9 +77,7 @@ def step_of(trace: Trace, rows: Ints) -> Ints:
 
 
 def _bounds(trace: Trace) -> Ints:
-    marks = trace.is_kind(Kind.ANNOTATION, Kind.OP)
-    begins = marks & trace.names_where(lambda n: STEP.match(n) or _BATCH.match(n))
-    ends = np.flatnonzero(marks & trace.names_where(_STEP_ENDS.match))
+    begins, ends = marks_named(trace, _STEP_BEGINS), marks_named(trace, _STEP_ENDS)
     return np.sort(np.concatenate([trace.ts[begins], trace.ts[ends] + trace.dur[ends]]))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from pytest_torchprof.analysis.device import device_gap
 from pytest_torchprof.events import HOST_KINDS
 from pytest_torchprof.rules.frames import by_frames
+from pytest_torchprof.rules.names import present
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
 
@@ -86,7 +86,7 @@ def check(
                 if rule.gated_by is not None and trace.region is not None:
                     unsettled = unsettled or why
                 continue
-            found = matches_of(rule.find(trace, **values), trace, rule.summary)
+            found = matches_of(rule.find(trace, **values), trace, rule)
         except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
             errors[rule.code] = _fault(error)
             continue
@@ -126,57 +126,10 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
     return None if rule.ready is None else rule.ready(trace)
 
 
-# -------------------------------------------------------------------- triggers
-
-
-@dataclass
-class _Triggers:
-    """Expressions, and what they say of names that were met, in all traces of the process."""
-
-    patterns: tuple[str, ...]
-    silent: set[str] = field(default_factory=set)
-    loud: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def present(self, names: Iterable[str]) -> set[str]:
-        """Those that one of the names begins with a match of."""
-        found: set[str] = set()
-        for name in set(names).difference(self.silent):
-            hit = self.loud.get(name)
-            if hit is None:
-                hit = (
-                    tuple(p for p in self.patterns if re.match(p, name)) if self._any(name) else ()
-                )
-                if hit:
-                    self.loud[name] = hit
-                else:
-                    self.silent.add(name)
-            found.update(hit)
-        return found
-
-    def _any(self, name: str) -> bool:
-        """One look for all that can be joined."""
-        return self.joined is None or self.joined.match(name) is not None
-
-    @cached_property
-    def joined(self) -> re.Pattern[str] | None:
-        """One expression for all; None where groups of theirs could get mixed up."""
-        if any(re.compile(pattern).groups for pattern in self.patterns):
-            return None
-        return re.compile("|".join(f"(?:{pattern})" for pattern in self.patterns))
-
-
-_KNOWN: dict[tuple[str, ...], _Triggers] = {}
-_MOST_KNOWN = 100_000
-
-
 def _triggered(trace: Trace, rules: list[Rule]) -> list[Rule]:
     """Rules of which something occurs in the trace."""
-    patterns = tuple({rule.triggers: None for rule in rules if rule.triggers is not None})
-    known = _KNOWN.get(patterns)
-    if known is None or len(known.silent) + len(known.loud) > _MOST_KNOWN:
-        known = _KNOWN[patterns] = _Triggers(patterns)
-    present = known.present(trace.names) if patterns else ()
-    return [rule for rule in rules if rule.triggers is None or rule.triggers in present]
+    found = present(trace, {rule.triggers for rule in rules if rule.triggers is not None})
+    return [rule for rule in rules if rule.triggers is None or rule.triggers in found]
 
 
 # -------------------------------------------------------------------- findings
@@ -189,43 +142,36 @@ def _total(found: Matches) -> int:
 def _grouped(
     trace: Trace, rule: Rule, found: Matches, places: Sequence[Place], place: Ints
 ) -> list[Finding]:
-    if isinstance(found.message, str):
-        messages, message = [found.message], np.zeros(len(found), np.int64)
-    else:
-        numbers: dict[str, int] = {}
-        message = np.array([numbers.setdefault(m, len(numbers)) for m in found.message], np.int64)
-        messages = list(numbers)
-    known: dict[str | None, int] = {None: 0}
-    own = np.array([known.setdefault(at, len(known)) for at in found.location or ()], np.int64)
-    own = own if len(own) else np.zeros(len(found), np.int64)
-    locations = list(known)
-    key = (place * len(messages) + message) * len(locations) + own
-    distinct, at = np.unique(key, return_inverse=True)
-    count = np.ones(len(found), np.int64) if found.count is None else found.count
-    if found.cost_ns is None:
+    same = isinstance(found.message, str)
+    messages = repeat(found.message) if same else found.message
+    cost = found.cost_ns
+    if cost is None:
         cost = np.where(found.event >= 0, trace.dur[found.event], 0)
-    else:
-        cost = found.cost_ns
-    out = []
-    sums = [np.bincount(at, weights, len(distinct)) for weights in (count, cost)]
-    moved = (
-        None if found.bytes is None else np.bincount(at, np.maximum(found.bytes, 0), len(distinct))
-    )
-    for i, number in enumerate(distinct.tolist()):
-        rest, own_number = divmod(number, len(locations))
-        place_number, message_number = divmod(rest, len(messages))
-        where = places[place_number]
-        out.append(
-            Finding(
-                rule=rule.code,
-                count=int(sums[0][i]),
-                message=messages[message_number],
-                location=locations[own_number] or where.location or where.path,
-                fix=rule.fix,
-                cost_ms=float(sums[1][i]) / 1e6,
-                bytes=None if moved is None else int(moved[i]),
-                path=where.path,
-                module=where.module,
-            )
+    sums: dict[tuple[int, str, str | None], list[int]] = {}
+    for at, message, own, count, ns, moved in zip(
+        place.tolist(),
+        messages,
+        repeat(None) if found.location is None else found.location,
+        repeat(1) if found.count is None else found.count.tolist(),
+        cost.tolist(),
+        repeat(0) if found.bytes is None else found.bytes.tolist(),
+        strict=False,
+    ):
+        total = sums.setdefault((at, message, own), [0, 0, 0])
+        total[0] += count
+        total[1] += ns
+        total[2] += max(moved, 0)
+    return [
+        Finding(
+            rule=rule.code,
+            count=count,
+            message=message,
+            location=own or places[at].location or places[at].path,
+            fix=rule.fix,
+            cost_ms=ns / 1e6,
+            bytes=None if found.bytes is None else moved,
+            path=places[at].path,
+            module=places[at].module,
         )
-    return out
+        for (at, message, own), (count, ns, moved) in sums.items()
+    ]

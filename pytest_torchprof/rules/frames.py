@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.backward import ENGINE, forward_of, node_around
 from pytest_torchprof.rules.libraries import Owner, frame_of
 from pytest_torchprof.rules.places import Place, by_operator, joined, labels_of
 from pytest_torchprof.rules.stacks import Stacks, stacks
+from pytest_torchprof.rules.tree import has_frames
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -27,7 +27,7 @@ def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     operators in it. What one line does in several modules of the same classes is one place, and
     ``*`` stands for numbers of theirs that differ.
     """
-    if not trace.is_kind(Kind.PYTHON).any():
+    if not has_frames(trace):
         return by_operator(trace, events)
     known = events >= 0
     rows = np.unique(events[known])

@@ -14,27 +14,28 @@ from pytest_torchprof.events import STEP, Kind
 from pytest_torchprof.rules.levels import (
     BACKWARD,
     FETCH,
+    are_engine_steps,
     calls,
+    compiled,
     engine_steps,
     frames_around,
-    marked,
-    named,
 )
+from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import outermost, rows_of
+from pytest_torchprof.rules.tree import are_outermost, has_frames, outermost, rows_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
 
-_ZERO_GRAD: Final = re.compile(r"Optimizer\.zero_grad#")
+_ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _ZERO_GRAD_FRAME: Final = re.compile(
     r"torch[/\\](nn[/\\]modules[/\\]module|optim[/\\]optimizer)\.py\(\d+\): zero_grad$"
 )
-_OPTIMIZER_STEP: Final = re.compile(r"Optimizer\.step#")
-_ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_GRADIENT: Final = re.compile(r".*::AccumulateGrad$")
-_DETACH: Final = re.compile(r"(aten::)?detach_$")
+_OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
+_ACCUMULATE: Final = Names("torch::autograd::AccumulateGrad$")
+_GRADIENT: Final = Names(r".*::AccumulateGrad$")
+_DETACH: Final = Names(r"(aten::)?detach_$")
 
 
 @rule(
@@ -68,12 +69,14 @@ def grad_not_none(trace: Trace) -> Matches:
     if not len(fills):
         return NO_MATCHES
     above = trace.parent[fills]
-    ours = marked(trace, _ZERO_GRAD)
-    optimizer = (above >= 0) & ours[above]
+    optimizer = are_named(trace, above, _ZERO_GRAD)
     event = [above[optimizer]]
     cost = [trace.dur[fills[optimizer]]]
-    rest = fills[~optimizer & outermost(trace)[fills]]
-    if trace.is_kind(Kind.PYTHON).any():
+    rest = fills[~optimizer]
+    rest = rest[are_outermost(trace, rest)]
+    if not len(event[0]) and not len(rest):
+        return NO_MATCHES
+    if has_frames(trace):
         frame = frames_around(trace, _ZERO_GRAD_FRAME, rest)
         _, first, which = np.unique(frame, return_index=True, return_inverse=True)
         event.append(rest[first][which][frame >= 0])
@@ -93,7 +96,7 @@ def _like_gradients(trace: Trace, fills: Ints) -> Ints:
     """
     first = np.full(len(fills), -1, np.int64)
     runs = _runs(trace, fills)
-    gradients = np.flatnonzero(trace.is_kind(Kind.OP) & trace.named(_ACCUMULATE))
+    gradients = operators_named(trace, _ACCUMULATE)
     if not runs or len(gradients) < 2 or not trace.records_shapes:
         return first
     wanted = _passes(trace, gradients)
@@ -112,7 +115,7 @@ def _like_gradients(trace: Trace, fills: Ints) -> Ints:
 def _runs(trace: Trace, fills: Ints) -> list[Ints]:
     """Positions of calls that follow one upon the other, two or more."""
     called = calls(trace)
-    called = called[~named(trace, _DETACH)[called]]
+    called = called[~are_named(trace, called, _DETACH)]
     position = np.full(len(trace), -1, np.int64)
     position[called] = np.arange(len(called))
     order = np.argsort(position[fills], kind="stable")
@@ -130,7 +133,8 @@ def _passes(trace: Trace, gradients: Ints) -> list[Counter[bytes]]:
 
     Between two passes, the user calls something.
     """
-    other = np.flatnonzero(outermost(trace) & ~engine_steps(trace))
+    other = outermost(trace)
+    other = other[~are_engine_steps(trace, other)]
     starts = np.flatnonzero(np.diff(np.searchsorted(other, gradients))) + 1
     shapes = _shapes(trace, gradients)
     bounds = [0, *starts.tolist(), len(shapes)]
@@ -145,7 +149,7 @@ def _passes(trace: Trace, gradients: Ints) -> list[Counter[bytes]]:
 # ------------------------------------------------------------------------- graphs that nobody uses
 
 #: Operators of a module's own: products, convolutions, normalisations, look-ups, attention.
-LAYER: Final = re.compile(
+LAYER: Final = Names(
     r"aten::(linear|bilinear|einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv"
     r"|_?conv\w*|(_native_)?batch_norm|layer_norm|group_norm|instance_norm|rms_norm"
     r"|embedding(_bag)?|lstm(_cell)?|gru(_cell)?|rnn_(tanh|relu)(_cell)?"
@@ -153,7 +157,7 @@ LAYER: Final = re.compile(
     r"|(CompiledFunction|CheckpointFunction|forward)$"  # the last: TorchScript
 )
 #: What ends a forward pass, whatever follows.
-_BOUNDARY: Final = re.compile(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
+_BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 #: Recording a node of the graph: allocating it, and keeping what its backward needs.
 _NODE_NS: Final = 1000
 
@@ -194,14 +198,16 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
                 for batch in loader:
                     predictions.append(model(batch).argmax(1))
     """
+    if _is_all_used(trace):
+        return NO_MATCHES
     forward, first, after = _recorded(trace)
     if not len(forward):
         return NO_MATCHES
     ran = np.unique(_numbers(trace, _steps(trace)))
-    if ran[-1:].max(initial=-1) < 0 and marked(trace, _OPTIMIZER_STEP).any():
+    if ran[-1:].max(initial=-1) < 0 and len(marks_named(trace, _OPTIMIZER_STEP)):
         return NO_MATCHES  # before a step there was a backward pass, on a thread not recorded
     used = np.searchsorted(ran, first) < np.searchsorted(ran, after)
-    boundaries = np.flatnonzero(marked(trace, _BOUNDARY))
+    boundaries = marks_named(trace, _BOUNDARY)
     place = np.searchsorted(boundaries, forward)
     part = _numbered(place, trace.thread[forward].astype(np.int64))
     # Parts of which nothing was used match whole, of others the stretches that are long enough.
@@ -219,6 +225,21 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
     return Matches(forward[starts[match]], words, cost_ns=nodes * _NODE_NS)
 
 
+def _is_all_used(trace: Trace) -> bool:
+    """A quick look, which mostly settles it in training: whether the number of each operator that
+    may be a layer is that of a node that ran. False settles nothing.
+    """
+    nodes = engine_steps(trace)
+    if not len(nodes):
+        return False
+    nodes = nodes[~are_named(trace, nodes, _GRADIENT)]
+    nodes = nodes[are_outermost(trace, nodes)]
+    nodes = nodes[~compiled(trace, nodes)]
+    both = np.concatenate([nodes, operators_named(trace, LAYER)])
+    numbers = _numbers(trace, both).tolist()
+    return {-1, *numbers[: len(nodes)]}.issuperset(numbers[len(nodes) :])
+
+
 def _recorded(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """Layers that recorded nodes of a graph, and the numbers of their first and of the next node.
 
@@ -226,13 +247,12 @@ def _recorded(trace: Trace) -> tuple[Ints, Ints, Ints]:
     writes it where grad mode is on, whether or not a node is made.
     """
     nothing = np.zeros(0, np.int64)
-    layers = trace.is_kind(Kind.OP) & named(trace, LAYER)
-    some = np.flatnonzero(layers)
+    some = operators_named(trace, LAYER)
     if not (_numbers(trace, some[:: 1 + len(some) // _SAMPLE]) >= 0).any():
         return nothing, nothing, nothing
     rows = calls(trace)
-    rows = rows[~engine_steps(trace)[rows]]
-    at = np.flatnonzero(layers[rows])
+    rows = rows[~are_engine_steps(trace, rows)]
+    at = np.flatnonzero(are_named(trace, rows, LAYER))
     number = _numbers(trace, rows[at])
     at, number = at[number >= 0], number[number >= 0]
     after = _numbers_after(trace, rows, at)
@@ -260,8 +280,7 @@ def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> Ints:
 def _steps(trace: Trace) -> Ints:
     """The autograd engine's steps that ran a node which an operator has made."""
     rows = calls(trace)
-    gradients = named(trace, _GRADIENT)
-    return rows[engine_steps(trace)[rows] & ~gradients[rows]]
+    return rows[are_engine_steps(trace, rows) & ~are_named(trace, rows, _GRADIENT)]
 
 
 #: Calls that are looked at for the number of the next node.

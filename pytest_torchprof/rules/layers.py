@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.levels import compiled, named
+from pytest_torchprof.rules.levels import compiled
+from pytest_torchprof.rules.names import OPERATOR, Names, are_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
+from pytest_torchprof.rules.tree import within
 
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import OpArgs
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.nesting import Bools, Ints
 
-_CONVOLUTION: Final = re.compile(r"aten::(conv([123]d|_transpose[123]d)|_?convolution)(\.\w+)?$")
-_NORM: Final = re.compile(
+_CONVOLUTION: Final = Names(r"aten::(conv([123]d|_transpose[123]d)|_?convolution)(\.\w+)?$")
+_NORM: Final = Names(
     r"aten::(batch_norm|_batch_norm_impl_index|_?native_batch_norm(_legit)?|cudnn_batch_norm"
     r"|miopen_batch_norm|_batch_norm_with_update|batch_norm_stats)$|SyncBatchNorm$"
 )
 #: Of these, no flag says whether they train: they always do.
 _ALWAYS_TRAINS: Final = re.compile(r"aten::(_batch_norm_with_update|batch_norm_stats)$|SyncBatch")
 #: How a ``BatchNorm`` module counts its batches, only when it trains, between the two.
-_COUNTER: Final = re.compile(r"aten::add_?$")
+_COUNTER: Final = Names(r"aten::add_?$")
 #: Part of a convolution's time that its bias costs: it is added, and its gradient summed.
 _PART: Final = 20
 
@@ -60,16 +61,20 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
 
             nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64))
     """
-    ops = trace.is_kind(Kind.OP)
-    norms = np.flatnonzero(ops & named(trace, _NORM))
-    is_convolution = ops & named(trace, _CONVOLUTION)
-    convolutions = np.flatnonzero(is_convolution & trace.selection)
-    convolutions = convolutions[~nesting.below(is_convolution, trace.parent, convolutions)]
+
+    def are_convolutions(events: Ints) -> Bools:
+        operator: Bools = trace.kind[events] == OPERATOR
+        return operator & are_named(trace, events, _CONVOLUTION)
+
+    norms = operators_named(trace, _NORM)
+    convolutions = operators_named(trace, _CONVOLUTION)
+    convolutions = convolutions[trace.selection[convolutions]]
+    convolutions = convolutions[~within(trace, convolutions, are_convolutions)]
     convolutions = convolutions[~compiled(trace, convolutions)]
     if not len(norms) or not len(convolutions):
         return NO_MATCHES
     after = _next_call(trace, convolutions)
-    counts = (after >= 0) & named(trace, _COUNTER)[after]
+    counts = are_named(trace, after, _COUNTER)
     counts[counts] = [_is_count(args) for args in trace.operands(after[counts])]
     norm = after.copy()
     norm[counts] = _next_call(trace, after[counts])

@@ -9,24 +9,26 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
 from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.events import STEP, Kind
+from pytest_torchprof.events import STEP
 from pytest_torchprof.rules.gradients import LAYER
-from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls, marked, named
+from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls
+from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.tree import are_outermost, within
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
 
-_INDEX: Final = re.compile(r"aten::(select|slice)(\.\w+)?$")
+_INDEX: Final = Names(r"aten::(select|slice)(\.\w+)?$")
 #: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
-_PARTS: Final = re.compile(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
+_PARTS: Final = Names(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
 #: What makes of a repetition a token of a sequence that is being written: each needs the last.
 _DECODER: Final = re.compile(r"aten::(embedding|scaled_dot_product_attention|_transformer_encoder)")
 #: What no loop over the elements of a tensor has in its body: training, and batches of a loader.
-_BOUNDARY: Final = re.compile(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
+_BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
+_FETCH: Final = Names(re.escape(FETCH))
 #: Selects and slices of one repetition, at most.
 _MOST_INDEXES: Final = 16
 #: Operators of a repetition, at most, where the trace does not say which element is selected.
@@ -99,21 +101,20 @@ class _Loop:
 
 def _sequence(trace: Trace, repeats: int) -> _Sequence | None:
     """The calls of the measured code, in order; None if too few of them are selects or slices."""
-    is_index = trace.is_kind(Kind.OP) & named(trace, _INDEX) & trace.selection
-    if np.count_nonzero(is_index) < repeats:
+    some = operators_named(trace, _INDEX)
+    some = some[trace.selection[some]]
+    if len(some) < repeats or np.count_nonzero(are_outermost(trace, some)) < repeats:
         return None
     rows = calls(trace)
-    if np.count_nonzero(is_index[rows]) < repeats:
-        return None
-    boundary = marked(trace, _BOUNDARY)
-    fetch = boundary & trace.names_where(lambda name: name.startswith(FETCH))
-    rows = rows[trace.selection[rows] & ~(boundary | named(trace, _PARTS))[rows]]
-    rows = rows[~nesting.below(fetch, trace.parent, rows)]
-    indexes = np.flatnonzero(is_index[rows])
+    apart = are_named(trace, rows, _BOUNDARY, _PARTS)
+    rows = rows[trace.selection[rows] & ~apart]
+    rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _FETCH))]
+    indexes = np.flatnonzero(are_named(trace, rows, _INDEX))
     if len(indexes) < repeats:
         return None
+    boundaries = marks_named(trace, _BOUNDARY)
     thread = trace.thread[rows].astype(np.int64)
-    part = np.cumsum(boundary)[rows] + (int(boundary.sum()) + 1) * thread
+    part = np.searchsorted(boundaries, rows) + (len(boundaries) + 1) * thread
     return _Sequence(rows, trace.name[rows].astype(np.int64), part, indexes)
 
 

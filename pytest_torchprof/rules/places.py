@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.events import ALL_STEPS, REGION, Kind
+from pytest_torchprof.events import ALL_STEPS, REGION, Kind, shown_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
+
+
+#: What encloses everything says nothing of a place.
+_HIDDEN = (ALL_STEPS, REGION)
+#: So many events are looked at one by one.
+_FEW = 20
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class Placing(Protocol):
 
 def by_operator(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     """Places of a trace without stacks: the path of operators and annotations."""
+    if len(events) <= _FEW:
+        return _one_by_one(trace, events)
     known = events >= 0
     rows = np.unique(events[known])
     around = nesting.above(rows, trace.parent)
@@ -58,11 +66,27 @@ def by_operator(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     return places, out
 
 
+def _one_by_one(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
+    """The same, soon for a few."""
+    parent, kind, name = trace.parent, trace.kind, trace.name
+    number: dict[str | None, int] = {}
+    at = []
+    for row in events.tolist():
+        words = []
+        while row >= 0:
+            shown = shown_name(trace.names[name[row]])
+            if shown not in _HIDDEN and kind[row] != Kind.RUNTIME:
+                words.append(shown)
+            row = parent[row]  # noqa: PLW2901 - upwards
+        at.append(number.setdefault(" > ".join(words[::-1]) or None, len(number)))
+    return [Place(path=path) for path in number], np.array(at, np.int64)
+
+
 def labels_of(trace: Trace, events: Ints) -> Ints:
     """What each adds to a path, as numbers of `Trace.shown_names`; -1 for what says nothing."""
     shown, number = trace.shown_names
     label = number[trace.name[events]]
-    hidden = [i for i, name in enumerate(shown) if name in (ALL_STEPS, REGION)]
+    hidden = [i for i, name in enumerate(shown) if name in _HIDDEN]
     label[np.isin(label, hidden) | trace.is_kind(Kind.RUNTIME)[events]] = -1
     return label
 

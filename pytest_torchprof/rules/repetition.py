@@ -12,17 +12,17 @@ from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, recast
-from pytest_torchprof.rules.calls import called, in_backward, shown, sizes
+from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, shown, sizes
+from pytest_torchprof.rules.names import are_any, rows_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.runs import Finder, Run, by_kind, held
 from pytest_torchprof.rules.sources import Source
-from pytest_torchprof.rules.tree import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.nesting import Ints
 
 _CAST = frozenset({"aten::_to_copy", "aten::to", "aten::type_as"})
 _COPY = frozenset({"aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten"}) | {
@@ -81,8 +81,13 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
     if len(rows) < least:
         return NO_MATCHES
     top, owner = _chain(trace, rows, _CAST)
-    explicit = called(trace)[top]
-    wrapped = ~explicit & (owner >= 0) & _named(trace, owner, WEIGHTS)
+    weighs = are_any(trace, owner, WEIGHTS)
+    keep = weighs | (owner < 0) | ~are_closed(trace, owner)  # in others, they are torch's own
+    if np.count_nonzero(keep) < least:
+        return NO_MATCHES
+    rows, top, owner, weighs = rows[keep], top[keep], owner[keep], weighs[keep]
+    explicit = are_called(trace, top)
+    wrapped = ~explicit & weighs
     wrapped[wrapped] = ~in_backward(trace, rows[wrapped])
     keep = explicit | wrapped
     rows, top, owner, explicit = rows[keep], top[keep], owner[keep], explicit[keep]
@@ -151,7 +156,9 @@ def contiguous_copy(trace: Trace, *, repeats: float, between: float) -> Matches:
     if len(rows) < least:
         return NO_MATCHES
     top, _ = _chain(trace, rows, _COPY)
-    keep = called(trace)[top]
+    keep = are_called(trace, top)
+    if np.count_nonzero(keep) < least:
+        return NO_MATCHES
     rows, top = rows[keep], top[keep]
     kinds, kind = _clones(trace, rows)
     out: list[tuple[Ints, Source]] = []
@@ -170,21 +177,15 @@ def contiguous_copy(trace: Trace, *, repeats: float, between: float) -> Matches:
 
 def _chain(trace: Trace, rows: Ints, names: Iterable[str]) -> tuple[Ints, Ints]:
     """The outermost operator of these names around each row, and what encloses that, or -1."""
-    mine = trace.names_where(frozenset(names).__contains__)
     top = rows.copy()
     above = trace.parent[top]
     todo = np.flatnonzero(above >= 0)
     while len(todo):
-        todo = todo[mine[above[todo]]]
+        todo = todo[are_any(trace, above[todo], names)]
         top[todo] = above[todo]
         above[todo] = trace.parent[above[todo]]
         todo = todo[above[todo] >= 0]
     return top, above
-
-
-def _named(trace: Trace, rows: Ints, names: Iterable[str]) -> Bools:
-    wanted = trace.names_where(frozenset(names).__contains__)
-    return (rows >= 0) & wanted[rows]
 
 
 def _casts(trace: Trace, rows: Ints) -> tuple[list[Source], Ints]:

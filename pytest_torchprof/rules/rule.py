@@ -148,7 +148,7 @@ def rule(
     return make
 
 
-def matches_of(found: Matches | Iterable[int], trace: Trace, fallback: str) -> Matches:
+def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matches:
     """What a rule has returned, in full; a plain list of events has the rule's summary to say.
 
     Raises:
@@ -156,10 +156,12 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, fallback: str) -> M
         ValueError: columns of different lengths.
         IndexError: events that the trace does not have.
     """
+    if found is NO_MATCHES:
+        return NO_MATCHES
     if not isinstance(found, Matches):
         if isinstance(found, np.ndarray) and found.dtype.kind == "b":
             raise TypeError("a rule returns the numbers of events, not a mask: np.flatnonzero(…)")
-        found = Matches(np.fromiter(found, np.int64), fallback)
+        found = Matches(np.fromiter(found, np.int64), by.summary)
     events = np.asarray(found.event)
     if events.ndim != 1 or events.dtype.kind not in "iu":
         raise TypeError(f"events are one column of whole numbers, not {events.dtype}")
@@ -167,6 +169,6 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, fallback: str) -> M
         column = getattr(found, name)
         if column is not None and not isinstance(column, str) and len(column) != len(events):
             raise ValueError(f"{len(events)} events, and {len(column)} of {name}")
-    if len(events) and not (events.min() >= -1 and events.max() < len(trace)):
+    if ((events < -1) | (events >= len(trace))).any():
         raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
     return found

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Longer stretches between two copies are not looked through: they are no loop's body.
 _LONGEST = 2000
 #: So many calls are decoded at a time, from the later copy back.
-_AT_ONCE = 64
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)

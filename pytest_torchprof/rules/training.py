@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
-from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.levels import engine_steps, frames_around, marked, named
+from pytest_torchprof.rules.levels import engine_steps, frames_around
+from pytest_torchprof.rules.names import (
+    Names,
+    marks_named,
+    operators_named,
+    operators_of,
+)
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import rows_of
+from pytest_torchprof.rules.tree import has_frames, rows_of, within
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter._profile_name``.
 _SYNC_FETCH = r"enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__"
 
-_FETCH: Final = re.compile(_SYNC_FETCH + "$")
+_FETCH: Final = Names(_SYNC_FETCH + "$")
 
 
 @rule(
@@ -54,9 +58,9 @@ def sync_dataloader(trace: Trace) -> Matches:
             for batch in DataLoader(dataset, batch_size=32, num_workers=4):
                 step(batch)
     """
-    fetches = marked(trace, _FETCH) & trace.selection
-    rows = np.flatnonzero(fetches)
-    rows = rows[~nesting.below(fetches, trace.parent, rows)]
+    rows = marks_named(trace, _FETCH)
+    rows = rows[trace.selection[rows]]
+    rows = rows[~within(trace, rows, lambda events: np.isin(events, rows))]
     return Matches(rows, "a DataLoader without workers loads in this process")
 
 
@@ -80,13 +84,9 @@ _UPDATES: Final[Mapping[str, tuple[str, str | None]]] = {
     "SGD": ("aten::add_", "aten::mul_"),  # the second add_ is of the momentum
 }
 _BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
-_STEP: Final = re.compile(r"Optimizer\.step#(\w+)\.step$")
+_STEP: Final = Names(r"Optimizer\.step#(\w+)\.step$")
 _SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
-_TOGETHER: Final = re.compile(r"aten::_(foreach|fused)_")
-_COUNTED: Final = re.compile(
-    "|".join(rf"{name}$" for pair in _UPDATES.values() for name in pair if name)
-    + f"|{_TOGETHER.pattern}"
-)
+_TOGETHER: Final = Names(r"aten::_(foreach|fused)_")
 
 
 @rule(
@@ -119,31 +119,21 @@ def single_tensor_optimizer(trace: Trace, *, parameters: float) -> Matches:
 
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     """
-    steps = np.flatnonzero(marked(trace, _STEP) & trace.selection)
+    steps = marks_named(trace, _STEP)
+    steps = steps[trace.selection[steps]]
     if not len(steps):
         return NO_MATCHES
     classes = _classes(trace, steps)
-    inside = trace.is_kind(Kind.OP) & named(trace, _COUNTED)
-    rows = np.flatnonzero(inside)
-    step = np.searchsorted(steps, trace.parent[rows])
-    step[step == len(steps)] = 0
-    mine = (steps[step] == trace.parent[rows]) & (trace.ts[rows] >= _loss_end(trace, steps)[step])
-    rows, step = rows[mine], step[mine]
-    calls: dict[str, Ints] = {}
-    for number in np.unique(trace.name[rows]).tolist():
-        name = trace.names[number]
-        found = trace.name[rows] == number
-        if name == "aten::add_":
-            found &= ~_is_sparse(trace, rows)
-        calls[name] = np.bincount(step[found], minlength=len(steps))
-    together = sum((n for name, n in calls.items() if _TOGETHER.match(name)), np.zeros(1, np.int64))
-    none = np.zeros(len(steps), np.int64)
+    begin = _loss_end(trace, steps)
+    together = _in_steps(trace, steps, begin, operators_named(trace, _TOGETHER))
+    wanted = {name for known in set(classes) if known for name in _UPDATES[known] if name}
+    calls = {name: _calls(trace, steps, begin, name) for name in wanted}
     events, messages = [], []
     for at, known in enumerate(classes):
-        if known is None or np.broadcast_to(together, len(steps))[at]:
+        if known is None or together[at]:
             continue
         once, off = _UPDATES[known]
-        count = calls.get(once, none)[at] - calls.get(off or "", none)[at]
+        count = calls[once][at] - (calls[off][at] if off else 0)
         if count >= parameters:
             shown = _STEP.match(trace.names[trace.name[steps[at]]])
             events.append(int(steps[at]))
@@ -151,12 +141,30 @@ def single_tensor_optimizer(trace: Trace, *, parameters: float) -> Matches:
     return Matches(np.array(events, np.int64), messages)
 
 
+def _calls(trace: Trace, steps: Ints, begin: Ints, name: str) -> list[int]:
+    """How often each step calls an operator, additions of sparse tensors left out."""
+    rows = operators_of(trace, name)
+    if name == "aten::add_":
+        rows = rows[~_is_sparse(trace, rows)]
+    return _in_steps(trace, steps, begin, rows)
+
+
+def _in_steps(trace: Trace, steps: Ints, begin: Ints, rows: Ints) -> list[int]:
+    """How many of these events are directly in each step, from some time on."""
+    if not len(rows):
+        return [0] * len(steps)
+    above = trace.parent[rows]
+    step = np.minimum(np.searchsorted(steps, above), len(steps) - 1)
+    mine = (steps[step] == above) & (trace.ts[rows] >= begin[step])
+    return np.bincount(step[mine], minlength=len(steps)).tolist()  # type: ignore[no-any-return]
+
+
 def _classes(trace: Trace, steps: Ints) -> list[str | None]:
     """Torch's class of each step, None for one that is not torch's."""
     names = [trace.names[number] for number in trace.name[steps].tolist()]
     found = [match[1] if (match := _STEP.match(name)) else "" for name in names]
     classes = [name if name in _UPDATES else None for name in found]
-    if None not in classes or not trace.is_kind(Kind.PYTHON).any():
+    if None not in classes or not has_frames(trace):
         return classes
     # Python frames say which function of torch ran, whatever the class is called.
     updates = rows_of(trace, *{once for once, _ in _UPDATES.values()})
@@ -172,7 +180,7 @@ def _classes(trace: Trace, steps: Ints) -> list[str | None]:
 
 def _loss_end(trace: Trace, steps: Ints) -> Ints:
     """When the updates of each step begin: after its closure's backward pass, if it has one."""
-    engine = np.flatnonzero(engine_steps(trace))
+    engine = engine_steps(trace)
     start, end = trace.ts[steps], trace.ts[steps] + trace.dur[steps]
     if not len(engine):
         return start

@@ -1,0 +1,193 @@
+"""Events by their names: each name is looked at once in a process, each column once in a trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof.events import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Bools, Ints
+
+
+#: As plain numbers, which numpy compares four times as fast.
+OPERATOR: Final = int(Kind.OP)
+ANNOTATION: Final = int(Kind.ANNOTATION)
+
+
+class Names:
+    """All names that begin with a match of an expression; rules have them as constants."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.match: Final = re.compile(pattern).match
+        #: Its digit in what is kept of each name.
+        self.bit: Final = 1 << len(_ALL)
+        _ALL.append(self)
+        _KNOWN.clear()
+        _joined.cache_clear()
+
+
+_ALL: Final[list[Names]] = []
+#: Of each name that was met, the bits of what it belongs to.
+_KNOWN: Final[dict[str, int]] = {}
+_MOST_KNOWN: Final = 100_000
+#: Smaller traces are not sorted by name: to look at all of them is as quick.
+_SMALL: Final = 2000
+#: Constants of ours have bits that fit a column of numbers, triggers of users' rules need not.
+_COLUMN: Final = (1 << 62) - 1
+#: What cannot be part of a longer expression: it means a group by its number, or has flags.
+_ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
+
+
+@lru_cache(maxsize=1)
+def _joined() -> tuple[Callable[[str], object], list[Names]]:
+    """One look for all that can be joined, and the others."""
+    alone = [one for one in _ALL if _ALONE.search(one.pattern)]
+    rest = [f"(?:{one.pattern})" for one in _ALL if one not in alone]
+    return re.compile("|".join(rest) or "(?!)").match, alone
+
+
+def _bits(name: str) -> int:
+    together, alone = _joined()
+    return sum(one.bit for one in (_ALL if together(name) else alone) if one.match(name))
+
+
+@lru_cache(maxsize=1000)
+def names_of(pattern: str) -> Names:
+    """The same for all rules that have the same expression."""
+    return Names(pattern)
+
+
+def learn(names: Iterable[str]) -> list[int]:
+    """The bits of each name, which are looked at if they are new to the process."""
+    if len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.clear()
+    try:
+        return [_KNOWN[name] for name in names]
+    except KeyError:
+        new = [name for name in names if name not in _KNOWN]
+        _KNOWN.update(zip(new, map(_bits, new), strict=True))
+        return [_KNOWN[name] for name in names]
+
+
+def present(trace: Trace, patterns: Iterable[str]) -> set[str]:
+    """Those expressions that one of a trace's names begins with a match of."""
+    asked = {pattern: names_of(pattern).bit for pattern in patterns}
+    found = 0
+    for bits in learn(trace.names):
+        found |= bits
+    return {pattern for pattern, bit in asked.items() if bit & found}
+
+
+@dataclass(frozen=True)
+class _Index:
+    """``bits`` of each name of a trace, and its events name by name: those of name ``i`` are
+    ``order[start[i] : start[i + 1]]``, in time order; None of a small trace.
+    """
+
+    bits: Ints
+    order: Ints | None
+    start: Sequence[int]
+
+    def of(self, wanted: Ints | Bools, name: npt.NDArray[np.int32]) -> Ints:
+        """Events of names for which a number is not 0, in time order."""
+        if self.order is None:
+            return wanted[name].nonzero()[0]
+        numbers = wanted.nonzero()[0].tolist()
+        parts = [self.order[self.start[i] : self.start[i + 1]] for i in numbers]
+        if len(parts) == 1:
+            return parts[0]
+        return np.sort(np.concatenate(parts), kind="stable") if parts else self.order[:0]
+
+
+def _index(trace: Trace) -> _Index:
+    bits = learn(trace.names)
+    if len(_ALL) > _COLUMN.bit_length():
+        bits = [one & _COLUMN for one in bits]
+    column = np.array(bits, np.int64)
+    if len(trace) < _SMALL:
+        return _Index(column, None, ())
+    # Numbers of 16 bits are sorted in linear time.
+    name = trace.name.astype(np.uint16) if len(bits) <= 1 << 16 else trace.name
+    ends = np.bincount(trace.name, minlength=len(bits)).cumsum().tolist()
+    return _Index(column, np.argsort(name, kind="stable"), [0, *ends])
+
+
+def events_named(trace: Trace, *names: Names) -> Ints:
+    """Events of any kind, in time order."""
+    index = trace.once(_index)
+    return index.of(index.bits & _sum(names), trace.name)
+
+
+def operators_named(trace: Trace, *names: Names) -> Ints:
+    """Operators, in time order."""
+    rows = events_named(trace, *names)
+    operators: Ints = rows[trace.kind[rows] == Kind.OP]
+    return operators
+
+
+def marks_named(trace: Trace, *names: Names) -> Ints:
+    """Annotations, in time order; some versions write them as operators."""
+    rows = events_named(trace, *names)
+    kind = trace.kind[rows]
+    marks: Ints = rows[(kind == ANNOTATION) | (kind == OPERATOR)]
+    return marks
+
+
+def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
+    """Which of these events have a name among any of these; -1 has none."""
+    if not len(trace.names):
+        return np.zeros(len(rows), bool)
+    bits = trace.once(_index).bits[trace.name[rows]]
+    found: Bools = (bits & _sum(names) != 0) & (rows >= 0)
+    return found
+
+
+def _sum(names: Sequence[Names]) -> int:
+    return names[0].bit if len(names) == 1 else sum(one.bit for one in names)
+
+
+def numbers_of(trace: Trace, names: Iterable[str]) -> list[int]:
+    """Those of exact names that the trace has."""
+    known = trace.once(_numbers)
+    return [known[name] for name in names if name in known]
+
+
+def _numbers(trace: Trace) -> dict[str, int]:
+    return {name: number for number, name in enumerate(trace.names)}
+
+
+def _marked(trace: Trace, names: Iterable[str]) -> Bools:
+    """Which of the trace's names are among these."""
+    marked = np.zeros(len(trace.names) + 1, bool)
+    marked[numbers_of(trace, names)] = True
+    return marked
+
+
+def are_any(trace: Trace, rows: Ints, names: Iterable[str]) -> Bools:
+    """Which of these events have one of these very names; -1 has none."""
+    return _marked(trace, names)[np.where(rows >= 0, trace.name[rows], -1)]
+
+
+def operators_of(trace: Trace, *names: str) -> Ints:
+    """Operators of any of these very names, in time order."""
+    rows = trace.once(_index).of(_marked(trace, names), trace.name)
+    operators: Ints = rows[trace.kind[rows] == Kind.OP]
+    return operators
+
+
+def rows_of(trace: Trace, *names: str) -> Ints:
+    """Selected operators of any of these very names, in time order."""
+    rows = operators_of(trace, *names)
+    return rows[trace.selection[rows]]

@@ -78,8 +78,19 @@ def placed(
             accepted=accept or finding.rule in allowed or finding.rule not in more,
             reason=allowed.get(finding.rule),
         )
-        for finding in recorder.checked.findings(recorder.located or by_operator)
+        for finding in _found(recorder)
     )
+
+
+def _found(recorder: Recorder) -> tuple[Finding, ...]:
+    """By line if possible; what goes wrong with lines decides nothing."""
+    if recorder.located is not None:
+        try:
+            return recorder.checked.findings(recorder.located)
+        except Exception as error:  # noqa: BLE001 - the numbers are right all the same
+            recorder.lines_gap = f"internal error, please report it: {error!r}"
+            recorder.located = None
+    return recorder.checked.findings(by_operator)
 
 
 def offered(profile: Profile, baseline: Baseline | None, plan: Plan) -> dict[str, int]:
@@ -133,7 +144,10 @@ class Whereabouts:
         named = trace.names_where(lambda known: self._name_of(known) == name)
         kinds = trace.is_kind(Kind.OP, Kind.ANNOTATION)
         calls = np.flatnonzero(named & trace.selection & kinds)
-        places, at = self._placing(trace, calls)
+        try:
+            places, at = self._placing(trace, calls)
+        except Exception:  # noqa: BLE001 - a failure without lines is a failure
+            return []
         count: Counter[tuple[str, str | None]] = Counter()
         for place, calls_there in enumerate(np.bincount(at, minlength=len(places)).tolist()):
             location = self._roots.relative(places[place].location)

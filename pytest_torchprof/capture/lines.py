@@ -47,6 +47,8 @@ class LineTracer:
         self._thread = 0
         self._depth = 0
         self._previous: Any = None
+        self._set_by_others: Callable[[Any], None] = REAL.settrace
+        self._noticed: Any = None
         #: Frames that ran before us, and their own tracers.
         self._older: list[tuple[FrameType, Any]] = []
         t = real_torch()
@@ -86,6 +88,7 @@ class LineTracer:
     def stop(self) -> None:
         """End, and give the thread's tracer back; at any time, again too."""
         if not self._on:
+            self._give_frames_back()
             return
         if REAL.current_thread() != self._thread:  # which nobody can trace from here
             self.gap, self.usable = "the test begins and ends its region in two threads", False
@@ -95,20 +98,33 @@ class LineTracer:
         # A tracer that counts calls and returns, as coverage's does, must find none missing: it is
         # taken away and given back at one depth.
         _deeper(self._depth - _depth() - 2, self._switch_off)
-        for frame, tracer in self._older:
-            if frame.f_trace is self._local:
-                frame.f_trace = tracer
-        self._older.clear()
+        self._give_frames_back()
         self._close(0)
         # Generators that are never finished hold on to us, and we to the test's modules.
         self._names.forget()
 
+    def _give_frames_back(self) -> None:
+        for frame, tracer in self._older:
+            if frame.f_trace is self._local:
+                frame.f_trace = tracer
+        self._older.clear()
+
     def _switch_on(self) -> None:
         self._depth = _depth()
         self._on = True
+        self._set_by_others = sys.settrace
+        sys.settrace = self._noticed = self._notice
         REAL.settrace(self._ours)
 
+    def _notice(self, tracer: Any) -> None:
+        """Somebody else sets a tracer: of what runs under it, we know no lines."""
+        if REAL.current_thread() == self._thread:
+            self.gap, self.usable = "the test uses sys.settrace itself", False
+        self._set_by_others(tracer)
+
     def _switch_off(self) -> None:
+        if sys.settrace is self._noticed:
+            sys.settrace = self._set_by_others
         if REAL.gettrace() is (self._ours if self._left else None):
             REAL.settrace(self._previous)
         elif self._left:  # and what was open when it did has stayed so
@@ -127,6 +143,8 @@ class LineTracer:
     def _called(self, frame: FrameType, _: str, __: object) -> Any:
         """A function begins, or a generator goes on."""
         if not (self._on and self._left):
+            if self._on and REAL.gettrace() is self._ours:  # another thread has ended the region
+                REAL.settrace(self._previous)
             return None
         try:
             code = frame.f_code
@@ -153,7 +171,10 @@ class LineTracer:
 
     def _left_module(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "return" and self._on and self._left:
-            self._close(self._place(frame))
+            try:
+                self._close(self._place(frame))
+            except Exception as error:  # noqa: BLE001 - see above
+                self._give_up(f"{type(error).__name__}: {error}")
         return self._module_local
 
     # ---------------------------------------------------------------- markers

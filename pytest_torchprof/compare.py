@@ -122,7 +122,7 @@ def failures(
 def _is_owed(verdict: Verdict, policy: Policy) -> bool:
     """Whether a run that has no value to compare, or no accepted one, lacks something."""
     metric = METRICS[verdict.metric]
-    if isinstance(verdict.value, NotMeasured) and verdict.value.at_hand is not None:
+    if verdict.metric == "findings" and isinstance(verdict.value, NotMeasured):
         return False  # another order of the tests would have it
     if metric.klass == "time" and policy.time != "gate":
         return False
@@ -165,7 +165,7 @@ def grown(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, i
 def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
     """Findings are compared rule by rule: one fewer of one does not make up for one of another."""
     unknown = isinstance(verdict.value, NotMeasured)
-    if not profile.found or (unknown and verdict.value.at_hand is None):  # type: ignore[union-attr]
+    if not profile.found:
         return verdict
     if verdict.baseline is None and not (unknown or verdict.status == "over_budget"):
         return verdict  # from before there were findings

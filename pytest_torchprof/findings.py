@@ -39,7 +39,9 @@ def found_in(recorder: Recorder) -> tuple[dict[str, int], dict[str, str]]:
         # The engine does not ask of a rule of which nothing occurs; on a device it might.
         try:
             why = checked.unchecked.get(rule.code) or lacking(checked.trace, rule)
-        except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
             why = f"{RAISED}{type(error).__name__}: {error}"
         if why is not None:
             unchecked[rule.code] = why

@@ -235,7 +235,7 @@ def _findings(trace: Trace) -> Value:
         return _unknown(reason)
     checked = trace.once(check_all)
     total = sum(checked.counts.values())
-    return _unknown(checked.unsettled, total) if checked.unsettled else total
+    return _unknown(checked.unsettled, total or None) if checked.unsettled else total
 
 
 # -------------------------------------------------------------------- the table

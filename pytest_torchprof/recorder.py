@@ -169,7 +169,8 @@ class Recorder:
         allowed = self.plan.allowed
         found = sum(n for rule, n in self.checked.counts.items() if rule not in allowed)
         why = self.checked.unsettled
-        value = found if why is None else NotMeasured(why, found)
+        # Of a rule that could not be checked there may be more, so no limit is kept for sure.
+        value = found if why is None else NotMeasured(why, found or None)
         return measure_all(self.checked.trace, {"findings": value})
 
     @contextmanager

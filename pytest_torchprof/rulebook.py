@@ -40,7 +40,9 @@ def _answer(config: pytest.Config, impl: Any) -> object:
     """What one implementation of the hook returns; asked apart, so that its source is known."""
     try:
         return impl.function(*[{"config": config}[name] for name in impl.argnames])
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
         raise SettingsError(
             f"pytest_torchprof_rules of {_source(config, impl)} raised",
             f"{type(error).__name__}: {error}",

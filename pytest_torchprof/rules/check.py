@@ -72,6 +72,8 @@ def check(
     wanted = [rule for rule in rules if rule.code not in ignore]
     if (gap := nothing_seen(trace)) is not None:
         return Checked(trace, {}, {rule.code: gap for rule in wanted})
+    for column in (trace.ts, trace.dur, trace.kind, trace.name, trace.thread, trace.selection):
+        column.setflags(write=False)  # a rule must not change what is measured
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, str] = {}
     errors: dict[str, str] = {}
@@ -87,7 +89,9 @@ def check(
                     unsettled = unsettled or why
                 continue
             found = matches_of(rule.find(trace, **values), trace, rule)
-        except Exception as error:  # noqa: BLE001 - a rule's fault must not break a test
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
             errors[rule.code] = _fault(error)
             continue
         if len(found):
@@ -95,7 +99,7 @@ def check(
     return Checked(trace, matches, unchecked, errors, unsettled)
 
 
-def _fault(error: Exception) -> str:
+def _fault(error: BaseException) -> str:
     """What was raised, and on which line."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:

@@ -23,16 +23,22 @@ _REGION = "Torch-Compiled Region"
 _RESUMED = re.compile(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
 
 
+def _unknown(found: Compiled) -> str | None:
+    return found.gap if found.rows is None else None
+
+
 def _is_ready_for_breaks(trace: Trace) -> str | None:
+    """What dynamo noted of the code that ran; else stacks tell, or there was nothing compiled."""
     if "compiled" in trace.facts:
-        return compilation.graph_breaks(trace).gap
+        return _unknown(compilation.graph_breaks(trace))
     compiled = any(name.startswith(_REGION) for name in trace.names)
     return NOT_LIVE if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
 
 def _is_ready_for_recompilations(trace: Trace) -> str | None:
+    """What dynamo noted of the code that ran, or numbers of compilations in the trace."""
     if "compiled" in trace.facts:
-        return compilation.recompilations(trace).gap
+        return _unknown(compilation.recompilations(trace))
     unnamed = not compilation.regions(trace) and _REGION in trace.names
     return "this torch does not number what it compiles" if unnamed else None
 

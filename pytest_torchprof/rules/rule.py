@@ -152,7 +152,7 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matche
     """What a rule has returned, in full; a plain list of events has the rule's summary to say.
 
     Raises:
-        TypeError: it is neither, or a mask.
+        TypeError: it is neither, or a mask, or a column is of another type.
         ValueError: columns of different lengths.
         IndexError: events that the trace does not have.
     """
@@ -169,6 +169,13 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matche
         column = getattr(found, name)
         if column is not None and not isinstance(column, str) and len(column) != len(events):
             raise ValueError(f"{len(events)} events, and {len(column)} of {name}")
+    for name, kinds in (("count", "iu"), ("cost_ns", "iuf"), ("bytes", "iu")):
+        column = getattr(found, name)
+        if column is not None and np.asarray(column).dtype.kind not in kinds:
+            raise TypeError(f"{name} is a column of numbers, not {np.asarray(column).dtype}")
+    messages = (found.message,) if isinstance(found.message, str) else found.message
+    if not all(isinstance(said, str) for said in messages):
+        raise TypeError("a message is text")
     if ((events < -1) | (events >= len(trace))).any():
         raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
     return found

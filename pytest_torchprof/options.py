@@ -205,7 +205,7 @@ def build_settings(config: pytest.Config) -> Settings:
         try:
             values[option.name] = None if text is None else option.parse(text)
             # What rules there are, only the session knows.
-            if option.name == "ignore":
+            if option.name == "ignore" and text:
                 _check_rules(values["ignore"], config)
             elif option.name == "thresholds":
                 values["thresholds"] = _thresholds_of(str(text), config)

@@ -12,13 +12,13 @@ from pytest_torchprof.errors import SettingsError
 if TYPE_CHECKING:
     from pytest_torchprof.rules.plugged import Rulebook
 
-_BOOK = pytest.StashKey[tuple[int, "Rulebook"]]()
+_BOOKS = pytest.StashKey[dict[tuple[int, ...], "Rulebook"]]()
 
 
-def rules_of(config: pytest.Config) -> Rulebook:
-    """Built-in rules, those of entry points, and those of conftest files and plugins so far.
+def rules_of(config: pytest.Config, item: pytest.Item | None = None) -> Rulebook:
+    """Built-in rules, those of entry points, and those of plugins and conftest files.
 
-    A conftest file below the first ones is loaded during collection; its rules are there after it.
+    Of a test, these are the conftest files that pytest applies to it; else all that are loaded.
 
     Raises:
         SettingsError: a rule of a code that is taken, something that is no rule, or a hook that
@@ -26,14 +26,13 @@ def rules_of(config: pytest.Config) -> Rulebook:
     """
     from pytest_torchprof.rules.plugged import gather
 
-    hooks = config.hook.pytest_torchprof_rules.get_hookimpls()
-    known = config.stash.get(_BOOK, None)
-    if known is not None and known[0] == len(hooks):
-        return known[1]
-    asked = [(_source(config, impl), _answer(config, impl)) for impl in hooks]
-    book = gather(asked)
-    config.stash[_BOOK] = len(hooks), book
-    return book
+    caller = (config.hook if item is None else item.ihook).pytest_torchprof_rules
+    hooks = caller.get_hookimpls()
+    books = config.stash.setdefault(_BOOKS, {})
+    key = tuple(map(id, hooks))
+    if key not in books:
+        books[key] = gather([(_source(config, impl), _answer(config, impl)) for impl in hooks])
+    return books[key]
 
 
 def _answer(config: pytest.Config, impl: Any) -> object:

@@ -104,6 +104,7 @@ class TorchprofSession:
     def pytest_sessionstart(self) -> None:
         """Find out at once whether there is a torch to profile."""
         try:
+            rules_of(self.config)
             if self.is_controller:  # which itself can do without
                 require_torch()
                 return
@@ -173,13 +174,13 @@ class TorchprofSession:
             return None
         if self.settings.select == "marked" and not is_marked(item):
             return None
-        s = self.settings
+        s, rules = self.settings, rules_of(self.config, item).rules
         base = Plan(
             s.warmup,
             s.rounds,
             s.threads,
             budgets,
-            rules=tuple(r for r in rules_of(self.config).rules.values() if r.code not in s.ignore),
+            rules=tuple(rule for rule in rules.values() if rule.code not in s.ignore),
             thresholds=s.thresholds,
             allowed=allowed,
             ignored=s.ignore,

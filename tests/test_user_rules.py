@@ -43,6 +43,16 @@ CONFTEST = """
         return {answer}
 """
 
+#: A test that must have no findings, and calls tanh.
+TANH = """
+    import pytest
+    import torch
+
+    @pytest.mark.no_antipatterns
+    def test_{name}():
+        torch.ones(4).tanh()
+"""
+
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -124,6 +134,9 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_and_breaks_nothing() -> No
         Matches(np.array([0, 1]), ["one"]),
         Matches(np.array([0]), "", count=np.array([1, 2])),
         Matches(np.array([[0]]), ""),
+        Matches(np.array([0]), [None]),  # type: ignore[list-item]
+        Matches(np.array([0]), "", cost_ns=np.array(["a"])),
+        Matches(np.array([0]), "", count=np.array([1.5])),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_an_error_of_the_rule(answer: object) -> None:
@@ -276,3 +289,53 @@ def test_the_examples_of_the_page_run(pytester: pytest.Pytester) -> None:
     pytester.syspathinsert()
     ran = run(pytester, "--torchprof", "--torchprof-ignore=large-softmax")
     assert {"passed": 2} == ran.outcomes, ran.out
+
+
+def test_a_rule_of_a_folder_is_for_the_tests_below_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(**{
+        "tests/test_top": TANH.format(name="top"),
+        "tests/sub/test_below": TANH.format(name="below"),
+        "tests/sub/conftest": """
+            from pytest_torchprof import rule
+
+            @rule("no-tanh", fix="none", triggers="aten::tanh$")
+            def no_tanh(trace):
+                return [i for i, n in enumerate(trace.name) if trace.names[n] == "aten::tanh"]
+
+            def pytest_torchprof_rules():
+                return [no_tanh]
+        """,
+    })  # fmt: skip
+    ran = run(pytester, "--torchprof", "tests")
+    assert {"test_top": "passed", "test_below": "failed"} == {
+        name: test["outcome"] for name, test in ran.tests.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "body", ["pytest.skip('me')", "pytest.fail('it')", "trace.dur[:] = 0", "trace.selection[:] = 0"]
+)
+def test_a_rule_decides_no_outcome_and_changes_no_number(
+    pytester: pytest.Pytester, body: str
+) -> None:
+    pytester.makepyfile(test_it=TANH.format(name="it").replace("@pytest.mark.no_antipatterns", ""))
+    before = run(pytester, "--torchprof").tests["test_it"]
+    pytester.makeconftest(
+        f"""
+        import pytest
+        from pytest_torchprof import rule
+
+        @rule("odd", fix="none")
+        def odd(trace):
+            {body}
+            return []
+
+        def pytest_torchprof_rules():
+            return [odd]
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    test = ran.tests["test_it"]
+    assert (0, "passed") == (ran.ret, test["outcome"])
+    assert before["metrics"]["ops"] == test["metrics"]["ops"]
+    assert test["unchecked"]["odd"].startswith("the rule raised ")

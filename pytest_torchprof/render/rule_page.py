@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -45,7 +46,7 @@ def index(rules: Iterable[Rule]) -> str:
     """The page that lists all."""
     table = ["| rule | finds | needs | thresholds |", "|---|---|---|---|"]
     for rule in rules:
-        needs = ", ".join(sorted(rule.needs)) or "–"
+        needs = ", ".join([*sorted(rule.needs), *(["see there"] if rule.ready else [])]) or "–"
         values = ", ".join(f"`{line}`" for line in defaults(rule)) or "–"
         link = f"[{rule.code}]({rule.code}.md)"
         table.append(f"| {link} | {inline(rule.summary)} | {needs} | {values} |")
@@ -149,10 +150,12 @@ def inline(text: str) -> str:
 
 
 def _needs(rule: Rule) -> str:
-    if not rule.needs:
+    parts = [words for need, words in NEEDS.items() if need in rule.needs]
+    needs = [f"A capture with {' and '.join(parts)}."] if parts else []
+    needs += [inspect.getdoc(rule.ready) or ""] if rule.ready else []
+    if not needs:
         return "Nothing: it is checked in every test and every trace."
-    needs = " and ".join(words for need, words in NEEDS.items() if need in rule.needs)
-    return f"A capture with {needs}. Elsewhere it is *not checked*, and that is said."
+    return f"{' '.join(needs)} Elsewhere it is *not checked*, and that is said."
 
 
 def _thresholds(rule: Rule) -> str:

@@ -116,8 +116,17 @@ def _findings(record: Mapping[str, Any]) -> str:
             accepted += finding["count"]
         else:
             counts[finding["rule"]] += finding["count"]
-    mark = _MARKS.get(record["metrics"].get("findings", {}).get("status"), "")
-    parts = [f"{rule} ×{count}{mark}" for rule, count in counts.items()]
+    marks = {
+        name: _MARKS.get(metric.get("status"), "")
+        for name, metric in record["metrics"].items()
+        if name.split("[")[0] == "findings"
+    }
+
+    def mark(rule: str) -> str:
+        named = (m for name, m in marks.items() if rule in name[:-1].partition("=")[2].split(","))
+        return marks.get("findings") or next(filter(None, named), "")
+
+    parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
     return ", ".join(parts + [f"{accepted} accepted"] * bool(accepted))
 
 

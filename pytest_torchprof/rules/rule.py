@@ -85,7 +85,8 @@ class Rule:
             expression; most rules are done with after that look. None: always look.
         needs: what the trace must hold, else the rule is *not checked* on it.
         thresholds: by name, as ``find`` takes them.
-        ready: what else a trace lacks for this rule, in words, or None.
+        ready: what else a trace lacks for this rule, in words, or None. The first line of its
+            docstring says on the rule's page what it looks for.
         gated_by: the metric that is compared with a baseline in place of the rule's matches,
             where what ran earlier in the process decides whether a trace is ready for it.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _has_accelerator(trace: Trace) -> str | None:
-    """Calls that wait are seen even where the device's own records are lost."""
+    """An accelerator in the capture, even one without records: the calls that wait are seen."""
     known = trace.facts.get("accelerator") or trace.is_kind(Kind.RUNTIME, *DEVICE_KINDS).any()
     return None if known else NO_DEVICE
 

@@ -143,6 +143,10 @@ class Judge:
         offer["findings"] = offered(profile, baseline, recorder.plan)
         return Judgement(record, offer, message)
 
+    def forget(self) -> None:
+        """Let go of the test's trace, judged or not."""
+        self._compared = None
+
     def wants_lines(self, subject: Subject, recorder: Recorder) -> bool:
         """Whether there is something to locate: a finding that is not accepted, or a failure.
 

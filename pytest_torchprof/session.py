@@ -30,6 +30,7 @@ from pytest_torchprof.render.summary import (
 )
 from pytest_torchprof.reruns import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.rulebook import rules_of
+from pytest_torchprof.rules import warm_up
 
 if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings
@@ -163,6 +164,7 @@ class TorchprofSession:
         planned = any(PLAN in item.stash for item in session.items)
         if planned and not self.is_controller and not self.config.option.collectonly:
             prime()
+            warm_up()
 
     def _plan(self, item: pytest.Item) -> Plan | None:
         overrides = overrides_of(item)
@@ -230,6 +232,8 @@ class TorchprofSession:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Tear down what the last rerun has left, unnoticed."""
+        if not self.runner.rerunning:
+            self.judge.forget()
         return (yield from self.runner.end_last_run(item))
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_teardown")

@@ -951,3 +951,25 @@ def test_a_live_blocks_operators_are_at_its_lines(tmp_path: Path) -> None:
     assert [f"{__file__}:{first + 1}", f"{__file__}:{first + 2}"] == [
         found[i].location for i in at.tolist()
     ]
+
+
+def test_a_tracer_that_the_test_sets_for_a_while_hides_its_lines_and_is_told(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import sys
+        import torch
+        def work(x):
+            return x * 2
+        def test_it():
+            old = sys.gettrace()
+            sys.settrace(lambda *_: None)
+            try:
+                work(torch.ones(4))
+            finally:
+                sys.settrace(old)
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"aten::mul": None} == places(ran)

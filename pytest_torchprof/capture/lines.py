@@ -19,6 +19,7 @@ from pytest_torchprof.capture.module_names import ModuleNames
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.rules.located import LINE, MODULE
 
+_OWN_TRACER = "the test uses sys.settrace itself"
 #: Each is an event of the trace; a test that runs more of its lines is located up to there.
 _MOST_MARKS = 200_000
 #: How much deeper than its caller we switch the tracer on, to have room when we switch it off.
@@ -47,8 +48,6 @@ class LineTracer:
         self._thread = 0
         self._depth = 0
         self._previous: Any = None
-        self._set_by_others: Callable[[Any], None] = REAL.settrace
-        self._noticed: Any = None
         #: Frames that ran before us, and their own tracers.
         self._older: list[tuple[FrameType, Any]] = []
         t = real_torch()
@@ -112,23 +111,13 @@ class LineTracer:
     def _switch_on(self) -> None:
         self._depth = _depth()
         self._on = True
-        self._set_by_others = sys.settrace
-        sys.settrace = self._noticed = self._notice
         REAL.settrace(self._ours)
 
-    def _notice(self, tracer: Any) -> None:
-        """Somebody else sets a tracer: of what runs under it, we know no lines."""
-        if REAL.current_thread() == self._thread:
-            self.gap, self.usable = "the test uses sys.settrace itself", False
-        self._set_by_others(tracer)
-
     def _switch_off(self) -> None:
-        if sys.settrace is self._noticed:
-            sys.settrace = self._set_by_others
         if REAL.gettrace() is (self._ours if self._left else None):
             REAL.settrace(self._previous)
         elif self._left:  # and what was open when it did has stayed so
-            self.gap, self.usable = "the test uses sys.settrace itself", False
+            self.gap, self.usable = _OWN_TRACER, False
 
     def _give_up(self, why: str) -> None:
         """From here on nothing is known; the previous tracer comes back at the end."""
@@ -163,6 +152,8 @@ class LineTracer:
             return self._local
         try:
             self._close(self._place(frame))
+            if REAL.gettrace() is not self._ours:  # what is called now, we are not told
+                self.gap, self.usable = _OWN_TRACER, False
             if event == "line":
                 self._enter(frame)
         except Exception as error:  # noqa: BLE001 - see above

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import STEP
 from pytest_torchprof.rules.gradients import LAYER
-from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls
+from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked, calls
 from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import are_outermost, within
@@ -84,6 +84,8 @@ def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matc
     if sequence is None:
         return NO_MATCHES
     found = _loops(trace, sequence, int(repeats), int(operators))
+    checked = are_gradchecked(trace, np.array([loop.row for loop in found], np.int64)).tolist()
+    found = [loop for loop, torchs in zip(found, checked, strict=True) if not torchs]
     costs = [int(trace.dur[sequence.rows[loop.start : loop.stop]].sum()) for loop in found]
     rows = np.array([loop.row for loop in found], np.int64)
     return Matches(rows, _said(trace, rows), cost_ns=np.array(costs, np.int64))

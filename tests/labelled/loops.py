@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from labelled.case import Examples
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import DataLoader, TensorDataset
 from trace_builder import TraceBuilder
 
@@ -503,3 +504,28 @@ def a_body_as_long_as_the_threshold():
 def all_at_once():
     x, index = torch.rand(20, 4), torch.arange(0, 20, 2)
     return lambda: x[index].sum(0)
+
+
+@EXAMPLES.near_miss("for-loop-indexing", also="contiguous-copy")
+def a_gradcheck():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(torch.sin, (x,))
+
+
+@EXAMPLES.near_miss("for-loop-indexing", also="contiguous-copy")
+def a_gradcheck_of_a_layer():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    weight = torch.rand(5, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(F.linear, (x, weight))
+
+
+@EXAMPLES.positive("for-loop-indexing", also="contiguous-copy")
+def a_loop_beside_a_gradcheck():
+    checked = torch.rand(2, 2, dtype=torch.double, requires_grad=True)
+    x = torch.rand(12, 4)
+
+    def run():
+        torch.autograd.gradcheck(torch.sin, (checked,))
+        return [x[i].exp() for i in range(12)]  # <- here
+
+    return run

@@ -15,6 +15,7 @@ from pytest_torchprof.rules.levels import (
     BACKWARD,
     FETCH,
     are_engine_steps,
+    are_gradchecked,
     calls,
     compiled,
     engine_steps,
@@ -178,6 +179,7 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
         stretch; forward passes with none of these between them count as one. Where other layers
         between the same two ends are used by a backward pass, a stretch of unused ones counts from
         ``layers`` (2) on. A test that measures just the forward pass of training matches: allow it.
+        What ``torch.autograd.gradcheck`` repeats does not count.
 
     Why it is slow
         Every operator makes a node of the graph, and the activations are kept until the result is
@@ -201,6 +203,8 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
     if _is_all_used(trace):
         return NO_MATCHES
     forward, first, after = _recorded(trace)
+    mine = ~are_gradchecked(trace, forward)
+    forward, first, after = forward[mine], first[mine], after[mine]
     if not len(forward):
         return NO_MATCHES
     ran = np.unique(_numbers(trace, _steps(trace)))

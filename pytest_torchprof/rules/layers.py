@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.levels import compiled
 from pytest_torchprof.rules.names import OPERATOR, Names, are_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
-from pytest_torchprof.rules.tree import within
+from pytest_torchprof.rules.tree import rows_of, within
 
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import OpArgs
@@ -45,7 +45,10 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
         Counts convolutions with a bias whose result goes directly into a batch norm that trains
         (uses the statistics of the batch): the next operator that the same code calls, on a tensor
         of that shape. In evaluation the bias is not redundant. Old traces that do not say whether
-        the norm trains match where its module counted the batch.
+        the norm trains match where its module counted the batch. Not, where the backward pass shows
+        that the norm takes another tensor: one that needs no gradient. Else a trace does not tell a
+        norm of the convolution's input, of one shape with its result, from one of the result:
+        ``conv(x) + norm(x)`` matches inside of a model; allow it.
 
     Why it is slow
         A batch norm subtracts the mean of each channel, and so the bias: adding it, its gradient,
@@ -79,7 +82,7 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
     norm = after.copy()
     norm[counts] = _next_call(trace, after[counts])
     pairs = np.flatnonzero((norm >= 0) & np.isin(norm, norms))
-    events, messages = [], []
+    events, messages, following = [], [], []
     wide, narrow = trace.operands(convolutions[pairs]), trace.operands(norm[pairs])
     for at, conv, bn in zip(pairs.tolist(), wide, narrow, strict=True):
         row, channels = int(convolutions[at]), _bias(conv)
@@ -88,8 +91,27 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
         if channels and trains and _fits(conv, bn, channels, transposed="transpose" in name):
             events.append(row)
             messages.append(f"{name} adds a bias of {channels} channels before a batch norm")
-    rows = np.array(events, np.int64)
+            following.append(int(norm[at]))
+    rows, after = np.array(events, np.int64), np.array(following, np.int64)
+    own = ~_takes_another(trace, rows, after)
+    rows = rows[own]
+    messages = [messages[at] for at in np.flatnonzero(own).tolist()]
     return Matches(rows, messages, cost_ns=trace.dur[rows] // _PART)
+
+
+def _takes_another(trace: Trace, convolutions: Ints, norms: Ints) -> Bools:
+    """Which norms take a tensor that needs no gradient, where the convolution's result needs one.
+
+    Their backward pass leaves out the gradient of the input.
+    """
+    backs = rows_of(trace, "aten::native_batch_norm_backward") if len(norms) else norms
+    masks = [(decode_part(args.concrete) or [""])[-1] for args in trace.operands(backs)]
+    nodes = trace.parent[backs[[mask.startswith("[False") for mask in masks]]]
+    constant = {args.sequence for args in decode(AutogradArgs, trace.args[nodes[nodes >= 0]])}
+    # A convolution that made a node of the graph: the next one has another number.
+    before, after = (decode(AutogradArgs, trace.args[rows]) for rows in (convolutions, norms))
+    pairs = ((a.sequence, b.sequence) for a, b in zip(before, after, strict=True))
+    return np.array([0 <= a < b and b in constant for a, b in pairs], bool)
 
 
 def _next_call(trace: Trace, rows: Ints) -> Ints:

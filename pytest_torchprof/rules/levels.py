@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.names import ANNOTATION, Names, are_named, events_named, operators_named
+from pytest_torchprof.rules.names import (
+    ANNOTATION,
+    Names,
+    are_named,
+    events_named,
+    numbers_of,
+    operators_named,
+)
 from pytest_torchprof.rules.tree import has_frames, outermost, within
 
 if TYPE_CHECKING:
@@ -22,6 +30,8 @@ _ENGINE = Names(BACKWARD)
 FETCH = "enumerate(DataLoader)#"
 #: torch.compile at work: it runs operators on tensors that hold nothing.
 _COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
+#: How ``torch.autograd.gradcheck`` takes a difference, after it has put an element back.
+_DIFFERENCE = [f"aten::{name}" for name in ("clone", "copy_", "sub", "div", "detach", "reshape")]
 
 
 def calls(trace: Trace) -> Ints:
@@ -59,6 +69,37 @@ def engine_steps(trace: Trace) -> Ints:
 def are_engine_steps(trace: Trace, operators: Ints) -> Bools:
     """Which of these operators are."""
     return are_named(trace, operators, _ENGINE)
+
+
+def are_gradchecked(trace: Trace, rows: Ints) -> Bools:
+    """Which of these calls are on such elements as ``torch.autograd.gradcheck`` checks here.
+
+    It calls the function that it checks again and again, changes elements one by one between, and
+    fills its tables row by row: it is torch's own code, and meant to be like that.
+    """
+    checked = trace.once(_gradchecked)
+    if not checked or not len(rows):
+        return np.zeros(len(rows), bool)
+    return np.array([one in checked for one in _elements(trace, rows)])
+
+
+def _gradchecked(trace: Trace) -> set[str]:
+    """The types of elements that gradcheck takes differences of."""
+    numbers = numbers_of(trace, _DIFFERENCE)
+    if len(numbers) < len(_DIFFERENCE):
+        return set()
+    rows = calls(trace)
+    name, length = trace.name[rows], len(rows) - len(numbers) + 1
+    found = np.ones(max(length, 0), bool)
+    for away, number in enumerate(numbers):
+        found &= name[away : away + len(found)] == number
+    return set(_elements(trace, rows[np.flatnonzero(found) + _DIFFERENCE.index("aten::sub")]))
+
+
+def _elements(trace: Trace, rows: Ints) -> list[str]:
+    """The first operand's type of element, of a complex one that of its parts; empty if unknown."""
+    types = [decode_part(args.types) for args in trace.operands(rows)]
+    return [re.sub(r"c10::complex<(\w+)>", r"\1", str(one[0])) if one else "" for one in types]
 
 
 def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import STEP
 from pytest_torchprof.rules.gradients import LAYER
-from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls
+from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked, calls
 from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import are_outermost, within
@@ -24,8 +24,16 @@ if TYPE_CHECKING:
 _INDEX: Final = Names(r"aten::(select|slice)(\.\w+)?$")
 #: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
 _PARTS: Final = Names(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
-#: What makes of a repetition a token of a sequence that is being written: each needs the last.
-_DECODER: Final = re.compile(r"aten::(embedding|scaled_dot_product_attention|_transformer_encoder)")
+#: What makes of a repetition a step of a sequence: each needs what the last one made.
+_STEP: Final = re.compile(
+    r"aten::(embedding|scaled_dot_product_attention|_transformer_encoder|\w+_cell$)"
+)
+#: Products that a loop over a tensor may have without being a model: one product does them all.
+_PRODUCT: Final = re.compile(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
+#: Layers that take one tensor, besides their parameters.
+_UNARY: Final = re.compile(r"aten::(linear|conv\w*|\w+_norm)$")
+#: What makes a tensor: parts of one that is made anew each time are no parts of the same.
+_MAKER: Final = re.compile(r"aten::(randn?|randint|randperm|normal|empty|zeros|ones|full)(_like)?$")
 #: What no loop over the elements of a tensor has in its body: training, and batches of a loader.
 _BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 _FETCH: Final = Names(re.escape(FETCH))
@@ -50,9 +58,12 @@ def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matc
         other, at most ``operators`` (24) in each, with a ``select`` or ``slice`` among them that
         takes another part of a tensor of one shape each time. It may have several. Not: the same
         part each time, as the last token's or each layer's; the items of a DataLoader; steps of
-        training; slices of several elements put through layers, which are batches; tokens that an
-        attention model writes; a tensor that is printed. Where the trace
-        does not say which part is taken, repetitions of at most 8 operators without layers count.
+        training; slices of several elements put through layers, which are batches; a model that
+        runs step by step, as a recurrent cell, a decoder or a sampler does; a tensor that is
+        printed; ``torch.autograd.gradcheck``. A body with layers counts only where they get the
+        part that is taken and nothing in it joins two tensors, as in ``model(x[i])``. Where the
+        trace does not say which part is taken, repetitions of at most 8 operators that have no
+        layers and make no new tensor count.
 
     Why it is slow
         Each repetition pays for its Python code, its calls and its launches again, for the work on
@@ -73,6 +84,8 @@ def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matc
     if sequence is None:
         return NO_MATCHES
     found = _loops(trace, sequence, int(repeats), int(operators))
+    checked = are_gradchecked(trace, np.array([loop.row for loop in found], np.int64)).tolist()
+    found = [loop for loop, torchs in zip(found, checked, strict=True) if not torchs]
     costs = [int(trace.dur[sequence.rows[loop.start : loop.stop]].sum()) for loop in found]
     rows = np.array([loop.row for loop in found], np.int64)
     return Matches(rows, _said(trace, rows), cost_ns=np.array(costs, np.int64))
@@ -180,17 +193,20 @@ def _moving(
     """
     names = {trace.names[number] for number in sequence.name[slice(*body)].tolist()}
     layers = any(LAYER.match(name) for name in names)
-    if any(_DECODER.match(name) for name in names):
-        return None
+    model = any(LAYER.match(name) and not _PRODUCT.match(name) for name in names)
     start, stop, count = indexes
+    if any(map(_STEP.match, names)) or (model and (count > 1 or _joins(trace, sequence, body))):
+        return None
+    short = body[1] - body[0] <= _SHORT and not layers and not any(map(_MAKER.match, names))
+    if model and not _is_passed_on(trace, sequence, int(sequence.indexes[start])):
+        return None
     for phase in range(start, start + count):
         rows = sequence.rows[sequence.indexes[phase:stop:count]]
         operands = trace.operands(rows)
         dims = [bytes(args.dims) for args in operands]
         parts = [bytes(args.concrete) for args in operands]
         if b"" in dims or not all(re.search(rb"\d", part) for part in parts):
-            known = body[1] - body[0] <= _SHORT and not layers
-            moves = [known and a == b for a, b in pairwise(dims)]
+            moves = [short and a == b for a, b in pairwise(dims)]
         elif (layers and any(map(_is_batch, parts))) or _is_printing(names, dims[0]):
             continue
         else:
@@ -201,6 +217,34 @@ def _moving(
         if len(long):
             return int(rows[edges[2 * long[0]]])
     return None
+
+
+def _joins(trace: Trace, sequence: _Sequence, body: tuple[int, int]) -> bool:
+    """Whether anything takes two tensors, such as what the last repetition made."""
+    rows = sequence.rows[slice(*body)]
+    for number, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
+        if _UNARY.match(trace.names[number]):
+            continue
+        dims = decode_part(args.dims) or []
+        if sum(len(one) if one and isinstance(one[0], list) else bool(one) for one in dims) > 1:
+            return True
+    return False
+
+
+def _is_passed_on(trace: Trace, sequence: _Sequence, at: int) -> bool:
+    """Whether the call after a select or slice takes a tensor of the shape that this one makes."""
+    if at + 1 >= len(sequence.rows):
+        return False
+    index, user = trace.operands(sequence.rows[at : at + 2])
+    source, taken = (decode_part(args.dims) for args in (index, user))
+    axis = (decode_part(index.concrete) or ["", ""])[1]
+    if not source or not taken or not taken[0] or not re.fullmatch(r"-?\d+", str(axis)):
+        return False
+    shape = list(source[0])
+    size = shape.pop(int(axis))
+    if "slice" in trace.names[trace.name[sequence.rows[at]]]:
+        shape.insert(int(axis) % len(source[0]), min(size, 1))
+    return bool(shape == taken[0])
 
 
 def _is_printing(names: set[str], dims: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from labelled.case import Examples
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from trace_builder import TraceBuilder
@@ -442,3 +443,36 @@ def a_trace_without_the_backward_thread():
     with trace.annotation("Optimizer.step#Adam.step"):
         trace.op("aten::_foreach_add_", [[[4, 3], [4]], []])
     return trace
+
+
+@EXAMPLES.near_miss("missing-no-grad", also="contiguous-copy")
+def a_gradcheck():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(lambda x: x @ x.T, (x,))
+
+
+@EXAMPLES.near_miss("missing-no-grad", also="contiguous-copy")
+def a_gradcheck_of_a_layer():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    weight = torch.rand(5, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(F.linear, (x, weight))
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_fast_gradcheck_of_two_outputs():
+    layer = nn.Linear(4, 5).double()
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    both = lambda x: (layer(x), x.sin())
+    return lambda: torch.autograd.gradcheck(both, (x,), fast_mode=True)
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_forward_beside_a_gradcheck():
+    checked = torch.rand(2, 2, dtype=torch.double, requires_grad=True)
+    model, batch = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), torch.rand(3, 4)
+
+    def run():
+        torch.autograd.gradcheck(torch.sin, (checked,), fast_mode=True)
+        return model(batch)  # <- here
+
+    return run

@@ -224,3 +224,32 @@ def the_norm_of_another_tensor():
         return convolution(batch), norm(batch)
 
     return run
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def branches_of_a_batch():
+    convolution, norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+    batch = torch.rand(2, 4, 6, 6)
+    return lambda: (convolution(batch) + norm(batch)).sum().backward()
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def branches_of_a_batch_in_one_dimension():
+    convolution, norm = nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
+    batch = torch.rand(2, 4, 6)
+    return lambda: (convolution(batch) + norm(batch)).sum().backward()
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_shortcut_around_both():
+    convolution, norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+    batch = torch.rand(2, 4, 6, 6)
+    return lambda: (norm(convolution(batch)) + batch).relu().sum().backward()  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm", 2)
+def a_frozen_convolution_and_one_that_is_not():
+    frozen, norm = nn.Conv2d(4, 4, 3, padding=1).requires_grad_(False), nn.BatchNorm2d(4)
+    other, batch = nn.Conv2d(4, 4, 3, padding=1), torch.rand(2, 4, 6, 6)
+    model = nn.Sequential(frozen, norm, nn.ReLU(), other, nn.BatchNorm2d(4))
+    return lambda: model(batch).sum().backward()  # <- here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from labelled.case import Examples
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import DataLoader, TensorDataset
 from trace_builder import TraceBuilder
 
@@ -140,6 +141,17 @@ def two_loops():
 
 
 @EXAMPLES.positive("for-loop-indexing")
+def rows_times_a_matrix():
+    x, w, out = torch.rand(12, 2, 3), torch.rand(3, 4), torch.zeros(12, 2, 4)
+
+    def loop():
+        for i in range(12):
+            out[i] = x[i] @ w  # <- here
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
 def a_recurrence_over_time():
     cell, x = nn.RNNCell(3, 4), torch.rand(12, 2, 3)
 
@@ -147,7 +159,144 @@ def a_recurrence_over_time():
     def loop():
         h = torch.zeros(2, 4)
         for t in range(12):
-            h = cell(x[t], h)  # <- here
+            h = cell(x[t], h)
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_recurrence_written_by_hand():
+    of_input, of_state, x = nn.Linear(3, 4), nn.Linear(4, 4), torch.rand(12, 2, 3)
+
+    @torch.no_grad()
+    def loop():
+        h = torch.zeros(2, 4)
+        for t in range(12):
+            h = torch.tanh(of_input(x[t]) + of_state(h))
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_recurrence_that_joins_state_and_input():
+    layer, x = nn.Linear(7, 4), torch.rand(12, 2, 3)
+
+    @torch.no_grad()
+    def loop():
+        h = torch.zeros(2, 4)
+        for t in range(12):
+            h = torch.tanh(layer(torch.cat([x[t], h], 1)))
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def positions_made_from_the_one_before():
+    layer = nn.Linear(4, 4)
+
+    @torch.no_grad()
+    def loop():
+        x = torch.zeros(14, 2, 4)
+        for t in range(13):
+            x[t + 1] = layer(x[t])
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_sampler_that_looks_up_its_schedule():
+    model = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 3))
+    beta = torch.linspace(1e-4, 0.02, 20)
+    a = 1 - beta
+    ab = a.cumprod(0)
+
+    @torch.no_grad()
+    def sample():
+        x = torch.randn(4, 3)
+        for t in reversed(range(20)):
+            x = (x - beta[t] / (1 - ab[t]).sqrt() * model(x)) / a[t].sqrt()
+            x = x + beta[t].sqrt() * torch.randn_like(x)
+        return x
+
+    return sample
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_flow_that_looks_up_its_steps():
+    model, step = nn.Linear(3, 3), torch.rand(20)
+
+    @torch.no_grad()
+    def sample():
+        x = torch.randn(4, 3)
+        for t in range(20):
+            x = model(x) * step[t]
+        return x
+
+    return sample
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_recurrent_layer_step_by_step():
+    layer, x = nn.LSTM(3, 4), torch.rand(12, 2, 3)
+
+    @torch.no_grad()
+    def loop():
+        state = torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)
+        for t in range(12):
+            _, state = layer(x[t : t + 1], state)
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_bilinear_recurrence():
+    layer, x = nn.Bilinear(3, 4, 4), torch.rand(12, 2, 3)
+
+    @torch.no_grad()
+    def loop():
+        h = torch.ones(2, 4)
+        for t in range(12):
+            h = layer(x[t], h)
+
+    return loop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_decoder_that_is_told_the_targets():
+    cell, head = nn.GRUCell(3, 4), nn.Linear(4, 3)
+    targets = torch.rand(2, 12, 3)
+
+    @torch.no_grad()
+    def decode():
+        h, out = torch.zeros(2, 4), []
+        for t in range(12):
+            h = cell(targets[:, t], h)
+            out.append(head(h))
+        return torch.stack(out, 1)
+
+    return decode
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def samples_one_by_one_through_layers():
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.rand(12, 3)
+
+    @torch.inference_mode()
+    def loop():
+        return [model(x[i : i + 1]).argmax(-1) for i in range(12)]  # <- here
+
+    return loop
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def images_one_by_one_through_a_convolution():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    x = torch.rand(12, 1, 6, 6)
+
+    @torch.inference_mode()
+    def loop():
+        return [model(x[i].unsqueeze(0)) for i in range(12)]  # <- here
 
     return loop
 
@@ -184,6 +333,37 @@ def an_old_trace_without_indexes():
 @EXAMPLES.near_miss("for-loop-indexing")
 def an_old_trace_with_a_long_body():
     return old_loop(12, more=8)
+
+
+def without_shapes(*names):
+    """What torch writes with ``record_shapes=False``: names, twelve times."""
+    trace = TraceBuilder("Tesla V100")
+    for _ in range(12):
+        for name in names:
+            trace.op(name)
+    return trace
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def a_trace_without_shapes():
+    return without_shapes("aten::select", "aten::add_")
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def parts_of_new_tensors_in_a_trace_without_shapes():
+    slices = ["aten::slice", "aten::slice", "aten::sum"]
+    return without_shapes("aten::randn", *slices, *slices)
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def parts_of_new_tensors():
+    def loop():
+        for _ in range(12):
+            x = torch.rand(32, 8)
+            x[:, :2].sum()
+            x[:, 2:].sum()
+
+    return loop
 
 
 @EXAMPLES.near_miss("for-loop-indexing")
@@ -324,3 +504,28 @@ def a_body_as_long_as_the_threshold():
 def all_at_once():
     x, index = torch.rand(20, 4), torch.arange(0, 20, 2)
     return lambda: x[index].sum(0)
+
+
+@EXAMPLES.near_miss("for-loop-indexing", also="contiguous-copy")
+def a_gradcheck():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(torch.sin, (x,))
+
+
+@EXAMPLES.near_miss("for-loop-indexing", also="contiguous-copy")
+def a_gradcheck_of_a_layer():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    weight = torch.rand(5, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(F.linear, (x, weight))
+
+
+@EXAMPLES.positive("for-loop-indexing", also="contiguous-copy")
+def a_loop_beside_a_gradcheck():
+    checked = torch.rand(2, 2, dtype=torch.double, requires_grad=True)
+    x = torch.rand(12, 4)
+
+    def run():
+        torch.autograd.gradcheck(torch.sin, (checked,))
+        return [x[i].exp() for i in range(12)]  # <- here
+
+    return run

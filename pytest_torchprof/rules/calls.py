@@ -67,6 +67,11 @@ def in_backward(trace: Trace, rows: Ints) -> Bools:
     return within(trace, rows, is_own)
 
 
+def passes(trace: Trace) -> Ints:
+    """When nodes of backward passes began, in order."""
+    return np.sort(trace.ts[marks_named(trace, _AUTOGRAD)])
+
+
 def step_of(trace: Trace, rows: Ints) -> Ints:
     """The number of the step that each event begins in.
 

@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.rules.calls import called, step_of
-from pytest_torchprof.rules.sources import LAYERS, SPLITS, Call, Since, Source, computes, since
+from pytest_torchprof.rules.calls import called, passes, step_of
+from pytest_torchprof.rules.sources import (
+    COPIES,
+    EXPANSIONS,
+    LAYERS,
+    PARTS,
+    SET,
+    SPLITS,
+    Call,
+    Since,
+    Source,
+    computes,
+    makes,
+    parts_may_be,
+    since,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -42,7 +56,7 @@ class Finder:
 
     trace: Trace
     tight: int = -1
-    _known: dict[tuple[Source, bytes], tuple[Since, list[int]]] = field(default_factory=dict)
+    _known: dict[tuple[Source, bytes, int], tuple[Since, list[int]]] = field(default_factory=dict)
 
     @cached_property
     def _calls(self) -> dict[int, Ints]:
@@ -57,18 +71,21 @@ class Finder:
         calls = self._calls[int(self.trace.thread[tops[0]])]
         at = np.searchsorted(calls, tops)
         stretches = [calls[a + 1 : b] for a, b in pairwise(at.tolist())]
-        verdicts = list(self._verdicts(stretches, source))
+        made = self._are_made(stretches, tops[1:], source)
+        verdicts = list(self._verdicts(stretches, source, self.tight))
+        verdicts = ["new" if new else verdict for new, verdict in zip(made, verdicts, strict=True)]
         start = 0
         for i, verdict in enumerate([*verdicts, "new"]):
             if verdict != "new":
                 continue
             inner = verdicts[start:i]
-            if len(inner) + 1 >= repeats and not self._are_parts(calls, at[start], len(inner) + 1):
+            between = stretches[start:i]
+            if len(inner) + 1 >= repeats and self._is_one(calls, at[start], between, source):
                 bare = all(v == "bare" for v in inner)
                 yield Run(tops[start : i + 1], copies[start : i + 1], bare)
             start = i + 1
 
-    def _verdicts(self, stretches: Sequence[Ints], source: Source) -> Iterator[Since]:
+    def _verdicts(self, stretches: Sequence[Ints], source: Source, tight: int) -> Iterator[Since]:
         """For each stretch between two copies; one like an earlier one, name by name, is as it."""
         found: list[Since] = []
         part_rows: list[Ints | None] = []
@@ -77,9 +94,9 @@ class Finder:
                 found.append("new")
                 part_rows.append(None)
                 continue
-            key = (source, self.trace.name[stretch].tobytes())
+            key = (source, self.trace.name[stretch].tobytes(), tight)
             if key not in self._known:
-                self._known[key] = self._since(stretch, source)
+                self._known[key] = self._since(stretch, source, tight)
             verdict, parts = self._known[key]
             found.append(verdict)
             part_rows.append(stretch[parts] if parts else None)
@@ -90,20 +107,35 @@ class Finder:
             same = mine is None or (mine in beside and None not in mine)
             yield verdict if same else "new"
 
-    def _since(self, stretch: Ints, source: Source) -> tuple[Since, list[int]]:
+    def _since(self, stretch: Ints, source: Source, tight: int) -> tuple[Since, list[int]]:
         later: list[Call] = []
         for end in range(len(stretch), 0, -_AT_ONCE):
             later = self._decoded(stretch[max(end - _AT_ONCE, 0) : end]) + later
-            if not self._is_tight(later) and since(later, source)[0] == "new":
+            if not _are_tight(later, tight) and since(later, source)[0] == "new":
                 return "new", []
         verdict, parts = since(later, source)
         if verdict == "new":  # a loop's body all the same
             verdict = "same" if any(map(computes, later)) else "bare"
         return verdict, parts
 
-    def _is_tight(self, calls: list[Call]) -> bool:
-        within = sum(map(computes, calls)) <= self.tight
-        return within and not any(call.name in LAYERS for call in calls)
+    def _are_made(self, stretches: Sequence[Ints], tops: Ints, source: Source) -> list[bool]:
+        """Whether each copy is a clone of what the call just before it made, or a backward pass."""
+        trace = self.trace
+        if self.tight < 0 or trace.names[trace.name[tops[0]]] != "aten::clone":
+            return [False] * len(stretches)
+        kept = np.array([name not in COPIES | {"aten::detach"} for name in trace.names])
+        since_ns, known = list[int](), dict[int, bool]()
+        made = list[bool]()
+        for stretch in stretches:
+            rows = stretch[kept[trace.name[stretch]]]
+            since_ns.append(int(trace.ts[rows[-1]]) if len(rows) else np.iinfo(np.int64).max)
+            last = int(trace.name[stretch[-1]]) if len(stretch) else -1
+            if last >= 0 and last not in known:
+                known[last] = makes(self._decoded(stretch[-1:])[0], source)
+            made.append(last >= 0 and known[last])
+        starts = trace.once(passes)
+        later = np.searchsorted(starts, trace.ts[tops]) > np.searchsorted(starts, since_ns)
+        return list(later | np.array(made, bool))
 
     def _decoded(self, rows: Ints) -> list[Call]:
         names = [self.trace.names[i] for i in self.trace.name[rows].tolist()]
@@ -113,11 +145,28 @@ class Finder:
         decoded = [decode_part(bytes(a.concrete)) for a in self.trace.operands(rows)]
         return tuple(str(c) if c else None for c in decoded)
 
-    def _are_parts(self, calls: Ints, first: int, count: int) -> bool:
-        """Whether what is copied one after the other are the parts of one split tensor."""
-        before = calls[max(first - 3, 0) : first]
-        names = {self.trace.names[i] for i in self.trace.name[before].tolist()}
-        return bool(names & SPLITS) and count > 1
+    def _is_one(self, calls: Ints, first: int, stretches: Sequence[Ints], source: Source) -> bool:
+        """Whether what is copied one after the other are no parts of one split tensor.
+
+        In a loop over others' parts, what has the size of the source may be made of each part.
+        """
+        names, numbers = self.trace.names, self.trace.name
+        body = len(stretches[0]) if len(stretches) else 0
+        before = calls[max(first - body - 3, 0) : first]
+        split = [row for row in before.tolist() if names[numbers[row]] in SPLITS]
+        if not split:
+            return True
+        within = {names[i] for stretch in stretches for i in set(numbers[stretch].tolist())}
+        if within & (PARTS | EXPANSIONS):
+            return False
+        if any(parts_may_be(call, source) for call in self._decoded(np.array(split))):
+            return False
+        return "new" not in self._verdicts(stretches, source, -1)
+
+
+def _are_tight(calls: list[Call], most: int) -> bool:
+    within = sum(map(computes, calls)) <= most
+    return within and not any(call.name in LAYERS or call.name == SET for call in calls)
 
 
 def by_kind(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -33,15 +34,18 @@ def _aten(words: str) -> frozenset[str]:
 COPIES = _aten(
     "to _to_copy type_as float half double contiguous clone reshape flatten ravel copy copy_"
 )
+#: Gives a tensor a storage: `copy.deepcopy` does, one tensor of a model after the other.
+SET = "aten::set_"
 #: As many elements out as in, and the same memory.
 _VIEWS = _aten(
     "t transpose permute view _unsafe_view detach alias unsqueeze squeeze as_strided numpy_T mT "
     "adjoint movedim moveaxis swapaxes swapdims unflatten view_as detach_ requires_grad_ "
-    "lift_fresh resolve_conj resolve_neg matrix_H expand expand_as broadcast_to set_ "
+    "lift_fresh resolve_conj resolve_neg matrix_H expand expand_as broadcast_to "
     "result_type is_same_size"
 )
 #: Part of the same memory; which part is in their arguments.
-_PARTS = _aten("select slice narrow split chunk unbind split_with_sizes tensor_split diagonal")
+PARTS = _aten("select slice narrow split chunk unbind split_with_sizes tensor_split diagonal")
+EXPANSIONS = _aten("expand expand_as")
 SPLITS = _aten("split chunk unbind split_with_sizes tensor_split hsplit vsplit dsplit")
 _READS = _aten("item _local_scalar_dense is_nonzero equal allclose record_stream")
 #: Less out than in, unless an axis has one element.
@@ -122,31 +126,56 @@ def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
     """
     counts, parts = {prod(source.shape)}, []
     for i, call in enumerate(calls):
-        if call.name in _PARTS and call.tensors:
+        if call.name in PARTS and call.tensors:
             shape, dtype = call.tensors[0]
             if dtype == source.dtype and prod(shape) > prod(source.shape):
                 parts.append(i)
                 counts.add(prod(shape))
-        elif call.name in {"aten::expand", "aten::expand_as"} and call.tensors:
+        elif call.name in EXPANSIONS and call.tensors:
             counts.add(prod(call.tensors[0][0]))
     if any(_may_make(call, source, counts) for call in calls):
-        return "new", []
-    used = any(
-        call.name not in COPIES | _VIEWS | _PARTS or _is_back(call, source) for call in calls
-    )
+        return "new", parts
+    used = any(call.name not in COPIES | _VIEWS | PARTS or _is_back(call, source) for call in calls)
     return "same" if used else "bare", parts
 
 
 def computes(call: Call) -> bool:
     """Whether it does more than to copy, or to look at memory in another way."""
-    return call.name not in COPIES | _VIEWS | _PARTS | _READS
+    return call.name not in COPIES | _VIEWS | PARTS | _READS
+
+
+def makes(call: Call, source: Source) -> bool:
+    """Whether the call computes a tensor such as the source, and in no memory that there was."""
+    in_place = call.name.endswith("_") and not call.name.endswith("__")
+    return computes(call) and not in_place and _may_make(call, source, {prod(source.shape)})
+
+
+def parts_may_be(call: Call, source: Source) -> bool:
+    """Whether the source may be, or be a view of, all of a part of what this call split."""
+    if not call.tensors:
+        return True
+    shape, dtype = call.tensors[0]
+    if dtype != source.dtype:
+        return False
+    name, numbers = call.name, [*map(_number, call.concrete[1:]), None, None]
+    if name == "aten::unbind":
+        numbers, name = [1, numbers[0]], "aten::split"
+    axis = (numbers[1] or 0) + (len(shape) if (numbers[1] or 0) < 0 else 0)
+    if name not in {"aten::chunk", "aten::split"} or not numbers[0] or axis >= len(shape):
+        return True
+    size = -(-shape[axis] // numbers[0]) if name == "aten::chunk" else numbers[0]
+    rest = prod(shape[:axis]) * prod(shape[axis + 1 :])
+    whole, last = divmod(shape[axis], size) if size else (0, 0)
+    return prod(source.shape) in {rest * n for n, some in ((size, whole), (last, last)) if some}
 
 
 def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
     """Whether the result may be the source, or what the source is a view of."""
     name, tensors = call.name, call.tensors
-    if name in _VIEWS | _PARTS | _READS:
+    if name in _VIEWS | PARTS | _READS:
         return False
+    if name == SET:  # what is set to a storage is then another tensor
+        return True
     if name in COPIES and name != "aten::copy_":
         return _copy_makes(call, source, counts)
     if name.endswith("_") and not name.endswith("__"):
@@ -158,7 +187,7 @@ def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
         return False
     if name in _CONVOLUTIONS and len(tensors) > 1 and len(source.shape) == len(tensors[0][0]):
         batch, channels = tensors[0][0][0], tensors[1][0][0]
-        return batch in source.shape and channels in source.shape
+        return not Counter([batch, channels]) - Counter(source.shape)
     count = _count(call)
     if count is None:
         return True
@@ -229,6 +258,10 @@ def _product(name: str, shapes: list[tuple[int, ...]]) -> int | None:
     columns = b[-1] if len(b) > 1 else 1
     rows = a[-2] if len(a) > 1 else 1
     return prod(_broadcast([a[:-2], b[:-2]])) * rows * columns
+
+
+def _number(text: Any) -> int | None:
+    return int(text) if isinstance(text, str) and text.lstrip("-").isdigit() else None
 
 
 def _listed(text: Any) -> tuple[int, ...] | None:

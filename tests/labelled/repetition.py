@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from labelled.case import Examples
@@ -183,6 +185,17 @@ def a_lower_threshold_finds_three():
     def block():
         for _ in range(3):
             x.to(BF16).sum()  # <- here
+
+    return block
+
+
+@EXAMPLES.positive("repeated-cast", 11)
+def a_weight_that_is_cast_for_each_frame_of_one_tensor():
+    weight, frames = torch.randn(16, 32), torch.randn(12, 4, 32).to(BF16)
+
+    def block():
+        for x in frames:
+            F.linear(x, weight.to(BF16))  # <- here
 
     return block
 
@@ -543,6 +556,62 @@ def four_operators_between_two_copies_of_what_is_made_anew():
     return block
 
 
+@EXAMPLES.positive("contiguous-copy", 11)
+def a_weight_made_contiguous_for_each_frame_of_one_tensor():
+    weight, frames = torch.randn(16, 32), torch.randn(12, 4, 32)
+
+    def block():
+        for x in frames:
+            x @ weight.t().contiguous()  # <- here
+
+    return block
+
+
+@EXAMPLES.positive("contiguous-copy", 7)
+def a_weight_made_contiguous_for_each_chunk_of_a_batch():
+    weight, batch = torch.randn(16, 32), torch.randn(40, 32)
+
+    def block():
+        for x in batch.chunk(8):
+            x @ weight.t().contiguous()  # <- here
+
+    return block
+
+
+@EXAMPLES.positive("contiguous-copy", 7)
+def a_weight_made_contiguous_in_a_loop_after_a_tensor_is_taken_apart():
+    weight, qkv = torch.randn(16, 32), torch.randn(3, 4, 32)
+
+    def block():
+        q, _k, _v = qkv.unbind(0)
+        for _ in range(8):
+            q @ weight.t().contiguous()  # <- here
+
+    return block
+
+
+@EXAMPLES.positive("contiguous-copy", 7)
+def keys_made_contiguous_for_each_query():
+    queries, k = torch.randn(8, 4, 32), torch.randn(6, 32)
+
+    def block():
+        for q in queries.unbind(0):
+            (q @ k.transpose(-2, -1).contiguous()).softmax(-1)  # <- here
+
+    return block
+
+
+@EXAMPLES.positive("contiguous-copy", 9)
+def images_made_contiguous_for_a_convolution_to_as_many_channels_as_images():
+    x, weight = torch.randn(4, 8, 8, 3).permute(0, 3, 1, 2), torch.randn(4, 3, 3, 3)
+
+    def block():
+        for _ in range(10):
+            F.conv2d(x.contiguous(), weight)  # <- here
+
+    return block
+
+
 # ------------------------------------------------------------------- contiguous-copy: near misses
 
 
@@ -692,5 +761,113 @@ def blocks_of_a_network_for_images():
             for conv, norm, mlp in zip(convs, norms, mlps, strict=True):
                 z = mlp(norm(conv(y).permute(0, 2, 3, 1).contiguous()))
                 y = y + z.permute(0, 3, 1, 2)
+
+    return block
+
+
+class Residual(nn.Module):
+    """A block of a small network for images."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+
+    def forward(self, x):
+        y = F.relu(self.norms[0](self.convs[0](x)))
+        return F.relu(x + self.norms[1](self.convs[1](y)))
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def a_deep_copy_of_layers_with_buffers():
+    model = nn.Sequential(*(nn.BatchNorm2d(8) for _ in range(3)))
+    return lambda: copy.deepcopy(model)
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def a_deep_copy_of_a_network_for_images_that_is_trained():
+    model, x = nn.Sequential(*(Residual() for _ in range(6))), torch.randn(2, 8, 4, 4)
+
+    def block():
+        copied = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(copied.parameters(), lr=0.1, foreach=True)
+        for _ in range(2):
+            copied(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return block
+
+
+def numbers(*shape):
+    """What a check of gradients takes."""
+    return torch.randn(*shape, dtype=torch.double, requires_grad=True)
+
+
+# In torch's own code there, gradients are indexed element by element.
+@EXAMPLES.near_miss("contiguous-copy", also="for-loop-indexing missing-no-grad")
+def gradients_of_a_product_that_are_checked():
+    x, weight = numbers(3, 4), numbers(5, 4)
+    return lambda: torch.autograd.gradcheck(F.linear, (x, weight))
+
+
+@EXAMPLES.near_miss("contiguous-copy", also="for-loop-indexing missing-no-grad")
+def gradients_of_attention_that_are_checked():
+    q, k, v = (numbers(1, 2, 3, 4) for _ in range(3))
+    return lambda: torch.autograd.gradcheck(F.scaled_dot_product_attention, (q, k, v))
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def gradients_that_are_cloned():
+    weight, x = torch.randn(8, 16, requires_grad=True), torch.randn(4, 16)
+
+    def block():
+        for i in range(8):
+            (grad,) = torch.autograd.grad(F.linear(x, weight).sum() * i, weight)
+            grad.clone().sum()
+
+    return block
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def what_is_made_of_each_frame_is_copied():
+    weight, frames = torch.randn(32, 16), torch.randn(12, 4, 32)
+
+    def block():
+        for x in frames:
+            (x @ weight).t().contiguous().sum()
+
+    return block
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def what_was_just_made_is_cloned():
+    weight, xs = torch.randn(32, 16), [torch.randn(4, 32) for _ in range(12)]
+
+    def block():
+        for x in xs:
+            (x @ weight).clone().mul_(2)
+
+    return block
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def the_transposed_parts_of_one_tensor_are_used():
+    x, w = torch.randn(12, 4, 32), torch.randn(4, 8)
+
+    def block():
+        for part in x:
+            part.t().contiguous() @ w
+
+    return block
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def pieces_of_the_parts_of_one_tensor():
+    x, w = torch.randn(12, 4, 32), torch.randn(8, 4)
+
+    def block():
+        for part in x.unbind():
+            part[:, :8].t().contiguous().t() @ w
 
     return block

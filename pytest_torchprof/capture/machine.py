@@ -142,8 +142,14 @@ def _skip_code() -> Callable[[CodeType], object]:
         import torch._C._dynamo.eval_frame as room
     except ImportError:
         room = None  # type: ignore[assignment]
-    skip: Callable[[CodeType], object] = getattr(room, "skip_code", lambda _: None)
-    return skip
+    # Until 2.6 it was a function of the C part; since then, a strategy.
+    older: Callable[[CodeType], object] | None = getattr(room, "skip_code", None)
+    set_strategy = getattr(room, "set_code_exec_strategy", None)
+    if older is not None or set_strategy is None:
+        return older or (lambda _: None)
+    action = room._FrameAction
+    strategy = room._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    return lambda code: set_strategy(code, strategy)
 
 
 def synchronize() -> None:

@@ -506,20 +506,20 @@ def all_at_once():
     return lambda: x[index].sum(0)
 
 
-@EXAMPLES.near_miss("for-loop-indexing", also="contiguous-copy")
+@EXAMPLES.near_miss("for-loop-indexing")
 def a_gradcheck():
     x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
     return lambda: torch.autograd.gradcheck(torch.sin, (x,))
 
 
-@EXAMPLES.near_miss("for-loop-indexing", also="contiguous-copy")
+@EXAMPLES.near_miss("for-loop-indexing")
 def a_gradcheck_of_a_layer():
     x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
     weight = torch.rand(5, 4, dtype=torch.double, requires_grad=True)
     return lambda: torch.autograd.gradcheck(F.linear, (x, weight))
 
 
-@EXAMPLES.positive("for-loop-indexing", also="contiguous-copy")
+@EXAMPLES.positive("for-loop-indexing")
 def a_loop_beside_a_gradcheck():
     checked = torch.rand(2, 2, dtype=torch.double, requires_grad=True)
     x = torch.rand(12, 4)

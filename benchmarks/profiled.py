@@ -129,6 +129,7 @@ def _rules(body: Body, folder: Path) -> float:
     from pytest_torchprof.rules import RULES, check
     from pytest_torchprof.rules.places import by_operator
 
+    gc.collect()  # as before each run, and not between metrics and rules
     capture = Capture(threads=1)
     capture.start()
     body()
@@ -137,7 +138,6 @@ def _rules(body: Body, folder: Path) -> float:
     for name, metric in METRICS.items():
         if name != "findings":
             measure(metric, trace)
-    gc.collect()
     start = time.perf_counter()
     check(trace, RULES.values()).findings(by_operator)  # as the plugin does
     return _since(start)

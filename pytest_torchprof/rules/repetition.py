@@ -128,7 +128,8 @@ def contiguous_copy(trace: Trace, *, repeats: float, between: float) -> Matches:
         copy: at least ``repeats`` one after the other, where what ran between two of them cannot
         have made such a tensor anew, or is no more than ``between`` operators, views aside: the
         body of a loop. The copy that each layer of a network makes of its own activations is thus
-        left alone. Counted are the copies after the first.
+        left alone, and so is a ``clone`` right after what makes such a tensor, or after a backward
+        pass. Counted are the copies after the first.
 
         Several tensors that were made before the step and are copied one by one look like one.
         Left out are tensors of one element, the parts of one split tensor, copies that nothing

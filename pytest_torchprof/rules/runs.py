@@ -124,18 +124,20 @@ class Finder:
         if self.tight < 0 or trace.names[trace.name[tops[0]]] != "aten::clone":
             return [False] * len(stretches)
         kept = np.array([name not in COPIES | {"aten::detach"} for name in trace.names])
-        since_ns, known = list[int](), dict[int, bool]()
-        made = list[bool]()
+        since_ns, made = list[int](), np.zeros(len(stretches), bool)
         for stretch in stretches:
             rows = stretch[kept[trace.name[stretch]]]
             since_ns.append(int(trace.ts[rows[-1]]) if len(rows) else np.iinfo(np.int64).max)
-            last = int(trace.name[stretch[-1]]) if len(stretch) else -1
-            if last >= 0 and last not in known:
-                known[last] = makes(self._decoded(stretch[-1:])[0], source)
-            made.append(last >= 0 and known[last])
+        at = [i for i, stretch in enumerate(stretches) if len(stretch)]
+        last, known = np.array([stretches[i][-1] for i in at], np.int64), dict[object, bool]()
+        for i, row, args in zip(at, last.tolist(), trace.operands(last), strict=True):
+            key = (trace.names[trace.name[row]], bytes(args.dims), bytes(args.types))
+            if key not in known:
+                known[key] = makes(Call.of(key[0], args), source)
+            made[i] = known[key]
         starts = trace.once(passes)
         later = np.searchsorted(starts, trace.ts[tops]) > np.searchsorted(starts, since_ns)
-        return list(later | np.array(made, bool))
+        return list(later | made)
 
     def _decoded(self, rows: Ints) -> list[Call]:
         names = [self.trace.names[i] for i in self.trace.name[rows].tolist()]

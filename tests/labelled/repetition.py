@@ -805,13 +805,13 @@ def numbers(*shape):
 
 
 # In torch's own code there, gradients are indexed element by element.
-@EXAMPLES.near_miss("contiguous-copy", also="for-loop-indexing missing-no-grad")
+@EXAMPLES.near_miss("contiguous-copy")
 def gradients_of_a_product_that_are_checked():
     x, weight = numbers(3, 4), numbers(5, 4)
     return lambda: torch.autograd.gradcheck(F.linear, (x, weight))
 
 
-@EXAMPLES.near_miss("contiguous-copy", also="for-loop-indexing missing-no-grad")
+@EXAMPLES.near_miss("contiguous-copy")
 def gradients_of_attention_that_are_checked():
     q, k, v = (numbers(1, 2, 3, 4) for _ in range(3))
     return lambda: torch.autograd.gradcheck(F.scaled_dot_product_attention, (q, k, v))

@@ -130,6 +130,10 @@ def _findings(record: Mapping[str, Any]) -> str:
     return ", ".join(parts + [f"{accepted} accepted"] * bool(accepted))
 
 
+#: Rules that a line names, of those that could not be checked for one reason.
+_SHOWN_RULES = 4
+
+
 def unchecked_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[str]:
     """One line on the rules that some test could not be checked for, without those that raised."""
     reasons: dict[str, dict[str, None]] = {}
@@ -137,8 +141,14 @@ def unchecked_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[s
         for rule, why in record["unchecked"].items():
             if not why.startswith(raised):
                 reasons.setdefault(why, {})[rule] = None
-    parts = [f"{', '.join(rules)} ({why})" for why, rules in reasons.items()]
+    parts = [f"{_few(list(rules))} ({why})" for why, rules in reasons.items()]
     return [f"rules not checked here: {'; '.join(parts)}"] if parts else []
+
+
+def _few(rules: list[str]) -> str:
+    """The first of them; the report has all."""
+    shown, left = rules[:_SHOWN_RULES], len(rules) - _SHOWN_RULES
+    return ", ".join(shown) + (f" and {left} more" if left > 0 else "")
 
 
 def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[str]:

@@ -151,6 +151,11 @@ def _grouped(
     cost = found.cost_ns
     if cost is None:
         cost = np.where(found.event >= 0, trace.dur[found.event], 0)
+    # Several paths of operators may lead to one line.
+    lines: dict[tuple[str | None, str | None], int] = {}
+    line = [lines.setdefault((p.location or p.path, p.module), i) for i, p in enumerate(places)]
+    modules: dict[str | None, int] = {}
+    module = [modules.setdefault(p.module, i) for i, p in enumerate(places)]
     sums: dict[tuple[int, str, str | None], list[int]] = {}
     for at, message, own, count, ns, moved in zip(
         place.tolist(),
@@ -161,10 +166,11 @@ def _grouped(
         repeat(0) if found.bytes is None else found.bytes.tolist(),
         strict=False,
     ):
-        total = sums.setdefault((at, message, own), [0, 0, 0])
+        total = sums.setdefault((module[at] if own else line[at], message, own), [0, 0, -1])
         total[0] += count
         total[1] += ns
-        total[2] += max(moved, 0)
+        if moved >= 0:
+            total[2] = max(total[2], 0) + moved
     return [
         Finding(
             rule=rule.code,
@@ -173,7 +179,7 @@ def _grouped(
             location=own or places[at].location or places[at].path,
             fix=rule.fix,
             cost_ms=ns / 1e6,
-            bytes=None if found.bytes is None else moved,
+            bytes=None if found.bytes is None or moved < 0 else moved,
             path=places[at].path,
             module=places[at].module,
         )

@@ -231,14 +231,9 @@ def _check_rules(codes: Iterable[str], config: pytest.Config) -> frozenset[str]:
         SettingsError: there is none, with the near matches; or users' rules that make no sense.
     """
     from pytest_torchprof.rulebook import rules_of
-    from pytest_torchprof.rules import CODES
+    from pytest_torchprof.rules.thresholds import checked
 
-    codes = list(codes)
-    known = dict.fromkeys([*CODES, *rules_of(config).rules])
-    for code in codes:
-        if code not in known:
-            raise SettingsError(f"there is no anti-pattern rule {code!r}. {near(code, known)}")
-    return frozenset(codes)
+    return checked(codes, rules_of(config).rules)
 
 
 def _thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float]]:

@@ -30,7 +30,7 @@ class Dynamo(SimpleNamespace):
         return list(self._compilation_metrics)
 
     def compiled(self, name: str = "0/0", **fields: Any) -> None:
-        known = {"co_name": "step", "co_filename": "/home/me/net.py", "co_firstlineno": 3}
+        known = {"co_name": "step", "co_filename": "/projects/net.py", "co_firstlineno": 3}
         self._compilation_metrics.append(SimpleNamespace(compile_id=name, **{**known, **fields}))
 
     def broke(self, text: str, *frames: tuple[str, int]) -> None:
@@ -58,11 +58,11 @@ def test_nothing_is_read_while_nobody_has_used_dynamo(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("frames", "location"),
     [
-        ([("/home/me/net.py", 5)], "/home/me/net.py:5"),
-        ([("/home/me/net.py", 5), ("/home/me/parts.py", 9)], "/home/me/parts.py:9"),
-        ([("/home/me/net.py", 5), (LIBRARY, 9)], "/home/me/net.py:5"),
-        ([("/home/me/net.py", 5), (TORCH, 9), (STDLIB, 7)], "/home/me/net.py:5"),
-        ([("/home/me/net.py", 5), ("<eval_with_key>.1", 2)], "/home/me/net.py:5"),
+        ([("/projects/net.py", 5)], "/projects/net.py:5"),
+        ([("/projects/net.py", 5), ("/projects/parts.py", 9)], "/projects/parts.py:9"),
+        ([("/projects/net.py", 5), (LIBRARY, 9)], "/projects/net.py:5"),
+        ([("/projects/net.py", 5), (TORCH, 9), (STDLIB, 7)], "/projects/net.py:5"),
+        ([("/projects/net.py", 5), ("<eval_with_key>.1", 2)], "/projects/net.py:5"),
         ([(TORCH, 9)], None),
     ],
 )
@@ -78,9 +78,9 @@ def test_a_break_is_on_the_innermost_line_of_the_user(
 @pytest.mark.parametrize(
     ("callers", "location"),
     [
-        (["/home/me/train.py", TORCH], "/home/me/train.py:1"),
-        (["/home/me/main.py", "/home/me/train.py", TORCH, TORCH], "/home/me/train.py:2"),
-        (["/home/me/train.py"], None),  # dynamo leaves the innermost callers out
+        (["/projects/train.py", TORCH], "/projects/train.py:1"),
+        (["/projects/main.py", "/projects/train.py", TORCH, TORCH], "/projects/train.py:2"),
+        (["/projects/train.py"], None),  # dynamo leaves the innermost callers out
         ([], None),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_break_inside_a_library_is_where_the_user_calls_it(
 
 def test_a_break_after_which_the_frame_is_left_to_python_is_one(dynamo: Dynamo) -> None:
     before = CompileCount.now()
-    dynamo.broke("call to f", ("/home/me/net.py", 9))
+    dynamo.broke("call to f", ("/projects/net.py", 9))
     dynamo.compiled(fail_type="Unsupported", fail_reason="call to f", restart_reasons=set())
     assert 1 == CompileCount.now().since(before)["graph_breaks"]
 
@@ -109,7 +109,7 @@ def test_older_versions_number_attempts_and_note_guards_apart(
     dynamo: Dynamo, said: str | None
 ) -> None:
     before = CompileCount.now()
-    code = (lambda: 0).__code__.replace(co_filename="/home/me/net.py", co_firstlineno=3)
+    code = (lambda: 0).__code__.replace(co_filename="/projects/net.py", co_firstlineno=3)
     dynamo.guard_failures[code] = [said] if said else []
     for attempt in range(2):
         dynamo.compiled(f"0/{attempt}")
@@ -169,18 +169,18 @@ def test_records_that_were_dropped_are_told(dynamo: Dynamo) -> None:
 
 
 def test_a_test_that_clears_counters_and_reasons_keeps_its_own(dynamo: Dynamo) -> None:
-    dynamo.broke("earlier", ("/home/me/net.py", 5))
-    dynamo.broke("earlier", ("/home/me/net.py", 6))
+    dynamo.broke("earlier", ("/projects/net.py", 5))
+    dynamo.broke("earlier", ("/projects/net.py", 6))
     before = CompileCount.now()
     dynamo.counters.clear()
     dynamo.graph_break_reasons.clear()
-    dynamo.broke("own", ("/home/me/net.py", 7))
+    dynamo.broke("own", ("/projects/net.py", 7))
     facts = CompileCount.now().since(before)
     assert ["own"] == [row["reason"] for row in facts["breaks"]]
 
 
 def test_breaks_of_earlier_compilations_are_known_by_their_number(dynamo: Dynamo) -> None:
-    dynamo.broke("earlier", ("/home/me/net.py", 5))
+    dynamo.broke("earlier", ("/projects/net.py", 5))
     dynamo.compiled("0/0", restart_reasons={"earlier"})
     dynamo.compiled("1/0", co_name="torch_dynamo_resume_in_step_at_5")
     earlier = CompileCount.now().since(CompileCount.now())["earlier_breaks"]
@@ -190,7 +190,7 @@ def test_breaks_of_earlier_compilations_are_known_by_their_number(dynamo: Dynamo
 
 
 def test_after_a_reset_numbers_begin_anew(dynamo: Dynamo) -> None:
-    dynamo.broke("earlier", ("/home/me/net.py", 5))
+    dynamo.broke("earlier", ("/projects/net.py", 5))
     dynamo.compiled("0/0", restart_reasons={"earlier"})
     CompileCount.now()
     dynamo.compiled("0/0", restart_reasons=set())

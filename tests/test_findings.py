@@ -500,3 +500,14 @@ def test_rules_run_once_a_test(pytester: pytest.Pytester, rules: dict[str, Rule]
     )
     assert {"passed": 1} == run(pytester, "--torchprof").outcomes
     assert (1, 4) == (len(seen), calls(pytester))
+
+
+def test_what_is_accepted_and_over_a_budget_is_marked_in_the_table(
+    pytester: pytest.Pytester,
+) -> None:
+    write(pytester, mul=2)
+    accept(pytester)
+    write(pytester, marker="@pytest.mark.no_antipatterns", mul=2)
+    ran = run(pytester, "--torchprof")
+    assert {"test_it": "over_budget"} == ran.statuses
+    assert "2 accepted!" in ran.out

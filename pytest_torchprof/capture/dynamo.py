@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from pytest_torchprof.capture.frames import is_users
 
 #: Failures after which dynamo leaves the frame to Python, without a word.
 #: Source: torch/_dynamo/convert_frame.py, ``soft_fail``.
@@ -36,10 +36,6 @@ _ADDRESS = re.compile(
     r" at 0x[0-9a-f]+| ?\(id=0x[0-9a-f]+\)|\. Message: None$|0x[0-9a-f]+|\b\d{9,}\b"
 )
 _MOST_SAID = 160
-
-_LIBRARIES = tuple(
-    {path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))}
-)
 
 
 class Break(NamedTuple):
@@ -120,7 +116,7 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         reason=reason,
         ms=round(float(seconds) * 1e3, 3),
         forward=forward,
-        users=bool(_field(record, "co_filename")) and _is_users(_field(record, "co_filename")),
+        users=bool(_field(record, "co_filename")) and is_users(_field(record, "co_filename")),
         breaks=breaks if forward else (),
     )
 
@@ -137,35 +133,21 @@ def _guard_failure(record: Any, utils: Any) -> str | None:
 def _place_of(record: Any) -> str | None:
     """The compiled function where it is the user's, else the line of his that led to it."""
     file = _field(record, "co_filename")
-    if file and _is_users(file):
+    if file and is_users(file):
         return f"{file}:{_field(record, 'co_firstlineno')}"
     lines = list(_field(record, "stack_trace") or ())[:-1]  # the last one is the function
     frames = [(found[2], int(found[1])) for line in lines if (found := _FRAME.match(str(line)))]
     # Dynamo leaves out the innermost callers: they are torch's only where others of torch's lead
     # to them.
-    return None if not frames or _is_users(frames[-1][0]) else _innermost(frames)
+    return None if not frames or is_users(frames[-1][0]) else _innermost(frames)
 
 
 def _innermost(frames: Sequence[tuple[str, int | None]]) -> str | None:
     """The innermost frame of the user's own code, as ``file:line``."""
     for file, line in reversed(frames):
-        if _is_users(file):
+        if is_users(file):
             return f"{file}:{line}"
     return None
-
-
-def _is_users(file: str) -> bool:
-    """Neither generated, nor installed, nor Python's own."""
-    if file.startswith("<"):
-        return file.startswith("<ipython")
-    installed = "site-packages" in file or "dist-packages" in file
-    return not installed and not file.startswith((*_LIBRARIES, _torch_folder()))
-
-
-def _torch_folder() -> str:
-    """Where torch lies, which may be a checkout."""
-    file = getattr(sys.modules.get("torch"), "__file__", None) or "torch/__init__.py"
-    return str(file).removesuffix("__init__.py")
 
 
 def _bare(name: str | None) -> str | None:

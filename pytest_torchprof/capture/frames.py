@@ -17,7 +17,7 @@ _FRAMEWORK = ("pytest", "_pytest", "pluggy")
 def is_users(file: str) -> bool:
     """Whether code of this file is the user's: not a library's, not ours, not generated."""
     if file.startswith("<") or not file:
-        return False
+        return file.startswith("<ipython")  # a notebook's cell
     folders = file.replace("\\", "/").split("/")
     if "site-packages" in folders or "dist-packages" in folders:
         return False

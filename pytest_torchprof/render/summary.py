@@ -127,7 +127,10 @@ def _findings(record: Mapping[str, Any]) -> str:
         return marks.get("findings") or next(filter(None, named), "")
 
     parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
-    return ", ".join(parts + [f"{accepted} accepted"] * bool(accepted))
+    # What the baseline accepts is no excuse to a budget.
+    over = record["metrics"].get("findings", {}).get("status") == "over_budget"
+    told = f"{accepted} accepted{marks['findings'] if over else ''}"
+    return ", ".join(parts + [told] * bool(accepted))
 
 
 #: Rules that a line names, of those that could not be checked for one reason.

@@ -9,14 +9,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pytest_torchprof.render.kernel_names import readable
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.units import UNKNOWN, format_quantity
 
 Format = Literal["table", "json", "csv", "markdown"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 
 Row = Mapping[str, Any]
 

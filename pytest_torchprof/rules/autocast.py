@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 WEIGHTS = {"aten::linear": (1, 2), "aten::addmm": (0, 2), "aten::mm": (1,), "aten::matmul": (1,)}
 WEIGHTS |= {f"aten::conv{kind}": (1, 2) for kind in ("1d", "2d", "3d", "olution")}
 WEIGHTS |= {f"aten::conv_transpose{i}d": (1, 2) for i in (1, 2, 3)}
-_GRAD = "torch::autograd::AccumulateGrad"
 
 
 #: Operators with a weight in a model whose runs are looked for.

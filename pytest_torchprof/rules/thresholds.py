@@ -26,11 +26,20 @@ def codes(text: str, known: Iterable[str]) -> frozenset[str]:
     Raises:
         SettingsError: there is no such rule.
     """
-    known = list(known)
-    for word in words(text):
+    return checked(words(text), known)
+
+
+def checked(named: Iterable[str], known: Iterable[str]) -> frozenset[str]:
+    """These rules.
+
+    Raises:
+        SettingsError: there is no such rule, with the near matches.
+    """
+    named, known = list(named), list(known)
+    for word in named:
         if word not in known:
             raise SettingsError(f"there is no anti-pattern rule {word!r}. {near(word, known)}")
-    return frozenset(words(text))
+    return frozenset(named)
 
 
 def parse(text: str, rules: Iterable[Rule]) -> Thresholds:

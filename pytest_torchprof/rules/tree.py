@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
 
-__all__ = ["are_outermost", "has_frames", "next_sibling", "outermost", "rows_of", "within"]
+__all__ = ["are_outermost", "has_frames", "outermost", "rows_of", "within"]
 
 #: torch's own annotations, which it wrote as operators in 2021.
 _ANNOTATION = Names(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#")
@@ -63,19 +63,3 @@ def has_frames(trace: Trace) -> bool:
 
 def _has_frames(trace: Trace) -> bool:
     return bool((trace.kind == Kind.PYTHON).any())
-
-
-def next_sibling(trace: Trace) -> Ints:
-    """The next operator of the same thread and parent after each operator, or -1."""
-    return trace.once(_next_sibling)
-
-
-def _next_sibling(trace: Trace) -> Ints:
-    rows = np.flatnonzero(trace.is_kind(Kind.OP))
-    parent, thread = trace.parent[rows], trace.thread[rows]
-    order = np.lexsort((rows, parent, thread))
-    a, b = order[:-1], order[1:]
-    same = (parent[a] == parent[b]) & (thread[a] == thread[b])
-    out = np.full(len(trace), -1, np.int64)
-    out[rows[a[same]]] = rows[b[same]]
-    return out

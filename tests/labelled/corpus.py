@@ -6,7 +6,7 @@ import importlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,6 @@ class Score:
     true: int = 0
     false: int = 0
     missing: int = 0
-    problems: list[str] = field(default_factory=list)
 
     @property
     def precision(self) -> float | None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -103,6 +103,7 @@ MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
 _Shared = TypeVar("_Shared")
 
 
+@lru_cache(maxsize=10_000)
 def shown_name(name: str) -> str:
     """What an event is grouped by: steps are one."""
     return ALL_STEPS if STEP.match(name) else name
@@ -166,7 +167,7 @@ class Trace:
     def __len__(self) -> int:
         return len(self.ts)
 
-    @property
+    @cached_property
     def facts(self) -> Mapping[str, Any]:
         """What a live capture knew and events do not say; empty for a trace of another tool."""
         facts = self.metadata.get(FACTS_KEY)

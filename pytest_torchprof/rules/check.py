@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import compress, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,8 +79,6 @@ def check(
     errors: dict[str, str] = {}
     unsettled: str | None = None
     for rule in _triggered(trace, wanted):
-        values = {name: threshold.default for name, threshold in rule.thresholds.items()}
-        values |= (thresholds or {}).get(rule.code, {})
         try:
             why = lacking(trace, rule)
             if why is not None:
@@ -88,6 +86,8 @@ def check(
                 if rule.gated_by is not None and trace.region is not None:
                     unsettled = unsettled or why
                 continue
+            values = {name: threshold.default for name, threshold in rule.thresholds.items()}
+            values |= (thresholds or {}).get(rule.code, {})
             found = matches_of(rule.find(trace, **values), trace, rule)
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -132,8 +132,7 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
 
 def _triggered(trace: Trace, rules: list[Rule]) -> list[Rule]:
     """Rules of which something occurs in the trace."""
-    found = present(trace, {rule.triggers for rule in rules if rule.triggers is not None})
-    return [rule for rule in rules if rule.triggers is None or rule.triggers in found]
+    return list(compress(rules, present(trace, tuple([rule.triggers for rule in rules]))))
 
 
 # -------------------------------------------------------------------- findings

@@ -17,8 +17,6 @@ from pytest_torchprof.rules.levels import (
     are_engine_steps,
     are_gradchecked,
     calls,
-    compiled,
-    engine_steps,
     frames_around,
 )
 from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
@@ -36,6 +34,8 @@ _ZERO_GRAD_FRAME: Final = re.compile(
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 _ACCUMULATE: Final = Names("torch::autograd::AccumulateGrad$")
 _GRADIENT: Final = Names(r".*::AccumulateGrad$")
+#: A node of the graph that an operator has made.
+_RAN: Final = Names(r"autograd::engine::evaluate_function: (?!.*::AccumulateGrad$)")
 _DETACH: Final = Names(r"(aten::)?detach_$")
 
 
@@ -233,12 +233,9 @@ def _is_all_used(trace: Trace) -> bool:
     """A quick look, which mostly settles it in training: whether the number of each operator that
     may be a layer is that of a node that ran. False settles nothing.
     """
-    nodes = engine_steps(trace)
+    nodes = operators_named(trace, _RAN)
     if not len(nodes):
         return False
-    nodes = nodes[~are_named(trace, nodes, _GRADIENT)]
-    nodes = nodes[are_outermost(trace, nodes)]
-    nodes = nodes[~compiled(trace, nodes)]
     both = np.concatenate([nodes, operators_named(trace, LAYER)])
     numbers = _numbers(trace, both).tolist()
     return {-1, *numbers[: len(nodes)]}.issuperset(numbers[len(nodes) :])

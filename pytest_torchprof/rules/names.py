@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 #: As plain numbers, which numpy compares four times as fast.
 OPERATOR: Final = int(Kind.OP)
 ANNOTATION: Final = int(Kind.ANNOTATION)
+_IS_MARK: Final = np.isin(np.arange(len(Kind)), (OPERATOR, ANNOTATION))
 
 
 class Names:
@@ -32,7 +34,7 @@ class Names:
         self.pattern = pattern
         self.match: Final = re.compile(pattern).match
         #: Its digit in what is kept of each name.
-        self.bit: Final = 1 << len(_ALL)
+        self.bit: Final = 2 << len(_ALL)
         _ALL.append(self)
         _KNOWN.clear()
         _joined.cache_clear()
@@ -46,6 +48,7 @@ _MOST_KNOWN: Final = 100_000
 _SMALL: Final = 2000
 #: Constants of ours have bits that fit a column of numbers, triggers of users' rules need not.
 _COLUMN: Final = (1 << 62) - 1
+_NONE: Final = np.zeros(0, np.int64)
 #: What cannot be part of a longer expression: it means a group by its number, or has flags.
 _ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
 
@@ -81,21 +84,26 @@ def learn(names: Iterable[str]) -> list[int]:
         return [_KNOWN[name] for name in names]
 
 
-def present(trace: Trace, patterns: Iterable[str]) -> set[str]:
-    """Those expressions that one of a trace's names begins with a match of."""
-    asked = {pattern: names_of(pattern).bit for pattern in patterns}
-    found = 0
-    for bits in learn(trace.names):
-        found |= bits
-    return {pattern for pattern, bit in asked.items() if bit & found}
+def present(trace: Trace, patterns: tuple[str | None, ...]) -> list[bool]:
+    """Whether one of a trace's names begins with a match of each expression; None is always."""
+    bits = _bits_of(patterns)
+    found = trace.once(_index).any | 1
+    return [bit & found != 0 for bit in bits]
+
+
+@lru_cache(maxsize=100)
+def _bits_of(patterns: tuple[str | None, ...]) -> list[int]:
+    return [1 if pattern is None else names_of(pattern).bit for pattern in patterns]
 
 
 @dataclass(frozen=True)
 class _Index:
     """``bits`` of each name of a trace, and its events name by name: those of name ``i`` are
-    ``order[start[i] : start[i + 1]]``, in time order; None of a small trace.
+    ``order[start[i] : start[i + 1]]``, in time order; None of a small trace. ``any``: the bits that
+    some name has.
     """
 
+    any: int
     bits: Ints
     order: Ints | None
     start: Sequence[int]
@@ -113,44 +121,44 @@ class _Index:
 
 def _index(trace: Trace) -> _Index:
     bits = learn(trace.names)
-    if len(_ALL) > _COLUMN.bit_length():
+    some = reduce(or_, bits, 0)
+    if len(_ALL) >= _COLUMN.bit_length():
         bits = [one & _COLUMN for one in bits]
     column = np.array(bits, np.int64)
     if len(trace) < _SMALL:
-        return _Index(column, None, ())
+        return _Index(some, column, None, ())
     # Numbers of 16 bits are sorted in linear time.
     name = trace.name.astype(np.uint16) if len(bits) <= 1 << 16 else trace.name
     ends = np.bincount(trace.name, minlength=len(bits)).cumsum().tolist()
-    return _Index(column, np.argsort(name, kind="stable"), [0, *ends])
+    return _Index(some, column, np.argsort(name, kind="stable"), [0, *ends])
 
 
 def events_named(trace: Trace, *names: Names) -> Ints:
     """Events of any kind, in time order."""
-    index = trace.once(_index)
-    return index.of(index.bits & _sum(names), trace.name)
+    index, wanted = trace.once(_index), _sum(names)
+    return index.of(index.bits & wanted, trace.name) if index.any & wanted else _NONE
 
 
 def operators_named(trace: Trace, *names: Names) -> Ints:
     """Operators, in time order."""
     rows = events_named(trace, *names)
-    operators: Ints = rows[trace.kind[rows] == Kind.OP]
+    operators: Ints = rows[trace.kind[rows] == OPERATOR]
     return operators
 
 
 def marks_named(trace: Trace, *names: Names) -> Ints:
     """Annotations, in time order; some versions write them as operators."""
     rows = events_named(trace, *names)
-    kind = trace.kind[rows]
-    marks: Ints = rows[(kind == ANNOTATION) | (kind == OPERATOR)]
+    marks: Ints = rows[_IS_MARK[trace.kind[rows]]]
     return marks
 
 
 def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
     """Which of these events have a name among any of these; -1 has none."""
-    if not len(trace.names):
+    index, wanted = trace.once(_index), _sum(names)
+    if not index.any & wanted:
         return np.zeros(len(rows), bool)
-    bits = trace.once(_index).bits[trace.name[rows]]
-    found: Bools = (bits & _sum(names) != 0) & (rows >= 0)
+    found: Bools = (index.bits[trace.name[rows]] & wanted != 0) & (rows >= 0)
     return found
 
 
@@ -161,11 +169,11 @@ def _sum(names: Sequence[Names]) -> int:
 def numbers_of(trace: Trace, names: Iterable[str]) -> list[int]:
     """Those of exact names that the trace has."""
     known = trace.once(_numbers)
-    return [known[name] for name in names if name in known]
+    return [number for name in names if (number := known.get(name)) is not None]
 
 
 def _numbers(trace: Trace) -> dict[str, int]:
-    return {name: number for number, name in enumerate(trace.names)}
+    return dict(zip(trace.names, range(len(trace.names)), strict=True))
 
 
 def _marked(trace: Trace, names: Iterable[str]) -> Bools:
@@ -182,8 +190,10 @@ def are_any(trace: Trace, rows: Ints, names: Iterable[str]) -> Bools:
 
 def operators_of(trace: Trace, *names: str) -> Ints:
     """Operators of any of these very names, in time order."""
+    if not numbers_of(trace, names):
+        return _NONE
     rows = trace.once(_index).of(_marked(trace, names), trace.name)
-    operators: Ints = rows[trace.kind[rows] == Kind.OP]
+    operators: Ints = rows[trace.kind[rows] == OPERATOR]
     return operators
 
 

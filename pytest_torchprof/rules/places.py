@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: What encloses everything says nothing of a place.
 _HIDDEN = (ALL_STEPS, REGION)
+#: As a plain number, which is compared faster.
+_RUNTIME: Final = int(Kind.RUNTIME)
 #: So many events are looked at one by one.
 _FEW = 20
 
@@ -75,7 +77,7 @@ def _one_by_one(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
         words = []
         while row >= 0:
             shown = shown_name(trace.names[name[row]])
-            if shown not in _HIDDEN and kind[row] != Kind.RUNTIME:
+            if shown not in _HIDDEN and kind[row] != _RUNTIME:
                 words.append(shown)
             row = parent[row]  # noqa: PLW2901 - upwards
         at.append(number.setdefault(" > ".join(words[::-1]) or None, len(number)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,21 +14,23 @@ from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, shown, sizes
-from pytest_torchprof.rules.names import are_any, rows_of
+from pytest_torchprof.rules.names import Names, are_named, operators_named, rows_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.runs import Finder, Run, by_kind, held
 from pytest_torchprof.rules.sources import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
 
-_CAST = frozenset({"aten::_to_copy", "aten::to", "aten::type_as"})
-_COPY = frozenset({"aten::clone", "aten::contiguous", "aten::reshape", "aten::flatten"}) | {
-    "aten::ravel"
-}
+_TO_COPY: Final = Names(r"aten::_to_copy$")
+_CAST: Final = Names(r"aten::(_to_copy|to|type_as)$")
+_COPY: Final = Names(r"aten::(clone|contiguous|reshape|flatten|ravel)$")
+#: What casts a number of its own, or an operand, to its dtype; most casts are in one of these.
+_INNER: Final = Names(
+    rf"aten::(?!(_to_copy|to|type_as|{'|'.join(n.removeprefix('aten::') for n in WEIGHTS)})$)"
+)
+_WEIGHTED: Final = Names("|".join(f"{re.escape(name)}$" for name in WEIGHTS))
 
 
 @rule(
@@ -76,12 +79,16 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
             for x in batches:
                 y = F.linear(x, weight_bf16)
     """
-    rows = rows_of(trace, "aten::_to_copy")
+    rows = operators_named(trace, _TO_COPY)
+    rows = rows[trace.selection[rows]]
     least = int(repeats)
+    above = trace.parent[rows]
+    inner = are_named(trace, above, _CAST) & are_named(trace, trace.parent[above], _INNER)
+    rows = rows[~inner]
     if len(rows) < least:
         return NO_MATCHES
     top, owner = _chain(trace, rows, _CAST)
-    weighs = are_any(trace, owner, WEIGHTS)
+    weighs = are_named(trace, owner, _WEIGHTED)
     keep = weighs | (owner < 0) | ~are_closed(trace, owner)  # in others, they are torch's own
     if np.count_nonzero(keep) < least:
         return NO_MATCHES
@@ -176,13 +183,13 @@ def contiguous_copy(trace: Trace, *, repeats: float, between: float) -> Matches:
 # -------------------------------------------------------------------- kinds of copies
 
 
-def _chain(trace: Trace, rows: Ints, names: Iterable[str]) -> tuple[Ints, Ints]:
+def _chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:
     """The outermost operator of these names around each row, and what encloses that, or -1."""
     top = rows.copy()
     above = trace.parent[top]
-    todo = np.flatnonzero(above >= 0)
+    todo = (above >= 0).nonzero()[0]
     while len(todo):
-        todo = todo[are_any(trace, above[todo], names)]
+        todo = todo[are_named(trace, above[todo], names)]
         top[todo] = above[todo]
         above[todo] = trace.parent[above[todo]]
         todo = todo[above[todo] >= 0]

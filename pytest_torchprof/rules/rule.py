@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -69,6 +69,14 @@ class Matches:
         return len(self.event)
 
 
+#: Columns of matches, and the kinds of numbers that are in them.
+_COLUMNS: Final = (
+    ("message", ""),
+    ("count", "iu"),
+    ("cost_ns", "iuf"),
+    ("bytes", "iu"),
+    ("location", ""),
+)
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
 
 
@@ -166,17 +174,17 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matche
     events = np.asarray(found.event)
     if events.ndim != 1 or events.dtype.kind not in "iu":
         raise TypeError(f"events are one column of whole numbers, not {events.dtype}")
-    for name in ("message", "count", "cost_ns", "bytes", "location"):
+    for name, kinds in _COLUMNS:
         column = getattr(found, name)
-        if column is not None and not isinstance(column, str) and len(column) != len(events):
+        if column is None or isinstance(column, str):
+            continue
+        if len(column) != len(events):
             raise ValueError(f"{len(events)} events, and {len(column)} of {name}")
-    for name, kinds in (("count", "iu"), ("cost_ns", "iuf"), ("bytes", "iu")):
-        column = getattr(found, name)
-        if column is not None and np.asarray(column).dtype.kind not in kinds:
+        if kinds and np.asarray(column).dtype.kind not in kinds:
             raise TypeError(f"{name} is a column of numbers, not {np.asarray(column).dtype}")
     messages = (found.message,) if isinstance(found.message, str) else found.message
     if not all(isinstance(said, str) for said in messages):
         raise TypeError("a message is text")
-    if ((events < -1) | (events >= len(trace))).any():
+    if len(events) and (events.min() < -1 or events.max() >= len(trace)):
         raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -10,15 +12,14 @@ import numpy as np
 from pytest_torchprof.rules.levels import engine_steps, frames_around
 from pytest_torchprof.rules.names import (
     Names,
+    are_any,
     marks_named,
-    operators_named,
-    operators_of,
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import has_frames, rows_of, within
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
@@ -86,7 +87,7 @@ _UPDATES: Final[Mapping[str, tuple[str, str | None]]] = {
 _BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
 _STEP: Final = Names(r"Optimizer\.step#(\w+)\.step$")
 _SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
-_TOGETHER: Final = Names(r"aten::_(foreach|fused)_")
+_TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
 
 
 @rule(
@@ -124,45 +125,52 @@ def single_tensor_optimizer(trace: Trace, *, parameters: float) -> Matches:
     if not len(steps):
         return NO_MATCHES
     classes = _classes(trace, steps)
-    begin = _loss_end(trace, steps)
-    together = _in_steps(trace, steps, begin, operators_named(trace, _TOGETHER))
-    wanted = {name for known in set(classes) if known for name in _UPDATES[known] if name}
-    calls = {name: _calls(trace, steps, begin, name) for name in wanted}
+    called = _called(trace, steps, classes)
     events, messages = [], []
-    for at, known in enumerate(classes):
-        if known is None or together[at]:
+    for step, known, calls in zip(steps.tolist(), classes, called, strict=True):
+        if known is None or any(name.startswith(_TOGETHER) for name in calls):
             continue
         once, off = _UPDATES[known]
-        count = calls[once][at] - (calls[off][at] if off else 0)
+        count = calls[once] - (calls[off] if off else 0)
         if count >= parameters:
-            shown = _STEP.match(trace.names[trace.name[steps[at]]])
-            events.append(int(steps[at]))
-            messages.append(f"{shown and shown[1]} updates {count} parameters one by one")
+            events.append(step)
+            shown = _class_name(trace.names[trace.name[step]])
+            messages.append(f"{shown} updates {count} parameters one by one")
     return Matches(np.array(events, np.int64), messages)
 
 
-def _calls(trace: Trace, steps: Ints, begin: Ints, name: str) -> list[int]:
-    """How often each step calls an operator, additions of sparse tensors left out."""
-    rows = operators_of(trace, name)
-    if name == "aten::add_":
-        rows = rows[~_is_sparse(trace, rows)]
-    return _in_steps(trace, steps, begin, rows)
+def _called(trace: Trace, steps: Ints, classes: Sequence[str | None]) -> list[Counter[str]]:
+    """What each step calls directly once its loss is known, and how often."""
+    name, parent, ts = trace.name, trace.parent, trace.ts
+    sparse = _sparse_additions(trace) if "SGD" in classes else None
+    engine = ts[engine_steps(trace)]
+    called = []
+    for step, stop in zip(
+        steps.tolist(), ts.searchsorted(_ends(trace, steps)).tolist(), strict=True
+    ):
+        backward = engine.searchsorted(ts[[step, stop - 1]], "right").tolist()
+        # With a closure, the updates come after its backward pass.
+        begin = (
+            step + 1
+            if backward[0] == backward[1]
+            else int(ts.searchsorted(engine[backward[1] - 1]))
+        )
+        mine = parent[begin:stop] == step
+        if sparse is not None:
+            mine[sparse[(sparse >= begin) & (sparse < stop)] - begin] = False
+        called.append(Counter([trace.names[i] for i in name[begin:stop][mine].tolist()]))
+    return called
 
 
-def _in_steps(trace: Trace, steps: Ints, begin: Ints, rows: Ints) -> list[int]:
-    """How many of these events are directly in each step, from some time on."""
-    if not len(rows):
-        return [0] * len(steps)
-    above = trace.parent[rows]
-    step = np.minimum(np.searchsorted(steps, above), len(steps) - 1)
-    mine = (steps[step] == above) & (trace.ts[rows] >= begin[step])
-    return np.bincount(step[mine], minlength=len(steps)).tolist()  # type: ignore[no-any-return]
+@lru_cache(maxsize=1000)
+def _class_name(name: str) -> str:
+    found = _STEP.match(name)
+    return found[1] if found else ""
 
 
 def _classes(trace: Trace, steps: Ints) -> list[str | None]:
     """Torch's class of each step, None for one that is not torch's."""
-    names = [trace.names[number] for number in trace.name[steps].tolist()]
-    found = [match[1] if (match := _STEP.match(name)) else "" for name in names]
+    found = [_class_name(trace.names[number]) for number in trace.name[steps].tolist()]
     classes = [name if name in _UPDATES else None for name in found]
     if None not in classes or not has_frames(trace):
         return classes
@@ -178,17 +186,11 @@ def _classes(trace: Trace, steps: Ints) -> list[str | None]:
     return classes
 
 
-def _loss_end(trace: Trace, steps: Ints) -> Ints:
-    """When the updates of each step begin: after its closure's backward pass, if it has one."""
-    engine = engine_steps(trace)
-    start, end = trace.ts[steps], trace.ts[steps] + trace.dur[steps]
-    if not len(engine):
-        return start
-    last = engine[np.maximum(np.searchsorted(trace.ts[engine], end) - 1, 0)]
-    return np.where(trace.ts[last] < end, np.maximum(trace.ts[last], start), start)
+def _ends(trace: Trace, rows: Ints) -> Ints:
+    return trace.ts[rows] + trace.dur[rows]
 
 
-def _is_sparse(trace: Trace, rows: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which in-place additions are of a sparse tensor: they call the form with an output."""
-    inner = rows_of(trace, "aten::add")
-    return np.isin(rows, trace.parent[inner])
+def _sparse_additions(trace: Trace) -> Ints:
+    """In-place additions of a sparse tensor: they call the form with an output."""
+    above = trace.parent[rows_of(trace, "aten::add")]
+    return above[are_any(trace, above, ("aten::add_",))]

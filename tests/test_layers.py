@@ -11,8 +11,8 @@ import pytest
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
     {"", "units", "errors", "files", "watchdog", "hookspecs"},  # "" is the package itself
-    {"events", "arguments", "nesting", "flops", "devices", "stats", "settings"},
-    {"metrics", "rules", "analysis", "compare"},
+    {"events", "arguments", "nesting", "flops", "devices", "stats", "settings", "samples"},
+    {"metrics", "rules", "analysis", "compare", "paired"},
     {"render", "baseline", "trace"},
     {
         "options",
@@ -62,11 +62,12 @@ ACROSS = {  # what a room may import on its own level
         "rulebook",
         "runs",
     },
+    "ab": {"capture", "recorder", "reruns", "runs", "session", "silence"},
     "cli": {"commands"},
     "__main__": {"cli"},
 }
 ONLY_IN = {  # library → the modules that may import it
-    "pytest": {"plugin", "options", "rulebook", "session", "reruns", "silence", "fixture"},
+    "pytest": {"plugin", "options", "rulebook", "session", "reruns", "silence", "fixture", "ab"},
     "torch": {"capture"},
     "tabulate": {"render"},
     "tqdm": {"commands"},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from pytest_torchprof.paired.decision import Decision
-from pytest_torchprof.samples import Sample
+if TYPE_CHECKING:
+    from pytest_torchprof.paired.decision import Decision
+    from pytest_torchprof.samples import Sample
 
 #: Of a decision; or why there is none: the test is only in B or only in A, fails or is skipped on
 #: a side, or could not be measured.

@@ -137,7 +137,7 @@ def _entries(repository: str, folder: str) -> list[str]:
     """Folders of git's notes on worktrees that lie in our folder."""
     found = []
     with suppress(OSError):
-        for entry in os.scandir(os.path.join(repository, "worktrees")):  # noqa: PTH118 - any bytes
+        for entry in os.scandir(os.path.join(repository, "worktrees")):
             with suppress(OSError, ValueError):
                 gitdir = Path(entry.path, "gitdir").read_bytes().rstrip(b"\r\n")
                 place = os.path.normpath(Path(entry.path, os.fsdecode(gitdir)))

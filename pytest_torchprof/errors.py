@@ -56,7 +56,7 @@ class CaptureError(TorchprofError):
 
 
 class AbError(TorchprofError):
-    """Two revisions that cannot be timed side by side."""
+    """Two sides that cannot be compared: no such revision, or code that is not a side's own."""
 
 
 def near(word: str, known: Iterable[str]) -> str:

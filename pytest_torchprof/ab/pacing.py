@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 #: A turn is short, so that the two of a pair are neighbours in time, and long enough that what
 #: surrounds it (a message each way, a collection) is little beside it.
@@ -13,6 +15,8 @@ RENEWING_SHARE = 0.05
 #: Of a test that may be called once on its fixtures, or that measures a part of itself, all may
 #: take this many times what the calls alone might.
 MOST_SPENT = 3.0
+#: Pairs of turns at most that find out how many calls a turn has.
+MOST_TRIALS = 3
 
 
 def calls_for(a_ns: float, b_ns: float) -> int:
@@ -41,10 +45,10 @@ class Pace:
     done: int = 0
     #: Pairs that were to find out how long a call is.
     trials: int = 0
+    settled: bool = False
     #: What pairs on new fixtures cost beyond their calls, and what the latest did.
     _renewals_ns: int = 0
     _renewal_ns: int | None = None
-    _latest: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def fresh(self) -> bool:
@@ -62,11 +66,27 @@ class Pace:
             return False
         return self.measured_ns >= self.limit_ns or self.spent_ns >= MOST_SPENT * self.limit_ns
 
-    def tried(self, a_ns: float, b_ns: float, *, calls: int) -> bool:
-        """A pair before those that count took so long a call; whether it counts after all."""
+    @property
+    def limit_reached(self) -> bool:
+        """Whether all the time that it was given was measured."""
+        return self.limit_ns is None or self.measured_ns >= self.limit_ns
+
+    def counts(self, a_ns: Sequence[int], b_ns: Sequence[int], *, calls: int) -> bool:
+        """Whether a pair of turns is one of those that are compared, by the time of its calls.
+
+        The first ones find out how many calls a turn has. Of a long call there is one, and no
+        other is needed to know.
+        """
+        if self.settled:
+            return True
         self.trials += 1
-        self.calls = calls_for(a_ns, b_ns) if self.repeatable else 1
-        return self.calls <= calls
+        wanted = 1
+        if self.repeatable:
+            wanted = calls_for(statistics.median(a_ns), statistics.median(b_ns))
+        self.settled = wanted <= 2 * calls or self.trials >= MOST_TRIALS
+        counts = wanted == calls == 1
+        self.calls = wanted
+        return counts
 
     def took(self, measured_ns: int, spent_ns: int, *, fresh: bool) -> None:
         """A pair took so long in its calls, and with all that was around them."""

@@ -66,7 +66,8 @@ class _Pair:
     def start(self) -> None:
         """Both collect at the same time."""
         for worker in self:
-            worker.start()
+            if not worker.side.empty:
+                worker.start()
         found_a, why_a = _collect(self.a)
         found_b, why_b = _collect(self.b)
         if why_b is not None:
@@ -74,7 +75,7 @@ class _Pair:
         if why_a is not None:
             # Every test is a row that says so.
             found_a = Collected([], {"": why_a}, found_b.origins)
-        else:
+        elif found_a.origins and found_b.origins:
             proven(found_a.origins, found_b.origins)
         self.found = found_a, found_b
 
@@ -100,7 +101,8 @@ class _Pair:
         """End both, and look once more at where their code came from."""
         ends = []
         for worker in self:
-            worker.close()
+            if not worker.side.empty:
+                worker.close()
             if worker.ended is not None:
                 ends.append(worker.ended[3])
         if len(ends) == 2:
@@ -121,6 +123,8 @@ def _pair(a: Side, b: Side, janitor: Janitor) -> Iterator[_Pair]:
 
 def _collect(worker: Worker) -> tuple[Collected, str | None]:
     """What it has collected, or why it could not collect anything."""
+    if worker.side.empty:
+        return Collected([], {}, {}), None
     try:
         return worker.collect(), None
     except WorkerDied as death:

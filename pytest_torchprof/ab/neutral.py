@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 from pytest_torchprof.errors import AbError
@@ -96,33 +94,3 @@ def refuse(args: list[str], *, accepts: bool, has_us: bool) -> None:
             "`torchprof ab` needs its markers and its fixture",
             "leave out -p no:torchprof and PYTEST_DISABLE_PLUGIN_AUTOLOAD",
         )
-
-
-def present(args: list[str], here: Path) -> tuple[list[str], list[str]]:
-    """(what of these paths and node ids there is on this side; prefixes of tests that are meant).
-
-    A revision that lacks a file has no tests of it. Of a file, all is collected, as a single test
-    that is not there would end the whole run.
-
-    >>> present(["errors.py::test_x", "gone.py"], Path(__file__).parent.parent)
-    (['errors.py'], ['errors.py::test_x'])
-    """
-    found: list[str] = []
-    for arg in args:
-        path = arg.partition("::")[0]
-        if (here / path).exists() and path not in found:
-            found.append(path)
-    return found, args
-
-
-def is_meant(path: Path, name: str, wanted: list[str], here: Path) -> bool:
-    """Whether a test, ``name`` within its file, is among these paths and node ids."""
-    for arg in wanted:
-        file, _, inner = arg.partition("::")
-        top = os.path.normpath(here / file)
-        if inner:
-            if str(path) == top and (name == inner or name.startswith((inner + "::", inner + "["))):
-                return True
-        elif str(path) == top or str(path).startswith(top + os.sep):
-            return True
-    return False

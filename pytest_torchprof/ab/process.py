@@ -29,6 +29,9 @@ os.dup2(2, 1)
 side = channel.receive()
 os.chdir(side["cwd"])
 sys.path[:] = [entry for entry in sys.path if entry]
+given, sys.path[:] = sys.path[:], [side["tool"], *sys.path]
+import pytest_torchprof
+sys.path[:] = given
 from pytest_torchprof.ab.worker import serve
 serve(channel, side)
 """
@@ -122,6 +125,8 @@ class Worker:
                 "cwd": str(self.side.cwd),
                 "others": [str(other) for other in self.side.others],
                 "args": list(self.side.args),
+                "wanted": list(self.side.wanted),
+                "tool": str(self.side.tool),
                 "folder": str(folder),
             }
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_torchprof.ab.neutral import is_meant, neutralise, present, refuse
+from pytest_torchprof.ab.neutral import neutralise, refuse
+from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import Command, TurnRunner, said
 from pytest_torchprof.capture import Machine, prime, probe_machine
 from pytest_torchprof.errors import TorchprofError
@@ -36,19 +37,18 @@ class Served:
         exchange: Callable[[Command], Command],
         folder: Path,
         found: Callable[[], dict[str, Any]],
-        *,
-        lenient: bool,
+        wanted: Sequence[str],
     ) -> None:
         """``exchange``: tell the controller, and wait for what it wants next.
 
-        ``found`` is asked once tests are collected. ``lenient``: paths that are not there are no
-        error.
+        ``found`` is asked once tests are collected. ``wanted``: see `matches`.
         """
+        #: What pytest calls it, and our fixture looks for.
+        self.__name__ = "torchprof-session"
         self._exchange = exchange
         self.folder = folder
         self._found = found
-        self._lenient = lenient
-        self._wanted: list[str] | None = None
+        self._wanted = wanted
         self._machine: Machine | None = None
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
@@ -75,29 +75,21 @@ class Served:
         refuse(args, accepts=bool(accepts), has_us=has_us)
         neutralise(config.option)
         config.option.basetemp = str(self.folder / "tmp")
-        if self._lenient and not config.option.pyargs:
-            config.args, self._wanted = present(config.args, config.invocation_params.dir)
         return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Be what the fixture looks for."""
+        """Take what the user has set for profiled runs."""
         settings = build_settings(config)
         self.settings = dataclasses.replace(
             settings, accept=False, strict=False, json=None, traces=None, time="off"
         )
-        config.pluginmanager.register(self, "torchprof-session")
 
     # ---------------------------------------------------------------- collection
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """Where there is nothing of what is asked for, there is nothing to collect."""
+    def pytest_sessionstart(self) -> None:
+        """Ask torch about the machine."""
         self._machine = probe_machine(self.settings.threads)
-        if self._wanted is not None and self._wanted and not session.config.args:
-            session.config.args = []
-            session.items = []
-        return (yield)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what could not be collected."""
@@ -110,13 +102,7 @@ class Served:
     ) -> Generator[None, None, None]:
         """Plan each test, once others have said which there are."""
         yield
-        if self._wanted is not None:
-            here = config.invocation_params.dir
-            items[:] = [
-                item
-                for item in items
-                if is_meant(item.path, item.nodeid.partition("::")[2], self._wanted, here)
-            ]
+        items[:] = [item for item in items if matches(item.nodeid, self._wanted, config.rootpath)]
         for item in items:
             item.stash[_PLAN] = self._plan(item)
 

@@ -53,7 +53,7 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     folder = Path(side["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     found: Callable[[], dict[str, Any]] = lambda: {"origins": imports.origins(root, others)}  # noqa: E731
-    plugin = Served(line.exchange, folder, found, lenient=side["name"] == "A")
+    plugin = Served(line.exchange, folder, found, side["wanted"])
     args = ["-o", f"cache_dir={folder / 'cache'}", *side["args"]]
     sys.argv = ["pytest", *side["args"]]
     error = None

@@ -288,7 +288,8 @@ class _Compared:
             spent = time.perf_counter_ns() - begun
             a, b = turns["A"].wall_ns, turns["B"].wall_ns
             pace.took(sum(a) + sum(b), spent, fresh=fresh)
-            if not pace.counts(a, b, calls=calls):
+            calls_ns = [turn.spent_ns / calls for turn in turns.values()]
+            if not pace.counts(*calls_ns, calls=calls):
                 continue
             pace.done += 1
             self._comparison.add(a, b)

@@ -70,10 +70,14 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Turn:
-    """Durations of a turn's calls; ``error`` is what one of them has raised."""
+    """Durations of a turn's calls, or of their marked regions; ``spent_ns`` is of all, whole.
+
+    ``error`` is what one of them has raised.
+    """
 
     wall_ns: array[int]
     cpu_ns: array[int]
+    spent_ns: int
     error: str | None = None
 
 
@@ -175,8 +179,8 @@ class Worker:
     def turn(self, nodeid: str, calls: int, *, fresh: bool) -> Turn:  # noqa: ARG002 - it knows
         """Call the test so many times, on new fixtures or on those that are there."""
         self._tell(("turn", calls, fresh))
-        _, wall, cpu, error = self._expect("turn")
-        return Turn(array("q", wall), array("q", cpu), error)
+        _, wall, cpu, spent, error = self._expect("turn")
+        return Turn(array("q", wall), array("q", cpu), spent, error)
 
     def finish(self) -> Profiled:
         """Have the test torn down; what became of it in the end."""

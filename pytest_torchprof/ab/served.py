@@ -128,6 +128,7 @@ class Served:
         if session.items:
             prime()
             warm_up()
+        self.runner.settle()
         items: dict[str, pytest.Item] = {}
         for item in session.items:
             items.setdefault(item.nodeid, item)

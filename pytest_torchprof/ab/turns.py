@@ -53,6 +53,7 @@ class TurnRunner(Runner):
         #: Tells of a turn, and answers with the next command.
         self._answer = answer
         self._turns: Turns | None = None
+        self._tidy = Tidy()
 
     def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:
         """The outermost wrapper of the call phase: the first run, the profiled one, the turns."""
@@ -72,6 +73,10 @@ class TurnRunner(Runner):
                 self.rerunning = False
         return result
 
+    def settle(self) -> None:
+        """All is loaded: from here on the collector need not look at it."""
+        self._tidy.settle()
+
     def measured_turn(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """The innermost wrapper of the call phase: what is timed, and nothing else."""
         if self._turns is None:
@@ -84,7 +89,8 @@ class TurnRunner(Runner):
         if command[0] != "turn":
             return
         late = self._end_first(item)
-        with self._apart(item, recorder), warnings.catch_warnings(), Tidy():
+        with self._apart(item, recorder), warnings.catch_warnings():
+            self._tidy.settle()
             warnings.showwarning = _nothing
             while command[0] == "turn":
                 turns = Turns(item, self._answer, command[1], late)
@@ -209,9 +215,9 @@ class Turns:
         if error is None and failed is not None:
             error = AssertionError(f"the test {failed}")
         error, self._late = self._late or error, None
-        wall, cpu = self._meter.take()
+        wall, cpu, spent = self._meter.take()
         text = None if error is None else said(error)
-        return self._answer(("turn", wall.tobytes(), cpu.tobytes(), text))
+        return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
 
     def _drop(self) -> None:
         """Leave nothing to grow from turn to turn, and the collector nothing to do in calls."""

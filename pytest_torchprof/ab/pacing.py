@@ -12,7 +12,7 @@ TURN_NS = 10_000_000
 RENEWING_SHARE = 0.05
 #: Of a test that may be called once on its fixtures, or that measures a part of itself, all may
 #: take this many times what the calls alone might.
-MOST_SPENT = 3.0
+MOST_SPENT = 2.0
 #: Pairs of turns at most that find out how many calls a turn has.
 MOST_TRIALS = 3
 

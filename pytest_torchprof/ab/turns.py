@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from pytest_torchprof.capture import REAL, Meter, Tidy
-from pytest_torchprof.recorder import Recorder
 from pytest_torchprof.reruns import (
     STRICT_XFAIL,
     Runner,
     functional_failure,
     globs_of,
 )
+
+if TYPE_CHECKING:
+    from pytest_torchprof.recorder import Recorder
 
 Result = TypeVar("Result")
 
@@ -136,7 +138,7 @@ class Turns:
         #: The next command, once it is one that these fixtures do not serve.
         self._next: Command | None = None
         self._first = True
-        self._sections = len(item._report_sections)
+        self._sections = len(item._report_sections)  # noqa: SLF001 - as in reruns
         self._properties = len(item.user_properties)
 
     # ---------------------------------------------------------------- of the test's calls
@@ -221,7 +223,7 @@ class Turns:
 
     def _drop(self) -> None:
         """Leave nothing to grow from turn to turn, and the collector nothing to do in calls."""
-        del self._item._report_sections[self._sections :]
+        del self._item._report_sections[self._sections :]  # noqa: SLF001 - as in reruns
         del self._item.user_properties[self._properties :]
         manager = self._item.config.pluginmanager
         logging = manager.getplugin("logging-plugin")

@@ -79,20 +79,18 @@ class Compared:
     def known(self, verdict: RowVerdict | None = None, reason: str | None = None) -> Row:
         """A row of what is known so far; the comparison's verdict if none is given."""
         decision = None
-        if self._pace.done:
+        if verdict is None and self._pace.done:
             decision = self._comparison.decide()
-        if verdict is None:
-            verdict = decision.verdict if decision is not None else "error"
-            reason = self._remark() if decision is not None else "it was not measured"
+            verdict, reason = decision.verdict, self._remark()
         return Row(
             self._nodeid,
-            verdict,
+            verdict or "error",
             reason,
             _sample(self._wall["A"]),
             _sample(self._wall["B"]),
             _sample(self._cpu["A"]),
             _sample(self._cpu["B"]),
-            decision if verdict != "error" else None,
+            decision,
             self._differences(),
             self._pace.measured_ns / 1e9,
         )
@@ -108,6 +106,10 @@ class Compared:
             profile = self._profiles[name]
             if profile.outcome == "failed":
                 return self.known("failed", f"fails in {name}: {profile.reason}")
+        for name in ("A", "B"):
+            profile = self._profiles[name]
+            if profile.outcome == "error":
+                return self.known("error", profile.reason)
         for name in ("A", "B"):
             profile = self._profiles[name]
             if profile.outcome == "skipped":

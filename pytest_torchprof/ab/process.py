@@ -151,7 +151,6 @@ class Worker:
             return
         if not gently:
             _end_group(self.pid)
-        self._gateway.exit()
         self._group.terminate(timeout=3.0)
         _end_group(self.pid)  # what tests have left behind
         self._janitor.forget(self.pid)

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_torchprof.ab.neutral import neutralise, refuse
 from pytest_torchprof.ab.selection import matches
-from pytest_torchprof.ab.turns import Command, TurnRunner, said
+from pytest_torchprof.ab.turns import NOT_TIMED, Command, TurnRunner, said
 from pytest_torchprof.capture import Machine, prime, probe_machine
 from pytest_torchprof.errors import TorchprofError
 from pytest_torchprof.metrics import METRICS
@@ -143,13 +143,17 @@ class Served:
     def _run(
         self, items: dict[str, pytest.Item], nodeid: str, following: str | None
     ) -> tuple[str, str | None]:
-        """Run one test; what became of it, and why."""
+        """Run one test; what became of it, and why: an error if it cannot be timed."""
         item = items[nodeid]
         self._reports.clear()
         following_item = items.get(following) if following else None
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following_item)
         item.session.shouldfail = item.session.shouldstop = False
-        return outcome_of(self._reports)
+        outcome, why = outcome_of(self._reports)
+        recorder = item.stash.get(_RECORDER, None)
+        if outcome == "passed" and recorder is not None and recorder.reason in NOT_TIMED:
+            return "error", recorder.reason
+        return outcome, why
 
     # ---------------------------------------------------------------- one test
 
@@ -245,7 +249,7 @@ def metrics_of(recorder: Recorder) -> dict[str, int | float]:
 
 
 def outcome_of(reports: list[pytest.TestReport]) -> tuple[str, str | None]:
-    """(passed, failed or skipped; why)."""
+    """Passed, failed or skipped; and why."""
     skipped: str | None = None
     for report in reports:
         if report.failed:
@@ -260,7 +264,7 @@ def _why_skipped(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return f"xfailed: {report.wasxfail}".rstrip(": ")
     place = report.longrepr
-    return str(place[2]) if isinstance(place, tuple) else _last_line(report.longreprtext)
+    return str(place[2]).removeprefix("Skipped: ") if isinstance(place, tuple) else _last_line(report.longreprtext)
 
 
 def _last_line(text: str) -> str:

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 #: Why a test is not timed, of the reasons why one is not profiled.
 _NOT_PASSED = ("failed", "skipped", "xfailed", "has failed subtests", STRICT_XFAIL)
-_NOT_TIMED = (
+NOT_TIMED = (
     *_NOT_PASSED,
     "the test has forked, and this is the child",
     "the test measures more than one region through the fixture",
@@ -67,7 +67,7 @@ class TurnRunner(Runner):
             # What it says of measured numbers is not what is asked here.
             if not recorder.stats_read:
                 raise
-        if recorder.reason not in _NOT_TIMED:
+        if recorder.reason not in NOT_TIMED:
             self.rerunning = True
             try:
                 self._serve(item, recorder, globs)

@@ -18,7 +18,7 @@ from pytest_torchprof.errors import AbError
 from pytest_torchprof.paired import Row
 
 #: Of both sides. SLOW, LESS and so on are what differs.
-KINDS = '''
+KINDS = """
 import asyncio, gc, logging, os, random, time, unittest, warnings
 import pytest, torch
 from hypothesis import given, settings, strategies as st
@@ -170,7 +170,7 @@ def test_dies():
 
 def test_lives():
     ONES + ONES
-'''
+"""
 ONLY = "def test_here():\n    pass\n"
 DOCTEST = '"""\n>>> 1 + 1\n2\n"""\n'
 
@@ -185,7 +185,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (top / side / "test_kinds.py").write_text(KINDS)
         (top / side / "pytest.ini").write_text(
             "[pytest]\naddopts = -n 2 -x --junitxml=junit.xml --lf -p no:randomly\n"
-            "filterwarnings = error\n    default::UserWarning\n"
+            "filterwarnings =\n    error\n    default:w*:UserWarning\n"
         )
         (top / side / "test_text.txt").write_text(">>> 1 + 1\n2\n")
         (top / side / "test_broken_in_a.py").write_text(

@@ -264,7 +264,11 @@ def _why_skipped(report: pytest.TestReport) -> str:
     if hasattr(report, "wasxfail"):
         return f"xfailed: {report.wasxfail}".rstrip(": ")
     place = report.longrepr
-    return str(place[2]).removeprefix("Skipped: ") if isinstance(place, tuple) else _last_line(report.longreprtext)
+    return (
+        str(place[2]).removeprefix("Skipped: ")
+        if isinstance(place, tuple)
+        else _last_line(report.longreprtext)
+    )
 
 
 def _last_line(text: str) -> str:

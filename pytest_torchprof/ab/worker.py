@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest_torchprof
 from pytest_torchprof.ab import imports
 from pytest_torchprof.errors import TorchprofError
 
@@ -44,6 +45,9 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     line = Line(channel)
     root, others = side["root"], side["others"]
     imports.redirect(root, others)
+    # pytest warns of plugins that are imported before it, and a warning may be an error. What it
+    # looks for is this word, see pytest's "Assertion Rewriting".
+    pytest_torchprof.__doc__ = f"{pytest_torchprof.__doc__} PYTEST_DONT_REWRITE"
     import pytest
 
     from pytest_torchprof.ab.served import Served

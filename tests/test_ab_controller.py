@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
 from pytest_torchprof.ab.controller import Options, run
 from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.sides import Request, sides
 from pytest_torchprof.errors import AbError
-from pytest_torchprof.paired import Row
 
-#: Of both sides. SLOW, LESS and so on are what differs.
+if TYPE_CHECKING:
+    from pytest_torchprof.paired import Row
+
+#: Of both sides.
 KINDS = """
 import asyncio, gc, logging, os, random, time, unittest, warnings
 import pytest, torch
@@ -366,7 +365,7 @@ def test_tests_that_always_end_their_worker_end_the_run(tmp_path: Path) -> None:
         "import os, pytest\n@pytest.mark.parametrize('n', range(9))\n"
         "def test_x(n):\n    os.kill(os.getpid(), 9)\n"
     )
-    with pytest.raises(AbError, match="3 tests in a row have ended their worker.*SIGKILL"):
+    with pytest.raises(AbError, match=r"3 tests in a row have ended their worker.*SIGKILL"):
         compare(tmp_path, tmp_path)
 
 
@@ -375,7 +374,12 @@ def test_an_interrupt_ends_the_workers_at_once(
 ) -> None:
     pids: list[int] = []
     watch = Janitor.watch
-    monkeypatch.setattr(Janitor, "watch", lambda self, pid: (pids.append(pid), watch(self, pid)))
+
+    def noted(janitor: Janitor, pid: int) -> None:
+        pids.append(pid)
+        watch(janitor, pid)
+
+    monkeypatch.setattr(Janitor, "watch", noted)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pytest_torchprof.paired.decision import Comparison, Decision, Verdict
-from pytest_torchprof.paired.row import Difference, Row, RowVerdict
+from pytest_torchprof.paired.row import Difference, Row, RowVerdict, Stopped
 
-__all__ = ["Comparison", "Decision", "Difference", "Row", "RowVerdict", "Verdict"]
+__all__ = ["Comparison", "Decision", "Difference", "Row", "RowVerdict", "Stopped", "Verdict"]

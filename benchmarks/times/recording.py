@@ -1,0 +1,145 @@
+"""Records series: two processes in turn, and processes alone, over the time that is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.times.series import Conditions, Pairs, Series, Session
+from benchmarks.times.work import WORK
+
+ROOT = Path(__file__).parent.parent.parent
+#: Calls of the reference kernel after a turn of a session: about a millisecond.
+_REFERENCE_CALLS = 4
+
+
+class Worker:
+    """A measured process."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(ROOT), environment.get("PYTHONPATH")])
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.times.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def calls(self, work: str) -> int:
+        """How many calls fill a turn."""
+        return self.turn(work, 0)[0]
+
+    def turn(self, work: str, calls: int) -> list[int]:
+        """The durations of so many calls, in ns.
+
+        Raises:
+            RuntimeError: the process has died.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{work}|{calls}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a measured process has died with status {self._process.wait()}")
+        found: list[int] = json.loads(line)
+        return found
+
+
+def conditions(*, hog: bool, quick: bool) -> Conditions:
+    """Of a recording that starts now."""
+    return Conditions(
+        machine=platform.machine(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        torch=version("torch"),
+        started=datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        hog=hog,
+        quick=quick,
+    )
+
+
+def record(works: Sequence[str], *, seconds: float, each_s: float, hog: bool) -> Iterator[Series]:
+    """Series of these works, until the time is over; new processes for each round of all.
+
+    ``each_s`` is how long a side of a pair is measured; a session has one second at most.
+    """
+    started = time.monotonic()
+    order = random.Random(1)
+    number = 0
+    with _hog() if hog else ExitStack():
+        while not number or time.monotonic() - started < seconds:
+            number += 1
+            with closing(Worker()) as alone:
+                for work in works:
+                    at = time.monotonic() - started
+                    yield Session(number, at, work, *_alone(alone, work, min(each_s, 1.0)))
+                    if time.monotonic() - started > seconds:
+                        return
+            with closing(Worker()) as a, closing(Worker()) as b:
+                for work in works:
+                    at = time.monotonic() - started
+                    yield Pairs(number, at, work, *_in_turn(a, b, work, each_s, order))
+                    if time.monotonic() - started > seconds:
+                        return
+
+
+def _alone(worker: Worker, work: str, seconds: float) -> tuple[list[list[int]], list[list[int]]]:
+    calls = worker.calls(work)
+    turns: list[list[int]] = []
+    reference = []
+    spent = 0
+    while spent < seconds * 1e9:
+        turns.append(worker.turn(work, calls))
+        reference.append(worker.turn("reference", _REFERENCE_CALLS))
+        spent += sum(turns[-1])
+    return turns, reference
+
+
+def _in_turn(
+    a: Worker, b: Worker, work: str, seconds: float, order: random.Random
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Turns of both until each has its seconds; who is first in a pair is drawn."""
+    calls = a.calls(work)
+    b.calls(work)  # also lets both start up before the clock runs
+    turns: dict[Worker, list[list[int]]] = {a: [], b: []}
+    spent = {a: 0, b: 0}
+    while min(spent.values()) < seconds * 1e9:
+        for worker in order.sample((a, b), 2):
+            turns[worker].append(worker.turn(work, calls))
+            spent[worker] += sum(turns[worker][-1])
+    return turns[a], turns[b]
+
+
+@contextmanager
+def _hog() -> Iterator[None]:
+    """A competing process that never rests."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+ALL = tuple(WORK)
+#: For a first look: one short work of each kind.
+FEW = ("small ops", "mlp", "convolution", "sort")

@@ -1,0 +1,121 @@
+"""Series of durations: what was recorded, and where it is kept."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+#: Durations of the calls of one turn, in ns.
+Turn = list[int]
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """Of a whole recording; ``hog`` is whether a competing process ran all the time."""
+
+    machine: str
+    cores: int
+    torch: str
+    started: str
+    hog: bool
+    quick: bool
+
+
+class Pairs(msgspec.Struct, frozen=True, tag="pairs"):
+    """Two processes of the same code, measured turn by turn: turn i of ``a`` beside i of ``b``.
+
+    ``processes`` numbers the two of them: new ones for each number. ``at_s`` counts from the
+    start of the recording.
+    """
+
+    processes: int
+    at_s: float
+    work: str
+    a: list[Turn]
+    b: list[Turn]
+
+    def parts(self, seconds: float) -> Iterator[Pairs]:
+        """The series cut into stretches in which the longer side has so many seconds."""
+        start = 0
+        spent = [0.0, 0.0]
+        for i, (a, b) in enumerate(zip(self.a, self.b, strict=True), 1):
+            spent[0] += sum(a) / 1e9
+            spent[1] += sum(b) / 1e9
+            if max(spent) >= seconds:
+                yield Pairs(self.processes, self.at_s, self.work, self.a[start:i], self.b[start:i])
+                start, spent = i, [0.0, 0.0]
+
+
+class Session(msgspec.Struct, frozen=True, tag="session"):
+    """One process alone, as a stored baseline is measured; a turn of the reference after each."""
+
+    processes: int
+    at_s: float
+    work: str
+    turns: list[Turn]
+    reference: list[Turn]
+
+    @property
+    def calls(self) -> Turn:
+        """All of them, in order."""
+        return [duration for turn in self.turns for duration in turn]
+
+
+Series = Pairs | Session
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """What was measured, and under which conditions."""
+
+    conditions: Conditions
+    series: Sequence[Series]
+
+    @property
+    def pairs(self) -> list[Pairs]:
+        """The interleaved ones."""
+        return [one for one in self.series if isinstance(one, Pairs)]
+
+    @property
+    def sessions(self) -> dict[str, list[Session]]:
+        """The separate ones, by what was timed."""
+        found: dict[str, list[Session]] = {}
+        for one in self.series:
+            if isinstance(one, Session):
+                found.setdefault(one.work, []).append(one)
+        return found
+
+
+def write(file: Path, conditions: Conditions, series: Iterable[Series]) -> None:
+    """Line by line as it comes, so that what was measured before a breakdown is kept."""
+    with gzip.open(file, "wb", 6) as out:
+        out.write(msgspec.json.encode(conditions) + b"\n")
+        for one in series:
+            out.write(msgspec.json.encode(one) + b"\n")
+            out.flush()
+
+
+def read(file: Path) -> Recording:
+    """Everything in the file; of one that broke off, all before.
+
+    Raises:
+        SystemExit: it is no recording.
+    """
+    try:
+        first, *rest = _lines(file)
+        conditions = msgspec.json.decode(first, type=Conditions)
+        return Recording(conditions, [msgspec.json.decode(line, type=Series) for line in rest])
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise SystemExit(f"{file} is no recording of series: {error}") from error
+
+
+def _lines(file: Path) -> list[bytes]:
+    found = []
+    with gzip.open(file, "rb") as lines:
+        try:
+            for line in lines:
+                found.append(line)
+        except EOFError:  # still being written, or never finished
+            pass
+    return found

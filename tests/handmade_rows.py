@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,9 @@ SLOWER = decided(
 )
 SAME = decided("test_load", "same", 1.0005, ms=0.0041)
 UNCLEAR = decided("test_jumpy", "unclear", 1.03, 0.05, spread=0.34, ms=220)
+BRIEF = replace(
+    UNCLEAR, decision=Decision("unclear", 1.1, 1.0, 1.2, 0.5, 2, 0.5, "2 pairs of turns")
+)
 FASTER = decided("test_eval", "faster", 0.5, ms=12)
 NEW = undecided("test_attention", "new")
 GONE = undecided("test_old", "gone")

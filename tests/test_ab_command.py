@@ -321,7 +321,7 @@ def test_nothing_is_left_behind_by_a_run_that_is_ended(
     ("words", "said"),
     [
         (["no-such-branch", "--", "tests"], "no-such-branch"),
-        (["--", "tests"], "REF"),
+        (["--", "tests"], "give a git revision"),
         (["--a", "no/such/folder"], "no/such/folder"),
         (["v1", "--python-b", "no-such-python"], "no-such-python"),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from handmade_rows import (
+    BRIEF,
     DIED,
     EVERY,
     FAILED,
@@ -261,6 +262,13 @@ def test_many_lines_below_the_table_are_cut(say: Say, fake: Fake) -> None:
 )  # fmt: skip
 def test_a_difference_is_in_the_unit_of_its_metric(found: Difference, said: str) -> None:
     assert said == ab_table.difference(found)
+
+
+def test_too_few_pairs_are_told_with_what_would_help(say: Say, fake: Fake) -> None:
+    fake.rows = [BRIEF]
+    _, out, _ = say("main", "--rounds", "2")
+    assert "tests/test_perf.py::test_jumpy: unclear: 2 pairs of turns\n" in out
+    assert "unclear: more pairs may tell, --rounds 10\n1 unclear; 99 % confidence, " in out
 
 
 def test_control_characters_of_a_test_do_not_reach_the_terminal(say: Say, fake: Fake) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.paired import Stopped
+from pytest_torchprof.paired.decision import CONFIDENCE
 from pytest_torchprof.render import ab_page, ab_report, ab_table, tables
 from pytest_torchprof.render.json_report import write_report
 from pytest_torchprof.render.text import shorten
@@ -203,7 +204,7 @@ def _document(options: Namespace, found: Found, shown: Sequence[Row], left: int)
     return {
         "schema": "torchprof-ab/1",
         **_described(found),
-        "confidence": ab_table.confidence_of(found.rows),
+        "confidence": CONFIDENCE,
         "threshold": options.threshold / 100,
         "tests": ab_table.compared(found.rows),
         "rows": [ab_table.fields_of(row) for row in shown],

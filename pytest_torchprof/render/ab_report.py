@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.compare import status_of
 from pytest_torchprof.metrics import METRICS
-from pytest_torchprof.render.ab_table import fields_of
+from pytest_torchprof.render.ab_table import fields_of, why
 from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.stats import MetricStatus, NotMeasured, TestStatus, Value, Verdict
 
@@ -33,7 +33,7 @@ def record(row: Row) -> dict[str, Any]:
     verdicts = _verdicts(row)
     if row.decision is not None:
         status = status_of(verdicts, has_baseline=True)
-    made = record_of(row.nodeid, status=status, reason=row.reason, verdicts=verdicts)
+    made = record_of(row.nodeid, status=status, reason=why(row), verdicts=verdicts)
     made["outcome"] = _outcome(row)
     fields = fields_of(row)
     # Here as ratios, all three.

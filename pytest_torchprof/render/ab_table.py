@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.paired.decision import CONFIDENCE
 from pytest_torchprof.render.tables import printable
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.units import UNKNOWN, format_change, format_pair, format_quantity
@@ -70,7 +71,7 @@ def fields_of(row: Row) -> Cells:
     fields = {
         "name": row.nodeid,
         "verdict": row.verdict,
-        "reason": row.reason,
+        "reason": why(row),
         "wall_ms_a": row.a_ms and row.a_ms.median,
         "wall_ms_b": row.b_ms and row.b_ms.median,
         "spread_a": row.a_ms and row.a_ms.spread,
@@ -141,7 +142,8 @@ def _spread(spread: float) -> str:
 
 def reasons(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
     """A line for each row that has something to explain."""
-    return [f"{name(row.nodeid)}: {row.verdict}: {_line(row.reason)}" for row in rows if row.reason]
+    told = [(row, reason) for row in rows if (reason := why(row))]
+    return [f"{name(row.nodeid)}: {row.verdict}: {_line(reason)}" for row, reason in told]
 
 
 def _line(text: str) -> str:
@@ -178,20 +180,19 @@ def compared(rows: Sequence[Row]) -> int:
     return sum(row.decision is not None for row in rows)
 
 
-def confidence_of(rows: Sequence[Row]) -> float | None:
-    """That of all decisions together."""
-    return next((row.decision.confidence for row in rows if row.decision), None)
+def why(row: Row) -> str | None:
+    """Why there is no answer, or what a reader must know of it."""
+    return row.reason or (row.decision.reason if row.decision else None)
 
 
 def totals(rows: Sequence[Row], threshold: float, seconds: float) -> str:
     """``2 slower, 15 same; 99 % confidence over 17 tests together, changes below …; 41 s``."""
     counts = Counter(row.verdict for row in rows)
     parts = [", ".join(f"{counts[v]} {v}" for v in ORDER if counts[v]) or "no tests"]
-    if confidence := confidence_of(rows):
-        number = compared(rows)
+    if number := compared(rows):
         over = f" over {plural(number, 'test')} together" if number > 1 else ""
         parts.append(
-            f"{100 * confidence:g} % confidence{over}, "
+            f"{100 * CONFIDENCE:g} % confidence{over}, "
             f"changes below {100 * threshold:g} % count as none"
         )
     return "; ".join([*parts, duration(seconds)])

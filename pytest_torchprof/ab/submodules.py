@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.worktree import GitError, Repository, environment, git
+
+if TYPE_CHECKING:
+    from pytest_torchprof.ab.janitor import Janitor
 
 _LINK = "160000"  # git's mode of a submodule
 
@@ -28,7 +31,7 @@ def fill(repo: Repository, sha: str, tree: Path, janitor: Janitor) -> tuple[str,
 
 
 def _fill(top: Path, store: Path, sha: str, tree: Path, janitor: Janitor) -> Iterator[str]:
-    """``top`` is where the commit's submodules may be checked out, ``store`` where git keeps them."""
+    """The submodules may be checked out below ``top``; ``store`` is the git folder of theirs."""
     for module in _submodules(store, sha):
         place = tree / module.path
         inner = _repository(top, store, module)
@@ -59,17 +62,20 @@ def _repository(top: Path, store: Path, module: _Submodule) -> Path | None:
     kept = store / "modules"
     places = [top / module.path / ".git", kept / module.path]
     if kept.is_dir():  # a module that moved keeps the name it was added under
-        places += [Path(folder) for folder, _, files in os.walk(kept) if "HEAD" in files]
+        for folder, folders, files in os.walk(kept):
+            if "HEAD" in files:
+                places.append(Path(folder))
+                folders[:] = [name for name in folders if name == "modules"]
     for place in dict.fromkeys(places):
         try:
-            folder = place
+            found = place
             if place.is_file():  # "gitdir: …"
                 said = git(place.parent, "rev-parse", "--absolute-git-dir").removesuffix("\n")
-                folder = Path(said)
-            if folder.is_dir():
+                found = Path(said)
+            if found.is_dir():
                 wanted = f"{module.commit}^{{commit}}"
-                git(folder, f"--git-dir={folder}", "cat-file", "-e", wanted)
-                return folder
+                git(found, f"--git-dir={found}", "cat-file", "-e", wanted)
+                return found
         except GitError:
             continue
     return None

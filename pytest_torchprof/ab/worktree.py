@@ -10,9 +10,12 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.errors import AbError, near
+
+if TYPE_CHECKING:
+    from pytest_torchprof.ab.janitor import Janitor
 
 # Where git runs a hook it says in these what it works on, which is not what we ask about. Its
 # configuration variables stay: CI says safe.directory in them.

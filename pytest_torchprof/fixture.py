@@ -16,6 +16,7 @@ from pytest_torchprof.errors import SettingsError, near
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pytest_torchprof.capture import Regions
     from pytest_torchprof.recorder import Recorder
     from pytest_torchprof.reruns import Runner
     from pytest_torchprof.runs import Run
@@ -111,6 +112,9 @@ class Torchprof:
 
     def __enter__(self) -> Self:
         """Begin the measured region: what is outside it is not measured."""
+        if self._regions is not None:
+            self._regions.enter()
+            return self
         run = self._runner.run if self._runner else None
         if run is None or self._recorder is None or self._taken():
             return self
@@ -127,6 +131,9 @@ class Torchprof:
         traceback: TracebackType | None,
     ) -> None:
         """End it; in the profiled run `stats` is there from here on."""
+        if self._regions is not None:
+            self._regions.leave()
+            return
         run = self._runner.run if self._runner else None
         if run is None or not self._entered:
             return
@@ -151,6 +158,8 @@ class Torchprof:
         for name, count in counts.items():
             if count is not None and not (isinstance(count, int) and count >= 0):
                 raise ValueError(f"{name} must be a whole number of 0 or more, not {count!r}")
+        if self._regions is not None:
+            return self._regions.call(function)
         outer = self._runner.run if self._runner else None
         recorder = self._recorder
         if outer is None or recorder is None or recorder.reason is not None or self._taken():
@@ -173,6 +182,10 @@ class Torchprof:
                     result = self._measure(function, run)
         self._entered = True
         return result
+
+    @property
+    def _regions(self) -> Regions | None:
+        return self._runner.regions if self._runner else None
 
     def _measure(self, function: Callable[[], Result], run: Run) -> Result:
         __tracebackhide__ = True

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.capture import REAL, World, muted, watching
+from pytest_torchprof.capture import REAL, Regions, World, muted, watching
 from pytest_torchprof.recorder import Kind, Recorder, said
 from pytest_torchprof.runs import LONG_CALL_NS, Run
 from pytest_torchprof.silence import (
@@ -46,6 +46,8 @@ class Runner:
         self.timers_off = False
         #: A subtest of the current run has failed, which does not fail every kind of test.
         self.subtest_failed = False
+        #: Of a test whose calls are being timed by `torchprof ab`.
+        self.regions: Regions | None = None
         self._recorder: Recorder | None = None
         self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
@@ -59,7 +61,7 @@ class Runner:
         self.subtest_failed = False
         self.run = Run(kinds[0], recorder, first=True)
         self._stash = dict(_storage(item))
-        globs = dict(globs) if (globs := _globs(item)) is not None else None
+        globs = globs_of(item)
         pid = REAL.getpid()
         try:
             result = yield
@@ -231,6 +233,28 @@ class Runner:
             gc.collect(1)  # what garbage has to say is said now: of a rerun's, nobody hears it
         return None
 
+    def _end_first(self, item: pytest.Item) -> BaseException | None:
+        """Tear the first run down, where nothing has been run again so far."""
+        if self._first_teardown is not None:
+            return None
+        self._stash = {**self._stash, **_storage(item)}
+        self._first_teardown = first = FirstTeardown(item)
+        with first.kept():
+            first.error = self._teardown_run(item)
+        _restore(item, self._stash)
+        return first.error
+
+    def _renew(
+        self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None
+    ) -> BaseException | None:
+        """Have the item ready to be set up: the run before torn down, and all as at the start."""
+        error = None
+        if item in item.session._setupstate.stack:
+            error = self._teardown_run(item)
+        _make_new(item, self._stash, globs)
+        recorder.start.restore()
+        return error
+
     def _run_again(self, item: pytest.Item, recorder: Recorder, kind: Kind) -> BaseException | None:
         self.subtest_failed = False
         recorder.tables.clear()
@@ -332,6 +356,12 @@ class _Sibling:
 
 def _storage(item: pytest.Item) -> dict[Any, Any]:
     return item.stash._storage
+
+
+def globs_of(item: pytest.Item) -> dict[str, Any] | None:
+    """A copy of the names that a doctest sees."""
+    globs = _globs(item)
+    return dict(globs) if globs is not None else None
 
 
 def _globs(item: pytest.Item) -> dict[str, Any] | None:

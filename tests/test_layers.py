@@ -62,7 +62,7 @@ ACROSS = {  # what a room may import on its own level
         "rulebook",
         "runs",
     },
-    "ab": {"capture", "recorder", "reruns", "runs", "session", "silence"},
+    "ab": {"capture", "options", "recorder", "reruns", "rulebook", "runs", "session", "silence"},
     "cli": {"commands"},
     "__main__": {"cli"},
 }

@@ -22,6 +22,7 @@ from pytest_torchprof.capture.profiler import (
 from pytest_torchprof.capture.real import REAL, muted
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.stopwatch import Round, Stopwatch
+from pytest_torchprof.capture.turns import Meter, Regions, Tidy
 
 __all__ = [
     "OWN_PROFILER",
@@ -30,8 +31,11 @@ __all__ = [
     "CompileCount",
     "LineTracer",
     "Machine",
+    "Meter",
+    "Regions",
     "Round",
     "Stopwatch",
+    "Tidy",
     "World",
     "allows_tf32",
     "device_gap",

@@ -183,7 +183,7 @@ def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
             elif owner is None:
                 away.setdefault(name, place)
             else:
-                foreign[name] = place
+                foreign.setdefault(name, place)
     names = {name for folder in _folders(trees) for name in importable(folder)}
     for copied in _copied(trees) if trees.others else ():
         names |= copied
@@ -208,9 +208,14 @@ def _copied(trees: Trees) -> Iterator[set[str]]:
     """Names of packages that pip installed, as copies or not, from folders in the trees."""
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("direct_url.json")  # PEP 610: only of what has no index
-        url = urlsplit(json.loads(text).get("url", "")) if text else None
-        if url and url.scheme == "file" and trees.owner(url2pathname(url.path)) is not None:
-            yield {file.parts[0].partition(".")[0] for file in distribution.files or ()}
+        told = json.loads(text) if text else {}
+        url = urlsplit(told.get("url", ""))
+        if url.scheme != "file" or trees.owner(url2pathname(url.path)) is None:
+            continue
+        files = [file.parts for file in distribution.files or ()]
+        if told.get("dir_info", {}).get("editable"):  # single files are what finds the code
+            files = [parts for parts in files if len(parts) > 1]
+        yield {parts[0].partition(".")[0] for parts in files}
 
 
 def _packages(name: str) -> set[str]:

@@ -27,7 +27,7 @@ for name in ("pytest", "torch"):
 try:
     import pytest_torchprof as t
     answer["own"], answer["file"] = t.__version__, t.__file__
-except ImportError:
+except (ImportError, AttributeError):
     pass
 print("\\n" + json.dumps(answer))
 """
@@ -62,14 +62,18 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
             check=False,
             timeout=_ASKING_S,
         )
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError) as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise AbError(f"{option} {given}: does not run as a Python", str(error)) from None
-    missing = [name for name in ("pytest", "torch") if name not in answer]
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        said = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
+        raise AbError(f"{option} {given}: does not run as a Python", said[-1]) from None
     version = pytest_torchprof.__version__
     install = f"{path} -m pip install pytest-torchprof=={version}"
-    if missing or "own" not in answer:
-        lacks = [*missing, *([] if "own" in answer else ["pytest-torchprof"])]
+    needs = {"pytest": "pytest", "torch": "torch", "own": "pytest-torchprof"}
+    lacks = [package for key, package in needs.items() if key not in answer]
+    if lacks:
         raise AbError(f"{option} {given}: lacks {' and '.join(lacks)}", next_step=install)
     if answer["own"] != version:
         raise AbError(

@@ -8,14 +8,14 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pytest_torchprof.ab.imports import proven
 from pytest_torchprof.ab.pacing import Pace
 from pytest_torchprof.ab.process import Collected, Profiled, Turn, Worker, WorkerDied
 from pytest_torchprof.errors import AbError
 from pytest_torchprof.metrics import METRICS
-from pytest_torchprof.paired import Comparison, Difference, Row
+from pytest_torchprof.paired import Comparison, Difference, Row, Stopped
 from pytest_torchprof.samples import Sample
 
 if TYPE_CHECKING:
@@ -143,7 +143,15 @@ class _Run:
         self._deaths = 0
 
     def rows(self) -> list[Row]:
-        """All of them."""
+        """All of them; raises Stopped, with those that are done, on Ctrl-C."""
+        rows = list[Row]()
+        try:
+            rows.extend(self._each())
+        except KeyboardInterrupt:
+            raise Stopped(rows) from None
+        return rows
+
+    def _each(self) -> Iterator[Row]:
         found_a, found_b = self._pair.found
         in_a, in_b = set(found_a.tests), set(found_b.tests)
         common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
@@ -151,23 +159,21 @@ class _Run:
             raise AbError(
                 "no tests were collected, on neither side", "", "look at the arguments after --"
             )
-        rows = [
-            Row(nodeid or self._pair.b.side.label, "failed", f"cannot be collected in B: {why}")
-            for nodeid, why in found_b.errors.items()
-        ]
+        for nodeid, why in found_b.errors.items():
+            name = nodeid or self._pair.b.side.label
+            yield Row(name, "failed", f"cannot be collected in B: {why}", broken="B")
         number = 0
         for nodeid in found_b.tests:
             if nodeid not in in_a:
-                rows.append(_only_in_b(nodeid, found_a.errors))
+                yield _only_in_b(nodeid, found_a.errors)
                 continue
             number += 1
             self._progress(nodeid, number, len(common))
             following = common[number] if number < len(common) else None
-            rows.append(self._test(nodeid, following, len(common)))
+            yield self._test(nodeid, following, len(common))
         for nodeid in found_a.tests:
             if nodeid not in in_b and not _error_of(nodeid, found_b.errors):
-                rows.append(Row(nodeid, "gone", "only in A"))
-        return rows
+                yield Row(nodeid, "gone", "only in A")
 
     def _test(self, nodeid: str, following: str | None, tests: int) -> Row:
         """One test, whatever becomes of the workers meanwhile."""
@@ -176,7 +182,9 @@ class _Run:
         try:
             row = comparing.row(following)
         except WorkerDied as death:
-            row = comparing.known("error", f"{comparing.at.side.name}: {death}")
+            row = comparing.known(
+                "error", f"{comparing.at.side.name}: {death}", comparing.at.side.name
+            )
             self._deaths += 1
             if self._deaths >= _MOST_DEATHS:
                 raise AbError(
@@ -226,7 +234,12 @@ class _Compared:
                 self._profiles[name] = end
         return self._not_passed() or self.known("error" if why else None, why)
 
-    def known(self, verdict: RowVerdict | None = None, reason: str | None = None) -> Row:
+    def known(
+        self,
+        verdict: RowVerdict | None = None,
+        reason: str | None = None,
+        broken: Literal["", "A", "B"] = "",
+    ) -> Row:
         """A row of what is known so far; the comparison's verdict if none is given."""
         decision = None
         if self._pace.done:
@@ -245,6 +258,7 @@ class _Compared:
             decision if verdict != "error" else None,
             self._differences(),
             self._pace.measured_ns / 1e9,
+            broken=broken,
         )
 
     def _remark(self) -> str | None:
@@ -254,16 +268,17 @@ class _Compared:
 
     def _not_passed(self) -> Row | None:
         """The row of a test that does not pass on both sides."""
-        for name in ("B", "A"):
+        sides: tuple[Literal["B"], Literal["A"]] = ("B", "A")
+        for name in sides:
             profile = self._profiles[name]
             if profile.outcome == "failed":
-                return self.known("failed", f"fails in {name}: {profile.reason}")
+                return self.known("failed", f"fails in {name}: {profile.reason}", name)
         for name in ("A", "B"):
             profile = self._profiles[name]
             if profile.outcome == "skipped":
                 both = all(other.outcome == "skipped" for other in self._profiles.values())
                 where = "" if both else f"only in {name}: "
-                return self.known("skipped", f"{where}{profile.reason}")
+                return self.known("skipped", f"{where}{_bare(profile.reason)}")
         return None
 
     def _differences(self) -> tuple[Difference, ...]:
@@ -328,9 +343,14 @@ def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differe
     )
 
 
+def _bare(reason: str | None) -> str:
+    """Without what the verdict says already."""
+    return (reason or "").removeprefix("Skipped: ")
+
+
 def _only_in_b(nodeid: str, errors: Mapping[str, str]) -> Row:
     if why := _error_of(nodeid, errors):
-        return Row(nodeid, "failed", f"cannot be collected in A: {why}")
+        return Row(nodeid, "failed", f"cannot be collected in A: {why}", broken="A")
     return Row(nodeid, "new", "only in B")
 
 

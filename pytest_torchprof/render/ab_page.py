@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 #: Lines below the table, of each kind; and the width of a test's name in them.
 _MOST_LINES, _NAME = 12, 64
-_NOISY = f"calls took very different times (over ±{100 * NOISY:.0f} %):"
+_NOISY = (
+    f"calls took very different times (over ±{100 * NOISY:.0f} %); an idle machine, "
+    "or OMP_NUM_THREADS=1 for small operators, helps:"
+)
 _BAD = ("slower", "failed", "error")
 
 

@@ -141,9 +141,13 @@ def _spread(spread: float) -> str:
 
 
 def reasons(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
-    """A line for each row that has something to explain."""
-    told = [(row, reason) for row in rows if (reason := why(row))]
-    return [f"{name(row.nodeid)}: {row.verdict}: {_line(reason)}" for row, reason in told]
+    """A line for each row that has something to explain beyond its verdict."""
+    lines = []
+    for row in rows:
+        if (reason := why(row)) and row.verdict not in ("new", "gone"):
+            said = "" if row.verdict in ("failed", "error") else f"{row.verdict}: "
+            lines.append(f"{name(row.nodeid)}: {said}{_line(reason)}")
+    return lines
 
 
 def _line(text: str) -> str:

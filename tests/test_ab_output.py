@@ -9,6 +9,7 @@ import os
 import signal
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,8 @@ def test_control_characters_of_a_test_do_not_reach_the_terminal(say: Say, fake: 
         ([FAILED], 1, ""),
         ([DIED], 1, ""),
         ([SAME, FAILED_A], 0, ""),
+        ([SAME, replace(DIED, broken="AB")], 0, ""),
+        ([SAME, replace(FAILED, broken="AB")], 1, ""),
         ([FAILED_A], 2, "nothing was compared: 1 failed"),
         ([], 2, "nothing was compared: no tests were collected"),
         ([NEW, NEW], 2, "nothing was compared: every test is only in B"),

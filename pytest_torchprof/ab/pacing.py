@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: A turn is short, so that the two of a pair are neighbours in time, and long enough that what
 #: surrounds it (a message each way, a collection) is little beside it.
-TURN_NS = 8_000_000
+TURN_NS = 10_000_000
 #: Renewing fixtures may cost this part of the time measured.
 RENEWING_SHARE = 0.05
 #: Of a test that may be called once on its fixtures, or that measures a part of itself, all may
 #: take this many times what the calls alone might.
-MOST_SPENT = 3.0
+MOST_SPENT = 2.0
 #: Pairs of turns at most that find out how many calls a turn has.
 MOST_TRIALS = 3
 
@@ -23,7 +21,7 @@ def calls_for(a_ns: float, b_ns: float) -> int:
     """Calls in a turn, the same for both sides, from the duration of one on each.
 
     >>> calls_for(1_000_000, 3_000_000), calls_for(30_000_000, 1), calls_for(50e6, 50e6)
-    (4, 1, 1)
+    (5, 1, 1)
     """
     return max(1, math.floor(2 * TURN_NS / max(a_ns + b_ns, 1.0)))
 
@@ -71,8 +69,8 @@ class Pace:
         """Whether all the time that it was given was measured."""
         return self.limit_ns is None or self.measured_ns >= self.limit_ns
 
-    def counts(self, a_ns: Sequence[int], b_ns: Sequence[int], *, calls: int) -> bool:
-        """Whether a pair of turns is one of those that are compared, by the time of its calls.
+    def counts(self, a_ns: float, b_ns: float, *, calls: int) -> bool:
+        """Whether a pair of turns is one of those that are compared, by the time of a call.
 
         The first ones find out how many calls a turn has. Of a long call there is one, and no
         other is needed to know.
@@ -82,7 +80,7 @@ class Pace:
         self.trials += 1
         wanted = 1
         if self.repeatable:
-            wanted = calls_for(statistics.median(a_ns), statistics.median(b_ns))
+            wanted = calls_for(a_ns, b_ns)
         self.settled = wanted <= 2 * calls or self.trials >= MOST_TRIALS
         counts = wanted == calls == 1
         self.calls = wanted

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.ab.alike import alike
 from pytest_torchprof.errors import AbError
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ serve(channel, side)
 
 _POLL_S = 1.0
 _GOODBYE_S = 10.0
-_TAIL_LINES = 25
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is what has happened
@@ -70,10 +70,14 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Turn:
-    """Durations of a turn's calls; ``error`` is what one of them has raised."""
+    """Durations of a turn's calls, or of their marked regions; ``spent_ns`` is of all, whole.
+
+    ``error`` is what one of them has raised.
+    """
 
     wall_ns: array[int]
     cpu_ns: array[int]
+    spent_ns: int
     error: str | None = None
 
 
@@ -84,7 +88,7 @@ class Worker:
         self.side = side
         self._janitor = janitor
         self._number = number
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the worker
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - as long as the worker
         self._gateway: Any = None
         self._channel: Any = None
         self.pid = 0
@@ -104,13 +108,13 @@ class Worker:
         python = shlex.quote(re.sub("/{2,}", "/", self.side.python))
         group = execnet.Group(execmodel="main_thread_only")
         try:
-            with _stderr_to(self._log.fileno()):
+            with _stderr_to(self._log.fileno()), alike():
                 spec = f"popen//python={python}//execmodel=main_thread_only"
                 self._gateway = group.makegateway(spec)
         except (OSError, EOFError, AssertionError) as error:
             raise AbError(
                 f"{self.side.name}: {self.side.python} does not start",
-                self.tail() or str(error),
+                self.complaint() or str(error),
                 "give the path of a python that has pytest-torchprof",
             ) from None
         self._group = group
@@ -175,8 +179,8 @@ class Worker:
     def turn(self, nodeid: str, calls: int, *, fresh: bool) -> Turn:  # noqa: ARG002 - it knows
         """Call the test so many times, on new fixtures or on those that are there."""
         self._tell(("turn", calls, fresh))
-        _, wall, cpu, error = self._expect("turn")
-        return Turn(array("q", wall), array("q", cpu), error)
+        _, wall, cpu, spent, error = self._expect("turn")
+        return Turn(array("q", wall), array("q", cpu), spent, error)
 
     def finish(self) -> Profiled:
         """Have the test torn down; what became of it in the end."""
@@ -184,12 +188,10 @@ class Worker:
         _, outcome, reason = self._expect("finished")
         return Profiled(outcome, reason)
 
-    def tail(self) -> str:
-        """The end of what it has written."""
-        size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), 20_000, max(0, size - 20_000))
-        lines = text.decode("utf-8", "replace").splitlines()
-        return "\n".join(line.rstrip() for line in lines if line.strip())[-4000:]
+    def complaint(self) -> str | None:
+        """What its output says of why it could not go on, in a line."""
+        self._log.seek(0)
+        return complaint(self._log.read().decode("utf-8", "replace"))
 
     # ---------------------------------------------------------------- the channel
 
@@ -213,7 +215,7 @@ class Worker:
         while True:
             try:
                 message = self._channel.receive(_POLL_S)
-            except execnet.TimeoutError:  # type: ignore[attr-defined]
+            except execnet.TimeoutError:
                 waited += _POLL_S
                 if self._code() is not None or (timeout is not None and waited >= timeout):
                     raise WorkerDied(self._how()) from None
@@ -251,6 +253,20 @@ def _last(text: str) -> str:
     """The exception of a traceback."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else "an error without a text"
+
+
+def complaint(output: str) -> str | None:
+    r"""The line of pytest's, or Python's, output that says what is wrong.
+
+    >>> complaint("usage: pytest [options]\npytest: error: no option -z\n  rootdir: /x")
+    'pytest: error: no option -z'
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    for marks in (lambda line: line.startswith("E  "), lambda line: ": error: " in line):
+        if marked := [line for line in lines if marks(line)]:
+            return marked[0].removeprefix("E").strip()
+    errors = [line for line in lines if line.startswith(("ERROR", "INTERNALERROR>"))]
+    return errors[-1] if errors else lines[-1] if lines else None
 
 
 def _end_group(pid: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,8 +20,10 @@ from pytest_torchprof.recorder import Plan, Recorder
 from pytest_torchprof.reruns import hide_us
 from pytest_torchprof.rulebook import rules_of
 from pytest_torchprof.rules import warm_up
-from pytest_torchprof.settings import Settings
 from pytest_torchprof.stats import NotMeasured
+
+if TYPE_CHECKING:
+    from pytest_torchprof.settings import Settings
 
 _PLAN = pytest.StashKey[Plan]()
 _RECORDER = pytest.StashKey[Recorder]()
@@ -128,6 +130,7 @@ class Served:
         if session.items:
             prime()
             warm_up()
+        self.runner.settle()
         items: dict[str, pytest.Item] = {}
         for item in session.items:
             items.setdefault(item.nodeid, item)

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from pytest_torchprof.capture import REAL, Meter, Tidy
-from pytest_torchprof.recorder import Recorder
 from pytest_torchprof.reruns import (
     STRICT_XFAIL,
     Runner,
     functional_failure,
     globs_of,
 )
+
+if TYPE_CHECKING:
+    from pytest_torchprof.recorder import Recorder
 
 Result = TypeVar("Result")
 
@@ -53,6 +55,7 @@ class TurnRunner(Runner):
         #: Tells of a turn, and answers with the next command.
         self._answer = answer
         self._turns: Turns | None = None
+        self._tidy = Tidy()
 
     def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:
         """The outermost wrapper of the call phase: the first run, the profiled one, the turns."""
@@ -72,6 +75,10 @@ class TurnRunner(Runner):
                 self.rerunning = False
         return result
 
+    def settle(self) -> None:
+        """All is loaded: from here on the collector need not look at it."""
+        self._tidy.settle()
+
     def measured_turn(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """The innermost wrapper of the call phase: what is timed, and nothing else."""
         if self._turns is None:
@@ -84,7 +91,8 @@ class TurnRunner(Runner):
         if command[0] != "turn":
             return
         late = self._end_first(item)
-        with self._apart(item, recorder), warnings.catch_warnings(), Tidy():
+        with self._apart(item, recorder), warnings.catch_warnings():
+            self._tidy.settle()
             warnings.showwarning = _nothing
             while command[0] == "turn":
                 turns = Turns(item, self._answer, command[1], late)
@@ -130,7 +138,7 @@ class Turns:
         #: The next command, once it is one that these fixtures do not serve.
         self._next: Command | None = None
         self._first = True
-        self._sections = len(item._report_sections)
+        self._sections = len(item._report_sections)  # noqa: SLF001 - as in reruns
         self._properties = len(item.user_properties)
 
     # ---------------------------------------------------------------- of the test's calls
@@ -209,13 +217,13 @@ class Turns:
         if error is None and failed is not None:
             error = AssertionError(f"the test {failed}")
         error, self._late = self._late or error, None
-        wall, cpu = self._meter.take()
+        wall, cpu, spent = self._meter.take()
         text = None if error is None else said(error)
-        return self._answer(("turn", wall.tobytes(), cpu.tobytes(), text))
+        return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
 
     def _drop(self) -> None:
         """Leave nothing to grow from turn to turn, and the collector nothing to do in calls."""
-        del self._item._report_sections[self._sections :]
+        del self._item._report_sections[self._sections :]  # noqa: SLF001 - as in reruns
         del self._item.user_properties[self._properties :]
         manager = self._item.config.pluginmanager
         logging = manager.getplugin("logging-plugin")

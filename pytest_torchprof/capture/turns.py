@@ -14,6 +14,9 @@ from pytest_torchprof.capture.real import REAL, no_collection
 
 Result = TypeVar("Result")
 
+#: Tests after which the collector sees all objects once.
+_AFRESH = 100
+
 
 class Regions(Protocol):
     """What the ``torchprof`` fixture talks to while a test's calls are timed."""
@@ -29,7 +32,7 @@ class Regions(Protocol):
 
 
 class Meter:
-    """Wall and process CPU time of calls in ns; of their marked regions where they have some.
+    """Wall and process CPU time in ns of calls; of their marked regions where they have some.
 
     Of several regions of a call, the sum.
     """
@@ -37,15 +40,17 @@ class Meter:
     def __init__(self) -> None:
         self.wall_ns = array("q")
         self.cpu_ns = array("q")
+        #: Of whole calls, regions or not.
+        self.spent_ns = 0
         self._region: list[int] | None = None
         #: The call has a function for its region, whose calls are timed for themselves.
         self.elsewhere = False
         self._started = (0, 0)
 
-    def take(self) -> tuple[array[int], array[int]]:
-        """The times since the last taking."""
-        taken = self.wall_ns, self.cpu_ns
-        self.wall_ns, self.cpu_ns = array("q"), array("q")
+    def take(self) -> tuple[array[int], array[int], int]:
+        """Wall and CPU time of calls since the last taking, and what they took in all, in ns."""
+        taken = self.wall_ns, self.cpu_ns, self.spent_ns
+        self.wall_ns, self.cpu_ns, self.spent_ns = array("q"), array("q"), 0
         return taken
 
     @contextmanager
@@ -57,29 +62,37 @@ class Meter:
             yield
             synchronize()
             now = REAL.clock()
+            if not self.elsewhere:
+                self.spent_ns += now - wall
             self._keep(now - wall, REAL.cpu_clock() - cpu)
 
     def time(self, call: Callable[[], object], count: int) -> None:
-        """Call it so many times, with the device idle before and after, and the collector off."""
-        clock, cpu_clock = REAL.clock, REAL.cpu_clock
-        wall, cpu = self.wall_ns.append, self.cpu_ns.append
+        """Call it so many times, with the device idle before and after, and the collector off.
+
+        CPU time is that of a call in the mean: to ask for it takes as long as a short call.
+        """
+        if not count:
+            return
+        clock, wall = REAL.clock, self.wall_ns.append
         wait = synchronize if accelerator() is not None else None
         with no_collection():
+            known = len(self.cpu_ns)
+            cpu_0, begun = REAL.cpu_clock(), clock()
             for _ in repeat(None, count):
                 if wait is not None:
                     wait()
-                cpu_0 = cpu_clock()
                 wall_0 = clock()
                 call()
                 if wait is not None:
                     wait()
                 wall_1 = clock()
-                cpu_1 = cpu_clock()
                 if self._region is None:
                     wall(wall_1 - wall_0)
-                    cpu(cpu_1 - cpu_0)
                 else:
                     self._keep(0, 0)
+            self.spent_ns += clock() - begun
+            if len(self.cpu_ns) == known:
+                self.cpu_ns.append((REAL.cpu_clock() - cpu_0) // count)
 
     def enter(self) -> None:
         """Start the clocks of a region."""
@@ -107,16 +120,20 @@ class Meter:
 
 
 class Tidy:
-    """The collector during a test's turns: what is there stays, and what is new goes between them.
+    """The collector in a long session: what is there stays, and what is new goes between turns.
 
-    Frozen objects are not looked at, so a collection takes microseconds.
+    Frozen objects are not looked at, so a collection takes microseconds, where one of all that
+    torch has brought takes a tenth of a second. What was frozen and is garbage by now has to
+    wait for the next time that all are looked at.
     """
 
-    def __enter__(self) -> None:
-        """Collect, and set aside what is left."""
+    def __init__(self) -> None:
+        self._settled = 0
+
+    def settle(self) -> None:
+        """Collect, and set aside what is left; now and then, of all there is."""
+        if self._settled % _AFRESH == 0:
+            gc.unfreeze()
+        self._settled += 1
         REAL.collect()
         gc.freeze()
-
-    def __exit__(self, *exc: object) -> None:
-        """Have the collector see all of it again."""
-        gc.unfreeze()

@@ -233,15 +233,19 @@ def _status(found: Found) -> int:
     """Exit status; says on stderr why there was nothing to compare."""
     if found.interrupted:
         return _INTERRUPTED
-    at_fault = [row for row in found.rows if row.verdict in ("failed", "error")]
-    if any(row.verdict == "slower" for row in found.rows):
-        return FAILED
-    if any(row.broken != "A" for row in at_fault):  # nobody knows how fast it is
+    if any(row.verdict == "slower" or _at_fault(row) for row in found.rows):
         return FAILED
     if ab_table.compared(found.rows):
         return OK
     print(f"torchprof: {_why_blind(found)}", file=sys.stderr)  # noqa: T201 - a command
     return _BLIND
+
+
+def _at_fault(row: Row) -> bool:
+    """Whether B has a test of which nobody can tell how fast it is."""
+    if row.verdict == "failed":
+        return row.broken != "A"
+    return row.verdict == "error" and row.broken not in ("A", "AB")  # that B has not made worse
 
 
 def _why_blind(found: Found) -> str:

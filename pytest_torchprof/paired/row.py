@@ -17,6 +17,9 @@ RowVerdict = Literal[
     "slower", "faster", "same", "unclear", "new", "gone", "failed", "skipped", "error"
 ]
 
+#: Sides where a test fails or could not be measured; a fault in A alone is none of B's.
+Broken = Literal["", "A", "B", "AB"]
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -46,8 +49,7 @@ class Row:
     #: Time of measured calls, of both sides together, and all that the test took.
     measured_s: float = 0.0
     spent_s: float = 0.0
-    #: Sides where it fails or could not be measured; a fault in A alone is none of B's.
-    broken: Literal["", "A", "B", "AB"] = ""
+    broken: Broken = ""
 
 
 class Stopped(KeyboardInterrupt):

@@ -28,7 +28,7 @@ sys.path.insert(0, {TOOL!r})
 from pytest_torchprof.ab.imports import origins, redirect
 sys.path.remove({TOOL!r})
 site.addsitedir(sys.argv[1])
-root, others, names, early = json.loads(sys.argv[2])
+root, others, names, early, more = json.loads(sys.argv[2])
 for name in early:
     importlib.import_module(name)
 redirect(root, others)
@@ -39,7 +39,7 @@ for name in names:
     except ImportError as error:
         errors[name] = str(error)
 child = "import sys; sys.path.append(sys.argv[1])\\n"
-for name in names:
+for name in names if more else ():
     child += f"try:\\n import {{name}}; print({{name}}.TREE)\\n"
     child += "except ImportError:\\n print(None)\\n"
 told = subprocess.run([sys.executable, "-c", child, ""], cwd="/", capture_output=True, text=True)
@@ -74,8 +74,15 @@ class World:
         """What an editable install leaves."""
         (self.site / "editable.pth").write_text("\n".join(map(str, lines)), "utf-8")
 
-    def run(self, side: str, *names: str, early: tuple[str, ...] = (), env: str = "") -> Any:
-        """What a worker of the side imports; ``env`` is the user's PYTHONPATH."""
+    def run(
+        self,
+        side: str,
+        *names: str,
+        early: tuple[str, ...] = (),
+        env: str = "",
+        child: bool = True,
+    ) -> Any:
+        """What a worker of the side imports, and a child; ``env`` is the user's PYTHONPATH."""
         own, other = (self.a, self.b) if side == "A" else (self.b, self.a)
         done = subprocess.run(
             [
@@ -83,7 +90,7 @@ class World:
                 "-c",
                 WORKER,
                 str(self.site),
-                json.dumps([str(own), [str(other)], names, early]),
+                json.dumps([str(own), [str(other)], names, early, child]),
             ],
             cwd=own,
             env={**os.environ, "PYTHONPATH": env},
@@ -92,7 +99,8 @@ class World:
             check=False,
         )
         assert "" == done.stderr
-        return json.loads(done.stdout)
+        *printed, told = done.stdout.splitlines()
+        return json.loads(told) | {"printed": printed}
 
 
 @pytest.fixture
@@ -256,6 +264,28 @@ def test_code_that_only_one_tree_has_is_not_there_in_the_other(world: World) -> 
     world.pth(world.b / "src")
     result = world.run("A", "foo")
     assert {"foo": "No module named 'foo'"} == result["errors"]
+
+
+def test_pytest_starts_after_the_redirection(world: World) -> None:
+    """With conftest and tests of each side; that our package is loaded already is no warning."""
+    world.both("src/foo")
+    world.pth(world.b / "src")
+    for tree in (world.a, world.b):
+        (tree / "pyproject.toml").write_text(
+            "[tool.pytest.ini_options]\nfilterwarnings = ['error::pytest.PytestAssertRewriteWarning']\n",
+            "utf-8",
+        )
+        (tree / "tests").mkdir()
+        (tree / "tests" / "conftest.py").write_text("import foo", "utf-8")
+        (tree / "tests" / "test_x.py").write_text("def test_x(): pass", "utf-8")
+    (world.site / "session.py").write_text(
+        "import pytest, os\nTREE = int(pytest.main(['-q', '-p', 'no:cacheprovider']))\n", "utf-8"
+    )
+    result = world.run("A", "session", child=False)
+    assert {"session": 0} == result["values"], result["printed"]
+    own = result["origins"]["own"]
+    assert [] == [name for name in ("foo", "conftest", "test_x") if name not in own]
+    assert {} == result["origins"]["foreign"] | result["origins"]["installed"]
 
 
 # Refusals

@@ -98,7 +98,7 @@ class World:
             text=True,
             check=False,
         )
-        assert "" == done.stderr
+        assert 0 == done.returncode, done.stderr
         *printed, told = done.stdout.splitlines()
         return json.loads(told) | {"printed": printed}
 
@@ -272,7 +272,8 @@ def test_pytest_starts_after_the_redirection(world: World) -> None:
     world.pth(world.b / "src")
     for tree in (world.a, world.b):
         (tree / "pyproject.toml").write_text(
-            "[tool.pytest.ini_options]\nfilterwarnings = ['error::pytest.PytestAssertRewriteWarning']\n",
+            "[tool.pytest.ini_options]\n"
+            "filterwarnings = ['error::pytest.PytestAssertRewriteWarning']\n",
             "utf-8",
         )
         (tree / "tests").mkdir()

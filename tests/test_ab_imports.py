@@ -74,6 +74,14 @@ class World:
         """What an editable install leaves."""
         (self.site / "editable.pth").write_text("\n".join(map(str, lines)), "utf-8")
 
+    def distribution(self, name: str) -> Path:
+        """What pip notes of a distribution that holds foo; the folder of its notes."""
+        info = self.site / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1", "utf-8")
+        (info / "RECORD").write_text("foo/__init__.py,,\n", "utf-8")
+        return info
+
     def run(
         self,
         side: str,
@@ -240,6 +248,30 @@ def test_tests_and_tools_of_a_tree_do_not_move_it_forward(world: World) -> None:
     assert {} == result["origins"]["installed"]
 
 
+@pytest.mark.parametrize("project", ["foo-project", "elsewhere"])
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project]\nname = "Foo.Project"\n'),
+        ("setup.cfg", "[metadata]\nname = foo_project\n"),
+        ("setup.py", "setup(\n    name='foo-project',\n)"),
+        ("packages/one/pyproject.toml", "name = 'foo-project'"),
+    ],
+)
+def test_an_installed_package_of_another_project_may_have_the_name(
+    world: World, project: str, file: str, text: str
+) -> None:
+    world.both("foo")
+    package(world.site, "foo")
+    world.distribution(project)
+    (world.a / file).parent.mkdir(parents=True, exist_ok=True)
+    (world.a / file).write_text(text, "utf-8")
+    result = world.run("A", "foo", child=False)
+    expected = "A" if project == "foo-project" else world.site.name
+    assert {"foo": expected} == result["values"]
+    assert {} == result["origins"]["installed"]
+
+
 def test_an_environment_in_the_checkout_is_used_by_both(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.site = world.b / ".venv" / "lib" / "python3" / "site-packages"
@@ -337,10 +369,7 @@ def test_an_installed_copy_is_refused(world: World) -> None:
     """Pip notes the folder that it copied from; a monorepo's layout tells nothing."""
     world.both("packages/one/foo")
     package(world.site, "foo")
-    info = world.site / "foo-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foo\nVersion: 1\n", "utf-8")
-    (info / "RECORD").write_text("foo/__init__.py,,\n", "utf-8")
+    info = world.distribution("foo")
     url = json.dumps({"url": (world.b / "packages/one").as_uri(), "dir_info": {}})
     (info / "direct_url.json").write_text(url, "utf-8")
     a, b = world.run("A", "foo")["origins"], world.run("B", "foo")["origins"]

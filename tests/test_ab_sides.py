@@ -302,6 +302,14 @@ def test_a_dirty_submodule_is_a_note(parent: Path) -> None:
     assert ("submodule deps/sub is at another commit than recorded, B has that",) == b.notes
 
 
+def test_a_submodule_has_revisions_of_its_own(parent: Path) -> None:
+    sub = parent / "deps" / "sub"
+    with sides(request(sub, "v1")) as (a, b, _):
+        assert "N = 1" == (a.root / "code.py").read_text("utf-8")
+        assert (sub, "working tree") == (b.root, b.label)
+    assert 1 == len(git(sub, "worktree", "list").splitlines())
+
+
 # What a build made
 
 

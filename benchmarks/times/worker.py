@@ -1,11 +1,12 @@
 """One measured process: does a turn when it is told to, and is blocked on its input otherwise.
 
-Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12``: 12 calls of
-this work; 0: how many fill a turn?) is answered by a line of JSON: the durations in ns, or the count.
+Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12``: 12 calls
+of this work; 0: how many fill a turn?) is answered by a line of JSON: the durations in ns, or the
+count.
 
-``plain`` is how a benchmark is usually run: the work is set up once. ``shaken`` is how `torchprof ab`
-runs a test: memory lies elsewhere in each turn, and what a fixture would make is made anew as long
-as that is cheap.
+``plain`` is how a benchmark is usually run: the work is set up once. ``shaken`` is how
+`torchprof ab` runs a test: memory lies elsewhere in each turn, and what a fixture would make is
+made anew as long as that is cheap.
 """
 
 from __future__ import annotations

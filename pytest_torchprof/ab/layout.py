@@ -2,11 +2,12 @@
 
 Two processes of one code can differ by 1 to 30 % for as long as they live: an object lies where it
 collides with another in a cache, a block of the allocator is given back after each call or is not.
-More pairs of turns do not help against it, they only make it look certain. Two things do. Both sides
-start with the same addresses (`same_addresses`), and before every turn memory is taken and held in
-another pattern (`shaken`): what a call allocates then lies elsewhere in every turn, so that its luck
-is noise between turns, which is measured, and no longer a bias of a side, which is not (Curtsinger and
-Berger, "Stabilizer", 2013). A small test: 5.3 % between processes without both, 0.3 % with them.
+More pairs of turns do not help against it, they only make it look certain. Two things do. Both
+sides start with the same addresses (`same_addresses`), and before every turn memory is taken and
+held in another pattern (`shaken`): what a call allocates then lies elsewhere in every turn, so that
+its luck is noise between turns, which is measured, and no longer a bias of a side, which is not
+(Curtsinger and Berger, "Stabilizer", 2013). A loop in Python: 5.3 % between two processes without
+both, 0.3 % with them; 25 small operators: 0.6 and 0.1 %.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ASK = 0xFFFFFFFF
 _SMALL = range(1, 480, 16)
 _LARGE = (9, 21)  # of the C library's, as powers of two
 
-_random = random.Random(os.urandom(8))
+_random = random.Random(os.urandom(8))  # noqa: S311 - patterns, not secrets
 
 
 def shaken() -> object:

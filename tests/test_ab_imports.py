@@ -28,7 +28,7 @@ sys.path.insert(0, {TOOL!r})
 from pytest_torchprof.ab.imports import origins, redirect
 sys.path.remove({TOOL!r})
 site.addsitedir(sys.argv[1])
-root, others, names, early = json.loads(sys.argv[2])
+root, others, names, early, more = json.loads(sys.argv[2])
 for name in early:
     importlib.import_module(name)
 redirect(root, others)
@@ -39,7 +39,7 @@ for name in names:
     except ImportError as error:
         errors[name] = str(error)
 child = "import sys; sys.path.append(sys.argv[1])\\n"
-for name in names:
+for name in names if more else ():
     child += f"try:\\n import {{name}}; print({{name}}.TREE)\\n"
     child += "except ImportError:\\n print(None)\\n"
 told = subprocess.run([sys.executable, "-c", child, ""], cwd="/", capture_output=True, text=True)
@@ -74,8 +74,23 @@ class World:
         """What an editable install leaves."""
         (self.site / "editable.pth").write_text("\n".join(map(str, lines)), "utf-8")
 
-    def run(self, side: str, *names: str, early: tuple[str, ...] = (), env: str = "") -> Any:
-        """What a worker of the side imports; ``env`` is the user's PYTHONPATH."""
+    def distribution(self, name: str) -> Path:
+        """What pip notes of a distribution that holds foo; the folder of its notes."""
+        info = self.site / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1", "utf-8")
+        (info / "RECORD").write_text("foo/__init__.py,,\n", "utf-8")
+        return info
+
+    def run(
+        self,
+        side: str,
+        *names: str,
+        early: tuple[str, ...] = (),
+        env: str = "",
+        child: bool = True,
+    ) -> Any:
+        """What a worker of the side imports, and a child; ``env`` is the user's PYTHONPATH."""
         own, other = (self.a, self.b) if side == "A" else (self.b, self.a)
         done = subprocess.run(
             [
@@ -83,7 +98,7 @@ class World:
                 "-c",
                 WORKER,
                 str(self.site),
-                json.dumps([str(own), [str(other)], names, early]),
+                json.dumps([str(own), [str(other)], names, early, child]),
             ],
             cwd=own,
             env={**os.environ, "PYTHONPATH": env},
@@ -91,8 +106,9 @@ class World:
             text=True,
             check=False,
         )
-        assert "" == done.stderr
-        return json.loads(done.stdout)
+        assert 0 == done.returncode, done.stderr
+        *printed, told = done.stdout.splitlines()
+        return json.loads(told) | {"printed": printed}
 
 
 @pytest.fixture
@@ -232,6 +248,30 @@ def test_tests_and_tools_of_a_tree_do_not_move_it_forward(world: World) -> None:
     assert {} == result["origins"]["installed"]
 
 
+@pytest.mark.parametrize("project", ["foo-project", "elsewhere"])
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", '[project]\nname = "Foo.Project"\n'),
+        ("setup.cfg", "[metadata]\nname = foo_project\n"),
+        ("setup.py", "setup(\n    name='foo-project',\n)"),
+        ("packages/one/pyproject.toml", "name = 'foo-project'"),
+    ],
+)
+def test_an_installed_package_of_another_project_may_have_the_name(
+    world: World, project: str, file: str, text: str
+) -> None:
+    world.both("foo")
+    package(world.site, "foo")
+    world.distribution(project)
+    (world.a / file).parent.mkdir(parents=True, exist_ok=True)
+    (world.a / file).write_text(text, "utf-8")
+    result = world.run("A", "foo", child=False)
+    expected = "A" if project == "foo-project" else world.site.name
+    assert {"foo": expected} == result["values"]
+    assert {} == result["origins"]["installed"]
+
+
 def test_an_environment_in_the_checkout_is_used_by_both(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.site = world.b / ".venv" / "lib" / "python3" / "site-packages"
@@ -256,6 +296,29 @@ def test_code_that_only_one_tree_has_is_not_there_in_the_other(world: World) -> 
     world.pth(world.b / "src")
     result = world.run("A", "foo")
     assert {"foo": "No module named 'foo'"} == result["errors"]
+
+
+def test_pytest_starts_after_the_redirection(world: World) -> None:
+    """With conftest and tests of each side; that our package is loaded already is no warning."""
+    world.both("src/foo")
+    world.pth(world.b / "src")
+    for tree in (world.a, world.b):
+        (tree / "pyproject.toml").write_text(
+            "[tool.pytest.ini_options]\n"
+            "filterwarnings = ['error::pytest.PytestAssertRewriteWarning']\n",
+            "utf-8",
+        )
+        (tree / "tests").mkdir()
+        (tree / "tests" / "conftest.py").write_text("import foo", "utf-8")
+        (tree / "tests" / "test_x.py").write_text("def test_x(): pass", "utf-8")
+    (world.site / "session.py").write_text(
+        "import pytest, os\nTREE = int(pytest.main(['-q', '-p', 'no:cacheprovider']))\n", "utf-8"
+    )
+    result = world.run("A", "session", child=False)
+    assert {"session": 0} == result["values"], result["printed"]
+    own = result["origins"]["own"]
+    assert [] == [name for name in ("foo", "conftest", "test_x") if name not in own]
+    assert {} == result["origins"]["foreign"] | result["origins"]["installed"]
 
 
 # Refusals
@@ -306,10 +369,7 @@ def test_an_installed_copy_is_refused(world: World) -> None:
     """Pip notes the folder that it copied from; a monorepo's layout tells nothing."""
     world.both("packages/one/foo")
     package(world.site, "foo")
-    info = world.site / "foo-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foo\nVersion: 1\n", "utf-8")
-    (info / "RECORD").write_text("foo/__init__.py,,\n", "utf-8")
+    info = world.distribution("foo")
     url = json.dumps({"url": (world.b / "packages/one").as_uri(), "dir_info": {}})
     (info / "direct_url.json").write_text(url, "utf-8")
     a, b = world.run("A", "foo")["origins"], world.run("B", "foo")["origins"]

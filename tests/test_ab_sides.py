@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchprof import __version__
-from pytest_torchprof.ab.sides import Request, Side, matches, sides
+from pytest_torchprof.ab.sides import Request, Side, matches, sides, unbuilt
 from pytest_torchprof.errors import AbError
 
 WHO = {
@@ -300,6 +300,57 @@ def test_a_dirty_submodule_is_a_note(parent: Path) -> None:
     git(parent / "deps" / "sub", "checkout", "-qf", "v1")
     _, b = both(request(parent, "old"))
     assert ("submodule deps/sub is at another commit than recorded, B has that",) == b.notes
+
+
+def test_a_submodule_has_revisions_of_its_own(parent: Path) -> None:
+    sub = parent / "deps" / "sub"
+    with sides(request(sub, "v1")) as (a, b, _):
+        assert "N = 1" == (a.root / "code.py").read_text("utf-8")
+        assert (sub, "working tree") == (b.root, b.label)
+    assert 1 == len(git(sub, "worktree", "list").splitlines())
+
+
+# What a build made
+
+
+def test_generated_modules_are_brought_and_told(repo: Path) -> None:
+    """And neither environments nor what is compiled, nor what the revision has itself."""
+    (repo / ".git" / "info" / "exclude").write_text("_*.py\nenv/\n*.so\n__pycache__", "utf-8")
+    write(repo, tests___version="N = 'B'", env___more="", later___made="")
+    (repo / "tests" / "_c.so").touch()
+    with sides(request(repo, "v1")) as (a, _, _):
+        assert "N = 'B'" == (a.root / "tests" / "_version.py").read_text("utf-8")
+        found = {file.relative_to(a.root).as_posix() for file in a.root.rglob("*.py")}
+        assert {
+            "code.py",
+            *(f"tests/{n}.py" for n in ("_version", "test_gone", "test_old")),
+        } == found
+    assert ("A uses tests/_version.py of the working tree, which git ignores",) == a.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("E   ImportError: cannot import name '_c' from 'pkg' (/a/pkg/__init__.py)", "pkg._c"),
+        (
+            "ImportError: cannot import name '_c' from partially initialized module 'pkg' (",
+            "pkg._c",
+        ),
+        ("ModuleNotFoundError: No module named 'pkg._c'", "pkg._c"),
+        ("ModuleNotFoundError: No module named 'pkg._d'", "pkg._d"),
+        ("ModuleNotFoundError: No module named 'pkg._e'", None),
+        ("AssertionError", None),
+    ],
+)
+def test_a_module_that_is_built_elsewhere_is_said_to_be(
+    tmp_path: Path, text: str, expected: str | None
+) -> None:
+    write(tmp_path / "b", src__pkg__e="")
+    for name in ("_c.cpython-311-x86_64-linux-gnu.so", "_d.pyd"):
+        (tmp_path / "b" / "src" / "pkg" / name).touch()
+    told = unbuilt(text, tmp_path / "a", [tmp_path / "b"])
+    start = f"{expected} is compiled, and built only in {tmp_path / 'b'}: build it in both trees"
+    assert told is None if expected is None else (told or "").startswith(start)
 
 
 # Folders and interpreters

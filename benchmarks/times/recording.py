@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.times.series import Conditions, Pairs, Series, Session
 from benchmarks.times.work import WORK
+from pytest_torchprof.ab.layout import same_addresses
 
 ROOT = Path(__file__).parent.parent.parent
 #: Calls of the reference kernel after a turn of a session: about a millisecond.
@@ -24,20 +25,24 @@ _REFERENCE_CALLS = 4
 
 
 class Worker:
-    """A measured process."""
+    """A measured process: as `torchprof ab` has them, or as any benchmark has."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_ab: bool) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if as_ab:
+            environment["PYTHONHASHSEED"] = "0"
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(ROOT), environment.get("PYTHONPATH")])
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.times.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
+        how = "shaken" if as_ab else "plain"
+        with same_addresses() if as_ab else nullcontext():
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.times.worker", how],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
 
     def close(self) -> None:
         """End it."""
@@ -85,16 +90,16 @@ def record(works: Sequence[str], *, seconds: float, each_s: float, hog: bool) ->
     started = time.monotonic()
     order = random.Random(1)
     number = 0
-    with _hog() if hog else ExitStack():
+    with _hog() if hog else nullcontext():
         while not number or time.monotonic() - started < seconds:
             number += 1
-            with closing(Worker()) as alone:
+            with closing(Worker(as_ab=False)) as alone:
                 for work in works:
                     at = time.monotonic() - started
                     yield Session(number, at, work, *_alone(alone, work, min(each_s, 1.0)))
                     if time.monotonic() - started > seconds:
                         return
-            with closing(Worker()) as a, closing(Worker()) as b:
+            with closing(Worker(as_ab=True)) as a, closing(Worker(as_ab=True)) as b:
                 for work in works:
                     at = time.monotonic() - started
                     yield Pairs(number, at, work, *_in_turn(a, b, work, each_s, order))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -111,11 +112,8 @@ def read(file: Path) -> Recording:
 
 
 def _lines(file: Path) -> list[bytes]:
-    found = []
-    with gzip.open(file, "rb") as lines:
-        try:
-            for line in lines:
-                found.append(line)
-        except EOFError:  # still being written, or never finished
-            pass
+    found: list[bytes] = []
+    # A file still being written, or never finished, breaks off.
+    with gzip.open(file, "rb") as lines, suppress(EOFError):
+        found.extend(lines)
     return found

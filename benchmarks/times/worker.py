@@ -1,7 +1,12 @@
 """One measured process: does a turn when it is told to, and is blocked on its input otherwise.
 
-Usage: ``python -m benchmarks.times.worker``. A line on stdin (``NAME|12``: 12 calls of this
-work; 0: how many fill a turn?) is answered by a line of JSON: the durations in ns, or the count.
+Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12``: 12 calls
+of this work; 0: how many fill a turn?) is answered by a line of JSON: the durations in ns, or the
+count.
+
+``plain`` is how a benchmark is usually run: the work is set up once. ``shaken`` is how
+`torchprof ab` runs a test: memory lies elsewhere in each turn, and what a fixture would make is
+made anew as long as that is cheap.
 """
 
 from __future__ import annotations
@@ -10,45 +15,72 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
+
+from benchmarks.times.work import WORK, Body, reference
+from pytest_torchprof.ab.layout import shaken
 
 #: A turn is about as long.
 TURN_NS = 8_000_000
+#: Share of the measured time that new fixtures may cost.
+_FRESH = 0.05
 
 
-def durations(body: object, calls: int) -> list[int]:
-    """Of each call, in ns."""
-    assert callable(body)
-    clock = time.perf_counter_ns
-    found = []
-    for _ in range(calls):
-        start = clock()
-        body()
-        found.append(clock() - start)
-    return found
+class Subject:
+    """What is called, and what it cost to make it."""
 
+    def __init__(self, make: Callable[[], Body]) -> None:
+        self._make = make
+        self._measured = self._making = 0
+        self._body = make()
+        self._timed(3)
+        for _ in range(3):  # the first calls are slow
+            middle = sorted(self._timed(9))[4]
+        self.usual = max(1, round(TURN_NS / middle))
 
-def calls_of_a_turn(body: object) -> int:
-    """Warms up, and says how many calls fill a turn."""
-    durations(body, 3)
-    found = sorted(durations(body, max(5, TURN_NS // max(durations(body, 1)[0], 1))))
-    return max(1, round(TURN_NS / found[len(found) // 2]))
+    def turn(self, calls: int) -> list[int]:
+        """The duration of each call, in ns."""
+        found = self._timed(calls)
+        self._measured += sum(found)
+        return found
+
+    def renew(self) -> None:
+        """Make it anew, as long as that costs little of the whole."""
+        if self._making > _FRESH * self._measured:
+            return
+        start = time.perf_counter_ns()
+        self._body = self._make()
+        self._body()
+        self._making += time.perf_counter_ns() - start
+
+    def _timed(self, calls: int) -> list[int]:
+        body, clock = self._body, time.perf_counter_ns
+        found = []
+        for _ in range(calls):
+            start = clock()
+            body()
+            found.append(clock() - start)
+        return found
 
 
 def main() -> None:
     """Serve until the input ends."""
     import torch
 
-    from benchmarks.times.work import WORK, reference
-
     torch.set_num_threads(1)
-    bodies = {name: make() for name, make in {**WORK, "reference": reference}.items()}
-    usual = {name: calls_of_a_turn(body) for name, body in bodies.items()}
+    subjects = {name: Subject(make) for name, make in {**WORK, "reference": reference}.items()}
     gc.collect()
     gc.freeze()
     gc.disable()
     for line in sys.stdin:
         name, _, calls = line.strip().partition("|")
-        answer = durations(bodies[name], int(calls)) if int(calls) else [usual[name]]
+        subject = subjects[name]
+        held = None
+        if sys.argv[1] == "shaken" and int(calls):
+            held = shaken()
+            subject.renew()
+        answer = subject.turn(int(calls)) if int(calls) else [subject.usual]
+        del held
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

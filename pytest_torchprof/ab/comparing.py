@@ -15,8 +15,12 @@ from pytest_torchprof.paired import Comparison, Difference, Row
 from pytest_torchprof.samples import Sample
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from pytest_torchprof.ab.process import Profiled, Turn, Worker
-    from pytest_torchprof.paired import RowVerdict
+    from pytest_torchprof.paired import Broken, RowVerdict
+
+_SIDES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Compared:
         #: The worker that was asked last, and those that wait within the test.
         self.at = workers[0]
         self.open: list[Worker] = []
+        #: Sides of the last turns that failed.
+        self._broken: Broken = ""
 
     def row(self, following: str | None) -> Row:
         """Profile it on both sides, and measure it if it passes on both.
@@ -66,7 +72,9 @@ class Compared:
             self._pace.repeatable = a.repeatable and b.repeatable
             why = self._measure()
         self.close()
-        return self._not_passed() or self.known("error" if why else None, why)
+        return self._not_passed() or self.known(
+            "error" if why else None, why, self._broken if why else ""
+        )
 
     def close(self) -> None:
         """Have the test torn down where it is still set up; its end may be a failure."""
@@ -76,7 +84,12 @@ class Compared:
             if end.outcome != "passed":
                 self._profiles[worker.side.name] = end
 
-    def known(self, verdict: RowVerdict | None = None, reason: str | None = None) -> Row:
+    def known(
+        self,
+        verdict: RowVerdict | None = None,
+        reason: str | None = None,
+        broken: Broken = "",
+    ) -> Row:
         """A row of what is known so far; the comparison's verdict if none is given."""
         decision = None
         if verdict is None and self._pace.done:
@@ -93,6 +106,7 @@ class Compared:
             decision,
             self._differences(),
             self._pace.measured_ns / 1e9,
+            broken=broken,
         )
 
     def _remark(self) -> str | None:
@@ -102,11 +116,11 @@ class Compared:
 
     def _not_passed(self) -> Row | None:
         """The row of a test that does not pass on both sides."""
-        for name in ("B", "A"):
+        for name in _SIDES[::-1]:
             profile = self._profiles[name]
             if profile.outcome == "failed":
-                return self.known("failed", f"fails in {name}: {profile.reason}")
-        for name in ("A", "B"):
+                return self.known("failed", f"fails in {name}: {profile.reason}", name)
+        for name in _SIDES:
             profile = self._profiles[name]
             if profile.outcome == "error":
                 return self.known("error", profile.reason)
@@ -115,7 +129,7 @@ class Compared:
             if profile.outcome == "skipped":
                 both = all(other.outcome == "skipped" for other in self._profiles.values())
                 where = "" if both else f"only in {name}: "
-                return self.known("skipped", f"{where}{profile.reason}")
+                return self.known("skipped", f"{where}{_bare(profile.reason)}")
         return None
 
     def _differences(self) -> tuple[Difference, ...]:
@@ -154,12 +168,16 @@ class Compared:
         """A turn of each side, in random order; why they do not count, if so."""
         turns: dict[str, Turn] = {}
         why = None
+        failed: list[Literal["A", "B"]] = []
         for worker in self._order.sample(self._workers, 2):
             self.at = worker
             name = worker.side.name
             turns[name] = turn = worker.turn(self._nodeid, calls, fresh=fresh)
             if turn.error is not None or not turn.wall_ns:
                 why = why or f"fails in {name} when run again: {turn.error}"
+                failed.append(name)
+        if failed:
+            self._broken = "AB" if len(failed) == len(_SIDES) else failed[0]
         return turns, why
 
 
@@ -176,6 +194,11 @@ def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differe
         and name in b
         and abs(b[name] - a[name]) > metric.tolerance * max(abs(a[name]), abs(b[name]))
     )
+
+
+def _bare(reason: str | None) -> str:
+    """Without what the verdict says already."""
+    return (reason or "").removeprefix("Skipped: ")
 
 
 def _sample(durations_ns: array[int]) -> Sample | None:

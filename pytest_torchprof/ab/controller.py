@@ -12,7 +12,7 @@ from pytest_torchprof.ab.comparing import Compared, Options
 from pytest_torchprof.ab.imports import proven
 from pytest_torchprof.ab.process import Collected, Worker, WorkerDied
 from pytest_torchprof.errors import AbError
-from pytest_torchprof.paired import Row
+from pytest_torchprof.paired import Row, Stopped
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor
@@ -136,7 +136,20 @@ class _Run:
         self._deaths = 0
 
     def rows(self) -> list[Row]:
-        """All of them."""
+        """All of them.
+
+        Raises:
+            Stopped: Ctrl-C; with the rows of the tests that were done.
+        """
+        rows = list[Row]()
+        try:
+            for row in self._each():
+                rows.append(row)
+        except KeyboardInterrupt:
+            raise Stopped(rows) from None
+        return rows
+
+    def _each(self) -> Iterator[Row]:
         found_a, found_b = self._pair.found
         in_a, in_b = set(found_a.tests), set(found_b.tests)
         common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
@@ -144,25 +157,23 @@ class _Run:
             raise AbError(
                 "no tests were collected, on neither side", "", "look at the arguments after --"
             )
-        rows = [
-            Row(nodeid or self._pair.b.side.label, "failed", f"cannot be collected in B: {why}")
-            for nodeid, why in found_b.errors.items()
-        ]
+        for nodeid, why in found_b.errors.items():
+            name, reason = nodeid or self._pair.b.side.label, f"cannot be collected in B: {why}"
+            yield Row(name, "failed", reason, broken="B")
         number = 0
         for nodeid in found_b.tests:
             if nodeid not in in_a:
-                rows.append(_only_in_b(nodeid, found_a.errors))
+                yield _only_in_b(nodeid, found_a.errors)
                 continue
             number += 1
             self._progress(nodeid, number, len(common))
             following = common[number] if number < len(common) else None
-            rows.append(self._test(nodeid, following, len(common)))
+            yield self._test(nodeid, following, len(common))
         for nodeid in found_a.tests:
             if nodeid in in_b:
                 continue
             if not _error_of(nodeid, found_b.errors):  # which has a row already
-                rows.append(Row(nodeid, "gone", "only in A"))
-        return rows
+                yield Row(nodeid, "gone", "only in A")
 
     def _test(self, nodeid: str, following: str | None, tests: int) -> Row:
         """One test, whatever becomes of the workers meanwhile."""
@@ -182,7 +193,8 @@ class _Run:
             AbError: so it has gone again and again.
         """
         dead = [compared.at]
-        row = compared.known("error", f"in {compared.at.side.name}: {death}")
+        name = compared.at.side.name
+        row = compared.known("error", f"in {name}: {death}", name)
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
             raise AbError(
@@ -202,7 +214,7 @@ class _Run:
 
 def _only_in_b(nodeid: str, errors: Mapping[str, str]) -> Row:
     if why := _error_of(nodeid, errors):
-        return Row(nodeid, "failed", f"cannot be collected in A: {why}")
+        return Row(nodeid, "failed", f"cannot be collected in A: {why}", broken="A")
     return Row(nodeid, "new", "only in B")
 
 

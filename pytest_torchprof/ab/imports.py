@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import importlib.metadata
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
+from pytest_torchprof.ab.projects import copied, is_strangers
 from pytest_torchprof.ab.trees import Trees, importable, shadows
 from pytest_torchprof.errors import AbError
 
@@ -105,6 +102,8 @@ def _let_own_win(trees: Trees) -> None:
             place = _find(name)
             if _is_tool(name) or place is None or trees.is_own(place):
                 continue
+            if is_strangers(trees.root, name):
+                continue
             entry = str(Path(place).parents[name.count(".")])
             if folder in sys.path:
                 sys.path.remove(folder)
@@ -185,8 +184,8 @@ def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
             else:
                 foreign.setdefault(name, place)
     names = {name for folder in _folders(trees) for name in importable(folder)}
-    for copied in _copied(trees) if trees.others else ():
-        names |= copied
+    for of_one in copied(trees) if trees.others else ():
+        names |= of_one
     installed = {
         name: place
         for name, place in away.items()
@@ -194,6 +193,7 @@ def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
         for package in _packages(name) & names
         # Others may add modules to a package of ours; a compiled one is ours, of who knows when.
         if package not in own or place.endswith((".so", ".pyd"))
+        if not is_strangers(trees.root, package)
     }
     return {
         "root": trees.root,
@@ -202,20 +202,6 @@ def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
         "foreign": foreign,
         "installed": installed,
     }
-
-
-def _copied(trees: Trees) -> Iterator[set[str]]:
-    """Names of packages that pip installed, as copies or not, from folders in the trees."""
-    for distribution in importlib.metadata.distributions():
-        text = distribution.read_text("direct_url.json")  # PEP 610: only of what has no index
-        told = json.loads(text) if text else {}
-        url = urlsplit(told.get("url", ""))
-        if url.scheme != "file" or trees.owner(url2pathname(url.path)) is None:
-            continue
-        files = [file.parts for file in distribution.files or ()]
-        if told.get("dir_info", {}).get("editable"):  # single files are what finds the code
-            files = [parts for parts in files if len(parts) > 1]
-        yield {parts[0].partition(".")[0] for parts in files}
 
 
 def _packages(name: str) -> set[str]:

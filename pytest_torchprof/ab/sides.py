@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pytest_torchprof.ab.generated import bring, unbuilt
 from pytest_torchprof.ab.interpreters import Interpreter, interpreter, ours
 from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.selection import Fitted, Tree, fitted, matches
@@ -16,7 +17,7 @@ from pytest_torchprof.ab.submodules import fill
 from pytest_torchprof.ab.worktree import Repository, check_out, repository, resolve, state
 from pytest_torchprof.errors import AbError
 
-__all__ = ["Request", "Side", "matches", "sides"]
+__all__ = ["Request", "Side", "matches", "sides", "unbuilt"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _trees(request: Request, janitor: Janitor) -> tuple[_Tree, _Tree, Path | Non
     if request.ref is not None and repo is not None:
         commit = resolve(repo, request.ref)
         place = check_out(repo, commit, janitor)
-        notes = fill(repo, commit.sha, place, janitor)
+        notes = fill(repo, commit.sha, place, janitor) + bring(repo, place)
         a = _Tree(commit.label, place, notes)
     else:
         a = _given(request.a, "--a", request) or _working_tree(repo, request.cwd)

@@ -13,7 +13,7 @@ from pathlib import Path
 #: does in many checkouts, and no part of the code under test.
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
-#: Names at the top of a checkout that hold no code under test, or are found by pytest alone.
+#: Names in a checkout that hold no code under test, or are found by pytest alone.
 _BESIDE = frozenset(
     {
         "benchmark",
@@ -27,6 +27,7 @@ _BESIDE = frozenset(
         "example",
         "examples",
         "fabfile",
+        "node_modules",
         "noxfile",
         "script",
         "scripts",
@@ -118,7 +119,7 @@ def importable(folder: str) -> list[str]:
     return sorted(
         name
         for name in _importable(folder, "", _DEPTH)
-        if name.partition(".")[0] not in _BESIDE | sys.stdlib_module_names
+        if name.partition(".")[0] not in sys.stdlib_module_names
     )
 
 
@@ -135,7 +136,7 @@ def _importable(folder: str, prefix: str, depth: int) -> Iterator[str]:
         return
     for entry in entries:
         name, _, rest = entry.name.partition(".")
-        if not name.isidentifier() or name.startswith("test_"):
+        if not name.isidentifier() or name.startswith("test_") or name in _BESIDE:
             continue
         if rest == "py" or rest.endswith(("so", "pyd")):
             yield prefix + name

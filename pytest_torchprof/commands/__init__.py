@@ -12,6 +12,7 @@ from pytest_torchprof import api
 from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.comparing import ab
 from pytest_torchprof.commands.linting import lint, rules
 from pytest_torchprof.commands.printing import (
     FAILED,
@@ -52,6 +53,7 @@ from pytest_torchprof.trace.stacks import write_stacks
 from pytest_torchprof.units import format_change, format_pair, format_quantity
 
 __all__ = [
+    "ab",
     "augment",
     "diff",
     "kernels",

@@ -1,0 +1,58 @@
+"""Memory that lies elsewhere in every turn, and processes whose memory lies alike."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_torchprof.ab.layout import same_addresses, shaken
+
+PERSONALITY = Path("/proc/self/personality")
+
+
+def test_what_is_taken_differs_from_turn_to_turn() -> None:
+    sizes = []
+    for _ in range(4):
+        held: Any = shaken()
+        sizes.append(len(held[-1]))
+    assert len(set(sizes)) > 1
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    import random
+
+    before = random.getstate()
+    shaken()
+    assert before == random.getstate()
+
+
+@pytest.mark.skipif(not PERSONALITY.exists(), reason="Linux has it")
+def test_processes_started_within_have_the_same_addresses_and_others_as_before() -> None:
+    def address() -> str:
+        program = "print(id(object()))"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    before = PERSONALITY.read_text()
+    with same_addresses():
+        inside = PERSONALITY.read_text()
+        found = {address() for _ in range(3)}
+    assert before == PERSONALITY.read_text()
+    assert inside == before or len(found) == 1  # where a container forbids it, nothing changes
+
+
+def test_where_the_system_does_not_have_it_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    with same_addresses():
+        pass

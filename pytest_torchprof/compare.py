@@ -269,9 +269,10 @@ def normalised_gap(now: Normalised | None, before: Normalised | None, metric: st
     return None
 
 
-#: Times of unprofiled rounds and of the device. Host times of the profiled run carry the profiler's
-#: own cost, so they only advise.
-GATED_TIMES = frozenset({"wall_ms", "cpu_ms", "self_cuda_ms", "cuda_busy_ms"})
+#: Wall time of unprofiled rounds, and times of the device. CPU time only advises: a test that waits
+#: has little, and idle threads that spin are no matter of the test's. Host times of the profiled
+#: run carry the profiler's own cost.
+GATED_TIMES = frozenset({"wall_ms", "self_cuda_ms", "cuda_busy_ms"})
 
 
 def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:

@@ -122,7 +122,7 @@ OPTIONS = (
     Option("rounds", "1", _count, "N", "timed, unprofiled runs, from which time metrics come",
            marker=True),
     Option("min_time", "0", _seconds, "S", "go on with timed rounds until they have taken this "
-           "many seconds, or three times as many with their fixtures", marker=True),
+           "many seconds, or twice as many with their fixtures", marker=True),
     Option("time", "advisory", _choice("advisory", "gate", "off"), "advisory|gate|off",
            "what a time difference against a baseline does"),
     Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "

@@ -14,7 +14,7 @@ LONG_CALL_NS = 10_000_000_000
 
 #: Rounds of a test whose time is spent on its fixtures come to an end too: after so many of them,
 #: or so many times the seconds asked for, fixtures included.
-MOST_ROUNDS, MOST_TIMES = 10_000, 3
+MOST_ROUNDS, MOST_TIMES = 10_000, 2
 
 #: Runs of the reference kernel before a round; the first ones of several find cold caches.
 _LAPS, _FIRST_LAPS = 3, 5

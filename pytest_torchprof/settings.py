@@ -9,7 +9,7 @@ from typing import Literal
 
 #: Seconds of rounds that a gate on time takes, unless somebody says how many rounds it shall be.
 #: See `python -m benchmarks.gate` for what comes of it.
-GATE_TIME_S = 0.5
+GATE_TIME_S = 1.0
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,12 @@ def _text(path: Path) -> str:
 def _share(limit: float, text: str) -> Callable[[Window], str | None]:
     def said(window: Window) -> str | None:
         share = window.increase / (window.seconds * window.cpus)
-        return text.format(f"{share:.0%}") if share > limit else None
+        # In tens, so that many tests have one reason.
+        return (
+            text.format(f"about {round(min(max(share, 0.1), 1.0), 1):.0%}")
+            if share > limit
+            else None
+        )
 
     return said
 

@@ -45,7 +45,8 @@ def failure_message(
     """Metric, baseline, now and change; findings, operators and kernels behind it; how to accept.
 
     ``causes`` are the sentences of `compare.failures`; no ``accept_command`` where it was given.
-    ``ab_command`` compares times for sure. ``where`` says where operators were called, and ``lines_gap`` why that is not known.
+    ``ab_command`` compares times for sure. ``where`` says where operators were called, and
+    ``lines_gap`` why that is not known.
     """
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []

@@ -271,7 +271,7 @@ def test_the_working_tree_is_as_it_was(ran: Ran, project: Project) -> None:
     project.assert_clean()
 
 
-def test_a_commit_with_itself_has_no_confirmed_change(project: Project, tmp_path: Path) -> None:
+def test_the_same_code_twice_has_no_confirmed_change(project: Project, tmp_path: Path) -> None:
     """Two trees that are no repository, and a table."""
     (tmp_path / ".pytest_cache").mkdir()
     for name in ("one", "two"):

@@ -148,16 +148,20 @@ class Torchprof:
         *,
         rounds: int | None = None,
         warmup: int | None = None,
+        min_time: float | None = None,
     ) -> Result:
         """Measure a callable within this one run: warm-up calls, timed calls, a profiled call.
 
-        Returns its last result. Raises ValueError for negative counts, and whatever it raises.
+        Timed calls go on until they have taken ``min_time`` seconds. Returns the last result.
+        Raises ValueError for negative counts, and whatever the callable raises.
         """
         __tracebackhide__ = True
         counts: dict[str, Any] = {"rounds": rounds, "warmup": warmup}
         for name, count in counts.items():
             if count is not None and not (isinstance(count, int) and count >= 0):
                 raise ValueError(f"{name} must be a whole number of 0 or more, not {count!r}")
+        if min_time is not None and not 0 <= min_time < math.inf:
+            raise ValueError(f"min_time must be seconds, 0 or more, not {min_time!r}")
         if self._regions is not None:
             return self._regions.call(function)
         outer = self._runner.run if self._runner else None
@@ -169,9 +173,8 @@ class Torchprof:
 
         outer.cancel()
         recorder.own_region = recorder.complete = True
-        recorder.rounds.clear()
-        kinds = recorder.plan.with_counts(warmup=warmup, rounds=rounds).kinds
-        for kind in recorder.runs_of(kinds):
+        recorder.replan(recorder.plan.with_counts(warmup=warmup, rounds=rounds, min_time=min_time))
+        for kind in recorder.runs_of(recorder.plan.kinds):
             run = Run(kind, recorder, first=False)
             # The profiled call is one more than asked for, and torch's profiler writes too.
             extra = self._mute and kind not in ("warmup", "round")
@@ -189,6 +192,8 @@ class Torchprof:
 
     def _measure(self, function: Callable[[], Result], run: Run) -> Result:
         __tracebackhide__ = True
+        if run.kind == "round":
+            run.recorder.rounds.before_round()
         run.begin()
         try:
             result = function()

@@ -20,7 +20,7 @@ import pytest
 
 from pytest_torchprof.capture import REAL, Regions, World, muted, watching
 from pytest_torchprof.recorder import Kind, Recorder, said
-from pytest_torchprof.runs import LONG_CALL_NS, Run
+from pytest_torchprof.runs import Run
 from pytest_torchprof.silence import (
     alarm_stopped,
     clocks_stopped,
@@ -66,7 +66,7 @@ class Runner:
         try:
             result = yield
         finally:
-            first, self.run = self.run, None
+            self.run = None
             recorder.runs += 1
         if REAL.getpid() != pid:
             recorder.refuse("the test has forked, and this is the child")
@@ -84,7 +84,7 @@ class Runner:
         rest = kinds[1:]
         if recorder.compiled_late:  # in the one run that there was to be
             rest = ["profile", *rest]
-        if first.duration_ns > LONG_CALL_NS and recorder.rounds:
+        if recorder.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
         if recorder.reason is None and rest and not recorder.complete:
             error = self._rerun_all(item, recorder, rest, globs)
@@ -259,6 +259,8 @@ class Runner:
         self.subtest_failed = False
         recorder.tables.clear()
         printed: list[str] = []
+        if kind == "round":
+            recorder.rounds.before_round()
         try:
             with heard(item, printed) if recorder.table_asked else nullcontext():
                 item.ihook.pytest_runtest_setup(item=item)

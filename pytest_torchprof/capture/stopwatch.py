@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
 #: What torch's counter answers where there is no hardware counter.
 _NO_INSTRUCTIONS = 2**64 - 1
+NO_COUNTER = "this machine has no hardware counter"
+COUNTER_LOST = "the hardware counter has stopped"
 
 
 @dataclass(frozen=True)
 class Round:
-    """One unprofiled run: wall and process CPU time in ns, instructions or None."""
+    """One unprofiled run: wall and process CPU time in ns, instructions or why there are none."""
 
     wall_ns: int
     cpu_ns: int
-    instructions: int | None
+    instructions: int | str
 
 
 class Stopwatch:
@@ -79,7 +81,13 @@ def _start_instructions() -> Any:
     return torch._C._instruction_counter.start() if counts_instructions() else None
 
 
-def _end_instructions(counter: Any) -> int | None:
+def _end_instructions(counter: Any) -> int | str:
     import torch
 
-    return None if counter is None else int(torch._C._instruction_counter.end(counter))
+    if counter is None:
+        return NO_COUNTER
+    try:
+        count = int(torch._C._instruction_counter.end(counter))
+    except RuntimeError:
+        return COUNTER_LOST
+    return COUNTER_LOST if count == _NO_INSTRUCTIONS else count

@@ -63,7 +63,6 @@ class Worker:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        where = "" if core is None else core
         self._process.stdin.write(f"{work}|{calls}|{'' if core is None else core}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -94,7 +93,7 @@ def record(works: Sequence[str], *, seconds: float, each_s: float, hog: bool) ->
     started = time.monotonic()
     order = random.Random(1)
     number = 0
-    with _hog() if hog else nullcontext():
+    with competitor() if hog else nullcontext():
         while not number or time.monotonic() - started < seconds:
             number += 1
             with closing(Worker(as_ab=False)) as alone:
@@ -141,9 +140,10 @@ def _in_turn(
 
 
 @contextmanager
-def _hog() -> Iterator[None]:
-    """A competing process that never rests."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+def competitor() -> Iterator[None]:
+    """A competing process that never rests, as long as this one lives."""
+    program = "import os\nof = os.getppid()\nwhile os.getppid() == of: sum(range(100_000))"
+    process = subprocess.Popen([sys.executable, "-c", program])
     try:
         yield
     finally:

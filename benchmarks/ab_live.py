@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     with (
         repository(options.copies, options.extra) as folder,
-        hog() if options.hog else nullcontext(),
+        competitor() if options.hog else nullcontext(),
     ):
         for number in range(runs):
             for extra in options.extra:

@@ -23,6 +23,8 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.times.recording import competitor
+
 ROOT = Path(__file__).parent.parent
 VERDICTS = ("slower", "faster", "same", "unclear")
 HEADERS = ("extra work", "test", "comparisons", *VERDICTS, "time of both / one side's")

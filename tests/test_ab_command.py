@@ -271,7 +271,7 @@ def test_the_working_tree_is_as_it_was(ran: Ran, project: Project) -> None:
     project.assert_clean()
 
 
-def test_a_commit_with_itself_has_no_confirmed_change(project: Project, tmp_path: Path) -> None:
+def test_the_same_code_twice_has_no_confirmed_change(project: Project, tmp_path: Path) -> None:
     """Two trees that are no repository, and a table."""
     (tmp_path / ".pytest_cache").mkdir()
     for name in ("one", "two"):
@@ -324,6 +324,7 @@ def test_nothing_is_left_behind_by_a_run_that_is_ended(
     [
         (["no-such-branch", "--", "tests"], "no-such-branch"),
         (["--", "tests"], "give a git revision"),
+        (["tests"], "what is for pytest goes after --: REF -- tests"),
         (["--a", "no/such/folder"], "no/such/folder"),
         (["v1", "--python-b", "no-such-python"], "no-such-python"),
     ],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.compare import status_of
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.render.ab_table import fields_of, why
-from pytest_torchprof.render.json_report import record_of
+from pytest_torchprof.render.json_report import noise_of, record_of
 from pytest_torchprof.stats import MetricStatus, NotMeasured, TestStatus, Value, Verdict
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _outcome(row: Row) -> str | None:
 
 
 def _sample(sample: Sample | None) -> dict[str, Any] | None:
-    return None if sample is None else {"unit": "ms", **vars(sample)}
+    return None if sample is None else {"unit": "ms", "median": sample.median, **noise_of(sample)}
 
 
 def _verdicts(row: Row) -> list[Verdict]:
@@ -68,7 +68,7 @@ def _verdicts(row: Row) -> list[Verdict]:
     for metric, a, b, of in times:
         if b is not None:
             baseline = None if a is None else a.median
-            verdicts.append(Verdict(metric, b.median, of if a else "new", baseline))
+            verdicts.append(Verdict(metric, b.median, of if a else "new", baseline, sample=b))
     return verdicts + [_exact(d.metric, d.a, d.b) for d in row.differences if _known(d.metric)]
 
 

@@ -10,7 +10,13 @@ from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.paired.decision import CONFIDENCE
 from pytest_torchprof.render.tables import printable
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.units import UNKNOWN, format_change, format_pair, format_quantity
+from pytest_torchprof.units import (
+    UNKNOWN,
+    format_change,
+    format_pair,
+    format_quantity,
+    format_spread,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.paired import Difference, Row, RowVerdict
@@ -125,16 +131,7 @@ def timed(sample: Sample | None) -> str | None:
     if sample is None:
         return None
     time = format_quantity(sample.median, "ms")
-    return time if sample.spread is None else f"{time} ±{_spread(sample.spread)}"
-
-
-def _spread(spread: float) -> str:
-    """In whole percent, and never none where there is some.
-
-    >>> _spread(0.041), _spread(0.002), _spread(0.0)
-    ('4 %', '<1 %', '0 %')
-    """
-    return "<1 %" if 0 < spread < 0.005 else f"{100 * spread:.0f} %"
+    return " ".join(filter(None, (time, format_spread(sample.spread))))
 
 
 # -------------------------------------------------------------------- in words
@@ -159,8 +156,9 @@ def noisy(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
     lines = []
     for row in rows:
         sides = {"A": row.a_ms, "B": row.b_ms}
-        wide = [f"±{_spread(s.spread)} on {side}" for side, s in sides.items() if s and s.spread
-                and s.noisy]  # fmt: skip
+        wide = [
+            f"{format_spread(s.spread)} on {side}" for side, s in sides.items() if s and s.noisy
+        ]
         if wide:
             lines.append(f"{name(row.nodeid)}: {' and '.join(wide)}")
     return lines

@@ -54,13 +54,13 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "limit": verdict.limit,
             "status": verdict.status,
             **({"reason": verdict.reason} if verdict.reason else {}),
-            **(_noise(verdict.sample) if verdict.sample else {}),
+            **(noise_of(verdict.sample) if verdict.sample else {}),
             **(_multiples(*verdict.multiples) if verdict.multiples else {}),
         }
     return metrics
 
 
-def _noise(sample: Sample) -> dict[str, float | None]:
+def noise_of(sample: Sample) -> dict[str, float | None]:
     """How the rounds lie around the value, their median: quartiles, minimum, relative spread."""
     return {
         "n": sample.n,

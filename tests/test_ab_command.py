@@ -324,6 +324,7 @@ def test_nothing_is_left_behind_by_a_run_that_is_ended(
     [
         (["no-such-branch", "--", "tests"], "no-such-branch"),
         (["--", "tests"], "give a git revision"),
+        (["tests"], "what is for pytest goes after --: REF -- tests"),
         (["--a", "no/such/folder"], "no/such/folder"),
         (["v1", "--python-b", "no-such-python"], "no-such-python"),
     ],

@@ -147,6 +147,8 @@ def _unknown(repo: Repository, ref: str) -> AbError:
         git(repo.top, "rev-parse", "--quiet", "--verify", "HEAD")
     except GitError:
         return AbError(what, "there is no commit yet", "commit first")
+    if ref and Path(ref.partition("::")[0]).exists():
+        return AbError(what, "it is a path", f"what is for pytest goes after --: REF -- {ref}")
     if repo.shallow:
         return AbError(
             what,

@@ -82,27 +82,26 @@ def _measure(options: Namespace, args: tuple[str, ...], found: Found) -> None:
         args=args,
     )
     how = Options(options.min_time, options.rounds, options.threshold / 100)
-    with _bar() as progress:
-        progress("preparing", 0, 0)
-        with sides(request) as (a, b, janitor):
-            found.sides = a, b
-            found.rows = run(a, b, janitor, how, progress)
+    with _bar() as progress, sides(request) as (a, b, janitor):
+        found.sides = a, b
+        found.rows = run(a, b, janitor, how, progress)
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """How far it is, on a terminal: the test, tests done and all tests."""
+    """How far it is, on a terminal: the test that runs, its number from 1, and how many."""
     if not sys.stderr.isatty():
-        yield lambda _text, _done, _all: None
+        yield lambda _test, _number, _every: None
         return
     import tqdm
 
-    with tqdm.tqdm(leave=False, unit="test", dynamic_ncols=True) as bar:
+    start = "starting both sides"
+    with tqdm.tqdm(desc=start, bar_format="{desc} …", leave=False, dynamic_ncols=True) as bar:
 
-        def progress(text: str, done: int, every: int) -> None:
-            bar.total = every or None
-            bar.n = done
-            bar.set_description_str(shorten(text, _NAME), refresh=True)
+        def progress(test: str, number: int, every: int) -> None:
+            bar.bar_format, bar.unit = None, "test"
+            bar.total, bar.n = every, number - 1
+            bar.set_description_str(shorten(test, _NAME), refresh=True)
 
         yield progress
 

@@ -34,6 +34,8 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(ROOT), environment.get("PYTHONPATH")])
         )
+        #: Where the last turn has ended.
+        self.core: int | None = None
         how = "shaken" if as_ab else "plain"
         with same_addresses() if as_ab else nullcontext():
             self._process = subprocess.Popen(
@@ -53,20 +55,21 @@ class Worker:
         """How many calls fill a turn."""
         return self.turn(work, 0)[0]
 
-    def turn(self, work: str, calls: int) -> list[int]:
-        """The durations of so many calls, in ns.
+    def turn(self, work: str, calls: int, core: int | None = None) -> list[int]:
+        """The durations of so many calls, in ns; begun on this core, and ended on `core`.
 
         Raises:
             RuntimeError: the process has died.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{work}|{calls}\n")
+        self._process.stdin.write(f"{work}|{calls}|{'' if core is None else core}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"a measured process has died with status {self._process.wait()}")
-        found: list[int] = json.loads(line)
+        found: list[int]
+        found, self.core = json.loads(line)
         return found
 
 
@@ -90,7 +93,7 @@ def record(works: Sequence[str], *, seconds: float, each_s: float, hog: bool) ->
     started = time.monotonic()
     order = random.Random(1)
     number = 0
-    with _hog() if hog else nullcontext():
+    with competitor() if hog else nullcontext():
         while not number or time.monotonic() - started < seconds:
             number += 1
             with closing(Worker(as_ab=False)) as alone:
@@ -128,16 +131,19 @@ def _in_turn(
     turns: dict[Worker, list[list[int]]] = {a: [], b: []}
     spent = {a: 0, b: 0}
     while min(spent.values()) < seconds * 1e9:
+        core = None
         for worker in order.sample((a, b), 2):
-            turns[worker].append(worker.turn(work, calls))
+            turns[worker].append(worker.turn(work, calls, core))
             spent[worker] += sum(turns[worker][-1])
+            core = worker.core
     return turns[a], turns[b]
 
 
 @contextmanager
-def _hog() -> Iterator[None]:
-    """A competing process that never rests."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+def competitor() -> Iterator[None]:
+    """A competing process that never rests, as long as this one lives."""
+    program = "import os\nof = os.getppid()\nwhile os.getppid() == of: sum(range(100_000))"
+    process = subprocess.Popen([sys.executable, "-c", program])
     try:
         yield
     finally:

@@ -1,12 +1,12 @@
 """One measured process: does a turn when it is told to, and is blocked on its input otherwise.
 
-Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12``: 12 calls
-of this work; 0: how many fill a turn?) is answered by a line of JSON: the durations in ns, or the
-count.
+Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12|1``: 12 calls
+of this work, on core 1; 0: how many fill a turn?) is answered by a line of JSON: the durations in
+ns, or the count; and the core where that has ended.
 
 ``plain`` is how a benchmark is usually run: the work is set up once. ``shaken`` is how
-`torchprof ab` runs a test: memory lies elsewhere in each turn, and what a fixture would make is
-made anew as long as that is cheap.
+`torchprof ab` runs a test: memory lies elsewhere in each turn, what a fixture would make is made
+anew as long as that is cheap, and the second turn of a pair begins where the first one ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.times.work import WORK, Body, reference
-from pytest_torchprof.ab.layout import shaken
+from pytest_torchprof.ab.layout import core, go_to, shaken
 
 #: A turn is about as long.
 TURN_NS = 8_000_000
@@ -34,8 +34,8 @@ class Subject:
         self._measured = self._making = 0
         self._body = make()
         self._timed(3)
-        for _ in range(3):  # the first calls are slow
-            middle = sorted(self._timed(9))[4]
+        # The first calls are slow, and so may be a moment.
+        middle = min(sorted(self._timed(9))[4] for _ in range(5))
         self.usual = max(1, round(TURN_NS / middle))
 
     def turn(self, calls: int) -> list[int]:
@@ -73,15 +73,16 @@ def main() -> None:
     gc.freeze()
     gc.disable()
     for line in sys.stdin:
-        name, _, calls = line.strip().partition("|")
+        name, calls, where = line.strip().split("|")
         subject = subjects[name]
         held = None
         if sys.argv[1] == "shaken" and int(calls):
             held = shaken()
+            go_to(int(where) if where else None)
             subject.renew()
         answer = subject.turn(int(calls)) if int(calls) else [subject.usual]
         del held
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps([answer, core()]) + "\n")
         sys.stdout.flush()
 
 

@@ -94,7 +94,8 @@ class Compared:
         decision = None
         if verdict is None and self._pace.done:
             decision = self._comparison.decide()
-            verdict, reason = decision.verdict, self._remark()
+            verdict = decision.verdict
+            reason = self._remark() if verdict == "unclear" else None
         return Row(
             self._nodeid,
             verdict or "error",
@@ -110,9 +111,12 @@ class Compared:
         )
 
     def _remark(self) -> str | None:
-        if not self._pace.repeatable and not self._pace.limit_reached:
-            return "each call needs fixtures of its own, which left time for few"
-        return None
+        """Why there was less time for calls than there might be."""
+        if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
+            return None
+        if not self._pace.repeatable:
+            return "setting up its fixtures, anew for each call, took most of the time"
+        return "what is outside its measured region took most of the time"
 
     def _not_passed(self) -> Row | None:
         """The row of a test that does not pass on both sides."""
@@ -124,12 +128,12 @@ class Compared:
             profile = self._profiles[name]
             if profile.outcome == "error":
                 return self.known("error", profile.reason)
-        for name in ("A", "B"):
+        for name in _SIDES:
             profile = self._profiles[name]
             if profile.outcome == "skipped":
                 both = all(other.outcome == "skipped" for other in self._profiles.values())
                 where = "" if both else f"only in {name}: "
-                return self.known("skipped", f"{where}{_bare(profile.reason)}")
+                return self.known("skipped", f"{where}{profile.reason}")
         return None
 
     def _differences(self) -> tuple[Difference, ...]:
@@ -194,11 +198,6 @@ def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differe
         and name in b
         and abs(b[name] - a[name]) > metric.tolerance * max(abs(a[name]), abs(b[name]))
     )
-
-
-def _bare(reason: str | None) -> str:
-    """Without what the verdict says already."""
-    return (reason or "").removeprefix("Skipped: ")
 
 
 def _sample(durations_ns: array[int]) -> Sample | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 #: A turn is short, so that the two of a pair are neighbours in time, and long enough that what
 #: surrounds it (a message each way, a collection) is little beside it.
 TURN_NS = 10_000_000
-#: Renewing fixtures may cost this part of the time measured.
-RENEWING_SHARE = 0.05
+#: Renewing fixtures may cost this part of the time measured: the whole is to stay below a tenth,
+#: and messages and collections between turns take up to a twentieth.
+RENEWING_SHARE = 0.03
 #: Of a test that may be called once on its fixtures, or that measures a part of itself, all may
 #: take this many times what the calls alone might.
 MOST_SPENT = 2.0

@@ -29,6 +29,14 @@ _PLAN = pytest.StashKey[Plan]()
 _RECORDER = pytest.StashKey[Recorder]()
 
 
+class _Once(Plan):
+    """One warm-up and one profiled run, whatever the test asks its fixture for."""
+
+    def with_counts(self, **_: float | None) -> _Once:
+        """None of them."""
+        return self
+
+
 class Served:
     """In place of our own session's plugin: profiles each test, compares nothing, and times it."""
 
@@ -108,11 +116,11 @@ class Served:
         for item in items:
             item.stash[_PLAN] = self._plan(item)
 
-    def _plan(self, item: pytest.Item) -> Plan:
-        """One warm-up and one profiled run, whatever the test has asked for."""
+    def _plan(self, item: pytest.Item) -> _Once:
+        """Its first run, which decides the outcome, and a profiled one."""
         rules = rules_of(item.config, item).rules
         s = self.settings
-        return Plan(
+        return _Once(
             1,
             0,
             s.threads,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from pytest_torchprof.ab.layout import shaken
 from pytest_torchprof.capture import REAL, Meter, Tidy
 from pytest_torchprof.reruns import (
     STRICT_XFAIL,
@@ -135,6 +136,7 @@ class Turns:
         self._late = late
         self._meter = Meter()
         self._number = 0
+        self._held: object = None
         #: The next command, once it is one that these fixtures do not serve.
         self._next: Command | None = None
         self._first = True
@@ -222,7 +224,10 @@ class Turns:
         return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
 
     def _drop(self) -> None:
-        """Leave nothing to grow from turn to turn, and the collector nothing to do in calls."""
+        """Leave nothing to grow from turn to turn, and the collector nothing to do in calls.
+
+        And have memory laid out anew, see `shaken`.
+        """
         del self._item._report_sections[self._sections :]  # noqa: SLF001 - as in reruns
         del self._item.user_properties[self._properties :]
         manager = self._item.config.pluginmanager
@@ -236,7 +241,9 @@ class Turns:
             capture = manager.getplugin("capturemanager")
             if capture is not None and capture.is_globally_capturing():
                 capture.read_global_capture()
+        self._held = None
         REAL.collect()
+        self._held = shaken()
 
 
 def said(error: BaseException) -> str:

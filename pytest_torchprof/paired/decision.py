@@ -5,8 +5,8 @@ meets both sides and cancels. Two things must agree before a change is confirmed
 
 - the sign test says that B is slower in more pairs than chance allows. It needs nothing of the
   distribution, so neither spikes nor two modes mislead it;
-- the whole interval of the ratio lies beyond the threshold. Its middle is the mean of the pairs
-  without their outer quarters, its width comes from a bootstrap of blocks of neighbouring pairs.
+- the whole interval of the ratio lies beyond the threshold. Its middle is the mean of the middle
+  third of the pairs, its width comes from a bootstrap of blocks of neighbouring pairs.
 
 Looking again and again until something is seen would find something. So there is a schedule of
 pair counts at which it is looked, and each look spends its part of the allowed error; the last
@@ -29,8 +29,9 @@ Verdict = Literal["slower", "faster", "same", "unclear"]
 
 #: Of all verdicts of a run together.
 CONFIDENCE = 0.99
-#: Pair counts at which it is looked whether the answer is clear: a quarter more each time.
-LOOKS = tuple(round(8 * 1.25**step) for step in range(32))
+#: Pair counts at which it is looked whether the answer is clear: a quarter more each time. The
+#: first is late enough for a moment's competition, which may last for 0.2 s, to be outvoted.
+LOOKS = tuple(round(24 * 1.25**step) for step in range(32))
 #: What all looks together may spend of the allowed error; the rest is for the last one.
 SHARE_OF_LOOKS = 0.5
 _RESAMPLES = 200
@@ -92,9 +93,11 @@ class Comparison:
         """Whether the answer is confirmed, so that no more pairs are needed."""
         if self._answer is None and len(self._ratios) in LOOKS:
             self._looked = True
-            found = self._look(self._error * SHARE_OF_LOOKS / len(LOOKS))
-            if found.verdict != "unclear":
-                self._answer = found
+            error = self._error * SHARE_OF_LOOKS / len(LOOKS)
+            if self._worth_a_look(error):
+                found = self._look(error)
+                if found.verdict != "unclear":
+                    self._answer = found
         return self._answer is not None
 
     def decide(self) -> Decision:
@@ -109,6 +112,17 @@ class Comparison:
             raise ValueError("no pair of turns to decide on")
         share = 1 - SHARE_OF_LOOKS if self._looked else 1.0
         return self._look(self._error * share)
+
+    def _worth_a_look(self, error: float) -> bool:
+        """Whether the answer may be clear: a look takes a millisecond, this a tenth of it.
+
+        The quartiles tell roughly how wide the interval will be; it must be far too wide.
+        """
+        ratios = np.sort(self._ratios)
+        n = len(ratios)
+        low, middle, high = ratios[n // 4], ratios[n // 2], ratios[n - 1 - n // 4]
+        reach = 0.3 * _t_quantile(1 - error, n - 1) * (high - low) / math.sqrt(n)
+        return bool(reach < abs(abs(middle) - self._edge))
 
     def _look(self, error: float) -> Decision:
         """The answer with this chance of a wrong one in each direction."""
@@ -126,7 +140,7 @@ class Comparison:
                 1 - 2.0 ** (1 - n),
                 n,
                 p_value,
-                f"{n} pairs of turns; {needed} at least are needed to be sure",
+                f"{n} of the {needed} pairs of turns that it takes at least to be sure",
             )
         reach = _t_quantile(1 - error, n - 1) * _standard_error(ratios)
         low, high = centre - reach, centre + reach
@@ -156,9 +170,15 @@ def _sign_test(ratios: Floats) -> float:
 
 
 def _middle(ratios: Floats) -> float:
-    """The mean of the inner half."""
-    cut = len(ratios) // 4
-    return float(np.sort(ratios)[cut : len(ratios) - cut].mean())
+    """The mean of the middle third: nearly the median, but of more than one or two pairs."""
+    return float(_middles(ratios[np.newaxis])[0])
+
+
+def _middles(rows: Floats) -> Floats:
+    """Of each row."""
+    cut = rows.shape[1] // 3
+    inner: Floats = np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(axis=1)
+    return inner
 
 
 def _standard_error(ratios: Floats) -> float:
@@ -169,9 +189,7 @@ def _standard_error(ratios: Floats) -> float:
     random = np.random.Generator(np.random.PCG64(n))
     starts = random.integers(0, n, (_RESAMPLES, blocks, 1))
     places = ((starts + np.arange(length)) % n).reshape(_RESAMPLES, -1)[:, :n]
-    resampled = np.sort(ratios[places], axis=1)
-    cut = n // 4
-    return float(resampled[:, cut : n - cut].mean(axis=1).std(ddof=1))
+    return float(_middles(ratios[places]).std(ddof=1))
 
 
 def _t_quantile(chance: float, freedom: int) -> float:

@@ -278,7 +278,7 @@ def normalised_gap(now: Normalised | None, before: Normalised | None, metric: st
 
 #: Large temporary tensors are either reused from round to round, or fetched from the system each
 #: time; which of the two, the layout of the heap decides when a process starts, and the same code
-#: takes up to seven times as long. 8 MiB tensors on glibc: 4,096 faults, 6 ms. A few are no tensors.
+#: takes up to seven times as long. 8 MiB tensors on glibc: 4,096 faults, 6 ms. A few always are.
 _PAGE_FAULT_MS, _FAULTS_SHARE, _FEW_FAULTS = 0.001, 0.1, 50
 
 

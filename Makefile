@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test corpus demo demo-regression accept check format bench clean
+.PHONY: help test corpus demo demo-regression accept check format bench times times-table clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -37,6 +37,24 @@ format: .venv/.stamp  ## format, and mend what can be mended
 
 bench: .venv/.stamp  ## measure what the plugin and the trace reader cost
 	@$(BIN)/python -m benchmarks
+
+# Recorded for SECONDS each, without and beside a competing process; then judged.
+SECONDS := 900
+SERIES := build/times-free.gz build/times-hog.gz
+
+times: .venv/.stamp build/rivals  ## record series of times, and judge procedures by them (half an hour)
+	@$(BIN)/python -m benchmarks.procedures --record build/times-free.gz --seconds $(SECONDS)
+	@$(BIN)/python -m benchmarks.procedures --record build/times-hog.gz --seconds $(SECONDS) --hog
+	@$(BIN)/python -m benchmarks.procedures --from $(SERIES)
+
+times-table: .venv/.stamp build/rivals  ## judge what `make times` has recorded again
+	@$(BIN)/python -m benchmarks.procedures --from $(SERIES)
+
+# Beside the environment, not in it: its plugin would load into our tests.
+build/rivals: .venv/.stamp
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade \
+		--target build/rivals pytest-benchmark
+	@touch $@
 
 clean:  ## remove the environment, caches and builds
 	@rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -266,7 +266,20 @@ def normalised_gap(now: Normalised | None, before: Normalised | None, metric: st
         return f"the baseline has no time relative to the reference kernel: {_ANEW}"
     if now.conditions != before.conditions:
         return f"the baseline's times are of {before.conditions}, not {now.conditions}: {_ANEW}"
+    faults = abs(now.page_faults - before.page_faults)
+    fastest_ms = min(one.values[metric] * one.reference_ms for one in (now, before))
+    if faults > _FEW_FAULTS and faults * _PAGE_FAULT_MS > _FAULTS_SHARE * fastest_ms:
+        return (
+            f"{before.page_faults:,} → {now.page_faults:,} page faults a round: whether memory is "
+            "reused is the luck of a process, so time only advises"
+        )
     return None
+
+
+#: Large temporary tensors are either reused from round to round, or fetched from the system each
+#: time; which of the two, the layout of the heap decides when a process starts, and the same code
+#: takes up to seven times as long. 8 MiB tensors on glibc: 4,096 faults, 6 ms. A few always are.
+_PAGE_FAULT_MS, _FAULTS_SHARE, _FEW_FAULTS = 0.001, 0.1, 50
 
 
 #: Wall time of unprofiled rounds, and times of the device. CPU time only advises: a test that waits

@@ -101,6 +101,7 @@ class Rounds:
                 "cpu_ms": min(lap.cpu_ns for lap in self.laps) / 1e6,
                 "n": len(self.laps),
                 "conditions": conditions(),
+                "page_faults": min(one.page_faults for one in self.timed),
             }
         return facts
 

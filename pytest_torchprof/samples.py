@@ -61,13 +61,14 @@ class Normalised:
     """The fastest round by the fastest run of the reference kernel between the rounds.
 
     ``values`` by metric; ``n`` rounds; the kernel's own wall time, and the ``conditions`` that must
-    be the same for two to be compared, besides the machine.
+    be the same for two to be compared, besides the machine. ``page_faults``: the fewest in a round.
     """
 
     values: Mapping[str, float]
     n: int
     reference_ms: float
     conditions: str
+    page_faults: int = 0
 
     def stored(self) -> dict[str, Any]:
         """As it stands in a baseline, on one line."""
@@ -76,6 +77,7 @@ class Normalised:
             **rounded,
             "conditions": self.conditions,
             "n": self.n,
+            "page_faults": self.page_faults,
             "reference_ms": round(self.reference_ms, 6),
         }
 
@@ -88,7 +90,9 @@ class Normalised:
         n, reference, conditions = (stored.get(k) for k in ("n", "reference_ms", "conditions"))
         if not values or not isinstance(n, int) or not is_positive(reference):
             return None
-        return cls(values, n, float(reference), str(conditions))  # type: ignore[arg-type]
+        faults = stored.get("page_faults")
+        faults = faults if isinstance(faults, int) else 0
+        return cls(values, n, float(reference), str(conditions), faults)  # type: ignore[arg-type]
 
 
 def is_positive(value: object) -> bool:

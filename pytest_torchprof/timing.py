@@ -42,6 +42,7 @@ def normalised_of(trace: Trace) -> Normalised | None:
             "n": samples["wall_ms"].n,
             "reference_ms": reference.get("wall_ms"),
             "conditions": reference.get("conditions"),
+            "page_faults": reference.get("page_faults"),
         }
     )
 

@@ -147,6 +147,11 @@ def at(multiple: float, n: int = 20, **other: Any) -> Normalised:
         (at(10, n=1), at(12.51, n=11), "regressed", "the baseline is of 1 round, and this of 11: "),
         (at(10, n=2), at(10, n=21), "ok", "the baseline is of 2 rounds, and this of 21: "),
         (at(10, n=2), at(10, n=20), "ok", None),
+        # 2 ms a round, and 1 us a fault; a few always happen
+        (at(10), at(13, page_faults=200), "regressed", None),
+        (at(0.1), at(0.2, page_faults=50), "regressed", None),
+        (at(10), at(13, page_faults=201), "advisory", "0 → 201 page faults a round: "),
+        (at(10, page_faults=4096), at(7, page_faults=0), "advisory", "4,096 → 0 page faults a ro"),
         (None, at(10), "advisory", "the baseline has no time relative to the reference kernel: "),
         (at(10), None, "advisory", "the reference kernel did not run"),
         (at(10, conditions="reference 0, 2 torch threads"), at(10), "advisory",

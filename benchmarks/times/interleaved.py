@@ -68,5 +68,5 @@ PROCEDURES: dict[str, Interleaved] = {
     "interleaved, median of pair ratios, 5 %": median_over(1.05),
     "interleaved, sign test p < 0.001 and median > 1.02": signs,
     "interleaved, bootstrap 99 % above 1 and median > 1.02": bootstrap,
-    "**torchprof ab** (both, stopping early)": ours,
+    "**torchprof ab**, stopping early": ours,
 }

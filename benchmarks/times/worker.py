@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -82,8 +83,10 @@ def main() -> None:
             subject.renew()
         answer = subject.turn(int(calls)) if int(calls) else [subject.usual]
         del held
-        sys.stdout.write(json.dumps([answer, core()]) + "\n")
-        sys.stdout.flush()
+        try:
+            print(json.dumps([answer, core()]), flush=True)
+        except BrokenPipeError:  # nobody listens any more
+            os._exit(1)
 
 
 if __name__ == "__main__":

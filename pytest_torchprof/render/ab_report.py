@@ -26,7 +26,7 @@ _FIELDS = ("verdict", "ratio", "low", "high", "confidence", "pairs", "p_value")
 
 
 def record(row: Row) -> dict[str, Any]:
-    """A test's part of the report; a test that is not in B has the outcome null."""
+    """A test's part of the report."""
     status: TestStatus = "not_profiled"
     if row.verdict == "new":
         status = "new"
@@ -44,13 +44,14 @@ def record(row: Row) -> dict[str, Any]:
 
 
 def _outcome(row: Row) -> str | None:
-    if row.verdict == "gone":
-        return None
+    """What became of it on B; None where it did not run there, or that is not known."""
+    if row.decision is not None:
+        return "passed"
     if row.verdict == "skipped":
         return "skipped"
     if row.verdict in ("failed", "error") and row.broken != "A":
         return "failed" if row.verdict == "failed" else "error"
-    return "passed"
+    return None
 
 
 def _sample(sample: Sample | None) -> dict[str, Any] | None:

@@ -173,10 +173,11 @@ class Compared:
         turns: dict[str, Turn] = {}
         why = None
         failed: list[Literal["A", "B"]] = []
+        processor = self._order.randrange(1 << 16)
         for worker in self._order.sample(self._workers, 2):
             self.at = worker
             name = worker.side.name
-            turns[name] = turn = worker.turn(self._nodeid, calls, fresh=fresh)
+            turns[name] = turn = worker.turn(calls, fresh=fresh, processor=processor)
             if turn.error is not None or not turn.wall_ns:
                 why = why or f"fails in {name} when run again: {turn.error}"
                 failed.append(name)

@@ -175,9 +175,9 @@ class Worker:
             "passed", None, facts["repeatable"], dict(facts["metrics"]), facts["reason"]
         )
 
-    def turn(self, nodeid: str, calls: int, *, fresh: bool) -> Turn:  # noqa: ARG002 - it knows
+    def turn(self, calls: int, *, fresh: bool, processor: int = 0) -> Turn:
         """Call the test so many times, on new fixtures or on those that are there."""
-        self._tell(("turn", calls, fresh))
+        self._tell(("turn", calls, fresh, processor))
         _, wall, cpu, spent, error = self._expect("turn")
         return Turn(array("q", wall), array("q", cpu), spent, error)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from pytest_torchprof.ab.layout import shaken
+from pytest_torchprof.ab.layout import move_to, shaken
 from pytest_torchprof.capture import REAL, Meter, Tidy
 from pytest_torchprof.reruns import (
     STRICT_XFAIL,
@@ -38,7 +38,7 @@ NOT_TIMED = (
 #: Turns after which what a test has printed meanwhile is dropped.
 _DROP_OUTPUT = 64
 
-#: ("turn", calls, fresh) or ("done",).
+#: ("turn", calls, fresh, processor) or ("done",).
 Command = tuple[Any, ...]
 
 
@@ -96,7 +96,7 @@ class TurnRunner(Runner):
             self._tidy.settle()
             warnings.showwarning = _nothing
             while command[0] == "turn":
-                turns = Turns(item, self._answer, command[1], late)
+                turns = Turns(item, self._answer, command, late)
                 error = self._renew(item, recorder, globs) or self._run_turns(item, turns)
                 command, late = turns.end(error)
 
@@ -126,17 +126,18 @@ class Turns:
         self,
         item: pytest.Item,
         answer: Callable[[Command], Command],
-        calls: int,
+        command: Command,
         late: BaseException | None,
     ) -> None:
         self._item = item
         self._answer = answer
-        self._calls = calls
+        _, self._calls, _, self._processor = command
         #: What has failed after the last turn was told of; so it is told with the next.
         self._late = late
         self._meter = Meter()
         self._number = 0
-        self._held: object = None
+        # What fixtures allocate lies elsewhere each time too.
+        self._held: object = shaken()
         #: The next command, once it is one that these fixtures do not serve.
         self._next: Command | None = None
         self._first = True
@@ -147,7 +148,8 @@ class Turns:
 
     def first_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
         """The call that pytest makes, and then those that are asked for."""
-        self._drop()
+        REAL.collect()
+        move_to(self._processor)
         with self._meter.one():
             result = yield
         self._first = False
@@ -200,7 +202,8 @@ class Turns:
         """More turns, until one needs new fixtures."""
         assert self._next is not None  # noqa: S101 - a turn has been told of
         while self._next[0] == "turn" and not self._next[2]:
-            self._turn(call, self._next[1])
+            _, calls, _, self._processor = self._next
+            self._turn(call, calls)
 
     def _turn(self, call: Callable[[], object], count: int) -> None:
         """Time so many calls, tell of them and of those before, and keep the next command."""
@@ -226,7 +229,7 @@ class Turns:
     def _drop(self) -> None:
         """Leave nothing to grow from turn to turn, and the collector nothing to do in calls.
 
-        And have memory laid out anew, see `shaken`.
+        And have memory laid out anew, see `shaken`, on a processor, see `move_to`.
         """
         del self._item._report_sections[self._sections :]  # noqa: SLF001 - as in reruns
         del self._item.user_properties[self._properties :]
@@ -244,6 +247,7 @@ class Turns:
         self._held = None
         REAL.collect()
         self._held = shaken()
+        move_to(self._processor)
 
 
 def said(error: BaseException) -> str:

@@ -31,7 +31,7 @@ Verdict = Literal["slower", "faster", "same", "unclear"]
 CONFIDENCE = 0.99
 #: Pair counts at which it is looked whether the answer is clear: a quarter more each time. The
 #: first is late enough for a moment's competition, which may last for 0.2 s, to be outvoted.
-LOOKS = tuple(round(24 * 1.25**step) for step in range(32))
+LOOKS = tuple(round(32 * 1.25**step) for step in range(32))
 #: What all looks together may spend of the allowed error; the rest is for the last one.
 SHARE_OF_LOOKS = 0.5
 _RESAMPLES = 200

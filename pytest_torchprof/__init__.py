@@ -2,6 +2,8 @@
 
 Importing this package loads nothing else: not torch, not pytest, not numpy. The names of
 ``__all__`` are loaded when they are used.
+
+PYTEST_DONT_REWRITE: a worker of ``torchprof ab`` imports this before pytest, which would warn.
 """
 
 from typing import TYPE_CHECKING, Any

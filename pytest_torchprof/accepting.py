@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
 #: Options by which an accept writes another file, or other numbers, than it would without them.
-_REPEATED = frozenset({"warmup", "rounds", "time", "baselines", "threads"})
+_REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads"})
 
 
 def command_for(config: pytest.Config, nodeid: str) -> str:
@@ -39,9 +39,19 @@ def command_for(config: pytest.Config, nodeid: str) -> str:
             words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
     for pair in config.getoption("override_ini", None) or ():
         words += ["-o", pair]
+    return shlex.join([*words, _typed(config, nodeid)])
+
+
+def ab_command_for(config: pytest.Config, nodeid: str) -> str:
+    """The command that compares this test's time with that of a revision, REF."""
+    return shlex.join(["torchprof", "ab", "REF", "--", _typed(config, nodeid)])
+
+
+def _typed(config: pytest.Config, nodeid: str) -> str:
+    """The node id as it is typed where the user is."""
     file, *names = nodeid.split("::")
     here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
-    return shlex.join([*words, "::".join([Path(here).as_posix(), *names])])
+    return "::".join([Path(here).as_posix(), *names])
 
 
 def accept(

@@ -28,11 +28,13 @@ from pytest_torchprof.rules import Checked, check, check_all
 from pytest_torchprof.rules.plugged import gather
 from pytest_torchprof.rules.thresholds import codes, parse
 from pytest_torchprof.stats import Finding, NotMeasured, Value
+from pytest_torchprof.timing import samples_of
 from pytest_torchprof.trace import ranks, stacks, write
 from pytest_torchprof.trace.read import read
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace as Events
+    from pytest_torchprof.samples import Sample
     from pytest_torchprof.trace.write import Augmented
 
 R = TypeVar("R")
@@ -127,6 +129,10 @@ class Trace:
     def metrics(self) -> dict[str, Value]:
         """Every metric of the plugin by name: a number in its unit, or `NotMeasured`."""
         return self.events.once(measure_all)
+
+    def samples(self) -> dict[str, Sample]:
+        """How the timed rounds lie around the metrics that were measured in them."""
+        return self.events.once(samples_of)
 
     def summary(self) -> Rows[MetricRow]:
         """The same as a table."""

@@ -1,4 +1,4 @@
-"""The `torchprof` command: what a stored trace says, without running anything."""
+"""The `torchprof` command: what a stored trace says, and which of two revisions is slower."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ Add = Callable[[argparse.ArgumentParser], object]
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: what it is for, and its arguments; `commands` has a function of its name."""
+    """One subcommand: what it is for, and its arguments; `commands` has a function of its name.
+
+    ``rest`` is what may follow after ``--``, for another program; it goes there as it is.
+    """
 
     name: str
     synopsis: str
     help: str
     arguments: tuple[Add, ...]
+    rest: str = ""
 
 
 def _argument(*names: str, **options: object) -> Add:
@@ -59,7 +63,21 @@ def _count(text: str) -> int:
     return value
 
 
-_percent.__name__, _count.__name__ = "percentage", "count"  # as argparse names what it refuses
+def _some(text: str) -> int:
+    if not (value := _count(text)):
+        raise ValueError
+    return value
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (value := float(text.strip().removesuffix("s"))) < float("inf"):
+        raise ValueError
+    return value
+
+
+# As argparse names what it refuses.
+_percent.__name__, _count.__name__ = "percentage", "count"
+_some.__name__, _seconds.__name__ = "number of 1 or more", "time in seconds"
 
 _TRACES = _argument("traces", nargs="+", metavar="TRACE", help=_PATHS)
 _FORMAT = _argument("--format", choices=_FORMATS, default="table", help="how to print (table)")
@@ -181,13 +199,35 @@ COMMANDS = (
         "peak memory, and what was live at the peak by operator",
         (_TRACES, _LIMIT, _FORMAT, _RANK),
     ),
-)
+    Command(
+        "ab",
+        "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",
+        "which tests are slower than in another revision, measured in turn",
+        (
+            _argument("ref", nargs="?", metavar="REF", help="git revision that is side A; B is the "
+                      "working tree, with changes that are not committed"),
+            _argument("--a", metavar="PATH", help="a source tree for side A, instead of REF"),
+            _argument("--b", metavar="PATH", help="a source tree for side B (the working tree)"),
+            _argument("--python-a", metavar="PY", help="interpreter of side A (this one)"),
+            _argument("--python-b", metavar="PY", help="interpreter of side B (this one)"),
+            _argument("--min-time", type=_seconds, default=1.0, metavar="S", help="seconds of "
+                      "measured calls a test and side, at most; fewer if it is clear sooner (1)"),
+            _argument("--rounds", type=_some, metavar="N",
+                      help="so many pairs of turns for each test, neither more nor less"),
+            _argument("--threshold", type=_percent, default=2.0, metavar="PCT",
+                      help="a smaller change counts as none, in percent (2)"),
+            _LIMIT,
+            _FORMAT,
+        ),
+        rest="PYTEST ARGS",
+    ),
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (the process's own by default); return its status."""
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = _parsed(parser, sys.argv[1:] if argv is None else list(argv))
     if options.command is None:
         parser.print_help()
         parser.error("no command was given")
@@ -202,6 +242,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return status
+
+
+def _parsed(parser: _Parser, words: list[str]) -> argparse.Namespace:
+    """Options of the words before ``--``; those after it, where a command passes them on."""
+    command = next((c for c in COMMANDS if words[:1] == [c.name] and c.rest), None)
+    if command is None:
+        return parser.parse_args(words)
+    end = words.index("--") if "--" in words else len(words)
+    options, unknown = parser.parse_known_args(words[:end])
+    if unknown:
+        first = words.index(unknown[0])
+        ours, others = " ".join(words[1:first]) or "REF", " ".join(words[first:end])
+        what = f"what is for pytest goes after --: torchprof {command.name} {ours} -- {others}"
+        parser.exit(BAD_USAGE, f"torchprof {command.name}: {what}\n")
+    options.rest = tuple(words[end + 1 :])
+    return options
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -240,4 +296,6 @@ def _parser() -> _Parser:
         sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
         for add in command.arguments:
             add(sub)
+        if command.rest:
+            sub.usage = f"{sub.format_usage().removeprefix('usage: ').rstrip()} -- {command.rest}"
     return parser

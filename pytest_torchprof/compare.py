@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Literal
 
 from pytest_torchprof.metrics import METRICS, Metric
+from pytest_torchprof.samples import NORMALISED, Normalised
 from pytest_torchprof.stats import (
     Baseline,
     Budget,
@@ -41,9 +42,10 @@ def compare(
     """A verdict for each metric, in the table's order, then one for each scoped budget."""
     limits = {b.metric: b.limit for b in budgets if not b.scoped}
     verdicts = [
-        _verdict(METRICS[name], value, baseline, limits.get(name), policy)
-        for name, value in profile.metrics.items()
+        _verdict(METRICS[name], profile, baseline, limits.get(name), policy)
+        for name in profile.metrics
     ]
+    verdicts = [replace(v, sample=profile.samples.get(v.metric)) for v in verdicts]
     if baseline is not None:
         verdicts = [
             _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
@@ -196,12 +198,12 @@ def _scoped(budget: Budget, value: Value) -> Verdict:
 
 def _verdict(
     metric: Metric,
-    value: Value,
+    profile: Profile,
     baseline: Baseline | None,
     limit: Number | None,
     policy: Policy,
 ) -> Verdict:
-    accepted = _accepted(metric, baseline)
+    value, accepted = profile.metrics[metric.name], _accepted(metric, baseline)
     if isinstance(value, NotMeasured):
         if limit is not None and value.at_hand is not None:
             status: MetricStatus = "over_budget" if value.at_hand > limit else "ok"
@@ -212,20 +214,78 @@ def _verdict(
     if metric.klass == "time" and policy.time == "off":
         return Verdict(metric.name, value, "ok", None, limit)
     if accepted is None:
-        return Verdict(metric.name, value, "new", None, limit)
-    tolerance = TIME_TOLERANCE if metric.klass == "time" else metric.tolerance
-    status = _against(value, accepted, tolerance)
-    reason = None
-    gates = policy.time == "gate" and policy.time_note is None and metric.name in GATED_TIMES
-    if metric.klass == "time" and status != "ok" and not gates:
-        reason = policy.time_note if policy.time == "gate" else None
-        status = "advisory"
-    return Verdict(metric.name, value, status, accepted, limit, tolerance, reason)
+        gated = policy.time == "gate" and metric.name in GATED_TIMES
+        return Verdict(
+            metric.name, value, "new", None, limit, reason=policy.time_note if gated else None
+        )
+    if metric.klass == "time":
+        return _of_time(
+            Verdict(metric.name, value, "ok", accepted, limit), profile, baseline, policy
+        )
+    status = _against(value, accepted, metric.tolerance)
+    return Verdict(metric.name, value, status, accepted, limit, metric.tolerance)
 
 
-#: Times of unprofiled rounds and of the device. Host times of the profiled run carry the profiler's
-#: own cost, so they only advise.
-GATED_TIMES = frozenset({"wall_ms", "cpu_ms", "self_cuda_ms", "cuda_busy_ms"})
+def _of_time(
+    verdict: Verdict, profile: Profile, baseline: Baseline | None, policy: Policy
+) -> Verdict:
+    """Times of rounds are compared as multiples of the reference kernel's, where there are both."""
+    name, why, multiples = verdict.metric, policy.time_note, None
+    before = Normalised.read(baseline.times.get("normalised")) if baseline else None
+    if name in NORMALISED:
+        gap = normalised_gap(profile.normalised, before, name)
+        why = why or gap
+        if not gap and before and profile.normalised:
+            multiples = before.values[name], profile.normalised.values[name]
+    accepted, now = multiples or (verdict.baseline, verdict.value)
+    assert accepted is not None and not isinstance(now, NotMeasured)  # noqa: S101, PT018 - by callers
+    status = _against(now, accepted, TIME_TOLERANCE)
+    if policy.time != "gate" or name not in GATED_TIMES:
+        why, status = None, "ok" if status == "ok" else "advisory"
+    elif why is not None:
+        status = "ok" if status == "ok" else "advisory"
+    elif multiples and before and profile.normalised and before.n * FEW < profile.normalised.n:
+        few = f"{before.n} round{'s' * (before.n > 1)}"
+        why = f"the baseline is of {few}, and this of {profile.normalised.n}: {_ANEW}"
+    return replace(
+        verdict, status=status, tolerance=TIME_TOLERANCE, reason=why, multiples=multiples
+    )
+
+
+#: Accepted from so many times fewer rounds, a time is higher than it had to be.
+FEW = 10
+
+_ANEW = "--accept --torchprof-time=gate takes it anew"
+
+
+def normalised_gap(now: Normalised | None, before: Normalised | None, metric: str) -> str | None:
+    """Why a time is not comparable as a multiple of the reference kernel's; None where it is."""
+    if now is None or metric not in now.values:
+        return "the reference kernel did not run"
+    if before is None or metric not in before.values:
+        return f"the baseline has no time relative to the reference kernel: {_ANEW}"
+    if now.conditions != before.conditions:
+        return f"the baseline's times are of {before.conditions}, not {now.conditions}: {_ANEW}"
+    faults = abs(now.page_faults - before.page_faults)
+    fastest_ms = min(one.values[metric] * one.reference_ms for one in (now, before))
+    if faults > _FEW_FAULTS and faults * _PAGE_FAULT_MS > _FAULTS_SHARE * fastest_ms:
+        return (
+            f"{before.page_faults:,} → {now.page_faults:,} page faults a round: whether memory is "
+            "reused is the luck of a process, so time only advises"
+        )
+    return None
+
+
+#: Large temporary tensors are either reused from round to round, or fetched from the system each
+#: time; which of the two, the layout of the heap decides when a process starts, and the same code
+#: takes up to seven times as long. 8 MiB tensors on glibc: 4,096 faults, 6 ms. A few always are.
+_PAGE_FAULT_MS, _FAULTS_SHARE, _FEW_FAULTS = 0.001, 0.1, 50
+
+
+#: Wall time of unprofiled rounds, and times of the device. CPU time only advises: a test that waits
+#: has little, and idle threads that spin are no matter of the test's. Host times of the profiled
+#: run carry the profiler's own cost.
+GATED_TIMES = frozenset({"wall_ms", "self_cuda_ms", "cuda_busy_ms"})
 
 
 def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:

@@ -55,6 +55,10 @@ class CaptureError(TorchprofError):
     """A profiler session that gave nothing to measure."""
 
 
+class AbError(TorchprofError):
+    """Two sides that cannot be compared: no such revision, or code that is not a side's own."""
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """The end of a sentence that refused a word: what may have been meant, else what there is.
 

@@ -16,6 +16,7 @@ from pytest_torchprof.errors import SettingsError, near
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pytest_torchprof.capture import Regions
     from pytest_torchprof.recorder import Recorder
     from pytest_torchprof.reruns import Runner
     from pytest_torchprof.runs import Run
@@ -111,6 +112,9 @@ class Torchprof:
 
     def __enter__(self) -> Self:
         """Begin the measured region: what is outside it is not measured."""
+        if self._regions is not None:
+            self._regions.enter()
+            return self
         run = self._runner.run if self._runner else None
         if run is None or self._recorder is None or self._taken():
             return self
@@ -127,6 +131,9 @@ class Torchprof:
         traceback: TracebackType | None,
     ) -> None:
         """End it; in the profiled run `stats` is there from here on."""
+        if self._regions is not None:
+            self._regions.leave()
+            return
         run = self._runner.run if self._runner else None
         if run is None or not self._entered:
             return
@@ -141,16 +148,22 @@ class Torchprof:
         *,
         rounds: int | None = None,
         warmup: int | None = None,
+        min_time: float | None = None,
     ) -> Result:
         """Measure a callable within this one run: warm-up calls, timed calls, a profiled call.
 
-        Returns its last result. Raises ValueError for negative counts, and whatever it raises.
+        Timed calls go on until they have taken ``min_time`` seconds. Returns the last result.
+        Raises ValueError for negative counts, and whatever the callable raises.
         """
         __tracebackhide__ = True
         counts: dict[str, Any] = {"rounds": rounds, "warmup": warmup}
         for name, count in counts.items():
             if count is not None and not (isinstance(count, int) and count >= 0):
                 raise ValueError(f"{name} must be a whole number of 0 or more, not {count!r}")
+        if min_time is not None and not 0 <= min_time < math.inf:
+            raise ValueError(f"min_time must be seconds, 0 or more, not {min_time!r}")
+        if self._regions is not None:
+            return self._regions.call(function)
         outer = self._runner.run if self._runner else None
         recorder = self._recorder
         if outer is None or recorder is None or recorder.reason is not None or self._taken():
@@ -160,9 +173,8 @@ class Torchprof:
 
         outer.cancel()
         recorder.own_region = recorder.complete = True
-        recorder.rounds.clear()
-        kinds = recorder.plan.with_counts(warmup=warmup, rounds=rounds).kinds
-        for kind in recorder.runs_of(kinds):
+        recorder.replan(recorder.plan.with_counts(warmup=warmup, rounds=rounds, min_time=min_time))
+        for kind in recorder.runs_of(recorder.plan.kinds):
             run = Run(kind, recorder, first=False)
             # The profiled call is one more than asked for, and torch's profiler writes too.
             extra = self._mute and kind not in ("warmup", "round")
@@ -174,8 +186,14 @@ class Torchprof:
         self._entered = True
         return result
 
+    @property
+    def _regions(self) -> Regions | None:
+        return self._runner.regions if self._runner else None
+
     def _measure(self, function: Callable[[], Result], run: Run) -> Result:
         __tracebackhide__ = True
+        if run.kind == "round":
+            run.recorder.rounds.before_round()
         run.begin()
         try:
             result = function()

@@ -42,13 +42,15 @@ _HAS_PLACES = {*COLUMN_OF, "findings"}
 class Subject:
     """The test that is judged: its id, its name within its file, and its baseline file.
 
-    ``accept_command`` is what to type to have its values accepted.
+    ``accept_command`` is what to type to have its values accepted, and ``ab_command`` to have its
+    time compared with that of another revision.
     """
 
     nodeid: str
     name: str
     baseline: Path
     accept_command: str
+    ab_command: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,13 @@ class Judge:
                 profile,
                 baseline,
                 command,
+                ab_command=subject.ab_command,
                 where=self._where(recorder),
                 lines_gap=lines_gap(recorder) if not accept and compared.has_places else None,
             )
-        offer = _offer(subject, profile, verdicts, recorder)
+        offer = _offer(
+            subject, compared, recorder, quiet=not (self._is_worker or recorder.rounds.busy)
+        )
         offer["findings"] = offered(profile, baseline, recorder.plan)
         return Judgement(record, offer, message)
 
@@ -164,7 +169,7 @@ class Judge:
         if self._compared is None or self._compared.trace is not recorder.trace:
             machine = recorder.machine
             baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
-            policy = self._policy(baseline, machine.host)
+            policy = self._policy(baseline, machine.host, recorder.rounds.busy)
             profile = profile_of(recorder)
             verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
             self._compared = Compared(recorder.checked.trace, profile, baseline, policy, verdicts)
@@ -205,10 +210,12 @@ class Judge:
         message = f"torchprof: {'; '.join(causes)}" if causes else None
         return Judgement(record, None, message)
 
-    def _policy(self, baseline: Baseline | None, host: str) -> Policy:
+    def _policy(self, baseline: Baseline | None, host: str, busy: str | None) -> Policy:
         note = None
         if self._is_worker:
             note = "xdist's workers contend for the CPU, so time only advises"
+        elif busy:
+            note = f"the machine was busy, so time only advises: {busy}"
         elif baseline is not None and baseline.times.get("machine") != host:
             note = f"the baseline's times are of another machine ({baseline.times.get('machine')})"
         return Policy(self._settings.time, self._settings.strict, note)
@@ -242,9 +249,13 @@ class Judge:
 
 
 def _offer(
-    subject: Subject, profile: Profile, verdicts: Sequence[Verdict], recorder: Recorder
+    subject: Subject, compared: Compared, recorder: Recorder, *, quiet: bool
 ) -> dict[str, Any]:
-    """What ``--accept`` would write; the controller decides."""
+    """What ``--accept`` would write; the controller decides.
+
+    ``quiet``: nothing else kept the machine busy, so the times are worth to be compared with later.
+    """
+    profile, verdicts = compared.profile, compared.verdicts
     within = {
         v.metric: v.baseline
         for v in verdicts
@@ -263,7 +274,14 @@ def _offer(
         if METRICS[key].klass == "time" and not isinstance(value, NotMeasured)
     }
     times["machine"] = recorder.machine.host
-    gated = any(v.metric in GATED_TIMES and v.status in ("regressed", "improved") for v in verdicts)
+    if quiet and profile.normalised is not None:
+        times["normalised"] = profile.normalised.stored()
+    gated = any(
+        v.metric in GATED_TIMES
+        # A reason says why the accepted time is none to gate on.
+        and (v.status in ("regressed", "improved") or (quiet and v.reason and v.baseline))
+        for v in verdicts
+    )
     return {
         "path": str(subject.baseline),
         "test": subject.name,

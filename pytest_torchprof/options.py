@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,6 +69,16 @@ def _count(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < math.inf:
+        raise SettingsError(f"{text!r} is not a number of seconds of 0 or more")
+    return value
+
+
 def _threads(text: str) -> int | None:
     if text == "keep":
         return None
@@ -110,6 +121,8 @@ OPTIONS = (
            "the measured ones", marker=True),
     Option("rounds", "1", _count, "N", "timed, unprofiled runs, from which time metrics come",
            marker=True),
+    Option("min_time", "0", _seconds, "S", "go on with timed rounds until they have taken this "
+           "many seconds, or twice as many with their fixtures", marker=True),
     Option("time", "advisory", _choice("advisory", "gate", "off"), "advisory|gate|off",
            "what a time difference against a baseline does"),
     Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "
@@ -196,11 +209,13 @@ def build_settings(config: pytest.Config) -> Settings:
     from pytest_torchprof.settings import Settings
 
     values: dict[str, Any] = {}
+    given: set[str] = set()
     for option in OPTIONS:
         text, source = config.getoption(option.dest), option.flag
         if text is None and option.ini:
             text, source = config.getini(option.dest), f"ini option {option.dest}"
             text = ",".join(map(str, text)) if isinstance(text, list) else text
+        given |= {option.name} if text is not None else set()
         text = option.default if text is None else str(text)
         try:
             values[option.name] = None if text is None else option.parse(text)
@@ -221,6 +236,7 @@ def build_settings(config: pytest.Config) -> Settings:
         accept=bool(accept),
         strict=bool(config.getini("torchprof_strict") if strict is None else strict),
         **{**values, "columns": values["columns"] or ()},
+        given=frozenset(given),
     )
 
 
@@ -255,7 +271,7 @@ def add_markers(config: pytest.Config) -> None:
     """Make the markers known to ``--markers`` and ``--strict-markers``."""
     from pytest_torchprof.metrics import METRICS
 
-    arguments = ", ".join(f"{option.name}=N" for option in OPTIONS if option.marker)
+    arguments = ", ".join(f"{option.name}={option.metavar}" for option in OPTIONS if option.marker)
     lines = [
         f"torchprof({arguments}, enabled=True): settings of this test, when profiled",
         "no_antipatterns(*rules): fail on any anti-pattern finding, or on those named",

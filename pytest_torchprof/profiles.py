@@ -10,6 +10,7 @@ from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.findings import found_in, within
 from pytest_torchprof.metrics import METRICS, measure
 from pytest_torchprof.stats import NotMeasured, Profile, Value
+from pytest_torchprof.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.recorder import Recorder
@@ -76,4 +77,6 @@ def profile_of(recorder: Recorder) -> Profile:
         unchecked=unchecked,
         gated={r.code: r.gated_by for r in recorder.plan.rules if r.gated_by is not None},
         scoped=scoped,
+        samples=samples_of(trace),
+        normalised=normalised_of(trace),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,13 +14,13 @@ from pytest_torchprof.capture import (
     REAL,
     CompileCount,
     Machine,
-    Round,
     World,
     allows_tf32,
     device_gap,
 )
 from pytest_torchprof.errors import TorchprofError
 from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.rounds import Rounds
 from pytest_torchprof.rules import RULES, Checked, Rule, check
 from pytest_torchprof.stats import NotMeasured
 
@@ -38,7 +37,9 @@ class Plan:
     """How one test is to be measured, and against what.
 
     ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
-    and ``ignored`` which are switched off.
+    and ``ignored`` which are switched off. Rounds go on until ``min_time_s`` are spent, or where
+    nobody has said how many rounds there shall be, ``gate_time_s``. ``time`` is what a time
+    difference does.
     """
 
     warmup: int
@@ -49,20 +50,38 @@ class Plan:
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     allowed: Mapping[str, str] = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    min_time_s: float = 0.0
+    gate_time_s: float = 0.0
+    time: Literal["advisory", "gate", "off"] = "advisory"
 
-    def with_counts(self, *, warmup: int | None, rounds: int | None) -> Plan:
-        """The plan with these counts, where they are given."""
+    def with_counts(
+        self,
+        *,
+        warmup: int | None = None,
+        rounds: int | None = None,
+        min_time: float | None = None,
+    ) -> Plan:
+        """The plan with these counts and seconds, where they are given."""
+        free = rounds is None and min_time is None
         return replace(
             self,
             warmup=self.warmup if warmup is None else warmup,
             rounds=self.rounds if rounds is None else rounds,
+            min_time_s=self.min_time_s if min_time is None else min_time,
+            gate_time_s=self.gate_time_s if free else 0.0,
         )
+
+    @property
+    def round_time_s(self) -> float:
+        """Seconds of rounds, at least."""
+        return self.min_time_s or self.gate_time_s
 
     @property
     def kinds(self) -> list[Kind]:
         """The runs in order; the first decides the functional outcome."""
         stacks: list[Kind] = ["stacks"] if any(b.module for b in self.budgets) else []
-        return [*["warmup"] * self.warmup, *["round"] * self.rounds, "profile", *stacks]  # type: ignore[list-item]
+        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Recorder.runs_of` adds to them
+        return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *stacks]  # type: ignore[list-item]
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,7 @@ class Recorder:
     #: The profiled run had to compile, so another one shall tell what the compiled code does.
     compiled_late: bool = False
     profiled: int = 0
-    rounds: list[Round] = field(default_factory=list)
+    rounds: Rounds = field(default_factory=Rounds)
     longest_ns: int = 0
     trace: Trace | None = None
     stacks: Trace | None = None
@@ -123,6 +142,14 @@ class Recorder:
     #: As it was before the test's fixtures were set up.
     start: World = field(default_factory=World)
     started: int = field(default_factory=REAL.clock)
+
+    def __post_init__(self) -> None:
+        self.replan(self.plan)
+
+    def replan(self, plan: Plan) -> None:
+        """Measure by this plan, from here on, and forget the rounds that there were."""
+        self.plan = plan
+        self.rounds = Rounds(plan.round_time_s, plan.time)
 
     def refuse(self, reason: str) -> None:
         """Keep the first reason why the test is not profiled."""
@@ -199,12 +226,17 @@ class Recorder:
                     REAL.unlink(file)
 
     def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
-        """These, and one more where the profiled run compiled, or had threads it cannot see into.
+        """These, with as many rounds as the seconds asked for take, and one more where the profiled
+        run compiled, or had threads it cannot see into.
 
         torch.compile guards the number of threads, so the profiled run may compile once more what
         is there already; only a test that compiles in each run does so in the second one too.
         """
         for kind in kinds:
+            if kind == "profile":
+                while self.rounds.wants_more and self.reason is None:
+                    yield "round"
+                self.rounds.end()
             yield kind
             if kind == "profile" and self.compiled_late and self.reason is None:
                 yield kind
@@ -222,21 +254,11 @@ class Recorder:
 
     def facts(self) -> dict[str, Any]:
         """What the trace's metadata shall say beside its events."""
-        none = "no timed rounds (--torchprof-rounds=0)"
-        instructions = [r.instructions for r in self.rounds if r.instructions is not None]
         return {
             "environment": self.machine.key,
             "accelerator": self.machine.accelerator,
             "torch": self.machine.torch_version,
-            "wall_ms": statistics.median(r.wall_ns for r in self.rounds) / 1e6
-            if self.rounds
-            else none,
-            "cpu_ms": statistics.median(r.cpu_ns for r in self.rounds) / 1e6
-            if self.rounds
-            else none,
-            "instructions": int(statistics.median(instructions))
-            if instructions
-            else ("this machine has no hardware counter" if self.rounds else none),
+            **self.rounds.facts(),
             # Counts of the first run alone: the number of runs is no matter of the test's.
             **(compiled := CompileCount.now().since(self.compiled)),
             **(self.compilation or {}),

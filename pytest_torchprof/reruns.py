@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.capture import REAL, World, muted, watching
+from pytest_torchprof.capture import REAL, Regions, World, muted, watching
 from pytest_torchprof.recorder import Kind, Recorder, said
-from pytest_torchprof.runs import LONG_CALL_NS, Run
+from pytest_torchprof.runs import Run
 from pytest_torchprof.silence import (
     alarm_stopped,
     clocks_stopped,
@@ -46,6 +46,8 @@ class Runner:
         self.timers_off = False
         #: A subtest of the current run has failed, which does not fail every kind of test.
         self.subtest_failed = False
+        #: Of a test whose calls are being timed by `torchprof ab`.
+        self.regions: Regions | None = None
         self._recorder: Recorder | None = None
         self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
@@ -59,12 +61,12 @@ class Runner:
         self.subtest_failed = False
         self.run = Run(kinds[0], recorder, first=True)
         self._stash = dict(_storage(item))
-        globs = dict(globs) if (globs := _globs(item)) is not None else None
+        globs = globs_of(item)
         pid = REAL.getpid()
         try:
             result = yield
         finally:
-            first, self.run = self.run, None
+            self.run = None
             recorder.runs += 1
         if REAL.getpid() != pid:
             recorder.refuse("the test has forked, and this is the child")
@@ -82,7 +84,7 @@ class Runner:
         rest = kinds[1:]
         if recorder.compiled_late:  # in the one run that there was to be
             rest = ["profile", *rest]
-        if first.duration_ns > LONG_CALL_NS and recorder.rounds:
+        if recorder.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
         if recorder.reason is None and rest and not recorder.complete:
             error = self._rerun_all(item, recorder, rest, globs)
@@ -231,10 +233,34 @@ class Runner:
             gc.collect(1)  # what garbage has to say is said now: of a rerun's, nobody hears it
         return None
 
+    def _end_first(self, item: pytest.Item) -> BaseException | None:
+        """Tear the first run down, where nothing has been run again so far."""
+        if self._first_teardown is not None:
+            return None
+        self._stash = {**self._stash, **_storage(item)}
+        self._first_teardown = first = FirstTeardown(item)
+        with first.kept():
+            first.error = self._teardown_run(item)
+        _restore(item, self._stash)
+        return first.error
+
+    def _renew(
+        self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None
+    ) -> BaseException | None:
+        """Have the item ready to be set up: the run before torn down, and all as at the start."""
+        error = None
+        if item in item.session._setupstate.stack:
+            error = self._teardown_run(item)
+        _make_new(item, self._stash, globs)
+        recorder.start.restore()
+        return error
+
     def _run_again(self, item: pytest.Item, recorder: Recorder, kind: Kind) -> BaseException | None:
         self.subtest_failed = False
         recorder.tables.clear()
         printed: list[str] = []
+        if kind == "round":
+            recorder.rounds.before_round()
         try:
             with heard(item, printed) if recorder.table_asked else nullcontext():
                 item.ihook.pytest_runtest_setup(item=item)
@@ -332,6 +358,12 @@ class _Sibling:
 
 def _storage(item: pytest.Item) -> dict[Any, Any]:
     return item.stash._storage
+
+
+def globs_of(item: pytest.Item) -> dict[str, Any] | None:
+    """A copy of the names that a doctest sees."""
+    globs = _globs(item)
+    return dict(globs) if globs is not None else None
 
 
 def _globs(item: pytest.Item) -> dict[str, Any] | None:

@@ -16,14 +16,12 @@ from pytest_torchprof.capture import (
 )
 from pytest_torchprof.events import Kind as EventKind
 from pytest_torchprof.recorder import said
+from pytest_torchprof.rounds import LONG_CALL_NS
 from pytest_torchprof.rules.located import Located
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.recorder import Kind, Recorder
-
-#: A call this long needs no round of its own: the warm-up's time serves. Source: DESIGN.
-LONG_CALL_NS = 10_000_000_000
 
 #: A shorter one cannot record enough to fill the machine's memory.
 WATCHED_CALL_NS = 100_000_000
@@ -43,7 +41,6 @@ class Run:
         self._capture: Capture | None = None
         self._tracer: LineTracer | None = None
         self._compiled = CompileCount()
-        self.duration_ns = 0
 
     def begin(self) -> None:
         """Start what this kind of run measures."""
@@ -77,11 +74,11 @@ class Run:
             self._watch.__exit__()
             result, self._watch = self._watch.result, None
             assert result is not None  # noqa: S101 - the stopwatch was just stopped
-            self.duration_ns = result.wall_ns
             recorder.longest_ns = max(recorder.longest_ns, result.wall_ns)
-            long = result.wall_ns > LONG_CALL_NS and not recorder.rounds and recorder.plan.rounds
+            timed = "round" in recorder.plan.kinds
+            long = result.wall_ns > LONG_CALL_NS and not recorder.rounds and timed
             if self.kind == "round" or long:
-                recorder.rounds.append(result)
+                recorder.rounds.add(result)
             if self.first or recorder.complete:
                 recorder.compilation = CompileCount.now().since(recorder.compiled)
         elif self._capture is not None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 #: A spread above this is said beside the number.
 NOISY = 0.1
+
+#: Metrics of rounds that are compared as multiples of the reference kernel's.
+NORMALISED = ("wall_ms", "cpu_ms")
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,47 @@ class Sample:
     def noisy(self) -> bool:
         """Whether a reader should be warned."""
         return self.spread is not None and self.spread > NOISY
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """The fastest round by the fastest run of the reference kernel between the rounds.
+
+    ``values`` by metric; ``n`` rounds; the kernel's own wall time, and the ``conditions`` that must
+    be the same for two to be compared, besides the machine. ``page_faults``: the fewest in a round.
+    """
+
+    values: Mapping[str, float]
+    n: int
+    reference_ms: float
+    conditions: str
+    page_faults: int = 0
+
+    def stored(self) -> dict[str, Any]:
+        """As it stands in a baseline, on one line."""
+        rounded = {name: round(value, 6) for name, value in self.values.items()}
+        return {
+            **rounded,
+            "conditions": self.conditions,
+            "n": self.n,
+            "page_faults": self.page_faults,
+            "reference_ms": round(self.reference_ms, 6),
+        }
+
+    @classmethod
+    def read(cls, stored: object) -> Normalised | None:
+        """What a baseline holds; None for nothing, or for what makes no sense."""
+        if not isinstance(stored, Mapping):
+            return None
+        values = {name: stored[name] for name in NORMALISED if is_positive(stored.get(name))}
+        n, reference, conditions = (stored.get(k) for k in ("n", "reference_ms", "conditions"))
+        if not values or not isinstance(n, int) or not is_positive(reference):
+            return None
+        faults = stored.get("page_faults")
+        faults = faults if isinstance(faults, int) else 0
+        return cls(values, n, float(reference), str(conditions), faults)  # type: ignore[arg-type]
+
+
+def is_positive(value: object) -> bool:
+    """Whether it is a finite number over 0."""
+    return isinstance(value, int | float) and 0 < value < math.inf

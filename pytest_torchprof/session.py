@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.accepting import accept, command_for, shown
+from pytest_torchprof.accepting import ab_command_for, accept, command_for, shown
 from pytest_torchprof.baseline import store
 from pytest_torchprof.capture import Machine, prime, probe_machine, require_torch
 from pytest_torchprof.errors import BaselineError, TorchprofError
@@ -117,7 +117,9 @@ class TorchprofSession:
         """One line: what is measured here, and how often a test runs."""
         s = self.settings
         where = self.environment.get("key", "profiling in workers")
-        runs = f"{s.warmup} warm-up, {s.rounds} timed, 1 profiled"
+        seconds = s.min_time or s.gate_time_s
+        timed = f"{s.rounds} timed" if not seconds else f"timed for {seconds:g} s"
+        runs = f"{s.warmup} warm-up, {timed}, 1 profiled"
         return f"torchprof: {where}; runs a test: {runs}"
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -186,8 +188,11 @@ class TorchprofSession:
             thresholds=s.thresholds,
             allowed=allowed,
             ignored=s.ignore,
+            min_time_s=s.min_time,
+            gate_time_s=s.gate_time_s,
+            time=s.time,
         )
-        return base.with_counts(warmup=overrides.get("warmup"), rounds=overrides.get("rounds"))
+        return base.with_counts(**overrides)
 
     # ---------------------------------------------------------------- one test
 
@@ -305,7 +310,8 @@ class TorchprofSession:
 
     def _subject(self, item: pytest.Item) -> Subject:
         path = store.path_for(item.path, self.settings.baselines, self.config.rootpath)
-        return Subject(item.nodeid, name_of(item), path, command_for(self.config, item.nodeid))
+        commands = (command(self.config, item.nodeid) for command in (command_for, ab_command_for))
+        return Subject(item.nodeid, name_of(item), path, *commands)
 
     # ---------------------------------------------------------------- gathering
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+#: Seconds of rounds that a gate on time takes, unless somebody says how many rounds it shall be.
+#: See `python -m benchmarks.gate` for what comes of it.
+GATE_TIME_S = 1.0
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -14,6 +18,7 @@ class Settings:
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
     ``json`` and ``traces`` are absolute. ``thresholds``: rule → name → value, where not default.
+    ``min_time`` is in seconds. ``given`` are the names of options that have not their default.
     """
 
     enabled: bool
@@ -22,6 +27,7 @@ class Settings:
     strict: bool
     warmup: int
     rounds: int
+    min_time: float
     time: Literal["advisory", "gate", "off"]
     baselines: str
     json: Path | None
@@ -33,3 +39,10 @@ class Settings:
     ignore: frozenset[str]
     threads: int | None
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+    @property
+    def gate_time_s(self) -> float:
+        """Seconds of rounds by default; 0 where their number was given, or does not matter."""
+        free = self.time == "gate" and not self.given & {"rounds", "min_time"}
+        return GATE_TIME_S if free else 0.0

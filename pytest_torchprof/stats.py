@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pytest_torchprof.samples import Normalised, Sample
 
 MetricStatus = Literal[
     "ok", "regressed", "improved", "new", "over_budget", "not_measured", "advisory"
@@ -81,7 +84,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One metric of one test against its baseline and its limit, with both numbers."""
+    """One metric of one test against its baseline and its limit, with both numbers.
+
+    ``sample`` is what the value is the median of, where it was measured several times.
+    ``multiples``: the accepted and the new multiple of the reference kernel's time, where these are
+    what was compared.
+    """
 
     metric: str
     value: Value
@@ -90,6 +98,8 @@ class Verdict:
     limit: Number | None = None
     tolerance: float = 0.0
     reason: str | None = None
+    sample: Sample | None = None
+    multiples: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,8 @@ class Profile:
     unchecked: Mapping[str, str] = field(default_factory=dict)
     gated: Mapping[str, str] = field(default_factory=dict)
     scoped: Mapping[str, Value] = field(default_factory=dict)
+    samples: Mapping[str, Sample] = field(default_factory=dict)
+    normalised: Normalised | None = None
 
     @property
     def compared(self) -> dict[str, int]:

@@ -206,6 +206,18 @@ def format_change(old: float | None, new: float | None) -> str:
     return f"{sign}{tenths // 10:,}.{tenths % 10} %"
 
 
+def format_spread(spread: float | None) -> str:
+    """Print how far measured values lie apart, relative to their median; nothing for a single one.
+
+    >>> format_spread(0.04), format_spread(0.001), format_spread(0), format_spread(None)
+    ('±4 %', '±<1 %', '±0 %', '')
+    """
+    if spread is None or not math.isfinite(spread):
+        return ""
+    percent = round(spread * 100)
+    return f"±{percent:,} %" if percent or not spread else "±<1 %"
+
+
 def _parse_text(text: str, unit: str) -> Fraction:
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:

@@ -154,6 +154,17 @@ def doctor(
     baseline_file(pytester).write_text(json.dumps(data), "utf-8")
 
 
+def doctor_times(pytester: pytest.Pytester, factor: float, test: str = "test_add") -> None:
+    """Have the accepted times of rounds be so many times what they are."""
+    (entry,) = read_baseline(pytester)["tests"][test].values()
+    times = entry["times"]
+    names = ("wall_ms", "cpu_ms")
+    multiples = {name: times["normalised"][name] * factor for name in names}
+    scaled = {name: times[name] * factor for name in names}
+    scaled["normalised"] = {**times["normalised"], **multiples}
+    doctor(pytester, test, section="times", **scaled)
+
+
 def note(file: str) -> None:
     """Append a line to a file; for inner tests, to count their real runs with `calls`."""
     with Path(file).open("a", encoding="utf-8") as lines:

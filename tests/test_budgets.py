@@ -109,7 +109,7 @@ def test_markers_are_listed_with_their_arguments(pytester: pytest.Pytester) -> N
         assert f"@pytest.mark.max_{name}(limit" in out
     assert "@pytest.mark.max_flops(limit, op=None, module=None): fail above this; floating" in out
     assert "@pytest.mark.max_wall_ms(limit): fail above this; wall time" in out
-    assert "@pytest.mark.torchprof(warmup=N, rounds=N, enabled=True)" in out
+    assert "@pytest.mark.torchprof(warmup=N, rounds=N, min_time=S, enabled=True)" in out
     assert "@pytest.mark.no_antipatterns(*rules)" in out
     assert "@pytest.mark.allow_antipatterns(*rules, reason)" in out
 

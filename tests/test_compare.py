@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +19,7 @@ from pytest_torchprof.compare import (
     status_of,
 )
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.samples import NORMALISED, Normalised
 from pytest_torchprof.stats import (
     Baseline,
     Budget,
@@ -31,8 +34,14 @@ GATE, OFF, STRICT = Policy(time="gate"), Policy(time="off"), Policy(strict=True)
 
 
 def baseline_of(metric: str, value: Any) -> Baseline:
-    is_time = METRICS[metric].klass == "time"
-    return Baseline(times={metric: value}) if is_time else Baseline(metrics={metric: value})
+    if METRICS[metric].klass != "time":
+        return Baseline(metrics={metric: value})
+    return Baseline(times={metric: value, "normalised": normalised(metric, value).stored()})
+
+
+def normalised(metric: str, value: Any, n: int = 20) -> Normalised:
+    """As if the reference kernel took 2 ms."""
+    return Normalised({metric: value / 2}, n, 2.0, "reference 1, 2 torch threads")
 
 
 def verdict(
@@ -44,7 +53,9 @@ def verdict(
 ) -> Verdict:
     baseline = None if accepted is None else baseline_of(metric, accepted)
     budgets = [] if limit is None else [Budget(metric, limit)]
-    (found,) = compare(Profile({metric: value}), baseline, budgets, policy or Policy())
+    known = metric in NORMALISED and not isinstance(value, NotMeasured)
+    now = Profile({metric: value}, normalised=normalised(metric, value) if known else None)
+    (found,) = compare(now, baseline, budgets, policy or Policy())
     assert found.metric == metric
     assert found.value == value
     assert found.limit == limit
@@ -91,10 +102,10 @@ TIME = [  # tolerance 25 %, inclusive
     ("wall_ms", 12.51, 10, "advisory", "regressed"),
     ("wall_ms", 7.5, 10, "ok", "ok"),
     ("wall_ms", 7.49, 10, "advisory", "improved"),
-    ("cpu_ms", 13.0, 10.0, "advisory", "regressed"),
     ("self_cuda_ms", 13.0, 10.0, "advisory", "regressed"),
     ("cuda_busy_ms", 13.0, 10.0, "advisory", "regressed"),
-    # times of the profiled host never gate
+    # CPU time and times of the profiled host never gate
+    ("cpu_ms", 13.0, 10.0, "advisory", "advisory"),
     ("self_cpu_ms", 99.0, 10.0, "advisory", "advisory"),
     ("cuda_idle_ms", 99.0, 10.0, "advisory", "advisory"),
     ("wall_ms", 10.0, None, "new", "new"),
@@ -118,7 +129,81 @@ def test_times(metric: str, value: float, accepted: Any, advisory: str, gated: s
     assert verdict(metric, value, accepted, policy=OFF).status == "ok"
     noted = verdict(metric, value, accepted, policy=Policy(time="gate", time_note="other machine"))
     assert noted.status == advisory
-    assert noted.reason == ("other machine" if advisory == "advisory" else None)
+    assert noted.reason == ("other machine" if metric in GATED_TIMES else None)
+
+
+def at(multiple: float, n: int = 20, **other: Any) -> Normalised:
+    """A test that takes so many times what the reference kernel does."""
+    known = {"conditions": "reference 1, 2 torch threads", "reference_ms": 0.2, **other}
+    return Normalised({"wall_ms": multiple}, n, **known)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "status", "reason"),
+    [
+        (at(10), at(12.5), "ok", None),  # whatever the times themselves say
+        (at(10), at(12.51), "regressed", None),
+        (at(10), at(7.49), "improved", None),
+        (at(10, n=1), at(12.51, n=11), "regressed", "the baseline is of 1 round, and this of 11: "),
+        (at(10, n=2), at(10, n=21), "ok", "the baseline is of 2 rounds, and this of 21: "),
+        (at(10, n=2), at(10, n=20), "ok", None),
+        # 2 ms a round, and 1 us a fault; a few always happen
+        (at(10), at(13, page_faults=200), "regressed", None),
+        (at(0.1), at(0.2, page_faults=50), "regressed", None),
+        (at(10), at(13, page_faults=201), "advisory", "0 → 201 page faults a round: "),
+        (at(10, page_faults=4096), at(7, page_faults=0), "advisory", "4,096 → 0 page faults a ro"),
+        (None, at(10), "advisory", "the baseline has no time relative to the reference kernel: "),
+        (at(10), None, "advisory", "the reference kernel did not run"),
+        (at(10, conditions="reference 0, 2 torch threads"), at(10), "advisory",
+         "the baseline's times are of reference 0, 2 torch threads, not reference 1, 2 torch thr"),
+    ],
+)  # fmt: skip
+def test_wall_time_is_compared_as_a_multiple_of_the_reference_kernels(
+    before: Normalised | None, now: Normalised | None, status: str, reason: str | None
+) -> None:
+    """The times differ by half; a baseline without multiples only advises, and says what to do."""
+    stored = {"normalised": before.stored()} if before else {}
+    baseline, profile = Baseline(times={"wall_ms": 2.0, **stored}), Profile({"wall_ms": 3.0})
+    (found,) = compare(replace(profile, normalised=now), baseline, [], GATE)
+    assert found.status == status
+    assert found.reason is None if reason is None else str(found.reason).startswith(reason)
+    compared = status != "advisory" and before and now
+    expected = (before.values["wall_ms"], now.values["wall_ms"]) if compared else None  # type: ignore[union-attr]
+    assert found.multiples == expected
+    (advised,) = compare(replace(profile, normalised=now), baseline, [], Policy())
+    assert (advised.status == "ok") is (status == "ok")
+    assert (advised.multiples, advised.reason) == (found.multiples, None)
+
+
+def test_a_machine_that_is_busy_is_said_of_a_new_test_too() -> None:
+    found = verdict("wall_ms", 3.0, policy=Policy(time="gate", time_note="the machine was busy"))
+    assert (found.status, found.reason) == ("new", "the machine was busy")
+
+
+@given(
+    st.none()
+    | st.integers()
+    | st.dictionaries(
+        st.sampled_from(["wall_ms", "cpu_ms", "n", "reference_ms", "conditions"]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.none()),
+    )
+)
+def test_whatever_a_baseline_holds_for_normalised_times_makes_no_error(stored: Any) -> None:
+    baseline = Baseline(times={"wall_ms": 2.0, "normalised": stored})
+    (found,) = compare(Profile({"wall_ms": 3.0}, normalised=at(3)), baseline, [], GATE)
+    assert found.status in ("ok", "regressed", "improved", "advisory")
+
+
+@given(st.floats(1e-6, 1e9), st.floats(1e-6, 1e9), st.integers(1, 10**6), st.floats(1e-3, 1e3))
+def test_normalised_times_survive_their_way_through_a_baseline(
+    wall: float, cpu: float, n: int, reference: float
+) -> None:
+    kept = Normalised({"wall_ms": wall, "cpu_ms": cpu}, n, reference, "reference 1, 4 threads")
+    read = Normalised.read(json.loads(json.dumps(kept.stored())))
+    assert read is not None
+    assert (read.n, read.conditions) == (n, kept.conditions)
+    for name, value in kept.values.items():
+        assert read.values[name] == pytest.approx(value, abs=1e-6)
 
 
 def test_which_times_gate() -> None:

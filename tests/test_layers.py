@@ -12,7 +12,7 @@ PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
     {"", "units", "errors", "files", "watchdog", "hookspecs"},  # "" is the package itself
     {"events", "arguments", "nesting", "flops", "devices", "stats", "settings", "samples"},
-    {"metrics", "rules", "analysis", "compare", "paired"},
+    {"metrics", "rules", "analysis", "compare", "paired", "timing"},
     {"render", "baseline", "trace"},
     {
         "options",
@@ -22,6 +22,7 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
         "findings",
         "profiles",
         "recorder",
+        "rounds",
         "accepting",
         "runs",
         "reruns",
@@ -41,8 +42,10 @@ ACROSS = {  # what a room may import on its own level
     "rules": {"analysis"},
     "compare": {"metrics", "analysis"},
     "options": {"capture", "rulebook"},
-    "recorder": {"capture"},
-    "runs": {"capture", "recorder"},
+    "rounds": {"capture"},
+    "timing": {"metrics"},
+    "recorder": {"capture", "rounds"},
+    "runs": {"capture", "recorder", "rounds"},
     "accepting": {"options"},
     "fixture": {"accepting", "capture", "options", "recorder", "runs", "reruns"},
     "reruns": {"capture", "recorder", "runs", "silence"},
@@ -62,7 +65,7 @@ ACROSS = {  # what a room may import on its own level
         "rulebook",
         "runs",
     },
-    "ab": {"capture", "recorder", "reruns", "runs", "session", "silence"},
+    "ab": {"capture", "options", "recorder", "reruns", "rulebook", "runs", "session", "silence"},
     "cli": {"commands"},
     "__main__": {"cli"},
 }

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device import NO_DEVICE, device_time
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.metrics import METRICS, NO_REGION, measure, measure_all
+from pytest_torchprof.samples import Normalised, Sample
 from pytest_torchprof.stats import NotMeasured, Value
+from pytest_torchprof.timing import normalised_of, samples_of
 from pytest_torchprof.trace.read import parse, read
 
 FROM_EVENTS = [
@@ -41,6 +45,14 @@ FROM_EVENTS = [
     "syncs",
 ]
 FROM_FACTS = ["wall_ms", "cpu_ms", "instructions", "graph_breaks", "recompiles"]
+#: What a file may hold where a sample or a number is due.
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.dictionaries(
+        st.sampled_from(["n", "median", "low", "high", "minimum", "wall_ms", "cpu_ms"]), inner
+    ),
+    max_leaves=8,
+)
 DEVICE = [name for name, metric in METRICS.items() if "device" in metric.needs]
 
 
@@ -265,6 +277,37 @@ def test_facts_are_values_or_reasons() -> None:
         "instructions": NotMeasured("only a live test measures it"),
         "graph_breaks": 0,
     }
+
+
+def test_facts_of_several_rounds_are_samples_and_multiples() -> None:
+    """The value is the median; what makes no sense in a file is no sample."""
+    rounds = {"n": 3, "median": 2.0, "low": 1.5, "high": 2.5, "minimum": 1.0}
+    counted = {**rounds, "median": 10.0**9 + 0.5}
+    reference = {"wall_ms": 0.25, "cpu_ms": 0.5, "n": 9, "conditions": "reference 1"}
+    b = TraceBuilder()
+    facts = {"wall_ms": rounds, "cpu_ms": rounds, "instructions": counted, "reference": reference}
+    b.metadata(FACTS_KEY, facts)
+    with b.annotation(REGION):
+        pass
+    trace = whole(b)
+    values = measure_all(trace)
+    assert [values[k] for k in ("wall_ms", "cpu_ms", "instructions")] == [2.0, 2.0, 10**9]
+    assert isinstance(values["instructions"], int)
+    assert samples_of(trace)["wall_ms"] == Sample(3, 2.0, 1.5, 2.5, 1.0)
+    expected = Normalised({"wall_ms": 4.0, "cpu_ms": 2.0}, 3, 0.25, "reference 1")
+    assert normalised_of(trace) == expected
+
+
+@given(st.dictionaries(st.sampled_from(["wall_ms", "reference", "instructions"]), JUNK))
+def test_whatever_stands_in_the_facts_of_a_file_makes_no_error(facts: dict[str, Any]) -> None:
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, facts)
+    with b.annotation(REGION):
+        pass
+    trace = whole(b)
+    assert samples_of(trace).keys() <= {"wall_ms", "instructions"}
+    assert normalised_of(trace) is None or "wall_ms" in samples_of(trace)
+    assert measure_all(trace).keys() == METRICS.keys()
 
 
 def test_without_a_device_there_are_no_device_metrics() -> None:

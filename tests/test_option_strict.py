@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import ADD, accept, doctor, run
+from helpers import ADD, accept, doctor, doctor_times, run
 
 STRICT = ("--torchprof", "--torchprof-strict")
 
@@ -65,7 +65,7 @@ def test_an_improvement_fails_only_under_strict(
 def test_a_time_that_only_advises_is_no_improvement(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
-    doctor(pytester, section="times", wall_ms=10**6, cpu_ms=10**6)
+    doctor_times(pytester, 10**6)
     ran = run(pytester, *STRICT)
     assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
 

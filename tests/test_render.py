@@ -20,6 +20,7 @@ from pytest_torchprof.render.failure import MAX_LINES, failure_message, inline_m
 from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.render.ops_table import COLUMNS, ops_table
 from pytest_torchprof.render.summary import summary_table, totals
+from pytest_torchprof.samples import Normalised, Sample
 from pytest_torchprof.stats import Baseline, Budget, NotMeasured, Profile
 from pytest_torchprof.trace.read import parse
 
@@ -30,7 +31,10 @@ BEFORE = Baseline(
         "aten::add": {"calls": 300, "kernels": 28},
     },
     kernels={"ampere_sgemm_128x64_tn": 12, "vectorized_elementwise_kernel": 28},
-    times={"wall_ms": 3.0},
+    times={
+        "wall_ms": 3.0,
+        "normalised": {"wall_ms": 15.0, "n": 30, "reference_ms": 0.2, "conditions": "reference 1"},
+    },
 )
 NOW = Profile(
     metrics={
@@ -63,7 +67,9 @@ def message(
     policy = policy or Policy()
     verdicts = compare(now, before, budgets, policy)
     causes = failures(verdicts, policy, has_baseline=before is not None, accept=False)
-    return failure_message(causes, verdicts, now, before, "pytest --accept tests/test_a.py")
+    accept = "pytest --accept tests/test_a.py"
+    ab = "torchprof ab REF -- tests/test_a.py"
+    return failure_message(causes, verdicts, now, before, accept, ab_command=ab)
 
 
 def record(nodeid: str, status: str, **more: Any) -> dict[str, Any]:
@@ -175,12 +181,19 @@ To accept the new values: pytest --accept tests/test_a.py""",
         )
 
     def test_time(self) -> None:
-        slow = Profile({"wall_ms": 4.5})
+        slow = Profile(
+            {"wall_ms": 4.5},
+            samples={"wall_ms": Sample(40, 4.5, 4.4, 4.7, 4.25)},
+            normalised=Normalised({"wall_ms": 23.4}, 40, 0.19, "reference 1"),
+        )
         self.assertExpectedInline(
             message(slow, BEFORE, policy=Policy(time="gate")),
             """\
-torchprof: wall_ms 3 ms → 4.5 ms (+50.0 %): regressed against the baseline
-  wall_ms  3 ms → 4.5 ms  (+50.0 %, tolerance 25%)
+torchprof: wall_ms 3 ms → 4.5 ms (+56.0 %): regressed against the baseline
+  wall_ms  3 ms → 4.5 ms  (+50.0 %)
+           fastest round by the reference kernel: 15 → 23.4  (+56.0 %, tolerance 25%)
+           40 rounds, ±3 %: quartiles 4.4 ms and 4.7 ms, fastest 4.25 ms
+  to be sure of the time: torchprof ab REF -- tests/test_a.py
 
 To accept the new values: pytest --accept tests/test_a.py""",
         )
@@ -406,7 +419,7 @@ def test_a_change_is_never_printed_as_none(metric: str, before: int, more: int) 
         ("ops", 0, 1, "0 → 1  (from 0)"),
         ("flops", 2**62, 2**62 + 1, "4,611,686,018,427,387,904 FLOP → 4,611,686,018,427,387,905"),
         ("allocated_cpu_bytes", 2**29, 2**29 + 1, "536,870,912 B → 536,870,913 B  (+<0.1 %)"),
-        ("wall_ms", 1.0, 60.0, "1 ms → 60 ms  (×60, tolerance 25%)"),
+        ("self_cuda_ms", 1.0, 60.0, "1 ms → 60 ms  (×60, tolerance 25%)"),
     ],
 )
 def test_numbers(metric: str, before: float, now: float, expected: str) -> None:
@@ -420,6 +433,36 @@ def test_an_unknown_is_a_dash_and_never_zero() -> None:
     lines = summary_table([unknown, zero, absent], ["syncs"], None, 0, 100)
     cells = {line.split()[0]: line.split()[-1] for line in lines[2:5]}
     assert cells == {"test_a.py::test_1": "–", "test_a.py::test_2": "0", "test_a.py::test_3": "–"}
+
+
+@pytest.mark.parametrize(
+    ("sample", "cell", "noisy"),
+    [
+        (None, "4.5 ms~", False),
+        (Sample(1, 4.5, 4.5, 4.5, 4.5), "4.5 ms~", False),
+        (Sample(2, 4.5, 4.4, 4.6, 4.3), "4.5 ms ±2 %~", False),
+        (Sample(9, 4.5, 4.5, 4.5, 4.5), "4.5 ms ±0 %~", False),
+        (Sample(9, 4.5, 4.49, 4.5, 4.5), "4.5 ms ±<1 %~", False),
+        (Sample(9, 4.5, 4.0, 5.0, 3.9), "4.5 ms ±11 %~", True),
+    ],
+)
+def test_a_time_of_several_rounds_says_how_noisy_it_is(
+    sample: Sample | None, cell: str, noisy: bool
+) -> None:
+    now = Profile({"wall_ms": 4.5}, samples={"wall_ms": sample} if sample else {})
+    verdicts = compare(now, BEFORE, [], Policy())
+    made = record_of("test_a.py::test_1", status="ok", reason=None, verdicts=verdicts, profile=now)
+    table = summary_table([made], ["wall_ms"], None, 0, 100)
+    assert table[2].endswith(f"  {cell}")
+    assert bool(table[3:]) is noisy
+    if noisy:
+        assert table[3].startswith("wall_ms is noisy: more rounds (--torchprof-min-time=1)")
+        assert table[3].endswith("(test_a.py::test_1 ±11 %)")
+    expected = None if sample is None else [sample.n, sample.low, sample.high, sample.minimum]
+    reported = made["metrics"]["wall_ms"]
+    assert expected == ([reported[k] for k in ("n", "low", "high", "min")] if sample else None)
+    assert reported["value"] == 4.5
+    assert reported.get("spread") == (sample.spread if sample else None)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])

@@ -17,7 +17,8 @@ from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.devices import DEVICES, DTYPES
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.options import OPTIONS, STRICT_HELP
-from pytest_torchprof.render import rule_page
+from pytest_torchprof.paired import Difference
+from pytest_torchprof.render import ab_page, ab_table, rule_page
 from pytest_torchprof.rules import RULES
 
 if TYPE_CHECKING:
@@ -153,6 +154,28 @@ def lint() -> str:
     return _printed("lint", builder)
 
 
+def ab() -> str:
+    """What `torchprof ab` prints of two tests that were written down, not run."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from handmade_rows import decided
+
+    more = Difference("flops", 1_200_000_000, 1_400_000_000)
+    rows = [
+        decided("test_step", "slower", 1.102, 0.0115, differences=[more]),
+        decided("test_evaluation", "same", 1.003, 0.005, spread=0.01, ms=12.1),
+    ]
+    threshold, seconds = 0.02, 9.4
+    page = ab_page.Page(
+        heading=["A: main (3f2a91c)", "B: working tree, uncommitted changes"],
+        rows=rows,
+        left=0,
+        notes=[],
+        end=[ab_table.totals(rows, threshold, seconds)],
+    )
+    text = ab_page.text(page, 120).rstrip()
+    return f'```text\n$ torchprof ab main -- tests/perf -k "not huge"\n{text}\n```'
+
+
 def _printed(command: str, builder: TraceBuilder) -> str:
     with tempfile.TemporaryDirectory() as folder:
         trace = builder.save(Path(folder, "step.pt.trace.json"))
@@ -190,6 +213,7 @@ def generate(text: str) -> str:
         "kernels": kernels,
         "rules": rules,
         "lint": lint,
+        "ab": ab,
     }
     return _BLOCK.sub(lambda m: f"{m[1]}{makers[m[2]]()}\n{m[4]}", text)
 

@@ -50,6 +50,21 @@ def shaken() -> object:
     return small, plain, large, mmap.mmap(-1, mmap.PAGESIZE * number(1, 1024))
 
 
+def move_to(number: int) -> None:
+    """Move this thread to a processor, from where the system may move it on at any time.
+
+    The turns of a pair start on the same one, and pairs on different ones. Else a side may be for
+    seconds on a processor that has something else to do, or that is a slower kind.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    allowed = os.sched_getaffinity(0)
+    processors = sorted(allowed)
+    with suppress(OSError):
+        os.sched_setaffinity(0, {processors[number % len(processors)]})
+        os.sched_setaffinity(0, allowed)
+
+
 @contextmanager
 def same_addresses() -> Iterator[None]:
     """Processes started within have no random addresses, where the system can do and allows that.

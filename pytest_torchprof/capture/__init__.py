@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_torchprof.capture.busy import BusyWatch
 from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import (
@@ -20,26 +21,35 @@ from pytest_torchprof.capture.profiler import (
     watching,
 )
 from pytest_torchprof.capture.real import REAL, muted
+from pytest_torchprof.capture.reference import Lap, conditions, run_reference
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.stopwatch import Round, Stopwatch
+from pytest_torchprof.capture.turns import Meter, Regions, Tidy
 
 __all__ = [
     "OWN_PROFILER",
     "REAL",
+    "BusyWatch",
     "Capture",
     "CompileCount",
+    "Lap",
     "LineTracer",
     "Machine",
+    "Meter",
+    "Regions",
     "Round",
     "Stopwatch",
+    "Tidy",
     "World",
     "allows_tf32",
+    "conditions",
     "device_gap",
     "muted",
     "prime",
     "probe_machine",
     "quiet_kineto",
     "require_torch",
+    "run_reference",
     "sees_threads",
     "watching",
 ]

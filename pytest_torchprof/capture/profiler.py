@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.machine import accelerator, real_torch, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
+from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
@@ -48,6 +49,7 @@ def prime() -> None:
             synchronize()
         profiler.stop()
         counts_instructions()
+        run_reference(1)
         if device is not None:
             _DEVICE_RECORDS.append(_has_device_records(profiler))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -10,20 +11,29 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.machine import synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 
+if sys.platform != "win32":
+    import resource
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: What torch's counter answers where there is no hardware counter.
 _NO_INSTRUCTIONS = 2**64 - 1
+NO_COUNTER = "this machine has no hardware counter"
+COUNTER_LOST = "the hardware counter has stopped"
 
 
 @dataclass(frozen=True)
 class Round:
-    """One unprofiled run: wall and process CPU time in ns, instructions or None."""
+    """One unprofiled run: wall and process CPU time in ns, instructions or why there are none.
+
+    ``page_faults``: how often memory had to be fetched from the system, 0 where it does not tell.
+    """
 
     wall_ns: int
     cpu_ns: int
-    instructions: int | None
+    instructions: int | str
+    page_faults: int = 0
 
 
 class Stopwatch:
@@ -44,6 +54,7 @@ class Stopwatch:
         if not self._first:
             self._undo.enter_context(no_collection())
         self._counter = _start_instructions()
+        self._faults = _page_faults()
         self._cpu = REAL.cpu_clock()
         self._wall = REAL.clock()
         return self
@@ -54,8 +65,15 @@ class Stopwatch:
         wall = REAL.clock() - self._wall
         cpu = REAL.cpu_clock() - self._cpu
         instructions = _end_instructions(self._counter)
+        faults = _page_faults() - self._faults
         self._undo.close()
-        self.result = Round(wall, cpu, instructions)
+        self.result = Round(wall, cpu, instructions, faults)
+
+
+def _page_faults() -> int:
+    if sys.platform == "win32":
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 @cache
@@ -79,7 +97,13 @@ def _start_instructions() -> Any:
     return torch._C._instruction_counter.start() if counts_instructions() else None
 
 
-def _end_instructions(counter: Any) -> int | None:
+def _end_instructions(counter: Any) -> int | str:
     import torch
 
-    return None if counter is None else int(torch._C._instruction_counter.end(counter))
+    if counter is None:
+        return NO_COUNTER
+    try:
+        count = int(torch._C._instruction_counter.end(counter))
+    except RuntimeError:
+        return COUNTER_LOST
+    return COUNTER_LOST if count == _NO_INSTRUCTIONS else count

@@ -6,12 +6,13 @@ from argparse import Namespace
 from collections.abc import Collection, Mapping
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof import api
 from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.comparing import ab
 from pytest_torchprof.commands.linting import lint, rules
 from pytest_torchprof.commands.printing import (
     FAILED,
@@ -49,9 +50,13 @@ from pytest_torchprof.render.kernel_names import readable
 from pytest_torchprof.render.text import plural, shorten
 from pytest_torchprof.stats import NotMeasured, Profile, Value
 from pytest_torchprof.trace.stacks import write_stacks
-from pytest_torchprof.units import format_change, format_pair, format_quantity
+from pytest_torchprof.units import format_change, format_pair, format_quantity, format_spread
+
+if TYPE_CHECKING:
+    from pytest_torchprof.samples import Sample
 
 __all__ = [
+    "ab",
     "augment",
     "diff",
     "kernels",
@@ -74,8 +79,9 @@ def summary(options: Namespace) -> int:
     ranks = load(options.traces, options.rank)
     values = {rank: trace.metrics() for rank, trace in ranks.items()}
     total = _total_metrics(values.values())
+    samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
     if options.format == "json":
-        parts: Row = {"metrics": _reported(total)}
+        parts: Row = {"metrics": _reported(total, samples)}
         parts["notes"] = [line for trace in ranks.values() if (line := uncounted(trace))]
         if len(ranks) > 1:
             parts["ranks"] = {str(rank): _reported(metrics) for rank, metrics in values.items()}
@@ -94,7 +100,9 @@ def summary(options: Namespace) -> int:
         notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
         rows = [row for row in rows if row["metric"] not in unknown]
     for row in rows:
-        row["value"] = format_quantity(row["value"], row["unit"])
+        sample = samples.get(row["metric"])
+        spread = format_spread(sample.spread) if sample else ""
+        row["value"] = f"{format_quantity(row['value'], row['unit'])} {spread}".rstrip()
     fields = columns_of(ranks, ("metric", "value", "reason"))
     return print_table(options, rows, fields, head=heading_of(ranks), notes=notes)
 
@@ -114,8 +122,8 @@ def _total_metrics(ranks: Collection[Metrics]) -> Metrics:
     return total
 
 
-def _reported(metrics: Metrics) -> dict[str, Any]:
-    return metrics_of(compare(Profile(metrics), None, (), Policy()))
+def _reported(metrics: Metrics, samples: Mapping[str, Sample] | None = None) -> dict[str, Any]:
+    return metrics_of(compare(Profile(metrics, samples=samples or {}), None, (), Policy()))
 
 
 def ops(options: Namespace) -> int:

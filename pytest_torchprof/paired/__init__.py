@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from pytest_torchprof.paired.decision import Comparison, Decision, Verdict
-from pytest_torchprof.paired.row import Difference, Row, RowVerdict
+from pytest_torchprof.paired.row import Broken, Difference, Row, RowVerdict, Stopped
 
-__all__ = ["Comparison", "Decision", "Difference", "Row", "RowVerdict", "Verdict"]
+__all__ = [
+    "Broken",
+    "Comparison",
+    "Decision",
+    "Difference",
+    "Row",
+    "RowVerdict",
+    "Stopped",
+    "Verdict",
+]

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_torchprof.paired.decision import Decision
     from pytest_torchprof.samples import Sample
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 RowVerdict = Literal[
     "slower", "faster", "same", "unclear", "new", "gone", "failed", "skipped", "error"
 ]
+
+#: Sides where a test fails or could not be measured; a fault in A alone is none of B's.
+Broken = Literal["", "A", "B", "AB"]
 
 
 @dataclass(frozen=True)
@@ -44,3 +49,12 @@ class Row:
     #: Time of measured calls, of both sides together, and all that the test took.
     measured_s: float = 0.0
     spent_s: float = 0.0
+    broken: Broken = ""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C in the middle: ``rows`` are those of the tests that were done."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        super().__init__()
+        self.rows = list(rows)

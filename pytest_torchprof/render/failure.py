@@ -9,8 +9,8 @@ from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.render.places import Where, called_from, finding_lines
 from pytest_torchprof.render.text import shorten
-from pytest_torchprof.stats import Baseline, Finding, NotMeasured, Profile, Verdict
-from pytest_torchprof.units import format_change, format_pair, format_quantity
+from pytest_torchprof.stats import Baseline, Finding, NotMeasured, Number, Profile, Verdict
+from pytest_torchprof.units import format_change, format_pair, format_quantity, format_spread
 
 MAX_LINES = 40
 _MOST_METRICS = 12
@@ -38,13 +38,15 @@ def failure_message(
     baseline: Baseline | None,
     accept_command: str | None,
     *,
+    ab_command: str | None = None,
     where: Where | None = None,
     lines_gap: str | None = None,
 ) -> str:
     """Metric, baseline, now and change; findings, operators and kernels behind it; how to accept.
 
     ``causes`` are the sentences of `compare.failures`; no ``accept_command`` where it was given.
-    ``where`` says where operators were called, and ``lines_gap`` why that is not known.
+    ``ab_command`` compares times for sure. ``where`` says where operators were called, and
+    ``lines_gap`` why that is not known.
     """
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
@@ -52,7 +54,9 @@ def failure_message(
     # Pytest's short summary shows this line, as far as there is room.
     lines = [f"torchprof: {_headline(bad)}{'; '.join(causes[:3])}"]
     width = max((len(v.metric) for v in bad), default=0)
-    lines += [f"  {v.metric:<{width}}  {_numbers(v)}" for v in bad[:_MOST_METRICS]]
+    for verdict in bad[:_MOST_METRICS]:
+        lines.append(f"  {verdict.metric:<{width}}  {_numbers(verdict)}")
+        lines += [f"  {'':<{width}}  {line}" for line in _beside(verdict)]
     if len(bad) > _MOST_METRICS:
         lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
     room = MAX_LINES - len(lines) - 4
@@ -72,6 +76,8 @@ def failure_message(
     if behind and lines_gap is not None:
         lines.append(f"  your lines are not known: {lines_gap}")
     acceptable = any(v.status in ("regressed", "improved") for v in bad)
+    if ab_command and any(v.multiples for v in bad):
+        lines += [f"  to be sure of the time: {ab_command}"]
     if accept_command and (acceptable or any("no baseline" in cause for cause in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
     return "\n".join(lines)
@@ -125,7 +131,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
         numbers = f"{now} > {limit}"
     else:
         before, now = format_pair(worst.baseline, value, unit)
-        numbers = f"{before} → {now} ({format_change(worst.baseline, value)})"
+        numbers = f"{before} → {now} ({format_change(*_compared(worst))})"
     more = f", {len(bad) - 1} more" if bad[1:] else ""
     return f"{shorten(worst.metric, 40)} {numbers}{more}: "
 
@@ -143,7 +149,32 @@ def _numbers(verdict: Verdict) -> str:
     tolerance = f", tolerance {verdict.tolerance:.0%}" if verdict.tolerance else ""
     change = format_change(verdict.baseline, verdict.value)
     reason = f"; {verdict.reason}" if verdict.reason else ""
+    if verdict.multiples:
+        return f"{before} → {now}  ({change}){reason}"
     return f"{before} → {now}  ({change}{tolerance}){reason}"
+
+
+def _compared(verdict: Verdict) -> tuple[Number | None, Number | None]:
+    """The two numbers that make the verdict."""
+    value = None if isinstance(verdict.value, NotMeasured) else verdict.value
+    return verdict.multiples or (verdict.baseline, value)
+
+
+def _beside(verdict: Verdict) -> list[str]:
+    """What a time was compared as, and how noisy it is."""
+    lines = []
+    if verdict.multiples:
+        before, now = format_pair(*verdict.multiples, "1")
+        change = f"{format_change(*verdict.multiples)}, tolerance {verdict.tolerance:.0%}"
+        lines.append(f"fastest round by the reference kernel: {before} → {now}  ({change})")
+    if (sample := verdict.sample) is not None and sample.n > 1:
+        unit = METRICS[verdict.metric].unit
+        low, high, least = (
+            format_quantity(part, unit) for part in (sample.low, sample.high, sample.minimum)
+        )
+        spread = format_spread(sample.spread)
+        lines.append(f"{sample.n} rounds, {spread}: quartiles {low} and {high}, fastest {least}")
+    return lines
 
 
 def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:

@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.stats import NotMeasured, Profile, Verdict
+
+if TYPE_CHECKING:
+    from pytest_torchprof.samples import Sample
 
 SCHEMA = "torchprof-report/1"
 
@@ -51,8 +54,26 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "limit": verdict.limit,
             "status": verdict.status,
             **({"reason": verdict.reason} if verdict.reason else {}),
+            **(noise_of(verdict.sample) if verdict.sample else {}),
+            **(_multiples(*verdict.multiples) if verdict.multiples else {}),
         }
     return metrics
+
+
+def noise_of(sample: Sample) -> dict[str, float | None]:
+    """How the rounds lie around the value, their median: quartiles, minimum, relative spread."""
+    return {
+        "n": sample.n,
+        "low": sample.low,
+        "high": sample.high,
+        "min": sample.minimum,
+        "spread": sample.spread,
+    }
+
+
+def _multiples(accepted: float, now: float) -> dict[str, float]:
+    """The fastest round as a multiple of the reference kernel's time."""
+    return {"normalised": now, "normalised_baseline": accepted}
 
 
 def write_report(

@@ -9,7 +9,8 @@ from typing import Any
 
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.render.text import plural, shorten
-from pytest_torchprof.units import UNKNOWN, format_quantity
+from pytest_torchprof.samples import NOISY
+from pytest_torchprof.units import UNKNOWN, format_quantity, format_spread
 
 #: Shown unless ``--torchprof-columns`` says otherwise; a column without a single value is left out.
 DEFAULT_COLUMNS = (
@@ -104,7 +105,9 @@ def _cell(record: Mapping[str, Any], column: str) -> str:
     metric = record["metrics"].get(column)
     if metric is None or metric["value"] is None:
         return UNKNOWN
-    return format_quantity(metric["value"], METRICS[column].unit) + _MARKS.get(metric["status"], "")
+    number = format_quantity(metric["value"], METRICS[column].unit)
+    spread = format_spread(metric.get("spread"))
+    return " ".join(filter(None, (number, spread))) + _MARKS.get(metric["status"], "")
 
 
 def _findings(record: Mapping[str, Any]) -> str:
@@ -165,7 +168,7 @@ def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[str]
 
 
 def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
-    """Reasons that do not fit into a cell: not profiled, and budgets that were not checked.
+    """Reasons that do not fit into a cell: not profiled, budgets that were not checked, noise.
 
     Tests of one reason are named together, without the folder that all share.
     """
@@ -176,6 +179,10 @@ def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
             reasons.setdefault(f"not profiled: {record['reason']}", []).append(name)
         elif record["status"] in ("ok", "improved") and record["reason"]:
             reasons.setdefault(record["reason"], []).append(name)
+        for reason in _of_times(record):
+            reasons.setdefault(reason, []).append(name)
+        if (spread := record["metrics"].get("wall_ms", {}).get("spread") or 0) > NOISY:
+            reasons.setdefault(_NOISE, []).append(f"{name} {format_spread(spread)}")
         for label, metric in record["metrics"].items():
             if metric["status"] != "not_measured":
                 continue
@@ -191,6 +198,19 @@ def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
     lines = [f"{key} ({_several(names)})" for key, names in sorted(reasons.items())]
     left = len(lines) - _MOST_NOTES
     return lines[:_MOST_NOTES] + ([f"… and {plural(left, 'more reason')}"] if left > 0 else [])
+
+
+_NOISE = (
+    "wall_ms is noisy: more rounds (--torchprof-min-time=1) or a quieter machine steady it, and "
+    "`torchprof ab` compares all the same"
+)
+
+
+def _of_times(record: Mapping[str, Any]) -> dict[str, None]:
+    """Why the gate on times only advises, or says less than it could; each reason once."""
+    times = (m for m in record["metrics"].values() if m["class"] == "time" and m.get("reason"))
+    checked = (m["reason"] for m in times if m["status"] != "not_measured")
+    return dict.fromkeys(f"time: {reason}" for reason in checked)
 
 
 def _several(names: Sequence[str]) -> str:

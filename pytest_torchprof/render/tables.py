@@ -43,15 +43,19 @@ _TEXTS = {
     "fix": 24,
     "page": 16,
     "file": 24,
+    "test": 24,
+    "verdict": 7,
 }
 #: What a narrow terminal does without, the least telling first.
 _SPARE = (
     *("mean_us", "self_cpu_bytes", "self_cuda_bytes", "bytes", "flops", "cpu_ms", "gb_per_s"),
     *("bound", "tflops_per_s", "at_ms", "count", "cuda_ms", "cpu_ms_a", "cpu_ms_b", "share"),
-    *("operator", "shapes", "bandwidth_pct", "compute_pct"),
+    *("operator", "shapes", "bandwidth_pct", "compute_pct", "interval"),
 )
 #: What a user reads to the end, so it is not cut.
-_WHOLE = frozenset({"change", "device", "bound", "rank", "metric", "reason", "message", "rule"})
+_WHOLE = frozenset(
+    {"change", "device", "bound", "rank", "metric", "reason", "message", "rule", "verdict"}
+)
 #: What tabulate puts between columns.
 _GAP = 2
 
@@ -62,6 +66,8 @@ _HEADINGS = {
     "compute_pct": "compute",
     "bandwidth_pct": "memory",
     "peak_bytes": "peak",
+    "a": "A",
+    "b": "B",
 }
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 #: Of which of two traces a field is.

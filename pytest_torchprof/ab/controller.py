@@ -1,0 +1,226 @@
+"""Drives the two workers: test by test and turn by turn, one idle while the other runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.ab.comparing import Compared, Options
+from pytest_torchprof.ab.imports import proven
+from pytest_torchprof.ab.process import Collected, Worker, WorkerDied
+from pytest_torchprof.errors import AbError
+from pytest_torchprof.paired import Row, Stopped
+
+if TYPE_CHECKING:
+    from pytest_torchprof.ab.janitor import Janitor
+    from pytest_torchprof.ab.sides import Side
+
+_NO_TESTS = 5
+_MOST_DEATHS = 3
+
+__all__ = ["Options", "run"]
+
+Progress = Callable[[str, int, int], None]
+
+
+def run(a: Side, b: Side, janitor: Janitor, options: Options, progress: Progress) -> list[Row]:
+    """Compare all tests of two sides; a row for each, in the order in which B has collected them.
+
+    ``progress`` is told a test's id, its number from 1, and how many there are, before it runs.
+
+    Raises:
+        AbError: there is nothing to compare, or one side would run the other's code.
+    """
+    with _pair(a, b, janitor) as pair:
+        return _Run(pair, options, progress).rows()
+
+
+@dataclass
+class _Pair:
+    """Both workers, and what they have collected."""
+
+    a: Worker
+    b: Worker
+    janitor: Janitor
+    found: tuple[Collected, Collected] = field(init=False)
+    number: int = 1
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter((self.a, self.b))
+
+    def start(self) -> None:
+        """Both collect at the same time."""
+        for worker in self:
+            if not worker.side.empty:
+                worker.start()
+        found_a, why_a = _collect(self.a)
+        found_b, why_b = _collect(self.b)
+        if why_b is not None:
+            raise AbError(
+                f"B ({self.b.side.label}) cannot be tested",
+                why_b,
+                f"see what pytest says in {self.b.side.cwd}",
+            )
+        if why_a is not None:
+            # Every test is a row that says so.
+            found_a = Collected([], {"": why_a}, found_b.origins)
+        elif found_a.origins and found_b.origins:
+            proven(found_a.origins, found_b.origins)
+        self.found = found_a, found_b
+
+    def renew(self, worker: Worker) -> None:
+        """Another process in place of one that has died.
+
+        Raises:
+            AbError: it does not come up.
+        """
+        worker.kill()
+        self.number += 1
+        new = Worker(worker.side, self.janitor, self.number)
+        if worker is self.a:
+            self.a = new
+        else:
+            self.b = new
+        new.start()
+        _, why = _collect(new)
+        if why is not None:
+            raise AbError(f"the worker of {new.side.name} cannot be started again", why)
+
+    def finish(self) -> None:
+        """End both, and look once more at where their code came from."""
+        ends = []
+        for worker in self:
+            if not worker.side.empty:
+                worker.close()
+            if worker.ended is not None:
+                ends.append(worker.ended[3])
+        if len(ends) == 2:
+            proven(ends[0], ends[1])
+
+
+@contextmanager
+def _pair(a: Side, b: Side, janitor: Janitor) -> Iterator[_Pair]:
+    pair = _Pair(Worker(a, janitor), Worker(b, janitor), janitor)
+    try:
+        pair.start()
+        yield pair
+        pair.finish()
+    finally:
+        for worker in pair:
+            worker.kill()
+
+
+def _collect(worker: Worker) -> tuple[Collected, str | None]:
+    """What it has collected, or why it could not collect anything."""
+    if worker.side.empty:
+        return Collected([], {}, {}), None
+    try:
+        return worker.collect(), None
+    except WorkerDied as death:
+        if worker.ended is not None and worker.ended[0] == _NO_TESTS and not worker.ended[1]:
+            return Collected([], {}, worker.ended[3]), None
+        said = worker.complaint() if worker.ended is None or not worker.ended[1] else None
+        return Collected([], {}, {}), said or str(death)
+
+
+class _Run:
+    """One comparison of all tests."""
+
+    def __init__(self, pair: _Pair, options: Options, progress: Progress) -> None:
+        self._pair = pair
+        self._options = options
+        self._progress = progress
+        self._deaths = 0
+
+    def rows(self) -> list[Row]:
+        """All of them.
+
+        Raises:
+            Stopped: Ctrl-C; with the rows of the tests that were done.
+        """
+        rows = list[Row]()
+        try:
+            for row in self._each():
+                rows.append(row)
+        except KeyboardInterrupt:
+            raise Stopped(rows) from None
+        return rows
+
+    def _each(self) -> Iterator[Row]:
+        found_a, found_b = self._pair.found
+        in_a, in_b = set(found_a.tests), set(found_b.tests)
+        common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
+        if not found_a.tests and not found_b.tests and not found_a.errors and not found_b.errors:
+            raise AbError(
+                "no tests were collected, on neither side", "", "look at the arguments after --"
+            )
+        for nodeid, why in found_b.errors.items():
+            name, reason = nodeid or self._pair.b.side.label, f"cannot be collected in B: {why}"
+            yield Row(name, "failed", reason, broken="B")
+        number = 0
+        for nodeid in found_b.tests:
+            if nodeid not in in_a:
+                yield _only_in_b(nodeid, found_a.errors)
+                continue
+            number += 1
+            self._progress(nodeid, number, len(common))
+            following = common[number] if number < len(common) else None
+            yield self._test(nodeid, following, len(common))
+        for nodeid in found_a.tests:
+            if nodeid in in_b:
+                continue
+            if not _error_of(nodeid, found_b.errors):  # which has a row already
+                yield Row(nodeid, "gone", "only in A")
+
+    def _test(self, nodeid: str, following: str | None, tests: int) -> Row:
+        """One test, whatever becomes of the workers meanwhile."""
+        begun = time.perf_counter()
+        compared = Compared(nodeid, (self._pair.a, self._pair.b), self._options, tests)
+        try:
+            row = compared.row(following)
+            self._deaths = 0
+        except WorkerDied as death:
+            row = self._died(compared, death)
+        return replace(row, spent_s=time.perf_counter() - begun)
+
+    def _died(self, compared: Compared, death: WorkerDied) -> Row:
+        """The row of a test that has ended its worker; there is another one after it.
+
+        Raises:
+            AbError: so it has gone again and again.
+        """
+        dead = [compared.at]
+        name = compared.at.side.name
+        row = compared.known("error", f"in {name}: {death}", name)
+        self._deaths += 1
+        if self._deaths >= _MOST_DEATHS:
+            raise AbError(
+                f"{_MOST_DEATHS} tests in a row have ended their worker",
+                f"the last one is {row.nodeid}, {row.reason}",
+                "leave them out, with --deselect after --",
+            ) from None
+        compared.open = [worker for worker in compared.open if worker not in dead]
+        try:
+            compared.close()
+        except WorkerDied:
+            dead.append(compared.at)
+        for worker in dead:
+            self._pair.renew(worker)
+        return row
+
+
+def _only_in_b(nodeid: str, errors: Mapping[str, str]) -> Row:
+    if why := _error_of(nodeid, errors):
+        return Row(nodeid, "failed", f"cannot be collected in A: {why}", broken="A")
+    return Row(nodeid, "new", "only in B")
+
+
+def _error_of(nodeid: str, errors: Mapping[str, str]) -> str | None:
+    """Why the file or folder that a test is in could not be collected."""
+    for place, why in errors.items():
+        if not place or nodeid == place or nodeid.startswith((f"{place}::", f"{place}/")):
+            return why
+    return None

@@ -1,0 +1,71 @@
+"""Files that a build made in the checkout, which no revision holds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.ab.worktree import git
+
+if TYPE_CHECKING:
+    from pytest_torchprof.ab.worktree import Repository
+
+_LIMIT_BYTES = 2**20
+_NAMED = 3
+_MISSING = re.compile(
+    r"No module named '(?P<module>[\w.]+)'"
+    r"|cannot import name '(?P<name>\w+)' from (?:partially initialized module )?'(?P<of>[\w.]+)'"
+)
+_LAYOUTS = ("", "src/", "*/", "*/src/", "*/*/")  # where packages lie in a tree
+
+
+def bring(repo: Repository, tree: Path) -> tuple[str, ...]:
+    """Give a worktree the Python files that git ignores between those it keeps; a note on them.
+
+    Such is the ``_version.py`` that a build writes, without which a package is not imported.
+    Compiled modules are not brought: they are code under test, of one revision. Nor are folders
+    that git ignores as a whole: environments and builds.
+    """
+    text = git(
+        repo.top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
+    )
+    brought = []
+    for name in sorted(text.split("\0")):
+        source, place = repo.top / name, tree / name
+        if not name.endswith(".py") or source.is_symlink() or not source.is_file():
+            continue
+        if place.parent.is_dir() and not place.exists() and source.stat().st_size <= _LIMIT_BYTES:
+            shutil.copy2(source, place)
+            brought.append(name)
+    if not brought:
+        return ()
+    more = f" and {len(brought) - _NAMED} more" if len(brought) > _NAMED else ""
+    names = ", ".join(brought[:_NAMED])
+    return (f"A uses {names}{more} of the working tree, which git ignores",)
+
+
+def unbuilt(text: str, root: Path, others: Sequence[Path]) -> str | None:
+    """Why an import failed in this side's tree, if it is for a module that another tree has built.
+
+    ``text`` is what a failure printed. None if it says nothing of that kind.
+    """
+    for found in _MISSING.finditer(text):
+        name = found["module"] or f"{found['of']}.{found['name']}"
+        for other in others:
+            if any(_compiled(other, name)) and not any(_compiled(root, name)):
+                return (
+                    f"{name} is compiled, and built only in {other}: build it in both trees"
+                    " and give them with --a and --b"
+                )
+    return None
+
+
+def _compiled(tree: Path, name: str) -> Iterator[Path]:
+    path = name.replace(".", "/")
+    for layout in _LAYOUTS:
+        for suffix in ("so", "pyd"):
+            yield from tree.glob(f"{layout}{path}.{suffix}")
+            yield from tree.glob(f"{layout}{path}.*.{suffix}")

@@ -1,0 +1,264 @@
+"""In a worker: this side's code is what imports find, and the proof of it. Standard library only.
+
+What is redirected: entries of ``sys.path`` in another tree (of ``PYTHONPATH``, and the ``.pth``
+files of editable installs: hatch, flit, pdm, poetry, setuptools), and setuptools' editable finders.
+What cannot be: editable installs whose own loader rebuilds code (meson-python, scikit-build-core),
+and compiled modules that are loaded already. These, if code under test, `proven` refuses.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_torchprof.ab.projects import copied, is_strangers
+from pytest_torchprof.ab.trees import Trees, importable, shadows
+from pytest_torchprof.errors import AbError
+
+#: What measures is one and the same on both sides, also where it is the code under test.
+_TOOL = "pytest_torchprof"
+
+
+def redirect(root: str, others: Sequence[str]) -> None:
+    """Let imports, of this process and of those it starts, find this side's code.
+
+    Call it with the working folder set, before pytest. Entries of ``sys.path`` in one of ``others``
+    become the same place below ``root``, or go if that is not there. A package of ``root`` or of
+    ``root/src`` that would still come from elsewhere gets its folder put before that place, not in
+    front of all: nothing of the standard library is hidden. Both folders, and the working folder,
+    are at the end anyway, as ``python -m pytest`` would have them in front. Nothing else moves;
+    with no other tree, nothing is redirected.
+    """
+    trees = Trees(root, others)
+    moved = [trees.here(entry) for entry in sys.path if entry]  # "" is the working folder
+    sys.path[:] = dict.fromkeys(entry for entry in moved if entry is not None)
+    _redirect_finders(trees)
+    _forget(trees)
+    _refresh()
+    if trees.others:
+        _let_own_win(trees)
+    ends = [os.path.join(trees.root, "src"), trees.root, os.path.abspath(os.curdir)]
+    for folder in ends:
+        if folder not in sys.path and (folder != ends[0] or importable(folder)):
+            sys.path.append(folder)
+    _refresh()
+    if trees.others:
+        _tell_children(trees)
+
+
+def _refresh() -> None:
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+
+
+def _redirect_finders(trees: Trees) -> None:
+    """Point setuptools' editable finders, a module with two tables each, to this side's tree."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("__editable__"):
+            continue
+        tables: tuple[Any, ...] = (vars(module).get("MAPPING"), vars(module).get("NAMESPACES"))
+        for table in tables:
+            for package, place in list(table.items()) if isinstance(table, dict) else ():
+                listed = [place] if isinstance(place, str) else place
+                here = [there for there in map(_in_tree(trees), listed) if there]
+                if not here:
+                    del table[package]
+                else:
+                    table[package] = here[0] if isinstance(place, str) else here
+
+
+def _in_tree(trees: Trees) -> Any:
+    def here(place: str) -> str | None:
+        """As `Trees.here`; a module of one file is told without its suffix."""
+        found = trees.here(place)
+        file = trees.here(f"{place}.py") if found is None else None
+        return found or (file and file.removesuffix(".py"))
+
+    return here
+
+
+def _forget(trees: Trees) -> None:
+    """Unload modules of other trees: what a ``.pth`` or ``sitecustomize`` imported of them."""
+    for name, module in list(sys.modules.items()):
+        if _is_tool(name):
+            continue
+        path = _namespace(module).get("__path__")
+        if isinstance(path, list):
+            path[:] = [here for here in map(trees.here, path) if here is not None]
+        file = _file(module)
+        # A compiled module cannot be loaded twice: it stays, for `proven` to refuse.
+        if file and file.endswith((".py", ".pyc")) and trees.owner(file) in trees.others:
+            del sys.modules[name]
+
+
+def _let_own_win(trees: Trees) -> None:
+    for folder in _folders(trees):
+        for name in importable(folder):
+            place = _find(name)
+            if _is_tool(name) or place is None or trees.is_own(place):
+                continue
+            if is_strangers(trees.root, name):
+                continue
+            entry = str(Path(place).parents[name.count(".")])
+            if folder in sys.path:
+                sys.path.remove(folder)
+            position = sys.path.index(entry) if entry in sys.path else len(sys.path)
+            sys.path.insert(position, folder)
+            _refresh()
+
+
+def _folders(trees: Trees) -> list[str]:
+    """Where this side's packages lie: what is on the path already, then src/, then the top."""
+    own = [entry for entry in sys.path if os.path.isdir(entry) and trees.is_own(entry)]
+    return list(dict.fromkeys([*own, os.path.join(trees.root, "src"), trees.root]))
+
+
+def _find(name: str) -> str | None:
+    """The file or folder that an import of a dotted name would load, without importing it."""
+    top, *rest = name.split(".")
+    spec = None
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(top, None)
+        except Exception:  # noqa: BLE001, S112 - a finder of somebody's, which is not to break ours
+            continue
+        if spec is not None:
+            break
+    full = top
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        full = f"{full}.{part}"
+        inside = list(spec.submodule_search_locations)
+        spec = importlib.machinery.PathFinder.find_spec(full, inside)
+    if spec is None:
+        return None
+    return next(iter(spec.submodule_search_locations or ()), None) or spec.origin
+
+
+def _tell_children(trees: Trees) -> None:
+    """Let the processes that a test starts find the same code."""
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    own = [
+        entry
+        for entry in sys.path
+        if os.path.isdir(entry)
+        and trees.is_own(entry)
+        and importable(entry)
+        and not shadows(entry)  # this variable comes before the standard library
+    ]
+    here = [place for place in map(trees.here, given) if place is not None]
+    entries = [entry for entry in dict.fromkeys([*own, *here]) if os.pathsep not in entry]
+    if entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join(entries)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
+    """Where the modules that are loaded come from; JSON, and fit for a channel.
+
+    ``own``: module → file, of this side's tree; ``foreign``: of another tree, a folder where a
+    package only searches there too; ``installed``: packages of this tree that were imported from
+    elsewhere all the same. ``root`` and ``others`` are the trees. Call it after collection, and
+    again at the end for what tests import late.
+    """
+    trees = Trees(root, others)
+    own: dict[str, str] = {}
+    foreign: dict[str, str] = {}
+    away: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        if _is_tool(name) or name in {"__main__", "__mp_main__"}:
+            continue
+        for place in _places(module):
+            owner = trees.owner(place)
+            if owner == trees.root:
+                own.setdefault(name, place)
+            elif owner is None:
+                away.setdefault(name, place)
+            else:
+                foreign.setdefault(name, place)
+    names = {name for folder in _folders(trees) for name in importable(folder)}
+    for of_one in copied(trees) if trees.others else ():
+        names |= of_one
+    installed = {
+        name: place
+        for name, place in away.items()
+        if name not in own
+        for package in _packages(name) & names
+        # Others may add modules to a package of ours; a compiled one is ours, of who knows when.
+        if package not in own or place.endswith((".so", ".pyd"))
+        if not is_strangers(trees.root, package)
+    }
+    return {
+        "root": trees.root,
+        "others": trees.others,
+        "own": own,
+        "foreign": foreign,
+        "installed": installed,
+    }
+
+
+def _packages(name: str) -> set[str]:
+    """A dotted name and those of the packages that it is in."""
+    parts = name.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+
+
+def _is_tool(name: str) -> bool:
+    return name.partition(".")[0] == _TOOL
+
+
+def _namespace(module: object) -> dict[str, Any]:
+    """Names of a module, asking none of those that load things when they are asked."""
+    names = getattr(module, "__dict__", None)
+    return names if isinstance(names, dict) else {}
+
+
+def _file(module: object) -> str | None:
+    names = _namespace(module)
+    file = names.get("__file__") or getattr(names.get("__spec__"), "origin", None)
+    return file if isinstance(file, str) and os.path.isabs(file) else None
+
+
+def _places(module: object) -> Iterator[str]:
+    """The file of a module, and the folders that it searches for its submodules."""
+    file = _file(module)
+    if file is not None:
+        yield file
+    try:
+        path = list(_namespace(module).get("__path__") or ())
+    except Exception:  # noqa: BLE001 - somebody's own object
+        return
+    yield from (entry for entry in path if isinstance(entry, str) and os.path.isabs(entry))
+
+
+def proven(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+    """Raise `AbError` unless each side's code, as `origins` told of it, is the side's own.
+
+    With one tree for both sides (two interpreters, say) there is nothing to confuse.
+    """
+    for name, side, other in (("A", a, "B"), ("B", b, "A")):
+        for module, file in side["foreign"].items():
+            whose = f"the tree of {other}" if _lies_in(file, (b, a)[side is b]) else "your checkout"
+            raise AbError(
+                f"side {name} ran code that is not its own",
+                f"{module} is imported from {file}, in {whose}, not from {side['root']}",
+                "install each side into an environment of its own and give them with"
+                " --python-a and --python-b",
+            )
+        for module, file in side["installed"].items() if a["root"] != b["root"] else ():
+            raise AbError(
+                f"side {name} ran an installed copy of its code, the same on both sides",
+                f"{module} is imported from {file}, not from {side['root']}",
+                "install it with `pip install -e .`, or set PYTHONPATH to the folder it is in",
+            )
+
+
+def _lies_in(file: str, side: Mapping[str, Any]) -> bool:
+    return Trees(side["root"], ()).is_own(file)

@@ -1,0 +1,105 @@
+"""The controller's end of the process that cleans up behind `torchprof ab`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, cast
+
+from pytest_torchprof.ab import sweeping
+from pytest_torchprof.errors import AbError
+
+_CLEANING_S = 60.0
+
+
+class Janitor:
+    """A small process of its own session that makes our temporary folder, and removes it.
+
+    It waits for the end of a pipe that the controller holds, and then ends the processes that it
+    was told to `watch`, removes the folder with all in it and git's notes of worktrees there. So it
+    does when the controller ends by itself, by an exception, or by any signal; a Ctrl-C of the
+    terminal does not reach it. There is one way to clean up, for every end.
+    """
+
+    def __init__(self) -> None:
+        """Start it. Raises `AbError` if there is no room for a temporary folder."""
+        try:
+            parent = Path(tempfile.gettempdir()).resolve()
+        except OSError as error:
+            raise AbError("no temporary folder", str(error), "set TMPDIR") from None
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+        self._process = subprocess.Popen(  # noqa: S603 - our own file
+            [sys.executable, "-I", "-S", sweeping.__file__, str(parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=parent.anchor,  # it must not hold a folder that somebody wants to remove
+            start_new_session=True,
+            creationflags=flags,
+        )
+        self._pipe = cast("IO[bytes]", self._process.stdin)
+        self._watched: dict[int, str | None] = {}
+        self._repositories: list[str] = []
+        with cast("IO[bytes]", self._process.stdout) as answers:
+            answer = json.loads(answers.readline() or "{}")
+        if "folder" not in answer:
+            self._pipe.close()
+            self._process.wait()
+            raise AbError(
+                f"{parent}: no temporary folder can be made here",
+                answer.get("error", "the process that cleans up did not start"),
+                "set TMPDIR to a folder with room",
+            )
+        #: An empty folder for worktrees and other files; gone when the controller is.
+        self.folder = Path(answer["folder"])
+
+    def watch(self, pid: int) -> None:
+        """End this process, and the process group that it leads, if the controller cannot.
+
+        Call it right after the process is started. It may become the leader of its group later.
+        """
+        self._watched[pid] = sweeping.started(pid)
+        self._tell(f"watch {pid}")
+
+    def forget(self, pid: int) -> None:
+        """This process has ended as it should, and has been waited for."""
+        self._watched.pop(pid, None)
+        self._tell(f"forget {pid}")
+
+    def worktrees_of(self, repository: Path) -> None:
+        """Remove what this git repository (its common folder) notes of worktrees in `folder`."""
+        self._repositories.append(str(repository))
+        self._tell(f"repository {json.dumps(str(repository))}")
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """File descriptors for ``pass_fds`` of a process that fills `folder`.
+
+        As long as it runs the janitor waits for it, should the controller be killed: else files
+        could appear behind its back.
+        """
+        return () if sys.platform == "win32" else (self._pipe.fileno(),)
+
+    def close(self) -> None:
+        """Clean up, and wait until that is done. Twice is once."""
+        if self._pipe.closed:
+            return
+        self._tell("sweep")
+        with suppress(OSError):
+            self._pipe.close()
+        try:
+            code = self._process.wait(_CLEANING_S)
+        except subprocess.TimeoutExpired:
+            return  # it goes on alone
+        if code:  # somebody killed it, or a file could not be removed
+            sweeping.end(self._watched)
+            sweeping.clear(str(self.folder), self._repositories)
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):  # it was killed: `close` cleans up itself
+            self._pipe.write(f"{line}\n".encode())
+            self._pipe.flush()

@@ -1,0 +1,96 @@
+"""How many calls a turn makes, and when its fixtures are renewed: pure decisions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+#: A turn is short, so that the two of a pair are neighbours in time, and long enough that what
+#: surrounds it (a message each way, a collection) is little beside it.
+TURN_NS = 10_000_000
+#: Renewing fixtures may cost this part of the time measured: the whole is to stay below a tenth,
+#: and messages and collections between turns take up to a twentieth.
+RENEWING_SHARE = 0.03
+#: Of a test that may be called once on its fixtures, or that measures a part of itself, all may
+#: take this many times what the calls alone might.
+MOST_SPENT = 2.0
+#: Pairs of turns at most that find out how many calls a turn has.
+MOST_TRIALS = 3
+
+
+def calls_for(a_ns: float, b_ns: float) -> int:
+    """Calls in a turn, the same for both sides, from the duration of one on each.
+
+    >>> calls_for(1_000_000, 3_000_000), calls_for(30_000_000, 1), calls_for(50e6, 50e6)
+    (5, 1, 1)
+    """
+    return max(1, math.floor(2 * TURN_NS / max(a_ns + b_ns, 1.0)))
+
+
+@dataclass
+class Pace:
+    """The turns of one test: what they cost so far, in ns, and what the next ones are to be.
+
+    ``limit_ns``: measured time of both sides at most; None where ``pairs`` says how many there are.
+    """
+
+    limit_ns: float | None
+    pairs: int | None = None
+    #: It may be called again on the same fixtures.
+    repeatable: bool = True
+    calls: int = 1
+    measured_ns: int = 0
+    spent_ns: int = 0
+    done: int = 0
+    #: Pairs that were to find out how long a call is.
+    trials: int = 0
+    settled: bool = False
+    #: What pairs on new fixtures cost beyond their calls, and what the latest did.
+    _renewals_ns: int = 0
+    _renewal_ns: int | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the next pair of turns gets new fixtures."""
+        if not self.repeatable or self._renewal_ns is None:
+            return True
+        return self._renewals_ns + self._renewal_ns <= RENEWING_SHARE * self.measured_ns
+
+    @property
+    def over(self) -> bool:
+        """Whether there is to be no further pair."""
+        if self.limit_ns is None:
+            return self.done >= (self.pairs or 0)
+        if not self.done:
+            return False
+        return self.measured_ns >= self.limit_ns or self.spent_ns >= MOST_SPENT * self.limit_ns
+
+    @property
+    def limit_reached(self) -> bool:
+        """Whether all the time that it was given was measured."""
+        return self.limit_ns is None or self.measured_ns >= self.limit_ns
+
+    def counts(self, a_ns: float, b_ns: float, *, calls: int) -> bool:
+        """Whether a pair of turns is one of those that are compared, by the time of a call.
+
+        The first ones find out how many calls a turn has. Of a long call there is one, and no
+        other is needed to know.
+        """
+        if self.settled:
+            return True
+        self.trials += 1
+        wanted = 1
+        if self.repeatable:
+            wanted = calls_for(a_ns, b_ns)
+        self.settled = wanted <= 2 * calls or self.trials >= MOST_TRIALS
+        counts = wanted == calls == 1
+        self.calls = wanted
+        return counts
+
+    def took(self, measured_ns: int, spent_ns: int, *, fresh: bool) -> None:
+        """A pair took so long in its calls, and with all that was around them."""
+        self.measured_ns += measured_ns
+        self.spent_ns += spent_ns
+        if fresh:
+            self._renewal_ns = max(spent_ns - measured_ns, 0)
+            self._renewals_ns += self._renewal_ns

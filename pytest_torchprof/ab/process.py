@@ -1,0 +1,303 @@
+"""The controller's end of a worker: its process, and what it is asked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.ab.layout import same_addresses
+from pytest_torchprof.errors import AbError
+
+if TYPE_CHECKING:
+    from pytest_torchprof.ab.janitor import Janitor
+    from pytest_torchprof.ab.sides import Side
+
+#: Runs in the worker. Paths first: neither the working folder nor ours may hide a module.
+_START = """
+import os, sys
+if hasattr(os, "setsid"):
+    os.setsid()
+os.dup2(2, 1)
+side = channel.receive()
+os.chdir(side["cwd"])
+sys.path[:] = [entry for entry in sys.path if entry]
+given, sys.path[:] = sys.path[:], [side["tool"], *sys.path]
+import pytest_torchprof
+sys.path[:] = given
+from pytest_torchprof.ab.worker import serve
+serve(channel, side)
+"""
+
+_POLL_S = 1.0
+_GOODBYE_S = 10.0
+
+
+class WorkerDied(Exception):  # noqa: N818 - it is what has happened
+    """The process is gone, or its pytest session is; the text says how."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a worker has found: tests in order, and what could not be collected, and why."""
+
+    tests: list[str]
+    errors: dict[str, str]
+    origins: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What became of a test's first run: ``failed`` and ``skipped`` have a reason.
+
+    ``metrics`` are those that are not of time. ``note`` says why there are none.
+    """
+
+    outcome: str
+    reason: str | None = None
+    repeatable: bool = True
+    metrics: dict[str, float] = field(default_factory=dict)
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Durations of a turn's calls, or of their marked regions; ``spent_ns`` is of all, whole.
+
+    ``error`` is what one of them has raised.
+    """
+
+    wall_ns: array[int]
+    cpu_ns: array[int]
+    spent_ns: int
+    error: str | None = None
+
+
+class Worker:
+    """One side's process. Methods raise `WorkerDied` when it is no longer there."""
+
+    def __init__(self, side: Side, janitor: Janitor, number: int = 0) -> None:
+        self.side = side
+        self._janitor = janitor
+        self._number = number
+        self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - as long as the worker
+        self._gateway: Any = None
+        self._channel: Any = None
+        self.pid = 0
+        #: (exit code, error, whether tests were run, origins), once it has ended by itself.
+        self.ended: tuple[int, str | None, bool, dict[str, Any]] | None = None
+
+    # ---------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Start the process; it goes on to collect tests meanwhile.
+
+        Raises:
+            AbError: there is no such interpreter, or it cannot start.
+        """
+        import execnet
+
+        python = shlex.quote(re.sub("/{2,}", "/", self.side.python))
+        group = execnet.Group(execmodel="main_thread_only")
+        try:
+            with _stderr_to(self._log.fileno()), same_addresses(), _same_hashes():
+                spec = f"popen//python={python}//execmodel=main_thread_only"
+                self._gateway = group.makegateway(spec)
+        except (OSError, EOFError, AssertionError) as error:
+            raise AbError(
+                f"{self.side.name}: {self.side.python} does not start",
+                self.complaint() or str(error),
+                "give the path of a python that has pytest-torchprof",
+            ) from None
+        self._group = group
+        self.pid = int(self._gateway._io.popen.pid)  # noqa: SLF001 - execnet hands it out nowhere
+        self._janitor.watch(self.pid)
+        self._channel = self._gateway.remote_exec(_START)
+        folder = self._janitor.folder / f"{self.side.name}{self._number}"
+        self._tell(
+            {
+                "name": self.side.name,
+                "root": str(self.side.root),
+                "cwd": str(self.side.cwd),
+                "others": [str(other) for other in self.side.others],
+                "args": list(self.side.args),
+                "wanted": list(self.side.wanted),
+                "tool": str(self.side.tool),
+                "folder": str(folder),
+            }
+        )
+
+    def close(self) -> None:
+        """Let pytest end its session, and see that the process is gone."""
+        if self._channel is not None and self.ended is None:
+            with suppress(WorkerDied):
+                self._tell(("end",))
+                while self.ended is None:
+                    self._receive(_GOODBYE_S)
+        self.kill(gently=self.ended is not None)
+
+    def kill(self, *, gently: bool = False) -> None:
+        """End the process at once, and those that it has started."""
+        if self._gateway is None:
+            self._log.close()
+            return
+        if not gently:
+            _end_group(self.pid)
+        self._group.terminate(timeout=3.0)
+        _end_group(self.pid)  # what tests have left behind
+        self._janitor.forget(self.pid)
+        self._gateway = self._channel = None
+        self._log.close()
+
+    # ---------------------------------------------------------------- questions
+
+    def collect(self) -> Collected:
+        """Wait until it has collected its tests."""
+        told = self._expect("collected")[1]
+        return Collected(told["tests"], told["errors"], told["origins"])
+
+    def profile(self, nodeid: str, following: str | None) -> Profiled:
+        """Run the test, and once more profiled. If it passes, `finish` must follow."""
+        self._tell(("test", nodeid, following))
+        told = self._expect("profiled", "finished")
+        if told[0] == "finished":
+            return Profiled(told[1], told[2])
+        facts = told[1]
+        return Profiled(
+            "passed", None, facts["repeatable"], dict(facts["metrics"]), facts["reason"]
+        )
+
+    def turn(self, calls: int, *, fresh: bool, processor: int = 0) -> Turn:
+        """Call the test so many times, on new fixtures or on those that are there."""
+        self._tell(("turn", calls, fresh, processor))
+        _, wall, cpu, spent, error = self._expect("turn")
+        return Turn(array("q", wall), array("q", cpu), spent, error)
+
+    def finish(self) -> Profiled:
+        """Have the test torn down; what became of it in the end."""
+        self._tell(("done",))
+        _, outcome, reason = self._expect("finished")
+        return Profiled(outcome, reason)
+
+    def complaint(self) -> str | None:
+        """What its output says of why it could not go on, in a line."""
+        self._log.seek(0)
+        return complaint(self._log.read().decode("utf-8", "replace"))
+
+    # ---------------------------------------------------------------- the channel
+
+    def _tell(self, message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            raise WorkerDied(self._how()) from None
+
+    def _expect(self, *kinds: str) -> Any:
+        while True:
+            message = self._receive()
+            if message[0] in kinds:
+                return message
+
+    def _receive(self, timeout: float | None = None) -> Any:
+        """The next message; a child of the worker may hold its end open, so its pid is asked."""
+        import execnet
+
+        waited = 0.0
+        while True:
+            try:
+                message = self._channel.receive(_POLL_S)
+            except execnet.TimeoutError:
+                waited += _POLL_S
+                if self._code() is not None or (timeout is not None and waited >= timeout):
+                    raise WorkerDied(self._how()) from None
+            except execnet.RemoteError as error:
+                raise WorkerDied(_last(str(error))) from None
+            except (EOFError, OSError):
+                raise WorkerDied(self._how()) from None
+            else:
+                break
+        if message[0] == "ended":
+            self.ended = message[1:]
+            raise WorkerDied(self._how())
+        return message
+
+    def _code(self) -> int | None:
+        code: int | None = self._gateway._io.popen.poll()  # noqa: SLF001 - as above
+        return code
+
+    def _how(self) -> str:
+        """How it ended, in words."""
+        if self.ended is not None:
+            return self.ended[1] or f"pytest ended with exit code {self.ended[0]}"
+        with suppress(Exception):
+            self._gateway._io.popen.wait(2.0)  # noqa: SLF001 - the end of a pipe comes first
+        code = self._code()
+        if code is None:
+            return "the worker no longer answers"
+        if code < 0:
+            with suppress(ValueError):
+                return f"the worker was ended by {signal.Signals(-code).name}"
+        return f"the worker ended with exit code {code}"
+
+
+def _last(text: str) -> str:
+    """The exception of a traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "an error without a text"
+
+
+def complaint(output: str) -> str | None:
+    r"""The line of pytest's, or Python's, output that says what is wrong.
+
+    >>> complaint("usage: pytest [options]\npytest: error: no option -z\n  rootdir: /x")
+    'pytest: error: no option -z'
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    for marks in (lambda line: line.startswith("E  "), lambda line: ": error: " in line):
+        if marked := [line for line in lines if marks(line)]:
+            return marked[0].removeprefix("E").strip()
+    errors = [line for line in lines if line.startswith(("ERROR", "INTERNALERROR>"))]
+    return errors[-1] if errors else lines[-1] if lines else None
+
+
+def _end_group(pid: int) -> None:
+    if sys.platform == "win32":
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _same_hashes() -> Iterator[None]:
+    """Sets of strings of a process that is started within are in one order on both sides."""
+    name = "PYTHONHASHSEED"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+@contextmanager
+def _stderr_to(target: int) -> Iterator[None]:
+    """A process that is started within writes its errors there: execnet has no way to say so."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)

@@ -1,0 +1,296 @@
+"""The pytest plugin of a worker: it runs the test that it is told to run, when it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchprof.ab.neutral import neutralise, refuse
+from pytest_torchprof.ab.selection import matches
+from pytest_torchprof.ab.turns import NOT_TIMED, Command, TurnRunner, said
+from pytest_torchprof.capture import Machine, prime, probe_machine
+from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.options import build_settings, overrides_of
+from pytest_torchprof.recorder import Plan, Recorder
+from pytest_torchprof.reruns import hide_us
+from pytest_torchprof.rulebook import rules_of
+from pytest_torchprof.rules import warm_up
+from pytest_torchprof.stats import NotMeasured
+
+if TYPE_CHECKING:
+    from pytest_torchprof.settings import Settings
+
+_PLAN = pytest.StashKey[Plan]()
+_RECORDER = pytest.StashKey[Recorder]()
+
+
+class _Once(Plan):
+    """One warm-up and one profiled run, whatever the test asks its fixture for."""
+
+    def with_counts(self, **_: float | None) -> _Once:
+        """None of them."""
+        return self
+
+
+class Served:
+    """In place of our own session's plugin: profiles each test, compares nothing, and times it."""
+
+    settings: Settings
+
+    def __init__(
+        self,
+        exchange: Callable[[Command], Command],
+        folder: Path,
+        found: Callable[[], dict[str, Any]],
+        wanted: Sequence[str],
+    ) -> None:
+        """``exchange``: tell the controller, and wait for what it wants next.
+
+        ``found`` is asked once tests are collected. ``wanted``: see `matches`.
+        """
+        #: What pytest calls it, and our fixture looks for.
+        self.__name__ = "torchprof-session"
+        self._exchange = exchange
+        self.folder = folder
+        self._found = found
+        self._wanted = wanted
+        self._machine: Machine | None = None
+        self._errors: dict[str, str] = {}
+        self._reports: list[pytest.TestReport] = []
+        self.runner = TurnRunner(self._profiled, exchange)
+        #: The loop was reached, so it was not pytest that had something to complain of.
+        self.reached = False
+
+    # ---------------------------------------------------------------- options
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_load_initial_conftests(
+        self, early_config: pytest.Config
+    ) -> Generator[None, None, None]:
+        """Some plugins act as early as this."""
+        neutralise(early_config.known_args_namespace)
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
+        """The others act from here on."""
+        accepts = config.getoption("torchprof_accept", default=False)
+        has_us = config.pluginmanager.hasplugin("torchprof")
+        args = [str(arg) for arg in config.invocation_params.args]
+        refuse(args, accepts=bool(accepts), has_us=has_us)
+        neutralise(config.option)
+        config.option.basetemp = str(self.folder / "tmp")
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Take what the user has set for profiled runs."""
+        settings = build_settings(config)
+        self.settings = dataclasses.replace(
+            settings, accept=False, strict=False, json=None, traces=None, time="off"
+        )
+
+    # ---------------------------------------------------------------- collection
+
+    def pytest_sessionstart(self) -> None:
+        """Ask torch about the machine."""
+        self._machine = probe_machine(self.settings.threads)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what could not be collected."""
+        if report.failed:
+            self._errors[report.nodeid] = _last_line(report.longreprtext)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> Generator[None, None, None]:
+        """Plan each test, once others have said which there are."""
+        yield
+        items[:] = [item for item in items if matches(item.nodeid, self._wanted, config.rootpath)]
+        for item in items:
+            item.stash[_PLAN] = self._plan(item)
+
+    def _plan(self, item: pytest.Item) -> _Once:
+        """Its first run, which decides the outcome, and a profiled one."""
+        rules = rules_of(item.config, item).rules
+        s = self.settings
+        return _Once(
+            1,
+            0,
+            s.threads,
+            rules=tuple(rule for rule in rules.values() if rule.code not in s.ignore),
+            thresholds=s.thresholds,
+            ignored=s.ignore,
+        )
+
+    # ---------------------------------------------------------------- the loop
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run what the controller asks for, until it asks for no more."""
+        self.reached = True
+        if session.items:
+            prime()
+            warm_up()
+        self.runner.settle()
+        items: dict[str, pytest.Item] = {}
+        for item in session.items:
+            items.setdefault(item.nodeid, item)
+        told = {"tests": list(items), "errors": self._errors, **self._found()}
+        command = self._exchange(("collected", told))
+        while command[0] == "test":
+            command = self._exchange(("finished", *self._run(items, command[1], command[2])))
+        return True
+
+    def _run(
+        self, items: dict[str, pytest.Item], nodeid: str, following: str | None
+    ) -> tuple[str, str | None]:
+        """Run one test; what became of it, and why: an error if it cannot be timed."""
+        item = items[nodeid]
+        self._reports.clear()
+        following_item = items.get(following) if following else None
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=following_item)
+        item.session.shouldfail = item.session.shouldstop = False
+        outcome, why = outcome_of(self._reports)
+        recorder = item.stash.get(_RECORDER, None)
+        if outcome == "passed" and recorder is not None and recorder.reason in NOT_TIMED:
+            return "error", recorder.reason
+        return outcome, why
+
+    # ---------------------------------------------------------------- one test
+
+    def recorder_of(self, item: pytest.Item) -> Recorder | None:
+        """What the fixture asks for."""
+        return item.stash.get(_RECORDER, None)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Have a recorder ready before fixtures run."""
+        if self.runner.rerunning or self._machine is None:
+            return
+        files = (str(item.path),)
+        recorder = Recorder(item.stash[_PLAN], self._machine, self.folder, own_files=files)
+        try:
+            if not overrides_of(item).get("enabled", True):
+                recorder.refuse("its marker says enabled=False")
+        except TorchprofError as error:
+            recorder.refuse(str(error))
+        item.stash[_RECORDER] = recorder
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """All runs and turns of the test, inside its one call phase."""
+        recorder = item.stash.get(_RECORDER, None)
+        if recorder is None or self.runner.rerunning:
+            return (yield)
+        return (yield from self.runner.call(item, recorder))
+
+    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_call")
+    def pytest_measured_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """What is measured: the innermost part of the call phase."""
+        return (yield from self.runner.measured_turn(item))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Tear down what the last turn has left, unnoticed."""
+        return (yield from self.runner.end_last_run(item))
+
+    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_teardown")
+    def pytest_first_teardown(self) -> Generator[None, Any, Any]:
+        """The first run's teardown is the one that counts."""
+        return (yield from self.runner.teardown())
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_set_timer(self) -> bool | None:
+        """No time limit of pytest-timeout during turns."""
+        return True if self.runner.timers_off else None
+
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    def pytest_timeout_cancel_timer(self) -> bool | None:
+        """Nothing to cancel then."""
+        return True if self.runner.timers_off else None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """A test's traceback is its own."""
+        if call.excinfo is not None:
+            hide_us(call.excinfo)
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what became of the test."""
+        self.runner.reported(report)
+        self._reports.append(report)
+
+    def _profiled(self, item: pytest.Item, recorder: Recorder) -> Command:
+        """Tell of the profiled run."""
+        told = {
+            "repeatable": _is_plain(item),
+            "metrics": metrics_of(recorder),
+            "reason": recorder.reason,
+        }
+        return self._exchange(("profiled", told))
+
+
+def metrics_of(recorder: Recorder) -> dict[str, int | float]:
+    """The metrics that were measured and are not of time."""
+    if recorder.trace is None:
+        return {}
+    try:
+        values = recorder.values()
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+        recorder.refuse(said(error))
+        return {}
+    return {
+        name: value if isinstance(value, int) else float(value)
+        for name, value in values.items()
+        if METRICS[name].klass != "time" and not isinstance(value, NotMeasured)
+    }
+
+
+def outcome_of(reports: list[pytest.TestReport]) -> tuple[str, str | None]:
+    """Passed, failed or skipped; and why."""
+    skipped: str | None = None
+    for report in reports:
+        if report.failed:
+            where = "" if report.when == "call" else f" ({report.when})"
+            return "failed", _last_line(report.longreprtext) + where
+        if report.skipped:
+            skipped = _why_skipped(report)
+    return ("passed", None) if skipped is None else ("skipped", skipped)
+
+
+def _why_skipped(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"xfailed: {report.wasxfail}".rstrip(": ")
+    place = report.longrepr
+    return (
+        str(place[2]).removeprefix("Skipped: ")
+        if isinstance(place, tuple)
+        else _last_line(report.longreprtext)
+    )
+
+
+def _last_line(text: str) -> str:
+    """What an error's text says in the end: the exception, where a traceback marks it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    marked = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (marked or lines or ["no reason given"])[0 if marked else -1].strip()
+
+
+def _is_plain(item: pytest.Item) -> bool:
+    """Whether it may be called twice on the same fixtures: unittest and doctests may not."""
+    if not isinstance(item, pytest.Function) or hasattr(item, "_testcase"):
+        return False
+    from _pytest.unittest import TestCaseFunction
+
+    drawn = getattr(item.obj, "is_hypothesis_test", False)
+    return not isinstance(item, TestCaseFunction) and not drawn

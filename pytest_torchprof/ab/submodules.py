@@ -1,0 +1,92 @@
+"""Submodules of a revision, from what is here: git leaves their folders empty in a worktree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.ab.worktree import GitError, Repository, environment, git
+
+if TYPE_CHECKING:
+    from pytest_torchprof.ab.janitor import Janitor
+
+_LINK = "160000"  # git's mode of a submodule
+
+
+@dataclass(frozen=True)
+class _Submodule:
+    path: str
+    commit: str
+
+
+def fill(repo: Repository, sha: str, tree: Path, janitor: Janitor) -> tuple[str, ...]:
+    """Put the submodules of a commit into its worktree; notes on those that are not here.
+
+    They come from the user's own checkouts and from ``.git/modules``, never from the network.
+    """
+    return tuple(_fill(repo.top, repo.common, sha, tree, janitor))
+
+
+def _fill(top: Path, store: Path, sha: str, tree: Path, janitor: Janitor) -> Iterator[str]:
+    """The submodules may be checked out below ``top``; ``store`` is the git folder of theirs."""
+    for module in _submodules(store, sha):
+        place = tree / module.path
+        inner = _repository(top, store, module)
+        if inner is None:
+            yield (
+                f"submodule {module.path} is empty in A: its commit {module.commit[:9]} is not"
+                " here (`git submodule update --init`, or `git fetch` in it)"
+            )
+            continue
+        _write(inner, module.commit, place, janitor)
+        notes = _fill(top / module.path, inner, module.commit, place, janitor)
+        yield from (note.replace("submodule ", f"submodule {module.path}/", 1) for note in notes)
+
+
+def _submodules(store: Path, sha: str) -> list[_Submodule]:
+    text = git(store, f"--git-dir={store}", "ls-tree", "-r", "-z", "--full-tree", sha)
+    found = []
+    for entry in text.split("\0"):
+        mode, _, rest = entry.partition(" ")
+        if mode == _LINK:
+            about, _, path = rest.partition("\t")
+            found.append(_Submodule(path, about.split(" ")[1]))
+    return found
+
+
+def _repository(top: Path, store: Path, module: _Submodule) -> Path | None:
+    """The git folder that has the submodule's commit: its checkout's, or one that git keeps."""
+    kept = store / "modules"
+    places = [top / module.path / ".git", kept / module.path]
+    if kept.is_dir():  # a module that moved keeps the name it was added under
+        for folder, folders, files in os.walk(kept):
+            if "HEAD" in files:
+                places.append(Path(folder))
+                folders[:] = [name for name in folders if name == "modules"]
+    for place in dict.fromkeys(places):
+        try:
+            found = place
+            if place.is_file():  # "gitdir: …"
+                said = git(place.parent, "rev-parse", "--absolute-git-dir").removesuffix("\n")
+                found = Path(said)
+            if found.is_dir():
+                wanted = f"{module.commit}^{{commit}}"
+                git(found, f"--git-dir={found}", "cat-file", "-e", wanted)
+                return found
+        except GitError:
+            continue
+    return None
+
+
+def _write(store: Path, commit: str, place: Path, janitor: Janitor) -> None:
+    """The commit's files, as a checkout writes them, but with no worktree of the submodule."""
+    place.mkdir(parents=True, exist_ok=True)
+    index = janitor.folder / f"index-{commit}"
+    env = environment(GIT_INDEX_FILE=str(index))
+    there = (f"--git-dir={store}", f"--work-tree={place}")
+    git(place, *there, "read-tree", commit, janitor=janitor, env=env)
+    git(place, *there, "checkout-index", "--all", "--force", janitor=janitor, env=env)
+    index.unlink()

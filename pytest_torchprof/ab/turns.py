@@ -1,0 +1,260 @@
+"""The turns of one test, in a worker: its calls timed, its fixtures set up as often as is asked.
+
+They all happen inside the call phase of the one run that pytest was asked for, as reruns do, so
+that every plugin's surroundings of a test are there, and a turn on the same fixtures costs nothing
+but its calls.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from pytest_torchprof.ab.layout import move_to, shaken
+from pytest_torchprof.capture import REAL, Meter, Tidy
+from pytest_torchprof.reruns import (
+    STRICT_XFAIL,
+    Runner,
+    functional_failure,
+    globs_of,
+)
+
+if TYPE_CHECKING:
+    from pytest_torchprof.recorder import Recorder
+
+Result = TypeVar("Result")
+
+#: Why a test is not timed, of the reasons why one is not profiled.
+_NOT_PASSED = ("failed", "skipped", "xfailed", "has failed subtests", STRICT_XFAIL)
+NOT_TIMED = (
+    *_NOT_PASSED,
+    "the test has forked, and this is the child",
+    "the test measures more than one region through the fixture",
+    "a debugger was entered",
+)
+#: Turns after which what a test has printed meanwhile is dropped.
+_DROP_OUTPUT = 64
+
+#: ("turn", calls, fresh, processor) or ("done",).
+Command = tuple[Any, ...]
+
+
+class TurnRunner(Runner):
+    """Runs a test as `Runner` does, and then serves turns of it until told that it is done."""
+
+    def __init__(
+        self,
+        ask: Callable[[pytest.Item, Recorder], Command],
+        answer: Callable[[Command], Command],
+    ) -> None:
+        super().__init__()
+        #: Tells that the test has been profiled, and answers with the first command.
+        self._ask = ask
+        #: Tells of a turn, and answers with the next command.
+        self._answer = answer
+        self._turns: Turns | None = None
+        self._tidy = Tidy()
+
+    def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:
+        """The outermost wrapper of the call phase: the first run, the profiled one, the turns."""
+        globs = globs_of(item)
+        result = None
+        try:
+            result = yield from super().call(item, recorder)
+        except (Exception, pytest.fail.Exception):
+            # What it says of measured numbers is not what is asked here.
+            if not recorder.stats_read:
+                raise
+        if recorder.reason not in NOT_TIMED:
+            self.rerunning = True
+            try:
+                self._serve(item, recorder, globs)
+            finally:
+                self.rerunning = False
+        return result
+
+    def settle(self) -> None:
+        """All is loaded: from here on the collector need not look at it."""
+        self._tidy.settle()
+
+    def measured_turn(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """The innermost wrapper of the call phase: what is timed, and nothing else."""
+        if self._turns is None:
+            return (yield from self.measured_call())
+        return (yield from self._turns.first_call(item))
+
+    def _serve(self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None) -> None:
+        command = self._ask(item, recorder)
+        recorder.forget()  # memory, and numbers to compare with
+        if command[0] != "turn":
+            return
+        late = self._end_first(item)
+        with self._apart(item, recorder), warnings.catch_warnings():
+            self._tidy.settle()
+            warnings.showwarning = _nothing
+            while command[0] == "turn":
+                turns = Turns(item, self._answer, command, late)
+                error = self._renew(item, recorder, globs) or self._run_turns(item, turns)
+                command, late = turns.end(error)
+
+    def _run_turns(self, item: pytest.Item, turns: Turns) -> BaseException | None:
+        """One setup and call phase: a turn, and those that follow on the same fixtures."""
+        self.subtest_failed = False
+        self._turns = self.regions = turns
+        turns.failed_subtest = lambda: self.subtest_failed
+        try:
+            item.ihook.pytest_runtest_setup(item=item)
+            item.ihook.pytest_runtest_call(item=item)
+        except (KeyboardInterrupt, pytest.exit.Exception):
+            raise
+        except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
+            return error
+        finally:
+            self._turns = self.regions = None
+        return None
+
+
+class Turns:
+    """Turns on one set of fixtures. To the ``torchprof`` fixture, what times its region."""
+
+    failed_subtest: Callable[[], bool]
+
+    def __init__(
+        self,
+        item: pytest.Item,
+        answer: Callable[[Command], Command],
+        command: Command,
+        late: BaseException | None,
+    ) -> None:
+        self._item = item
+        self._answer = answer
+        _, self._calls, _, self._processor = command
+        #: What has failed after the last turn was told of; so it is told with the next.
+        self._late = late
+        self._meter = Meter()
+        self._number = 0
+        # What fixtures allocate lies elsewhere each time too.
+        self._held: object = shaken()
+        #: The next command, once it is one that these fixtures do not serve.
+        self._next: Command | None = None
+        self._first = True
+        self._sections = len(item._report_sections)  # noqa: SLF001 - as in reruns
+        self._properties = len(item.user_properties)
+
+    # ---------------------------------------------------------------- of the test's calls
+
+    def first_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
+        """The call that pytest makes, and then those that are asked for."""
+        REAL.collect()
+        move_to(self._processor)
+        with self._meter.one():
+            result = yield
+        self._first = False
+        if self._next is None:
+            self._turn(self._item.runtest, self._calls - 1)
+            self._go_on(self._item.runtest)
+        return result
+
+    def end(self, error: BaseException | None) -> tuple[Command, BaseException | None]:
+        """The next command, and what there is still to be told of."""
+        if self._next is None:
+            return self._tell(error), None
+        return self._next, error
+
+    # ---------------------------------------------------------------- of its region
+
+    def enter(self) -> None:
+        """Only this part of the call counts."""
+        self._meter.enter()
+
+    def leave(self) -> None:
+        """What comes after does not."""
+        self._meter.leave()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """The function instead of the test is what turns are made of."""
+        if not self._first or self._next is not None:
+            return self._in_region(function)
+        self._meter.elsewhere = True
+        result = function()
+
+        def again() -> None:
+            nonlocal result
+            result = function()
+
+        self._turn(again, self._calls)
+        self._go_on(again)
+        return result
+
+    def _in_region(self, function: Callable[[], Result]) -> Result:
+        self.enter()
+        try:
+            return function()
+        finally:
+            self.leave()
+
+    # ---------------------------------------------------------------- turns
+
+    def _go_on(self, call: Callable[[], object]) -> None:
+        """More turns, until one needs new fixtures."""
+        assert self._next is not None  # noqa: S101 - a turn has been told of
+        while self._next[0] == "turn" and not self._next[2]:
+            _, calls, _, self._processor = self._next
+            self._turn(call, calls)
+
+    def _turn(self, call: Callable[[], object], count: int) -> None:
+        """Time so many calls, tell of them and of those before, and keep the next command."""
+        self._drop()
+        error: BaseException | None = None
+        try:
+            self._meter.time(call, count)
+        except (KeyboardInterrupt, pytest.exit.Exception):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - any outcome of a call is caught here
+            error = raised
+        self._next = self._tell(error)
+
+    def _tell(self, error: BaseException | None) -> Command:
+        failed = "has failed subtests" if self.failed_subtest() else functional_failure(self._item)
+        if error is None and failed is not None:
+            error = AssertionError(f"the test {failed}")
+        error, self._late = self._late or error, None
+        wall, cpu, spent = self._meter.take()
+        text = None if error is None else said(error)
+        return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
+
+    def _drop(self) -> None:
+        """Leave nothing to grow from turn to turn, and the collector nothing to do in calls.
+
+        And have memory laid out anew, see `shaken`, on a processor, see `move_to`.
+        """
+        del self._item._report_sections[self._sections :]  # noqa: SLF001 - as in reruns
+        del self._item.user_properties[self._properties :]
+        manager = self._item.config.pluginmanager
+        logging = manager.getplugin("logging-plugin")
+        for name in ("caplog_handler", "report_handler"):
+            handler = getattr(logging, name, None)
+            if handler is not None and handler.records:
+                handler.clear()
+        self._number += 1
+        if not self._number % _DROP_OUTPUT:
+            capture = manager.getplugin("capturemanager")
+            if capture is not None and capture.is_globally_capturing():
+                capture.read_global_capture()
+        self._held = None
+        REAL.collect()
+        self._held = shaken()
+        move_to(self._processor)
+
+
+def said(error: BaseException) -> str:
+    """An error in a line."""
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    return lines[0].rstrip(": ")
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """A warning in a turn is one of many copies."""

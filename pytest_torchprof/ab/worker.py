@@ -1,0 +1,70 @@
+"""The process of one side: a pytest session that waits to be told what to run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest_torchprof
+from pytest_torchprof.ab import imports
+from pytest_torchprof.errors import TorchprofError
+
+Message = tuple[Any, ...]
+
+
+class Line:
+    """The worker's end of the channel. A child that a test has forked must not talk on it."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._getpid, self._exit = os.getpid, os._exit
+        self._pid = os.getpid()
+
+    def tell(self, message: Message) -> None:
+        """Builtin types only."""
+        if self._getpid() != self._pid:
+            self._exit(0)
+        self._channel.send(message)
+
+    def exchange(self, message: Message) -> Message:
+        """Tell, and wait for what is wanted next."""
+        self.tell(message)
+        answer: Message = self._channel.receive()
+        return answer
+
+
+def serve(channel: Any, side: Mapping[str, Any]) -> None:
+    """Run pytest until the controller has no more to ask.
+
+    ``side``: name, root, others, args, and a folder for temporary files. Tells last how it ended:
+    ``("ended", exit code, error, origins)``.
+    """
+    line = Line(channel)
+    root, others = side["root"], side["others"]
+    imports.redirect(root, others)
+    # pytest warns of plugins that are imported before it, and a warning may be an error. What it
+    # looks for is this word, see pytest's "Assertion Rewriting".
+    pytest_torchprof.__doc__ = f"{pytest_torchprof.__doc__} PYTEST_DONT_REWRITE"
+    import pytest
+
+    from pytest_torchprof.ab.served import Served
+    from pytest_torchprof.capture import quiet_kineto
+
+    quiet_kineto()
+    folder = Path(side["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    found: Callable[[], dict[str, Any]] = lambda: {"origins": imports.origins(root, others)}  # noqa: E731
+    plugin = Served(line.exchange, folder, found, side["wanted"])
+    args = ["-o", f"cache_dir={folder / 'cache'}", *side["args"]]
+    sys.argv = ["pytest", *side["args"]]
+    error = None
+    try:
+        code = int(pytest.main(args, plugins=[plugin]))
+    except TorchprofError as refused:
+        code, error = int(pytest.ExitCode.USAGE_ERROR), str(refused)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    line.tell(("ended", code, error, plugin.reached, imports.origins(root, others)))

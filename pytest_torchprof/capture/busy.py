@@ -1,0 +1,145 @@
+"""Whether something else kept the machine busy while a test was timed.
+
+A row of `PROBES` reads a number now; read again after the rounds, the two say whether the times can
+be trusted. A probe that the system does not offer is just not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pytest_torchprof.capture.real import REAL
+
+#: Where Linux tells about its CPUs; a test of ours puts others in their place.
+STAT = Path("/proc/stat")
+THROTTLES = Path("/sys/devices/system/cpu")
+CGROUP = Path("/sys/fs/cgroup/cpu.stat")
+
+#: Shorter windows say nothing: the system counts CPU time in ticks of 10 ms.
+LEAST_S = 0.2
+
+#: Share of all CPUs that others may have, of which a desktop's idle programs need a tenth; and that
+#: the hypervisor may take.
+_OTHERS, _STOLEN = 0.25, 0.05
+
+
+class Window(NamedTuple):
+    """What lies between two readings of a probe: its increase, the seconds, the CPUs."""
+
+    increase: float
+    seconds: float
+    cpus: int
+
+
+class Probe(NamedTuple):
+    """One sign of a busy machine: a counter that only grows, and what an increase says.
+
+    ``read`` raises OSError or ValueError where there is no such counter; ``said`` is None where the
+    increase is nothing to speak of.
+    """
+
+    read: Callable[[], float]
+    said: Callable[[Window], str | None]
+
+
+def _cpu_seconds() -> list[float]:
+    """The first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal, …"""
+    with REAL.open(STAT, encoding="ascii") as file:
+        name, *ticks = file.readline().split()
+    if name != "cpu" or len(ticks) < 8:
+        raise ValueError(f"{STAT} has no line of all CPUs")
+    return [int(tick) / os.sysconf("SC_CLK_TCK") for tick in ticks]
+
+
+def _others() -> float:
+    """CPU seconds of everybody but this process and the children that it has waited for."""
+    user, nice, system, _, _, irq, softirq, *_ = _cpu_seconds()
+    return user + nice + system + irq + softirq - sum(os.times()[:4])
+
+
+def _steal() -> float:
+    return _cpu_seconds()[7]
+
+
+def _throttled() -> float:
+    """How often a CPU was slowed down for its heat."""
+    files = [*THROTTLES.glob("cpu*/thermal_throttle/*_count")]
+    if not files:
+        raise ValueError("no thermal counters")
+    return sum(int(_text(file)) for file in files)
+
+
+def _held_back() -> float:
+    """Seconds that this container waited, its share of the CPUs used up."""
+    rows = dict(line.split(maxsplit=1) for line in _text(CGROUP).splitlines())
+    if "throttled_usec" not in rows:
+        raise ValueError(f"{CGROUP} counts no throttling")
+    return int(rows["throttled_usec"]) / 1e6
+
+
+def _text(path: Path) -> str:
+    with REAL.open(path, encoding="ascii") as file:
+        return str(file.read())
+
+
+def _share(limit: float, text: str) -> Callable[[Window], str | None]:
+    def said(window: Window) -> str | None:
+        share = window.increase / (window.seconds * window.cpus)
+        # In tens, so that many tests have one reason.
+        return (
+            text.format(f"about {round(min(max(share, 0.1), 1.0), 1):.0%}")
+            if share > limit
+            else None
+        )
+
+    return said
+
+
+PROBES: dict[str, Probe] = {
+    "others": Probe(_others, _share(_OTHERS, "other processes had {} of the CPUs")),
+    "steal": Probe(_steal, _share(_STOLEN, "the hypervisor took {} of the CPUs")),
+    "throttle": Probe(
+        _throttled, lambda w: "a CPU was slowed down for its heat" if w.increase > 0 else None
+    ),
+    "quota": Probe(
+        _held_back,
+        lambda w: (
+            "the container's share of the CPUs was used up"
+            if w.increase > _STOLEN * w.seconds
+            else None
+        ),
+    ),
+}
+
+
+class BusyWatch:
+    """Reads the probes when made, and says at the end what they have seen since."""
+
+    def __init__(self) -> None:
+        self._began = REAL.clock()
+        self._before = _readings(PROBES)
+
+    def said(self) -> str | None:
+        """Why times measured since cannot be trusted; None where nothing speaks against them."""
+        seconds = (REAL.clock() - self._began) / 1e9
+        if seconds < LEAST_S:
+            return None
+        cpus = os.cpu_count() or 1
+        signs = (
+            PROBES[name].said(Window(now - self._before[name], seconds, cpus))
+            for name, now in _readings(self._before).items()
+        )
+        return ", ".join(sign for sign in signs if sign) or None
+
+
+def _readings(names: Iterable[str]) -> dict[str, float]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = PROBES[name].read()
+        except (OSError, ValueError):
+            continue
+    return found

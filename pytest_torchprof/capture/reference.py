@@ -1,0 +1,88 @@
+"""The reference kernel: a fixed piece of work that tells how fast the machine is right now.
+
+A stored time compares with a new one only as a multiple of what the same machine took for work that
+never changes, measured within the same second. The work is a bit of everything that a test on the
+CPU spends its time on: operators that are hardly more than their dispatch, small matrix products,
+element by element work on more than a core's nearest caches hold, and plain Python.
+
+It runs on the CPU, in one thread, whatever the test runs on. On an accelerator it would need memory
+there, which a test could see. It writes into tensors that it keeps, so it allocates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.real import REAL, no_collection
+
+#: To be raised with any change of the work, so that no times of different work are compared.
+VERSION = 1
+
+#: Side of the matrices (0.5 MFLOP a product), and elements of the long vectors (1 MiB each).
+_SIDE, _LENGTH = 64, 2**18
+_PRODUCTS, _LOOPS = 8, 2000
+
+
+class Lap(NamedTuple):
+    """One run of the kernel: wall and process CPU time in ns."""
+
+    wall_ns: int
+    cpu_ns: int
+
+
+def run_reference(times: int) -> list[Lap]:
+    """Run the kernel so often, in one thread and without garbage collection; about 0.2 ms each."""
+    t, work = real_torch(), _work()
+    threads = t.get_threads()
+    t.set_threads(1)
+    try:
+        with no_collection():
+            return [_lap(work) for _ in range(times)]
+    finally:
+        t.set_threads(threads)
+
+
+def conditions() -> str:
+    """What else than the machine a normalised time depends on, to be compared with another's."""
+    return f"reference {VERSION}, {real_torch().get_threads()} torch threads"
+
+
+def _lap(work: Callable[[], object]) -> Lap:
+    cpu, wall = REAL.cpu_clock(), REAL.clock()
+    work()
+    return Lap(REAL.clock() - wall, REAL.cpu_clock() - cpu)
+
+
+@cache
+def _work() -> Callable[[], object]:
+    """The kernel with its tensors, made once, and run once before it counts."""
+    import torch
+
+    # Bound now: a test may replace them, or what is the default for new tensors.
+    mm, add, mul, clamp = torch.mm, torch.add, torch.mul, torch.clamp
+    with torch.inference_mode(mode=False):
+
+        def filled(*size: int) -> torch.Tensor:
+            return torch.full(size, 0.01, dtype=torch.float32, device="cpu")
+
+        left, right, out = (filled(_SIDE, _SIDE) for _ in range(3))
+        source, target = (filled(_LENGTH) for _ in range(2))
+
+    def work() -> int:
+        for _ in range(_PRODUCTS):
+            mm(left, right, out=out)
+            add(out, left, out=out)
+            mul(out, 0.5, out=out)
+            clamp(out, min=0.0, out=out)
+        add(source, 1.0, out=target)
+        mul(target, 0.5, out=target)
+        total = 0
+        for i in range(_LOOPS):
+            total += i & 7
+        return total
+
+    work()
+    return work

@@ -1,0 +1,139 @@
+"""Many calls, each timed, with next to nothing between them."""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import repeat
+from typing import Protocol, TypeVar
+
+from pytest_torchprof.capture.machine import accelerator, synchronize
+from pytest_torchprof.capture.real import REAL, no_collection
+
+Result = TypeVar("Result")
+
+#: Tests after which the collector sees all objects once.
+_AFRESH = 100
+
+
+class Regions(Protocol):
+    """What the ``torchprof`` fixture talks to while a test's calls are timed."""
+
+    def enter(self) -> None:
+        """The region of a call begins: what was before it does not count."""
+
+    def leave(self) -> None:
+        """It ends: what comes after does not count."""
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call the function that is the test's region, as often as is wanted."""
+
+
+class Meter:
+    """Wall and process CPU time in ns of calls; of their marked regions where they have some.
+
+    Of several regions of a call, the sum.
+    """
+
+    def __init__(self) -> None:
+        self.wall_ns = array("q")
+        self.cpu_ns = array("q")
+        #: Of whole calls, regions or not.
+        self.spent_ns = 0
+        self._region: list[int] | None = None
+        #: The call has a function for its region, whose calls are timed for themselves.
+        self.elsewhere = False
+        self._started = (0, 0)
+
+    def take(self) -> tuple[array[int], array[int], int]:
+        """Wall and CPU time of calls since the last taking, and what they took in all, in ns."""
+        taken = self.wall_ns, self.cpu_ns, self.spent_ns
+        self.wall_ns, self.cpu_ns, self.spent_ns = array("q"), array("q"), 0
+        return taken
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Time the block as one call."""
+        with no_collection():
+            synchronize()
+            cpu, wall = REAL.cpu_clock(), REAL.clock()
+            yield
+            synchronize()
+            now = REAL.clock()
+            if not self.elsewhere:
+                self.spent_ns += now - wall
+            self._keep(now - wall, REAL.cpu_clock() - cpu)
+
+    def time(self, call: Callable[[], object], count: int) -> None:
+        """Call it so many times, with the device idle before and after, and the collector off.
+
+        CPU time is that of a call in the mean: to ask for it takes as long as a short call.
+        """
+        if not count:
+            return
+        clock, wall = REAL.clock, self.wall_ns.append
+        wait = synchronize if accelerator() is not None else None
+        with no_collection():
+            known = len(self.cpu_ns)
+            cpu_0, begun = REAL.cpu_clock(), clock()
+            for _ in repeat(None, count):
+                if wait is not None:
+                    wait()
+                wall_0 = clock()
+                call()
+                if wait is not None:
+                    wait()
+                wall_1 = clock()
+                if self._region is None:
+                    wall(wall_1 - wall_0)
+                else:
+                    self._keep(0, 0)
+            self.spent_ns += clock() - begun
+            if len(self.cpu_ns) == known:
+                self.cpu_ns.append((REAL.cpu_clock() - cpu_0) // count)
+
+    def enter(self) -> None:
+        """Start the clocks of a region."""
+        synchronize()
+        self._region = self._region or [0, 0]
+        cpu = REAL.cpu_clock()
+        self._started = REAL.clock(), cpu
+
+    def leave(self) -> None:
+        """Stop them."""
+        synchronize()
+        wall, cpu = REAL.clock(), REAL.cpu_clock()
+        if self._region is not None:
+            self._region[0] += wall - self._started[0]
+            self._region[1] += cpu - self._started[1]
+
+    def _keep(self, wall_ns: int, cpu_ns: int) -> None:
+        """Note a call, or its region instead."""
+        if self.elsewhere:
+            self.elsewhere = False
+            return
+        region, self._region = self._region or [wall_ns, cpu_ns], None
+        self.wall_ns.append(region[0])
+        self.cpu_ns.append(region[1])
+
+
+class Tidy:
+    """The collector in a long session: what is there stays, and what is new goes between turns.
+
+    Frozen objects are not looked at, so a collection takes microseconds, where one of all that
+    torch has brought takes a tenth of a second. What was frozen and is garbage by now has to
+    wait for the next time that all are looked at.
+    """
+
+    def __init__(self) -> None:
+        self._settled = 0
+
+    def settle(self) -> None:
+        """Collect, and set aside what is left; now and then, of all there is."""
+        if self._settled % _AFRESH == 0:
+            gc.unfreeze()
+        self._settled += 1
+        REAL.collect()
+        gc.freeze()

@@ -1,0 +1,259 @@
+"""`torchprof ab`: which tests are slower on side B than on side A."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
+from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.paired import Stopped
+from pytest_torchprof.paired.decision import CONFIDENCE
+from pytest_torchprof.render import ab_page, ab_report, ab_table, tables
+from pytest_torchprof.render.json_report import write_report
+from pytest_torchprof.render.text import shorten
+
+if TYPE_CHECKING:
+    from pytest_torchprof.ab.sides import Side
+    from pytest_torchprof.paired import Row
+
+_BLIND, _INTERRUPTED = 2, 130
+_REPORT = "--torchprof-json"
+#: How much more time is recommended where the answer is unclear.
+_MORE = 5
+#: Width of a name beside the bar.
+_NAME = 40
+
+
+@dataclass
+class Found:
+    """What is known so far; all of it, unless ``interrupted``."""
+
+    sides: tuple[Side, Side] | None = None
+    rows: list[Row] = field(default_factory=list)
+    interrupted: bool = False
+    #: Seconds since the command began, start-up of the workers included.
+    seconds: float = 0.0
+
+
+def ab(options: Namespace) -> int:
+    """Compare two revisions, test by test."""
+    args, report = _report_of(options.rest)
+    found = Found()
+    start = time.perf_counter()
+    with _ended_by_signals():
+        try:
+            _measure(options, args, found)
+        except KeyboardInterrupt as stop:
+            found.interrupted = True
+            found.rows = stop.rows if isinstance(stop, Stopped) else []
+    found.seconds = time.perf_counter() - start
+    found.rows = ab_table.ordered(found.rows)
+    try:
+        if report is not None and found.sides is not None:
+            _write_report(report, found)
+    finally:
+        if found.sides is not None and (found.rows or options.format == "json"):
+            _show(options, found)
+    return _status(found)
+
+
+def _measure(options: Namespace, args: tuple[str, ...], found: Found) -> None:
+    """Run the tests of both sides; what is known is in ``found`` also if this is interrupted."""
+    from pytest_torchprof.ab.controller import Options, run
+    from pytest_torchprof.ab.sides import Request, sides
+
+    request = Request(
+        ref=options.ref,
+        a=options.a and Path(options.a),
+        b=options.b and Path(options.b),
+        python_a=options.python_a,
+        python_b=options.python_b,
+        cwd=Path.cwd(),
+        args=args,
+    )
+    how = Options(options.min_time, options.rounds, options.threshold / 100)
+    with _bar() as progress, sides(request) as (a, b, janitor):
+        found.sides = a, b
+        found.rows = run(a, b, janitor, how, progress)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """How far it is, on a terminal: the test that runs, its number from 1, and how many."""
+    if not sys.stderr.isatty():
+        yield lambda _test, _number, _every: None
+        return
+    import tqdm
+
+    start = "starting both sides"
+    with tqdm.tqdm(desc=start, bar_format="{desc} …", leave=False, dynamic_ncols=True) as bar:
+
+        def progress(test: str, number: int, every: int) -> None:
+            bar.bar_format, bar.unit = None, "test"
+            bar.total, bar.n = every, number - 1
+            bar.set_description_str(shorten(test, _NAME), refresh=True)
+
+        yield progress
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A signal that ends the process ends it like Ctrl-C, with everything cleaned up."""
+    names = ("SIGTERM", "SIGHUP", "SIGBREAK")  # the last is Windows's
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                before[number] = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+# -------------------------------------------------------------------- the report
+
+
+def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
+    """Pytest's arguments without that for the report, which is ours; and the report's file.
+
+    Raises:
+        SettingsError: there is no name of a file, or it is that of a folder.
+    """
+    rest, name, words = list[str](), None, iter(args)
+    for word in words:
+        if word == _REPORT:
+            name = next(words, "")
+        elif word.startswith(f"{_REPORT}="):
+            name = word.partition("=")[2]
+        else:
+            rest.append(word)
+    if name is None:
+        return tuple(rest), None
+    path = Path(name)
+    if not name.strip() or path.is_dir():
+        found = "a folder" if name.strip() else "nothing"
+        raise SettingsError(f"{_REPORT} {name}", found, f"give a file: {_REPORT}=FILE")
+    return tuple(rest), path.absolute()
+
+
+def _write_report(path: Path, found: Found) -> None:
+    environment = {**_described(found), "interrupted": found.interrupted}
+    write_report(path, environment, map(ab_report.record, found.rows))
+
+
+def _described(found: Found) -> dict[str, Any]:
+    """What each side is."""
+    return {
+        side.name.lower(): {
+            "label": side.label,
+            "root": str(side.root),
+            "cwd": str(side.cwd),
+            "python": side.python,
+            "args": list(side.args),
+        }
+        for side in found.sides or ()
+    }
+
+
+def _notes(found: Found) -> list[str]:
+    return [note for side in found.sides or () for note in side.notes]
+
+
+# -------------------------------------------------------------------- what is printed
+
+
+def _show(options: Namespace, found: Found) -> None:
+    rows, left = limited(options, [{"row": row} for row in found.rows])
+    shown: list[Row] = [row["row"] for row in rows]
+    if options.format == "json":
+        write(tables.to_json(_document(options, found, shown, left)))
+    elif options.format == "csv":
+        write(tables.to_csv([ab_table.fields_of(row) for row in shown], ab_table.FIELDS))
+    else:
+        page = ab_page.Page(
+            heading=[f"{side.name}: {side.label}" for side in found.sides or ()],
+            rows=shown,
+            left=left,
+            notes=_notes(found),
+            end=[*_advice(options, found), _totals(options, found)],
+            every=options.limit == 0,
+        )
+        wide = options.format == "markdown"
+        write(ab_page.markdown(page) if wide else ab_page.text(page, terminal_width()))
+
+
+def _document(options: Namespace, found: Found, shown: Sequence[Row], left: int) -> dict[str, Any]:
+    return {
+        "schema": "torchprof-ab/1",
+        **_described(found),
+        "confidence": CONFIDENCE,
+        "threshold": options.threshold / 100,
+        "tests": ab_table.compared(found.rows),
+        "rows": [ab_table.fields_of(row) for row in shown],
+        "left_out": left,
+        "interrupted": found.interrupted,
+        "seconds": found.seconds,
+        "notes": _notes(found),
+    }
+
+
+def _advice(options: Namespace, found: Found) -> list[str]:
+    """How to get an answer where there is none."""
+    if not any(row.verdict == "unclear" for row in found.rows):
+        return []
+    if options.rounds is not None:
+        return [f"unclear: more pairs may tell, --rounds {_MORE * options.rounds}"]
+    return [f"unclear: more time may tell, --min-time {_MORE * options.min_time:g}"]
+
+
+def _totals(options: Namespace, found: Found) -> str:
+    line = ab_table.totals(found.rows, options.threshold / 100, found.seconds)
+    return f"interrupted; so far: {line}" if found.interrupted else line
+
+
+def _status(found: Found) -> int:
+    """Exit status; says on stderr why there was nothing to compare."""
+    if found.interrupted:
+        return _INTERRUPTED
+    if any(row.verdict == "slower" or _at_fault(row) for row in found.rows):
+        return FAILED
+    if ab_table.compared(found.rows):
+        return OK
+    print(f"torchprof: {_why_blind(found)}", file=sys.stderr)  # noqa: T201 - a command
+    return _BLIND
+
+
+def _at_fault(row: Row) -> bool:
+    """Whether B has a test of which nobody can tell how fast it is."""
+    if row.verdict == "failed":
+        return row.broken != "A"
+    return row.verdict == "error" and row.broken not in ("A", "AB")  # that B has not made worse
+
+
+def _why_blind(found: Found) -> str:
+    kinds = {row.verdict for row in found.rows}
+    why = {
+        frozenset[str](): "no tests were collected",
+        frozenset({"new"}): "every test is only in B",
+        frozenset({"gone"}): "every test is only in A",
+        frozenset({"skipped"}): "every test was skipped",
+    }.get(frozenset(kinds))
+    counted = ab_table.totals(found.rows, 0, found.seconds).partition(";")[0]
+    return f"nothing was compared: {why or counted}"

@@ -1,0 +1,86 @@
+"""The report of `torchprof ab`: that of a test session on B, with A as its baseline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.compare import status_of
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render.ab_table import fields_of, why
+from pytest_torchprof.render.json_report import noise_of, record_of
+from pytest_torchprof.stats import MetricStatus, NotMeasured, TestStatus, Value, Verdict
+
+if TYPE_CHECKING:
+    from pytest_torchprof.paired import Row, RowVerdict
+    from pytest_torchprof.samples import Sample
+
+#: A decision, as the status of a time in a report.
+_STATUSES: dict[RowVerdict, MetricStatus] = {
+    "slower": "regressed",
+    "faster": "improved",
+    "same": "ok",
+    "unclear": "advisory",
+}
+#: Of ``ab`` in a test's record.
+_FIELDS = ("verdict", "ratio", "low", "high", "confidence", "pairs", "p_value")
+
+
+def record(row: Row) -> dict[str, Any]:
+    """A test's part of the report."""
+    status: TestStatus = "not_profiled"
+    if row.verdict == "new":
+        status = "new"
+    verdicts = _verdicts(row)
+    if row.decision is not None:
+        status = status_of(verdicts, has_baseline=True)
+    made = record_of(row.nodeid, status=status, reason=why(row), verdicts=verdicts)
+    made["outcome"] = _outcome(row)
+    fields = fields_of(row)
+    # Here as ratios, all three.
+    low, high = (row.decision.low, row.decision.high) if row.decision else (None, None)
+    made["ab"] = {name: fields[name] for name in _FIELDS} | {"low": low, "high": high}
+    made["ab"] |= {"a": _sample(row.a_ms), "b": _sample(row.b_ms)}
+    return made
+
+
+def _outcome(row: Row) -> str | None:
+    """What became of it on B; None where it did not run there, or that is not known."""
+    if row.decision is not None:
+        return "passed"
+    if row.verdict == "skipped":
+        return "skipped"
+    if row.verdict in ("failed", "error") and row.broken != "A":
+        return "failed" if row.verdict == "failed" else "error"
+    return None
+
+
+def _sample(sample: Sample | None) -> dict[str, Any] | None:
+    return None if sample is None else {"unit": "ms", "median": sample.median, **noise_of(sample)}
+
+
+def _verdicts(row: Row) -> list[Verdict]:
+    verdicts = []
+    status = _STATUSES.get(row.verdict, "new")
+    times: tuple[tuple[str, Sample | None, Sample | None, MetricStatus], ...] = (
+        ("wall_ms", row.a_ms, row.b_ms, status),
+        # Wall time decides; CPU time is told beside it.
+        ("cpu_ms", row.cpu_a_ms, row.cpu_b_ms, "ok" if status == "ok" else "advisory"),
+    )
+    for metric, a, b, of in times:
+        if b is not None:
+            baseline = None if a is None else a.median
+            verdicts.append(Verdict(metric, b.median, of if a else "new", baseline, sample=b))
+    return verdicts + [_exact(d.metric, d.a, d.b) for d in row.differences if _known(d.metric)]
+
+
+def _known(metric: str) -> bool:
+    return metric.partition("[")[0] in METRICS
+
+
+def _exact(metric: str, a: float | None, b: float | None) -> Verdict:
+    if b is None:
+        nothing: Value = NotMeasured("not measured on B")
+        return Verdict(metric, nothing, "not_measured", a, reason="not measured on B")
+    if a is None:
+        return Verdict(metric, b, "new", reason="not measured on A")
+    return Verdict(metric, b, "regressed" if b > a else "improved", a)

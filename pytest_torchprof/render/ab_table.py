@@ -1,0 +1,212 @@
+"""Two revisions side by side: rows of `torchprof ab` as fields, as cells, and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.paired.decision import CONFIDENCE
+from pytest_torchprof.render.tables import printable
+from pytest_torchprof.render.text import plural
+from pytest_torchprof.units import (
+    UNKNOWN,
+    format_change,
+    format_pair,
+    format_quantity,
+    format_spread,
+)
+
+if TYPE_CHECKING:
+    from pytest_torchprof.paired import Difference, Row, RowVerdict
+    from pytest_torchprof.samples import Sample
+
+#: What needs attention first.
+ORDER: tuple[RowVerdict, ...] = (
+    "slower",
+    "failed",
+    "error",
+    "unclear",
+    "faster",
+    "new",
+    "gone",
+    "same",
+    "skipped",
+)
+
+#: Fields of a row in JSON and CSV; ``change``, ``low`` and ``high`` are fractions of A.
+FIELDS = (
+    *("name", "verdict", "reason", "wall_ms_a", "wall_ms_b", "spread_a", "spread_b"),
+    *("ratio", "change", "low", "high", "confidence", "p_value", "pairs", "calls_a", "calls_b"),
+    *("cpu_ms_a", "cpu_ms_b", "differences", "measured_s", "spent_s"),
+)
+#: Columns of the table for people.
+COLUMNS = ("test", "a", "b", "change", "verdict")
+
+#: Without a terminal as wide, the interval is a column of its own, which can be done without.
+_WIDE = 100
+
+Cells = dict[str, Any]
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """What needs attention first, and there the largest change."""
+    return sorted(rows, key=lambda row: (ORDER.index(row.verdict), -abs(_change(row) or 0)))
+
+
+def _change(row: Row) -> float | None:
+    return None if row.decision is None else row.decision.ratio - 1
+
+
+def fields_of(row: Row) -> Cells:
+    """A row as JSON and CSV have it, null where there is no value."""
+    decision = row.decision
+    decided: Cells = dict.fromkeys(("ratio", "change", "low", "high"))
+    decided |= dict.fromkeys(("confidence", "p_value", "pairs"))
+    if decision is not None:
+        decided = {
+            "ratio": decision.ratio,
+            "change": decision.ratio - 1,
+            "low": decision.low - 1,
+            "high": decision.high - 1,
+            "confidence": decision.confidence,
+            "p_value": decision.p_value,
+            "pairs": decision.pairs,
+        }
+    fields = {
+        "name": row.nodeid,
+        "verdict": row.verdict,
+        "reason": why(row),
+        "wall_ms_a": row.a_ms and row.a_ms.median,
+        "wall_ms_b": row.b_ms and row.b_ms.median,
+        "spread_a": row.a_ms and row.a_ms.spread,
+        "spread_b": row.b_ms and row.b_ms.spread,
+        "calls_a": row.a_ms and row.a_ms.n,
+        "calls_b": row.b_ms and row.b_ms.n,
+        "cpu_ms_a": row.cpu_a_ms and row.cpu_a_ms.median,
+        "cpu_ms_b": row.cpu_b_ms and row.cpu_b_ms.median,
+        "differences": [{"metric": d.metric, "a": d.a, "b": d.b} for d in row.differences],
+        "measured_s": row.measured_s,
+        "spent_s": row.spent_s,
+        **decided,
+    }
+    return {name: fields[name] for name in FIELDS}
+
+
+def cells_of(rows: Sequence[Row], width: int | None) -> tuple[list[Cells], tuple[str, ...]]:
+    """The rows as texts, and their columns, for a terminal of this width (None: any)."""
+    wide = width is None or width >= _WIDE
+    columns = COLUMNS if wide else (*COLUMNS[:-1], "interval", COLUMNS[-1])
+    return [_cells(row, joined=wide) for row in rows], columns
+
+
+def _cells(row: Row, *, joined: bool) -> Cells:
+    change, interval = _changes(row)
+    return {
+        "test": row.nodeid,
+        "a": timed(row.a_ms),
+        "b": timed(row.b_ms),
+        "change": f"{change} ({interval})" if joined and change and interval else change,
+        "interval": interval,
+        "verdict": row.verdict,
+    }
+
+
+def _changes(row: Row) -> tuple[str | None, str | None]:
+    """``+10.2 %`` and ``+9.1 … +11.4 %``."""
+    if row.decision is None:
+        return None, None
+    decision = row.decision
+    change, low, high = (
+        format_change(1.0, ratio) for ratio in (decision.ratio, decision.low, decision.high)
+    )
+    if low.endswith(" %") and high.endswith(" %"):
+        low = low.removesuffix(" %")
+    return change, f"{low} … {high}"
+
+
+def timed(sample: Sample | None) -> str | None:
+    """``3.21 ms ±4 %``: the median, and half the distance of the quartiles."""
+    if sample is None:
+        return None
+    time = format_quantity(sample.median, "ms")
+    return " ".join(filter(None, (time, format_spread(sample.spread))))
+
+
+# -------------------------------------------------------------------- in words
+
+
+def reasons(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+    """A line for each row that has something to explain beyond its verdict."""
+    lines = []
+    for row in rows:
+        if (reason := why(row)) and row.verdict not in ("new", "gone"):
+            said = "" if row.verdict in ("failed", "error") else f"{row.verdict}: "
+            lines.append(f"{name(row.nodeid)}: {said}{_line(reason)}")
+    return lines
+
+
+def _line(text: str) -> str:
+    return " ".join(printable(line).strip() for line in text.splitlines())
+
+
+def noisy(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+    """A line for each test whose calls took very different times."""
+    lines = []
+    for row in rows:
+        sides = {"A": row.a_ms, "B": row.b_ms}
+        wide = [
+            f"{format_spread(s.spread)} on {side}" for side, s in sides.items() if s and s.noisy
+        ]
+        if wide:
+            lines.append(f"{name(row.nodeid)}: {' and '.join(wide)}")
+    return lines
+
+
+def differences(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+    """``test_x: flops 1.2 GFLOP → 1.4 GFLOP (+16.7 %)``, a line for each exact metric."""
+    return [f"{name(row.nodeid)}: {difference(d)}" for row in rows for d in row.differences]
+
+
+def difference(found: Difference) -> str:
+    """An exact metric that is not the same on both sides."""
+    metric = METRICS.get(found.metric.partition("[")[0])
+    a, b = format_pair(found.a, found.b, metric.unit if metric else "1")
+    change = format_change(found.a, found.b)
+    return f"{found.metric} {a} → {b}" + (f" ({change})" if change != UNKNOWN else "")
+
+
+def compared(rows: Sequence[Row]) -> int:
+    """The number of tests whose times were compared."""
+    return sum(row.decision is not None for row in rows)
+
+
+def why(row: Row) -> str | None:
+    """Why there is no answer, or what a reader must know of it."""
+    return row.reason or (row.decision.reason if row.decision else None)
+
+
+def totals(rows: Sequence[Row], threshold: float, seconds: float) -> str:
+    """``2 slower, 15 same; 99 % confidence over 17 tests together, changes below …; 41 s``."""
+    counts = Counter(row.verdict for row in rows)
+    parts = [", ".join(f"{counts[v]} {v}" for v in ORDER if counts[v]) or "no tests"]
+    if number := compared(rows):
+        over = f" over {plural(number, 'test')} together" if number > 1 else ""
+        parts.append(
+            f"{100 * CONFIDENCE:g} % confidence{over}, "
+            f"changes below {100 * threshold:g} % count as none"
+        )
+    return "; ".join([*parts, duration(seconds)])
+
+
+def duration(seconds: float) -> str:
+    """Of a run.
+
+    >>> duration(0.4), duration(41.3), duration(200)
+    ('0.4 s', '41 s', '3 min 20 s')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes > 1 else f"{round(seconds)} s"

@@ -1,0 +1,102 @@
+"""How many calls a turn makes, when fixtures are renewed, and when it is enough: pure decisions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchprof.ab.pacing import (
+    MOST_SPENT,
+    MOST_TRIALS,
+    RENEWING_SHARE,
+    TURN_NS,
+    Pace,
+    calls_for,
+)
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("a_ns", "b_ns", "expected"),
+    [
+        (50_000, 50_000, 200),
+        (1 * MS, 1 * MS, 10),
+        (1 * MS, 3 * MS, 5),  # the mean of both: their turns together are as long as others
+        (10 * MS, 10 * MS, 1),
+        (11 * MS, 11 * MS, 1),
+        (5_000 * MS, 5_000 * MS, 1),
+        (0, 0, 2 * TURN_NS),
+    ],
+)
+def test_calls_of_a_turn(a_ns: float, b_ns: float, expected: int) -> None:
+    assert calls_for(a_ns, b_ns) == expected
+
+
+@given(st.floats(1, 1e12), st.floats(1, 1e12))
+def test_a_turn_is_one_call_or_no_longer_than_it_should_be(a_ns: float, b_ns: float) -> None:
+    calls = calls_for(a_ns, b_ns)
+    assert calls == 1 or calls * (a_ns + b_ns) <= 2 * TURN_NS
+
+
+def test_the_first_pair_of_a_long_call_counts_and_trials_of_short_ones_do_not() -> None:
+    long = Pace(1e9)
+    assert long.counts(30 * MS, 30 * MS, calls=1)
+    short = Pace(1e9)
+    assert not short.counts(0.1 * MS, 0.1 * MS, calls=1)
+    assert short.calls == 100
+    assert not short.counts(0.07 * MS, 0.07 * MS, calls=100)  # now they are warm
+    assert short.calls == 142
+    assert short.counts(0.01 * MS, 0.01 * MS, calls=142)
+    assert short.calls == 142  # the number stays, so that turns are alike
+
+
+def test_a_call_that_gets_faster_and_faster_is_not_tried_for_ever() -> None:
+    pace = Pace(1e9)
+    wall = 1.0 * MS
+    for _ in range(MOST_TRIALS):
+        assert not pace.counts(wall, wall, calls=pace.calls)
+        wall /= 100
+    assert pace.counts(wall, wall, calls=pace.calls)
+
+
+def test_a_test_that_cannot_be_called_twice_has_one_call_a_turn_and_new_fixtures_each_time() -> (
+    None
+):
+    pace = Pace(1e9, repeatable=False)
+    assert pace.fresh
+    assert pace.counts(1000, 1000, calls=1)
+    pace.took(2000, 900 * MS, fresh=True)
+    assert (pace.fresh, pace.calls) == (True, 1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 20 * MS), st.integers(0, 300 * MS)), min_size=1))
+def test_renewals_cost_no_more_than_their_share_after_the_first(
+    turns: list[tuple[int, int]],
+) -> None:
+    pace = Pace(1e12)
+    renewing, latest = 0, 0
+    for number, (measured, cost) in enumerate(turns):
+        fresh = pace.fresh
+        assert fresh == (number == 0 or renewing + latest <= RENEWING_SHARE * pace.measured_ns)
+        pace.took(measured, measured + cost, fresh=fresh)
+        if fresh:
+            renewing, latest = renewing + cost, cost
+
+
+@pytest.mark.parametrize(
+    ("pace", "expected"),
+    [
+        (Pace(1e9), False),
+        (Pace(1e9, measured_ns=2 * 10**9), False),  # a pair at least
+        (Pace(1e9, done=1, measured_ns=10**9 - 1), False),
+        (Pace(1e9, done=1, measured_ns=10**9), True),
+        (Pace(1e9, done=1, measured_ns=1, spent_ns=int(MOST_SPENT * 1e9)), True),
+        (Pace(None, pairs=3, done=2, measured_ns=10**12), False),
+        (Pace(None, pairs=3, done=3), True),
+        (Pace(None, pairs=0), True),
+    ],
+)
+def test_when_it_is_enough(pace: Pace, expected: bool) -> None:
+    assert pace.over is expected

@@ -1,0 +1,183 @@
+"""--torchprof-min-time: timed rounds go on until they have taken so many seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import calls, run
+
+from pytest_torchprof import rounds
+from pytest_torchprof.capture import REAL, Lap, Round
+from pytest_torchprof.rounds import MOST_ROUNDS, MOST_TIMES, Rounds
+from pytest_torchprof.samples import Sample
+
+COUNTED = """
+import time
+import pytest
+from helpers import note
+{marker}
+def test_add():
+    note("calls")
+    time.sleep(0.01)
+"""
+
+
+def count(pytester: pytest.Pytester, marker: str, ini: str, *args: str) -> tuple[int, float]:
+    """Timed rounds of one test with these settings, and the seconds that they took at least."""
+    pytester.makepyfile(test_it=COUNTED.format(marker=marker))
+    pytester.makeini(f"[pytest]\n{ini}")
+    ran = run(pytester, "--torchprof", *args)
+    assert {"passed": 1} == ran.outcomes
+    wall = ran.metric("wall_ms")
+    assert wall["n"] == calls(pytester) - 2  # a warm-up, and the profiled run
+    return wall["n"], wall["n"] * wall["min"] / 1000
+
+
+@pytest.mark.parametrize(
+    ("marker", "ini", "args", "least"),
+    [
+        ("", "", ("--torchprof-min-time=0.1",), 2),
+        ("", "torchprof_min_time = 0.1", (), 2),
+        ("@pytest.mark.torchprof(min_time=0.1)", "", (), 2),
+        ("@pytest.mark.torchprof(min_time=0)", "torchprof_min_time = 0.1", (), 1),
+        ("@pytest.mark.torchprof(min_time=0)", "", ("--torchprof-min-time=0.1",), 2),
+        ("@pytest.mark.torchprof(min_time=0.1)", "", ("--torchprof-min-time=0",), 1),
+        ("", "", ("--torchprof-min-time=0.1", "--torchprof-rounds=0"), 2),
+        ("", "", ("--torchprof-min-time=0.001", "--torchprof-rounds=4"), 4),
+    ],
+)
+def test_rounds_go_on_until_the_seconds_are_spent(
+    pytester: pytest.Pytester, marker: str, ini: str, args: tuple[str, ...], least: int
+) -> None:
+    """10 ms a round: 0.1 s take ten at most, and on a slow machine fewer."""
+    found, seconds = count(pytester, marker, ini, *args)
+    assert least <= found <= max(least, 10)
+    assert seconds <= 0.12 or found == least
+    assert found > 1 or least == 1
+
+
+def test_without_a_warm_up_the_first_run_is_a_round_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=COUNTED.format(marker=""))
+    args = ("--torchprof-warmup=0", "--torchprof-rounds=0", "--torchprof-min-time=0.05")
+    ran = run(pytester, "--torchprof", *args)
+    assert ran.metric("wall_ms")["n"] == calls(pytester) - 1 > 1
+
+
+def test_the_fixture_has_it_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import time
+        import pytest
+        from helpers import note
+
+        def work():
+            note("calls")
+            time.sleep(0.01)
+
+        def test_add(torchprof):
+            with pytest.raises(ValueError, match="min_time must be seconds, 0 or more, not -1"):
+                torchprof(work, min_time=-1)
+            torchprof(work, min_time=0.05)
+            assert 9 < torchprof.stats.wall_ms
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes
+    assert calls(pytester) - 2 == ran.metric("wall_ms")["n"] > 1
+
+
+def test_the_header_says_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it="def test_add(): pass")
+    out = run(pytester, "--torchprof", "--torchprof-min-time=0.01").out
+    assert "runs a test: 1 warm-up, timed for 0.01 s, 1 profiled" in out
+
+
+def test_the_command_that_accepts_repeats_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it="import torch\ndef test_add(): torch.ones(4)")
+    out = run(pytester, "--torchprof", "--torchprof-strict", "--torchprof-min-time=0.01").out
+    assert "pytest --accept --torchprof-min-time=0.01 test_it.py::test_add" in out
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "", "nan", "inf"])
+@pytest.mark.parametrize("where", ["command line", "ini", "marker"])
+def test_it_is_a_number_of_seconds(pytester: pytest.Pytester, where: str, text: str) -> None:
+    marker = f"@pytest.mark.torchprof(min_time={text!r})" if where == "marker" else ""
+    pytester.makepyfile(test_it=COUNTED.format(marker=marker))
+    if where == "ini":
+        pytester.makeini(f"[pytest]\ntorchprof_min_time = {text}")
+    given = [f"--torchprof-min-time={text}"] if where == "command line" else []
+    message = run(pytester, "--torchprof", *given).usage_error()
+    assert f"{text!r} is not a number of seconds of 0 or more" in message
+    assert 0 == calls(pytester)
+
+
+class Clock:
+    """A clock that a test moves on."""
+
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(REAL, "clock", clock)
+    monkeypatch.setattr(rounds, "run_reference", lambda _: [])
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "beside_s", "expected"),
+    [
+        (0.3, 0.0, 4),
+        (0.5, 10.0, 1),  # costly fixtures
+        (0.01, 0.09, MOST_TIMES * 10 + 1),
+        (1e-9, 0.0, MOST_ROUNDS),
+        (2.0, 0.0, 1),
+        (11.0, 0.0, 1),  # a long one is enough, whatever was asked for
+    ],
+)
+def test_rounds_come_to_an_end(clock: Clock, wall_s: float, beside_s: float, expected: int) -> None:
+    timed = Rounds(min_time_s=1.0 if wall_s < 10 else 60.0)
+    while timed.wants_more:
+        timed.before_round()
+        timed.add(Round(int(wall_s * 1e9), 1, 1))
+        clock.now += int((wall_s + beside_s) * 1e9)
+    assert expected == len(timed)
+
+
+def test_the_reference_kernel_runs_between_rounds_and_short_rounds_share_it(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def reference(times: int) -> list[Any]:
+        asked.append((clock.now // 10**6, times))
+        return []
+
+    clock.now = 10**9
+    monkeypatch.setattr(rounds, "run_reference", reference)
+    timed = Rounds()
+    timed.laps = [Lap(1, 1)]
+    for _ in range(8):
+        timed.before_round()
+        clock.now += 4 * 10**6
+    assert [(1000, 3), (1012, 3), (1024, 3)] == asked
+    off = Rounds(time="off")
+    off.before_round()
+    off.add(Round(1, 1, 1))
+    off.end()
+    assert len(asked) == 3
+
+
+def test_samples_know_their_spread() -> None:
+    sample = Sample.of([3.0, 1.0, 2.0, 5.0, 4.0])
+    assert (5, 3.0, 2.0, 4.0, 1.0) == (
+        sample.n, sample.median, sample.low, sample.high, sample.minimum
+    )  # fmt: skip
+    assert sample.spread == pytest.approx(1 / 3)
+    assert sample.noisy
+    assert Sample.of([3.0]).spread is None

@@ -34,8 +34,6 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(ROOT), environment.get("PYTHONPATH")])
         )
-        #: Where the last turn has ended.
-        self.core: int | None = None
         how = "shaken" if as_ab else "plain"
         with same_addresses() if as_ab else nullcontext():
             self._process = subprocess.Popen(
@@ -55,21 +53,20 @@ class Worker:
         """How many calls fill a turn."""
         return self.turn(work, 0)[0]
 
-    def turn(self, work: str, calls: int, core: int | None = None) -> list[int]:
-        """The durations of so many calls, in ns; begun on this core, and ended on `core`.
+    def turn(self, work: str, calls: int, pair: int = 0) -> list[int]:
+        """The durations of so many calls, in ns, in the pair of this number.
 
         Raises:
             RuntimeError: the process has died.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{work}|{calls}|{'' if core is None else core}\n")
+        self._process.stdin.write(f"{work}|{calls}|{pair}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"a measured process has died with status {self._process.wait()}")
-        found: list[int]
-        found, self.core = json.loads(line)
+        found: list[int] = json.loads(line)
         return found
 
 
@@ -130,12 +127,12 @@ def _in_turn(
     b.calls(work)  # also lets both start up before the clock runs
     turns: dict[Worker, list[list[int]]] = {a: [], b: []}
     spent = {a: 0, b: 0}
+    pair = 0
     while min(spent.values()) < seconds * 1e9:
-        core = None
+        pair += 1
         for worker in order.sample((a, b), 2):
-            turns[worker].append(worker.turn(work, calls, core))
+            turns[worker].append(worker.turn(work, calls, pair))
             spent[worker] += sum(turns[worker][-1])
-            core = worker.core
     return turns[a], turns[b]
 
 

@@ -1,12 +1,12 @@
 """One measured process: does a turn when it is told to, and is blocked on its input otherwise.
 
 Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12|1``: 12 calls
-of this work, on core 1; 0: how many fill a turn?) is answered by a line of JSON: the durations in
-ns, or the count; and the core where that has ended.
+of this work, in pair 1; 0: how many fill a turn?) is answered by a line of JSON: the durations in
+ns, or the count.
 
 ``plain`` is how a benchmark is usually run: the work is set up once. ``shaken`` is how
 `torchprof ab` runs a test: memory lies elsewhere in each turn, what a fixture would make is made
-anew as long as that is cheap, and the second turn of a pair begins where the first one ended.
+anew as long as that is cheap, and the turns of a pair start on one processor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.times.work import WORK, Body, reference
-from pytest_torchprof.ab.layout import core, go_to, shaken
+from pytest_torchprof.ab.layout import move_to, shaken
 
 #: A turn is about as long.
 TURN_NS = 8_000_000
@@ -74,17 +74,17 @@ def main() -> None:
     gc.freeze()
     gc.disable()
     for line in sys.stdin:
-        name, calls, where = line.strip().split("|")
+        name, calls, pair = line.strip().split("|")
         subject = subjects[name]
         held = None
         if sys.argv[1] == "shaken" and int(calls):
             held = shaken()
-            go_to(int(where) if where else None)
+            move_to(int(pair))
             subject.renew()
         answer = subject.turn(int(calls)) if int(calls) else [subject.usual]
         del held
         try:
-            print(json.dumps([answer, core()]), flush=True)
+            print(json.dumps(answer), flush=True)
         except BrokenPipeError:  # nobody listens any more
             os._exit(1)
 

@@ -9,8 +9,8 @@ its luck is noise between turns, which is measured, and no longer a bias of a si
 (Curtsinger and Berger, "Stabilizer", 2013). A loop in Python: 5.3 % between two processes without
 both, 0.3 % with them; 25 small operators: 0.6 and 0.1 %.
 
-And cores differ, in what else runs on them or beside them, for seconds at a time. So the second
-turn of a pair begins on the core where the first one ended (`core`, `go_to`).
+And processors differ, in what else runs on them or beside them, for seconds at a time. So the turns
+of a pair start on the same one (`move_to`).
 """
 
 from __future__ import annotations
@@ -80,29 +80,6 @@ def same_addresses() -> Iterator[None]:
         yield
     finally:
         _personality(before)
-
-
-def core() -> int | None:
-    """The one that this thread runs on; None where the system does not say."""
-    try:
-        found = int(ctypes.CDLL(None).sched_getcpu())
-    except (AttributeError, OSError, TypeError):  # not Linux
-        return None
-    return None if found < 0 else found
-
-
-def go_to(wanted: int | None) -> None:
-    """Have this thread run on a core from now on, but not for ever: it is free to be moved again.
-
-    Nothing happens where that is not possible; threads of before stay where they are.
-    """
-    if wanted is None or not hasattr(os, "sched_setaffinity"):
-        return
-    allowed = os.sched_getaffinity(0)
-    if wanted in allowed and len(allowed) > 1:
-        with suppress(OSError):
-            os.sched_setaffinity(0, {wanted})
-            os.sched_setaffinity(0, allowed)
 
 
 def _personality(wanted: int) -> int | None:

@@ -22,6 +22,8 @@ from pytest_torchprof.ab.layout import same_addresses
 ROOT = Path(__file__).parent.parent.parent
 #: Calls of the reference kernel after a turn of a session: about a millisecond.
 _REFERENCE_CALLS = 4
+#: Share of the measured time that making works anew may cost.
+_FRESH = 0.05
 
 
 class Worker:
@@ -34,6 +36,8 @@ class Worker:
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(ROOT), environment.get("PYTHONPATH")])
         )
+        #: Time of making works anew, so far.
+        self.making_ns = 0
         how = "shaken" if as_ab else "plain"
         with same_addresses() if as_ab else nullcontext():
             self._process = subprocess.Popen(
@@ -53,7 +57,7 @@ class Worker:
         """How many calls fill a turn."""
         return self.turn(work, 0)[0]
 
-    def turn(self, work: str, calls: int, pair: int = 0) -> list[int]:
+    def turn(self, work: str, calls: int, pair: int = 0, *, fresh: bool = False) -> list[int]:
         """The durations of so many calls, in ns, in the pair of this number.
 
         Raises:
@@ -61,12 +65,14 @@ class Worker:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{work}|{calls}|{pair}\n")
+        self._process.stdin.write(f"{work}|{calls}|{pair}|{fresh:d}\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"a measured process has died with status {self._process.wait()}")
-        found: list[int] = json.loads(line)
+        found: list[int]
+        found, making_ns = json.loads(line)
+        self.making_ns += making_ns
         return found
 
 
@@ -127,11 +133,15 @@ def _in_turn(
     b.calls(work)  # also lets both start up before the clock runs
     turns: dict[Worker, list[list[int]]] = {a: [], b: []}
     spent = {a: 0, b: 0}
+    earlier = {worker: worker.making_ns for worker in (a, b)}
     pair = 0
     while min(spent.values()) < seconds * 1e9:
         pair += 1
+        # As a fixture is renewed: for both sides, as long as that costs little of the whole.
+        made = max(worker.making_ns - before for worker, before in earlier.items())
+        fresh = made <= _FRESH * max(spent.values())
         for worker in order.sample((a, b), 2):
-            turns[worker].append(worker.turn(work, calls, pair))
+            turns[worker].append(worker.turn(work, calls, pair, fresh=fresh))
             spent[worker] += sum(turns[worker][-1])
     return turns[a], turns[b]
 

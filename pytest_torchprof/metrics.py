@@ -136,7 +136,7 @@ def _compiled(what: str) -> Callable[[Trace], Value]:
     def extract(trace: Trace) -> Value:
         from pytest_torchprof.analysis import compilation
 
-        found: compilation.Compiled = getattr(compilation, what)(trace)
+        found: compilation.Compiled = trace.once(getattr(compilation, what))
         if found.rows is None or found.gap is not None:
             return _unknown(str(found.gap), None if found.rows is None else len(found.rows))
         return len(found.rows)

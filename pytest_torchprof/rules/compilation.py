@@ -30,7 +30,7 @@ def _unknown(found: Compiled) -> str | None:
 def _is_ready_for_breaks(trace: Trace) -> str | None:
     """What dynamo noted of the code that ran; else stacks tell, or there was nothing compiled."""
     if "compiled" in trace.facts:
-        return _unknown(compilation.graph_breaks(trace))
+        return _unknown(trace.once(compilation.graph_breaks))
     compiled = any(name.startswith(_REGION) for name in trace.names)
     return NOT_LIVE if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
@@ -38,7 +38,7 @@ def _is_ready_for_breaks(trace: Trace) -> str | None:
 def _is_ready_for_recompilations(trace: Trace) -> str | None:
     """What dynamo noted of the code that ran, or numbers of compilations in the trace."""
     if "compiled" in trace.facts:
-        return _unknown(compilation.recompilations(trace))
+        return _unknown(trace.once(compilation.recompilations))
     unnamed = not compilation.regions(trace) and _REGION in trace.names
     return "this torch does not number what it compiles" if unnamed else None
 
@@ -81,7 +81,7 @@ def graph_break(trace: Trace) -> Matches:
                 return y.cos(), y.mean()
     """
     if "compiled" in trace.facts:
-        return _noted(trace, compilation.graph_breaks(trace))
+        return _noted(trace, trace.once(compilation.graph_breaks))
     return _resumed(trace)
 
 
@@ -119,7 +119,7 @@ def recompile(trace: Trace) -> Matches:
                 scale(x, factor)
     """
     if "compiled" in trace.facts:
-        return _noted(trace, compilation.recompilations(trace))
+        return _noted(trace, trace.once(compilation.recompilations))
     again = sorted(name for name in compilation.regions(trace) if not name.endswith("/0"))
     return _matches(trace, [{"reason": _attempt(name), "id": name} for name in again])
 

@@ -237,7 +237,7 @@ def _is_all_used(trace: Trace) -> bool:
     if not len(nodes):
         return False
     both = np.concatenate([nodes, operators_named(trace, LAYER)])
-    numbers = _numbers(trace, both).tolist()
+    numbers = [args.sequence for args in decode(AutogradArgs, trace.args[both])]
     return {-1, *numbers[: len(nodes)]}.issuperset(numbers[len(nodes) :])
 
 

@@ -19,6 +19,7 @@ from pytest_torchprof.capture.machine import accelerator, real_torch, synchroniz
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.stopwatch import counts_instructions
+from pytest_torchprof.capture.turns import Tidy
 from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.trace.read import parse
@@ -271,7 +272,8 @@ class Capture:
         """No collection within the block, and nothing from before it to be collected."""
         # Freezing hides older garbage from the collector in no time; a full collection would find
         # it in 50 to 100 ms. Either way nothing from before is freed inside the region.
-        if not self._first and gc.get_freeze_count() == 0:
+        # To ask whether somebody else has frozen objects takes as long as there are many.
+        if not (self._first or Tidy.at_work) and gc.get_freeze_count() == 0:
             gc.freeze()
             undo.callback(gc.unfreeze)
         else:

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from pytest_torchprof.capture.machine import accelerator, synchronize
 from pytest_torchprof.capture.real import REAL, no_collection
@@ -127,6 +127,9 @@ class Tidy:
     wait for the next time that all are looked at.
     """
 
+    #: What is old is frozen in this process.
+    at_work: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self._settled = 0
 
@@ -137,3 +140,4 @@ class Tidy:
         self._settled += 1
         REAL.collect()
         gc.freeze()
+        Tidy.at_work = True

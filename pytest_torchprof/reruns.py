@@ -93,7 +93,7 @@ class Runner:
                 raise error
         return result
 
-    def measured_call(self) -> Generator[None, Any, Any]:
+    def measured_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
         """The innermost wrapper of the call phase: what is measured, and nothing else."""
         run = self.run
         if run is None:
@@ -406,7 +406,7 @@ def _tmp_path_of(item: pytest.Item) -> Path | None:
 def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
     """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
     package = str(Path(__file__).parent)
-    ours = {os.path.join(package, name) for name in ("reruns.py", "session.py")}  # noqa: PTH118
+    ours = {os.path.join(package, name) for name in ("reruns.py", "running.py", "session.py")}  # noqa: PTH118
     if any(str(entry.path) in ours for entry in error.traceback):
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
 

@@ -31,6 +31,7 @@ from pytest_torchprof.render.summary import (
 from pytest_torchprof.reruns import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.rulebook import rules_of
 from pytest_torchprof.rules import warm_up
+from pytest_torchprof.running import RunningHooks
 
 if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings
@@ -49,7 +50,7 @@ class Collected:
     partial: set[str] = field(default_factory=set)
 
 
-class TorchprofSession:
+class TorchprofSession(RunningHooks):
     """The plugin object that is registered while profiling is on."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
@@ -229,36 +230,16 @@ class TorchprofSession:
             pytest.fail(message, pytrace=False)
         return result
 
-    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_call")
-    def pytest_measured_call(self) -> Generator[None, Any, Any]:
-        """What is measured: the innermost part of the call phase."""
-        return (yield from self.runner.measured_call())
-
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Tear down what the last rerun has left, unnoticed."""
         if not self.runner.rerunning:
             self.judge.forget()
-        return (yield from self.runner.end_last_run(item))
-
-    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_teardown")
-    def pytest_first_teardown(self) -> Generator[None, Any, Any]:
-        """The first run's teardown is the one that counts."""
-        return (yield from self.runner.teardown())
+        return (yield from super().pytest_runtest_teardown(item))
 
     def pytest_enter_pdb(self) -> None:
         """A test that somebody steps through is not run again."""
         self.runner.entered_debugger()
-
-    @pytest.hookimpl(optionalhook=True, tryfirst=True)
-    def pytest_timeout_set_timer(self) -> bool | None:
-        """No time limit of pytest-timeout during reruns."""
-        return True if self.runner.timers_off else None
-
-    @pytest.hookimpl(optionalhook=True, tryfirst=True)
-    def pytest_timeout_cancel_timer(self) -> bool | None:
-        """Nothing to cancel then."""
-        return True if self.runner.timers_off else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -20,6 +20,7 @@ from pytest_torchprof.recorder import Plan, Recorder
 from pytest_torchprof.reruns import hide_us
 from pytest_torchprof.rulebook import rules_of
 from pytest_torchprof.rules import warm_up
+from pytest_torchprof.running import RunningHooks
 from pytest_torchprof.stats import NotMeasured
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class _Once(Plan):
         return self
 
 
-class Served:
+class Served(RunningHooks):
     """In place of our own session's plugin: profiles each test, compares nothing, and times it."""
 
     settings: Settings
@@ -62,7 +63,7 @@ class Served:
         self._machine: Machine | None = None
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
-        self.runner = TurnRunner(self._profiled, exchange)
+        self.runner: TurnRunner = TurnRunner(self._profiled, exchange)
         #: The loop was reached, so it was not pytest that had something to complain of.
         self.reached = False
 
@@ -190,31 +191,6 @@ class Served:
         if recorder is None or self.runner.rerunning:
             return (yield)
         return (yield from self.runner.call(item, recorder))
-
-    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_call")
-    def pytest_measured_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """What is measured: the innermost part of the call phase."""
-        return (yield from self.runner.measured_turn(item))
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Tear down what the last turn has left, unnoticed."""
-        return (yield from self.runner.end_last_run(item))
-
-    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_teardown")
-    def pytest_first_teardown(self) -> Generator[None, Any, Any]:
-        """The first run's teardown is the one that counts."""
-        return (yield from self.runner.teardown())
-
-    @pytest.hookimpl(optionalhook=True, tryfirst=True)
-    def pytest_timeout_set_timer(self) -> bool | None:
-        """No time limit of pytest-timeout during turns."""
-        return True if self.runner.timers_off else None
-
-    @pytest.hookimpl(optionalhook=True, tryfirst=True)
-    def pytest_timeout_cancel_timer(self) -> bool | None:
-        """Nothing to cancel then."""
-        return True if self.runner.timers_off else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -80,10 +80,10 @@ class TurnRunner(Runner):
         """All is loaded: from here on the collector need not look at it."""
         self._tidy.settle()
 
-    def measured_turn(self, item: pytest.Item) -> Generator[None, Any, Any]:
+    def measured_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """The innermost wrapper of the call phase: what is timed, and nothing else."""
         if self._turns is None:
-            return (yield from self.measured_call())
+            return (yield from super().measured_call(item))
         return (yield from self._turns.first_call(item))
 
     def _serve(self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None) -> None:

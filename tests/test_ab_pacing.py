@@ -21,11 +21,12 @@ MS = 1_000_000
 @pytest.mark.parametrize(
     ("a_ns", "b_ns", "expected"),
     [
-        (50_000, 50_000, 200),
-        (1 * MS, 1 * MS, 10),
-        (1 * MS, 3 * MS, 5),  # the mean of both: their turns together are as long as others
-        (10 * MS, 10 * MS, 1),
-        (11 * MS, 11 * MS, 1),
+        (50_000, 50_000, 240),
+        (1 * MS, 1 * MS, 12),
+        (1 * MS, 3 * MS, 6),  # the mean of both: their turns together are as long as others
+        (7 * MS, 7 * MS, 2),
+        (9 * MS, 9 * MS, 1),
+        (12 * MS, 12 * MS, 1),
         (5_000 * MS, 5_000 * MS, 1),
         (0, 0, 2 * TURN_NS),
     ],
@@ -35,9 +36,9 @@ def test_calls_of_a_turn(a_ns: float, b_ns: float, expected: int) -> None:
 
 
 @given(st.floats(1, 1e12), st.floats(1, 1e12))
-def test_a_turn_is_one_call_or_no_longer_than_it_should_be(a_ns: float, b_ns: float) -> None:
+def test_a_turn_is_one_call_or_about_as_long_as_it_should_be(a_ns: float, b_ns: float) -> None:
     calls = calls_for(a_ns, b_ns)
-    assert calls == 1 or calls * (a_ns + b_ns) <= 2 * TURN_NS
+    assert calls == 1 or 1.5 * TURN_NS <= calls * (a_ns + b_ns) <= 3 * TURN_NS
 
 
 def test_the_first_pair_of_a_long_call_counts_and_trials_of_short_ones_do_not() -> None:
@@ -45,11 +46,11 @@ def test_the_first_pair_of_a_long_call_counts_and_trials_of_short_ones_do_not() 
     assert long.counts(30 * MS, 30 * MS, calls=1)
     short = Pace(1e9)
     assert not short.counts(0.1 * MS, 0.1 * MS, calls=1)
-    assert short.calls == 100
-    assert not short.counts(0.07 * MS, 0.07 * MS, calls=100)  # now they are warm
-    assert short.calls == 142
-    assert short.counts(0.01 * MS, 0.01 * MS, calls=142)
-    assert short.calls == 142  # the number stays, so that turns are alike
+    assert short.calls == 120
+    assert not short.counts(0.07 * MS, 0.07 * MS, calls=120)  # now they are warm
+    assert short.calls == 171
+    assert short.counts(0.01 * MS, 0.01 * MS, calls=171)
+    assert short.calls == 171  # the number stays, so that turns are alike
 
 
 def test_a_call_that_gets_faster_and_faster_is_not_tried_for_ever() -> None:

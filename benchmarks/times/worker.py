@@ -20,9 +20,7 @@ from collections.abc import Callable
 
 from benchmarks.times.work import WORK, Body, reference
 from pytest_torchprof.ab.layout import move_to, shaken
-
-#: A turn is about as long.
-TURN_NS = 8_000_000
+from pytest_torchprof.ab.pacing import TURN_NS
 
 
 class Subject:

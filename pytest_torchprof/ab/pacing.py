@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 #: A turn is short, so that the two of a pair are neighbours in time, and long enough that what
 #: surrounds it (a message each way, a collection) is little beside it.
-TURN_NS = 10_000_000
+TURN_NS = 12_000_000
 #: Renewing fixtures may cost this part of the time measured: the whole is to stay below a tenth,
-#: and messages and collections between turns take up to a twentieth.
-RENEWING_SHARE = 0.03
-#: Of a test that may be called once on its fixtures, or that measures a part of itself, all may
-#: take this many times what the calls alone might.
-MOST_SPENT = 2.0
+#: messages and collections between turns take a twentieth, and profiling the rest.
+RENEWING_SHARE = 0.02
+#: Turns with all that is around them may take this many times what their calls might: a test that
+#: may be called once on its fixtures, or that measures a part of itself, is measured for less.
+MOST_SPENT = 1.1
 #: Pairs of turns at most that find out how many calls a turn has.
 MOST_TRIALS = 3
 
@@ -22,9 +21,9 @@ def calls_for(a_ns: float, b_ns: float) -> int:
     """Calls in a turn, the same for both sides, from the duration of one on each.
 
     >>> calls_for(1_000_000, 3_000_000), calls_for(30_000_000, 1), calls_for(50e6, 50e6)
-    (5, 1, 1)
+    (6, 1, 1)
     """
-    return max(1, math.floor(2 * TURN_NS / max(a_ns + b_ns, 1.0)))
+    return max(1, round(2 * TURN_NS / max(a_ns + b_ns, 1.0)))
 
 
 @dataclass

@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in range(runs):
             for extra in options.extra:
                 print(f"\rrun {number + 1} of {runs}, +{extra} %", end="", file=sys.stderr)
-                for row in compared(folder, extra, options.min_time):
+                git(folder, "checkout", "-q", f"extra-{extra}")
+                for row in compared(folder, options.min_time, "test_work.py"):
                     name = row["name"].partition("[")[2].split("-")[0]
                     tallies.setdefault((extra, name), Tally()).add(row)
     print(file=sys.stderr)
@@ -124,39 +125,44 @@ def repository(copies: int, extras: Sequence[int]) -> Iterator[Path]:
         (folder / "conftest.py").write_text("", "utf-8")
         (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n", "utf-8")
         (folder / ".gitignore").write_text("__pycache__/\n", "utf-8")
-        _git(folder, "init", "-q")
-        _commit(folder, 100, "base")
-        _git(folder, "tag", "base")
+        git(folder, "init", "-q")
+        _commit_units(folder, 100, "base")
+        git(folder, "tag", "base")
         for extra in extras:
-            _git(folder, "checkout", "-q", "-b", f"extra-{extra}", "base")
-            _commit(folder, 100 + extra, f"{extra} % more work")
+            git(folder, "checkout", "-q", "-b", f"extra-{extra}", "base")
+            _commit_units(folder, 100 + extra, f"{extra} % more work")
         yield folder
 
 
-def _commit(folder: Path, units: int, message: str) -> None:
+def _commit_units(folder: Path, units: int, message: str) -> None:
     text = f'"""{message}."""\n\n' + _PACKAGE.format(units=units)
     (folder / "payload.py").write_text(text, "utf-8")
-    _git(folder, "add", "-A")
-    _git(folder, "commit", "-q", "-m", message)
+    commit(folder, message)
 
 
-def _git(folder: Path, *arguments: str) -> None:
+def commit(folder: Path, message: str) -> None:
+    """Commit all there is."""
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", message)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    """Run git, as nobody in particular."""
     who = ("-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost")
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True)
 
 
-def compared(folder: Path, extra: int, min_time: float) -> list[dict[str, Any]]:
-    """The rows that one run of the command has.
+def compared(folder: Path, min_time: float, *tests: str) -> list[dict[str, Any]]:
+    """The rows that one run of the command has: the tag ``base`` and what is checked out.
 
     Raises:
         RuntimeError: it has compared nothing.
     """
-    _git(folder, "checkout", "-q", f"extra-{extra}")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "pytest_torchprof", "ab", "base"]
     command += ["--format", "json", "--min-time", str(min_time), "--limit", "0"]
     done = subprocess.run(
-        [*command, "--", "-p", "no:cacheprovider", "test_work.py"],
+        [*command, "--", "-p", "no:cacheprovider", *tests],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.ab_examples``: `torchprof ab` on ``examples/``, with itself and made slower.
+"""``python -m benchmarks.ab_examples``: `torchprof ab` on ``examples/``, equal and made slower.
 
-Copies the examples into a temporary git repository. Runs the command on them against themselves, and
-then with a tenth (``--extra``) of real work more in one test, calibrated by that test's duration: that
-one is to be found, and no other.
+Copies the examples into a temporary git repository. Runs the command on them against themselves,
+and then with a tenth (``--extra``) of real work more in one test, calibrated by that test's
+duration: that one is to be found, and no other.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchprof import options
+from pytest_torchprof import markers, options
 
 if TYPE_CHECKING:
     from pytest_torchprof.fixture import Torchprof
@@ -41,7 +41,7 @@ def pytest_load_initial_conftests(
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known; bring in everything else only when profiling is on."""
-    options.add_markers(config)
+    markers.add_markers(config)
     if options.enabled(config):
         from pytest_torchprof.session import TorchprofSession
 

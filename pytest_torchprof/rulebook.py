@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,28 @@ def rules_of(config: pytest.Config, item: pytest.Item | None = None) -> Rulebook
     if key not in books:
         books[key] = gather([(_source(config, impl), _answer(config, impl)) for impl in hooks])
     return books[key]
+
+
+def check_rules(codes: Iterable[str], config: pytest.Config) -> frozenset[str]:
+    """These names, if there is a rule of each, built in or of the users' own.
+
+    Raises:
+        SettingsError: there is none, with the near matches; or users' rules that make no sense.
+    """
+    from pytest_torchprof.rules.thresholds import checked
+
+    return checked(codes, rules_of(config).rules)
+
+
+def thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float]]:
+    """Rule → name → value.
+
+    Raises:
+        SettingsError: a rule or threshold that is not there, or a wrong unit.
+    """
+    from pytest_torchprof.rules.thresholds import parse
+
+    return parse(text, rules_of(config).rules.values()) if text.strip() else {}
 
 
 def _answer(config: pytest.Config, impl: Any) -> object:

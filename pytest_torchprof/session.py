@@ -19,7 +19,7 @@ from pytest_torchprof.capture import Machine, prime, probe_machine, require_torc
 from pytest_torchprof.errors import BaselineError, TorchprofError
 from pytest_torchprof.findings import RAISED
 from pytest_torchprof.judging import Judge, Subject, all_unchecked
-from pytest_torchprof.options import antipatterns_of, budgets_of, is_marked, overrides_of
+from pytest_torchprof.markers import antipatterns_of, budgets_of, is_marked, overrides_of
 from pytest_torchprof.recorder import Plan, Recorder
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import (

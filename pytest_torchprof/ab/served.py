@@ -14,8 +14,9 @@ from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import NOT_TIMED, Command, TurnRunner, said
 from pytest_torchprof.capture import Machine, prime, probe_machine
 from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.markers import overrides_of
 from pytest_torchprof.metrics import METRICS
-from pytest_torchprof.options import build_settings, overrides_of
+from pytest_torchprof.options import build_settings
 from pytest_torchprof.recorder import Plan, Recorder
 from pytest_torchprof.reruns import hide_us
 from pytest_torchprof.rulebook import rules_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.ab.layout import same_addresses, shaken
+from pytest_torchprof.ab.layout import ENVIRONMENT, same_addresses, same_environment, shaken
 
 PERSONALITY = Path("/proc/self/personality")
 
@@ -56,3 +57,28 @@ def test_where_the_system_does_not_have_it_nothing_happens(monkeypatch: pytest.M
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     with same_addresses():
         pass
+
+
+@pytest.mark.parametrize(
+    ("users", "ours"),
+    [
+        ({}, set(ENVIRONMENT)),
+        ({"PYTHONHASHSEED": "3"}, {"GOMP_SPINCOUNT", "KMP_BLOCKTIME"}),
+        ({"GOMP_SPINCOUNT": "5"}, {"PYTHONHASHSEED", "KMP_BLOCKTIME"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"PYTHONHASHSEED"}),
+        ({"OMP_NUM_THREADS": "2"}, set(ENVIRONMENT)),
+    ],
+)
+def test_what_the_user_has_not_set_is_the_same_for_both_sides(
+    users: dict[str, str], ours: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*ENVIRONMENT, "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in users.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    with same_environment():
+        inside = {name: os.environ[name] for name in os.environ.keys() - before.keys()}
+        assert users.items() <= os.environ.items()
+    assert inside == {name: ENVIRONMENT[name] for name in ours}
+    assert before == dict(os.environ)

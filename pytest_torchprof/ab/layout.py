@@ -10,7 +10,8 @@ its luck is noise between turns, which is measured, and no longer a bias of a si
 both, 0.3 % with them; 25 small operators: 0.6 and 0.1 %.
 
 And processors differ, in what else runs on them or beside them, for seconds at a time. So the turns
-of a pair start on the same one (`move_to`).
+of a pair start on the same one (`move_to`). And the side that waits has to leave them all to the
+other: its pool of threads must not spin on (`same_environment`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ from contextlib import contextmanager, suppress
 #: From <sys/personality.h>.
 _ADDR_NO_RANDOMIZE = 0x0040000
 _ASK = 0xFFFFFFFF
+
+#: How long a thread of an OpenMP pool spins after its work before it sleeps: libgomp counts (about
+#: 20 ns each; 300,000 by default), libomp has milliseconds (200 by default). A pool of one side that
+#: spins through a turn of the other takes its processors: with two threads on two of them, intervals
+#: of ±50 % become ±2 %. Within a test the next work comes sooner than that, so it finds them awake.
+#: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html,
+#: https://openmp.llvm.org/design/Runtimes.html (KMP_BLOCKTIME)
+_WAITING = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
+#: And sets of strings are in one order on both sides.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", **_WAITING}
 
 #: Of Python's own allocator (every sixteen bytes up to 512), in bytes.
 _SMALL = range(1, 480, 16)
@@ -82,6 +93,23 @@ def same_addresses() -> Iterator[None]:
         yield
     finally:
         _personality(before)
+
+
+@contextmanager
+def same_environment() -> Iterator[None]:
+    """Processes started within have what `ENVIRONMENT` says, and the user has not."""
+    policy = "OMP_WAIT_POLICY" in os.environ
+    ours = {
+        name: value
+        for name, value in ENVIRONMENT.items()
+        if name not in os.environ and not (policy and name in _WAITING)
+    }
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 def _personality(wanted: int) -> int | None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.ab.layout import same_addresses
+from pytest_torchprof.ab.layout import same_addresses, same_environment
 from pytest_torchprof.errors import AbError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Worker:
         python = shlex.quote(re.sub("/{2,}", "/", self.side.python))
         group = execnet.Group(execmodel="main_thread_only")
         try:
-            with _stderr_to(self._log.fileno()), same_addresses(), _same_hashes():
+            with _stderr_to(self._log.fileno()), same_addresses(), same_environment():
                 spec = f"popen//python={python}//execmodel=main_thread_only"
                 self._gateway = group.makegateway(spec)
         except (OSError, EOFError, AssertionError) as error:
@@ -273,20 +273,6 @@ def _end_group(pid: int) -> None:
         return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-@contextmanager
-def _same_hashes() -> Iterator[None]:
-    """Sets of strings of a process that is started within are in one order on both sides."""
-    name = "PYTHONHASHSEED"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 @contextmanager

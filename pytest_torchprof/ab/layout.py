@@ -28,9 +28,9 @@ _ADDR_NO_RANDOMIZE = 0x0040000
 _ASK = 0xFFFFFFFF
 
 #: How long a thread of an OpenMP pool spins after its work before it sleeps: libgomp counts (about
-#: 20 ns each; 300,000 by default), libomp has milliseconds (200 by default). A pool of one side that
-#: spins through a turn of the other takes its processors: with two threads on two of them, intervals
-#: of ±50 % become ±2 %. Within a test the next work comes sooner than that, so it finds them awake.
+#: 20 ns each; 300,000 by default), libomp has milliseconds (200 by default). The pool of one side
+#: that spins through a turn of the other takes its processors: with two threads on two of them,
+#: intervals of ±50 % become ±2 %. In a test the next work comes sooner, and finds it awake.
 #: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html,
 #: https://openmp.llvm.org/design/Runtimes.html (KMP_BLOCKTIME)
 _WAITING = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}

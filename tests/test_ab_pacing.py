@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from itertools import islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +16,7 @@ from pytest_torchprof.ab.pacing import (
     TURN_NS,
     Pace,
     calls_for,
+    orders,
 )
 
 MS = 1_000_000
@@ -101,3 +105,11 @@ def test_renewals_cost_no_more_than_their_share_after_the_first(
 )
 def test_when_it_is_enough(pace: Pace, expected: bool) -> None:
     assert pace.over is expected
+
+
+def test_both_orders_are_as_frequent_and_at_random() -> None:
+    drawn = [list(islice(orders(random.Random(seed)), 21)) for seed in range(20)]
+    for order in drawn:
+        counts = [sum(order[:n]) - n / 2 for n in range(22)]
+        assert max(map(abs, counts)) <= 1
+    assert len(set(map(tuple, drawn))) == 20

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_torchprof.ab.pacing import orders
 from pytest_torchprof.paired import Comparison, Decision
 from pytest_torchprof.paired.decision import LOOKS
 
@@ -55,6 +56,31 @@ def test_a_change_beyond_the_threshold_is_confirmed(ratio: float, verdict: str) 
     assert (verdict, found.confidence) == (found.verdict, 0.99)
     assert found.low < found.ratio < found.high
     assert math.isclose(found.ratio, ratio, rel_tol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"), [(1, "same"), (1.05, "slower"), (1 / 1.05, "faster")]
+)
+def test_that_the_second_turn_of_a_pair_is_slower_hides_nothing_and_is_no_change(
+    ratio: float, verdict: str
+) -> None:
+    draw, comparison = random.Random(0), Comparison()
+    for (a, b), a_first in zip(noisy(100, ratio), orders(draw)):  # noqa: B905 - never ends
+        second = b if a_first else a
+        second[:] = [round(1.07 * duration) for duration in second]
+        comparison.add(a, b, a_first=a_first)
+    found = comparison.decide()
+    assert found.verdict == verdict
+    assert found.high / found.low < 1.04
+    assert found.p_value < 1e-9 or ratio == 1
+
+
+def test_few_pairs_are_not_moved_by_their_order() -> None:
+    comparison = Comparison()
+    for number in range(14):
+        a_first = number % 2 == 0
+        comparison.add([1000], [1100 + number] if a_first else [900 + number], a_first=a_first)
+    assert comparison.decide().p_value > 0.5
 
 
 def test_the_larger_the_change_the_fewer_pairs_it_takes() -> None:

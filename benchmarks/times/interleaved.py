@@ -18,8 +18,9 @@ Interleaved = Callable[[Pairs, float], bool]
 def compared(pairs: Pairs, factor: float, *, tests: int = 1, threshold: float = 0.02) -> Decision:
     """As `torchprof ab` does it: pair by pair, until it is clear or the series ends."""
     comparison = Comparison(tests=tests, threshold=threshold)
-    for a, b in zip(pairs.a, pairs.b, strict=True):
-        comparison.add(a, [round(duration * factor) for duration in b])
+    a_first = pairs.a_first or [True] * len(pairs.a)
+    for a, b, first in zip(pairs.a, pairs.b, a_first, strict=True):
+        comparison.add(a, [round(duration * factor) for duration in b], a_first=first)
         if comparison.clear:
             break
     return comparison.decide()

@@ -18,12 +18,11 @@ from pathlib import Path
 from benchmarks.times.series import Conditions, Pairs, Series, Session
 from benchmarks.times.work import WORK
 from pytest_torchprof.ab.layout import same_addresses
+from pytest_torchprof.ab.pacing import RENEWING_SHARE, orders
 
 ROOT = Path(__file__).parent.parent.parent
 #: Calls of the reference kernel after a turn of a session: about a millisecond.
 _REFERENCE_CALLS = 4
-#: Share of the measured time that making works anew may cost.
-_FRESH = 0.05
 
 
 class Worker:
@@ -94,7 +93,7 @@ def record(works: Sequence[str], *, seconds: float, each_s: float, hog: bool) ->
     ``each_s`` is how long a side of a pair is measured; a session has one second at most.
     """
     started = time.monotonic()
-    order = random.Random(1)
+    a_first = orders(random.Random(1))
     number = 0
     with competitor() if hog else nullcontext():
         while not number or time.monotonic() - started < seconds:
@@ -108,7 +107,7 @@ def record(works: Sequence[str], *, seconds: float, each_s: float, hog: bool) ->
             with closing(Worker(as_ab=True)) as a, closing(Worker(as_ab=True)) as b:
                 for work in works:
                     at = time.monotonic() - started
-                    yield Pairs(number, at, work, *_in_turn(a, b, work, each_s, order))
+                    yield Pairs(number, at, work, *_in_turn(a, b, work, each_s, a_first))
                     if time.monotonic() - started > seconds:
                         return
 
@@ -126,24 +125,24 @@ def _alone(worker: Worker, work: str, seconds: float) -> tuple[list[list[int]], 
 
 
 def _in_turn(
-    a: Worker, b: Worker, work: str, seconds: float, order: random.Random
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Turns of both until each has its seconds; who is first in a pair is drawn."""
+    a: Worker, b: Worker, work: str, seconds: float, a_first: Iterator[bool]
+) -> tuple[list[list[int]], list[list[int]], list[bool]]:
+    """Turns of both until each has its seconds, and whose came first in each pair."""
     calls = a.calls(work)
     b.calls(work)  # also lets both start up before the clock runs
     turns: dict[Worker, list[list[int]]] = {a: [], b: []}
     spent = {a: 0, b: 0}
     earlier = {worker: worker.making_ns for worker in (a, b)}
-    pair = 0
+    firsts: list[bool] = []
     while min(spent.values()) < seconds * 1e9:
-        pair += 1
+        firsts.append(next(a_first))
         # As a fixture is renewed: for both sides, as long as that costs little of the whole.
         made = max(worker.making_ns - before for worker, before in earlier.items())
-        fresh = made <= _FRESH * max(spent.values())
-        for worker in order.sample((a, b), 2):
-            turns[worker].append(worker.turn(work, calls, pair, fresh=fresh))
+        fresh = made <= RENEWING_SHARE * max(spent.values())
+        for worker in (a, b) if firsts[-1] else (b, a):
+            turns[worker].append(worker.turn(work, calls, len(firsts), fresh=fresh))
             spent[worker] += sum(turns[worker][-1])
-    return turns[a], turns[b]
+    return turns[a], turns[b], firsts
 
 
 @contextmanager

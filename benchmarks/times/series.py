@@ -36,6 +36,8 @@ class Pairs(msgspec.Struct, frozen=True, tag="pairs"):
     work: str
     a: list[Turn]
     b: list[Turn]
+    #: Of each pair; recordings of earlier versions do not say.
+    a_first: list[bool] = []
 
     def parts(self, seconds: float) -> Iterator[Pairs]:
         """The series cut into stretches in which the longer side has so many seconds."""
@@ -45,7 +47,10 @@ class Pairs(msgspec.Struct, frozen=True, tag="pairs"):
             spent[0] += sum(a) / 1e9
             spent[1] += sum(b) / 1e9
             if max(spent) >= seconds:
-                yield Pairs(self.processes, self.at_s, self.work, self.a[start:i], self.b[start:i])
+                part = slice(start, i)
+                yield msgspec.structs.replace(
+                    self, a=self.a[part], b=self.b[part], a_first=self.a_first[part]
+                )
                 start, spent = i, [0.0, 0.0]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.ab.pacing import Pace
+from pytest_torchprof.ab.pacing import Pace, orders
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.paired import Comparison, Difference, Row
 from pytest_torchprof.samples import Sample
@@ -46,7 +46,8 @@ class Compared:
         self._pace = Pace(limit, options.rounds)
         self._wall = {"A": array("q"), "B": array("q")}
         self._cpu = {"A": array("q"), "B": array("q")}
-        self._order = random.Random(nodeid)  # noqa: S311 - which side comes first
+        self._random = random.Random(nodeid)  # noqa: S311 - which side comes first, and where
+        self._a_first = orders(self._random)
         self._profiles: dict[str, Profiled] = {}
         #: The worker that was asked last, and those that wait within the test.
         self.at = workers[0]
@@ -149,7 +150,8 @@ class Compared:
         while not pace.over and not (pace.pairs is None and self._comparison.clear):
             fresh, calls = pace.fresh, pace.calls
             begun = time.perf_counter_ns()
-            turns, why = self._turns(calls, fresh=fresh)
+            a_first = next(self._a_first)
+            turns, why = self._turns(calls, a_first=a_first, fresh=fresh)
             if why is not None:
                 if fresh and calls == 1:
                     return why
@@ -162,19 +164,21 @@ class Compared:
             if not pace.counts(*calls_ns, calls=calls):
                 continue
             pace.done += 1
-            self._comparison.add(a, b)
+            self._comparison.add(a, b, a_first=a_first)
             for name, turn in turns.items():
                 self._wall[name].extend(turn.wall_ns)
                 self._cpu[name].extend(turn.cpu_ns)
         return None
 
-    def _turns(self, calls: int, *, fresh: bool) -> tuple[dict[str, Turn], str | None]:
-        """A turn of each side, in random order; why they do not count, if so."""
+    def _turns(
+        self, calls: int, *, a_first: bool, fresh: bool
+    ) -> tuple[dict[str, Turn], str | None]:
+        """A turn of each side; why they do not count, if so."""
         turns: dict[str, Turn] = {}
         why = None
         failed: list[Literal["A", "B"]] = []
-        processor = self._order.randrange(1 << 16)
-        for worker in self._order.sample(self._workers, 2):
+        processor = self._random.randrange(1 << 16)
+        for worker in self._workers if a_first else self._workers[::-1]:
             self.at = worker
             name = worker.side.name
             turns[name] = turn = worker.turn(calls, fresh=fresh, processor=processor)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from random import Random
 
 #: A turn is short, so that the two of a pair are neighbours in time, and long enough that what
 #: surrounds it (a message each way, a collection) is little beside it.
@@ -24,6 +26,12 @@ def calls_for(a_ns: float, b_ns: float) -> int:
     (6, 1, 1)
     """
     return max(1, round(2 * TURN_NS / max(a_ns + b_ns, 1.0)))
+
+
+def orders(random: Random) -> Iterator[bool]:
+    """Pair by pair whether A comes first: at random, and both ways equally often."""
+    while True:
+        yield from random.sample((True, False), 2)
 
 
 @dataclass

@@ -99,7 +99,8 @@ def run(folder: Path, min_time: float) -> tuple[list[str], list[str]]:
     said = Counter(row["verdict"] for row in rows)
     counts = [said.pop(name, 0) for name in ("slower", "faster", "same", "unclear")]
     changed = [
-        f"{row['name']} {row['verdict']} {row['ratio']:.3f} ({row['low']:+.1%} … {row['high']:+.1%})"
+        f"{row['name']} {row['verdict']} by {row['change']:+.1%} "
+        f"({row['low']:+.1%} … {row['high']:+.1%})"
         for row in rows
         if row["verdict"] in ("slower", "faster")
     ]
@@ -115,17 +116,21 @@ def slowed(folder: Path, test: str, percent: float) -> Iterator[None]:
     before = file.read_text("utf-8")
     wall_ms = _wall_ms(compared(folder, 0.3, test))
     tried = 1000
-    file.write_text(before + _SLOWED.format(name=function, times=tried), "utf-8")
-    unit_ms = (_wall_ms(compared(folder, 0.3, test)) - wall_ms) / tried
-    times = round(wall_ms * percent / 100 / unit_ms)
-    file.write_text(before + _SLOWED.format(name=function, times=times), "utf-8")
     try:
+        file.write_text(before + _SLOWED.format(name=function, times=tried), "utf-8")
+        more_ms = _wall_ms(compared(folder, 0.3, test)) - wall_ms
+        if more_ms <= 0:
+            raise SystemExit(f"{test}: {tried} products more take no time; the machine is busy")
+        times = round(wall_ms * percent / 100 * tried / more_ms)
+        file.write_text(before + _SLOWED.format(name=function, times=times), "utf-8")
         yield
     finally:
         file.write_text(before, "utf-8")
 
 
 def _wall_ms(rows: list[dict[str, Any]]) -> float:
+    if not rows or rows[0]["wall_ms_b"] is None:
+        raise SystemExit(f"the test to be slowed down was not measured: {rows}")
     return float(rows[0]["wall_ms_b"])
 
 

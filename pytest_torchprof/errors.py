@@ -59,6 +59,10 @@ class AbError(TorchprofError):
     """Two sides that cannot be compared: no such revision, or code that is not a side's own."""
 
 
+class AbStoppedError(AbError):
+    """A comparison that cannot go on; what was compared until then holds."""
+
+
 def near(word: str, known: Iterable[str]) -> str:
     """The end of a sentence that refused a word: what may have been meant, else what there is.
 

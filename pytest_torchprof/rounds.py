@@ -38,6 +38,8 @@ class Rounds:
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: str | None = None
+    #: Of the rounds: in a profiled run there is one thread.
+    _conditions: str = ""
     _watch: BusyWatch | None = None
     _began: int | None = None
     _spent_ns: int = 0
@@ -51,11 +53,15 @@ class Rounds:
         self.timed.append(one)
         self._spent_ns += one.wall_ns
 
+    def watch(self) -> None:
+        """Look from now on at what else the machine does."""
+        self._watch = BusyWatch() if self.time == "gate" else None
+
     def before_round(self) -> None:
         """Have the reference kernel run, outside of what is timed."""
         if self._began is None:
             self._began = REAL.clock()
-            self._watch = BusyWatch() if self.time == "gate" else None
+            self.watch()
         REAL.collect(1)
         if self.time != "off" and REAL.clock() - self._lap_ended > _LAPS_HOLD_NS:
             self.laps += run_reference(_LAPS if self.laps else _FIRST_LAPS)
@@ -82,6 +88,7 @@ class Rounds:
             return
         if not self.laps:  # the first run was the only round
             self.laps += run_reference(_FIRST_LAPS)
+        self._conditions = conditions()
         if self._watch is not None:
             self.busy, self._watch = self._watch.said(), None
 
@@ -100,7 +107,7 @@ class Rounds:
                 "wall_ms": min(lap.wall_ns for lap in self.laps) / 1e6,
                 "cpu_ms": min(lap.cpu_ns for lap in self.laps) / 1e6,
                 "n": len(self.laps),
-                "conditions": conditions(),
+                "conditions": self._conditions,
                 "page_faults": min(one.page_faults for one in self.timed),
             }
         return facts

@@ -64,6 +64,8 @@ class Run:
             self._capture = capture
             self._compiled = CompileCount.now()
         else:
+            if self.first:
+                self.recorder.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first)
             self._watch.__enter__()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.paired import Decision, Difference, Row, RowVerdict, Stopped, Verdict
+from pytest_torchprof.paired import Decision, Difference, Row, RowVerdict, Verdict
 from pytest_torchprof.samples import Sample
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Fake:
     rows: Sequence[Row] = ()
     error: BaseException | None = None
     during: Callable[[], object] = lambda: None
+    closing: Callable[[], object] = lambda: None
     notes: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
     request: Any = None
     options: Any = None
     closed: bool = False
@@ -102,19 +104,20 @@ class Fake:
             yield a, b, object()
         finally:
             self.closed = True
+            self.closing()
 
-    def run(self, a: Any, b: Any, janitor: Any, options: Any, progress: Any) -> list[Row]:
+    def run(
+        self, a: Any, b: Any, janitor: Any, options: Any, progress: Any, rows: list[Row]
+    ) -> list[str]:
         """As `ab.controller.run`."""
         self.options = options
         for done, row in enumerate(self.rows):
             progress(row.nodeid, done, len(self.rows))
-        try:
-            self.during()
-        except KeyboardInterrupt:
-            raise Stopped(self.rows) from None
+            rows.append(row)
+        self.during()
         if self.error is not None:
             raise self.error
-        return list(self.rows)
+        return list(self.said)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Have the command use it."""

@@ -11,7 +11,7 @@ import pytest
 from pytest_torchprof.ab.controller import Options, run
 from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.sides import Request, sides
-from pytest_torchprof.errors import AbError
+from pytest_torchprof.errors import AbError, AbStoppedError
 
 if TYPE_CHECKING:
     from pytest_torchprof.paired import Row
@@ -198,18 +198,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compare(
-    a: Path, b: Path, *args: str, options: Options | None = None, told: list[int] | None = None
+    a: Path,
+    b: Path,
+    *args: str,
+    options: Options | None = None,
+    told: list[int] | None = None,
+    notes: list[str] | None = None,
+    rows: list[Row] | None = None,
 ) -> list[Row]:
     """Rows of two folders."""
     request = Request(None, a, b, None, None, b, args)
+    rows = [] if rows is None else rows
     with sides(request) as (side_a, side_b, janitor):
-        rows = run(
+        said = run(
             side_a,
             side_b,
             janitor,
             options or Options(min_time_s=0.02),
             lambda _, number, total: told.append(total - number) if told is not None else None,
+            rows,
         )
+        if notes is not None:
+            notes += said
         assert not janitor._watched
     return rows
 
@@ -221,9 +231,15 @@ def left(folder: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def rows(folder: Path, left: list[int]) -> dict[str, Row]:
+def notes() -> list[str]:
+    """What is said of the run as a whole."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path, left: list[int], notes: list[str]) -> dict[str, Row]:
     """Everything compared, once."""
-    found = compare(folder / "a", folder / "b", "--strict-markers", told=left)
+    found = compare(folder / "a", folder / "b", "--strict-markers", told=left, notes=notes)
     return {row.nodeid.removeprefix("test_kinds.py::"): row for row in found}
 
 
@@ -274,9 +290,9 @@ def test_every_kind_of_test_is_measured(rows: dict[str, Row], name: str) -> None
         ("test_skipped", "skipped", "not today"),
         ("test_skipped_in_b", "skipped", "only in B: not in B"),
         ("test_xfails", "skipped", "xfailed: known"),
-        ("test_xpasses", "failed", "fails in B: [XPASS(strict)]"),
+        ("test_xpasses", "failed", "fails in A and B: [XPASS(strict)]"),
         ("test_fails_later", "error", "fails in "),
-        ("test_teardown_fails", "failed", "fails in B: RuntimeError: no end (teardown)"),
+        ("test_teardown_fails", "failed", "fails in A and B: RuntimeError: no end (teardown)"),
         ("test_two_regions", "error", "the test measures more than one region"),
         ("test_dies", "error", "in B: the worker ended with exit code 3"),
         ("test_only_b.py::test_here", "new", "only in B"),
@@ -291,6 +307,39 @@ def test_what_cannot_be_compared_is_a_row_that_says_why(
     row = rows[name]
     assert (row.verdict, (row.reason or "")[: len(reason)]) == (verdict, reason)
     assert row.decision is None
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("test_fails_in_a", "A"),
+        ("test_fails_in_b", "B"),
+        ("test_xpasses", "AB"),
+        ("test_skipped", "AB"),
+        ("test_skipped_in_b", "B"),
+        ("test_two_regions", "AB"),
+        ("test_dies", "B"),
+        ("test_same", ""),
+    ],
+)
+def test_a_row_says_on_which_side_it_could_not_be_measured(
+    rows: dict[str, Row], name: str, broken: str
+) -> None:
+    assert rows[name].broken == broken
+
+
+def test_a_test_without_exact_metrics_says_why(rows: dict[str, Row]) -> None:
+    said = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
+    assert said.pop("test_not_profiled") == "its marker says enabled=False"
+    assert set(said) <= {"test_two_regions"}
+    assert not rows["test_not_profiled"].differences
+
+
+def test_a_worker_that_died_took_with_it_what_it_had_imported(
+    rows: dict[str, Row], notes: list[str]
+) -> None:
+    assert rows["test_dies"].verdict == "error"
+    assert notes == ["where B found what it imported while tests ran is not known: its worker died"]
 
 
 def test_each_test_is_one_row(rows: dict[str, Row]) -> None:
@@ -362,11 +411,14 @@ def test_exactly_so_many_rounds(folder: Path) -> None:
 
 def test_tests_that_always_end_their_worker_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(
-        "import os, pytest\n@pytest.mark.parametrize('n', range(9))\n"
+        "import os, pytest\ndef test_well(): pass\n@pytest.mark.parametrize('n', range(9))\n"
         "def test_x(n):\n    os.kill(os.getpid(), 9)\n"
     )
-    with pytest.raises(AbError, match=r"3 tests in a row have ended their worker.*SIGKILL"):
-        compare(tmp_path, tmp_path)
+    rows: list[Row] = []
+    said = r"3 tests in a row have ended their worker.*SIGKILL"
+    with pytest.raises(AbStoppedError, match=said):
+        compare(tmp_path, tmp_path, rows=rows)
+    assert [row.verdict == "error" for row in rows] == [False, True, True]
 
 
 def test_an_interrupt_ends_the_workers_at_once(
@@ -389,7 +441,7 @@ def test_an_interrupt_ends_the_workers_at_once(
         pytest.raises(KeyboardInterrupt),
         sides(request) as (side_a, side_b, janitor),
     ):
-        run(side_a, side_b, janitor, Options(), interrupt)
+        run(side_a, side_b, janitor, Options(), interrupt, [])
     assert len(pids) == 2
     for pid in pids:
         with pytest.raises(ProcessLookupError):

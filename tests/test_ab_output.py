@@ -32,7 +32,7 @@ from handmade_rows import (
 )
 
 from pytest_torchprof.cli import main
-from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.errors import AbError, AbStoppedError, TorchprofError
 from pytest_torchprof.paired import Difference, Row
 from pytest_torchprof.render import ab_table
 
@@ -145,6 +145,10 @@ def test_help_says_where_the_words_for_pytest_stand(say: Say) -> None:
 
 def test_the_table_has_what_needs_attention_first(say: Say, fake: Fake) -> None:
     fake.notes = ("submodule x has uncommitted changes, they are part of B",)
+    fake.said = ("its worker died",)
+    fake.rows = [
+        replace(row, unprofiled="in B: it profiles itself") if row is SAME else row for row in EVERY
+    ]
     _, out, err = say("main")
     table, totals = out.splitlines()[3:15], out.splitlines()[-1]
     said = "\n".join(line.rstrip() for line in table)
@@ -168,7 +172,9 @@ def test_the_table_has_what_needs_attention_first(say: Say, fake: Fake) -> None:
     assert "test_step[float32-cpu]: ops – → 12" in out
     assert "tests/test_perf.py::test_jumpy: ±34 % on A and ±34 % on B" in out
     assert "test_load: ±" not in out
-    assert "submodule x has uncommitted changes, they are part of B" in out
+    assert "submodule x has uncommitted changes, they are part of B\nits worker died\n" in out
+    below = "exact metrics were not compared:\n  tests/test_perf.py::test_load: in B: it profiles itself"
+    assert below in out
     assert "unclear: more time may tell, --min-time 5" in out
     counts = "1 slower, 2 failed, 1 error, 1 unclear, 1 faster, 1 new, 1 gone, 1 same, 1 skipped"
     assert totals.startswith(f"{counts}; 99 % confidence over 4 tests together, changes below 2 % ")
@@ -307,6 +313,22 @@ def test_exit_status(say: Say, fake: Fake, rows: Sequence[Row], status: int, why
     assert bool(rows) == bool(out)
 
 
+@pytest.mark.parametrize(("rows", "status"), [([SAME, SLOWER], 1), ([SAME, DIED], 1), ([SAME], 2)])
+def test_what_was_compared_before_it_had_to_end_is_shown_and_counts(
+    say: Say, fake: Fake, rows: Sequence[Row], status: int
+) -> None:
+    fake.rows, fake.error = rows, AbStoppedError("3 tests in a row have ended their worker")
+    got, out, err = say("main")
+    assert (status, "torchprof: 3 tests in a row have ended their worker\n") == (got, err)
+    assert "test_load" in out
+
+
+def test_code_that_is_not_a_sides_own_makes_all_of_it_void(say: Say, fake: Fake) -> None:
+    fake.rows, fake.error = [SLOWER], AbError("side B ran code that is not its own")
+    status, out, err = say("main")
+    assert (2, "", "torchprof: side B ran code that is not its own\n") == (status, out, err)
+
+
 def test_an_error_of_a_side_is_one_line(say: Say, fake: Fake) -> None:
     fake.error = TorchprofError("B imports the code of A", "pkg: /a/pkg.py", "see the docs")
     status, out, err = say("main")
@@ -384,12 +406,14 @@ def test_a_report_that_cannot_be_written_takes_nothing_from_what_is_printed(
 # -------------------------------------------------------------------- interrupted
 
 
+@pytest.mark.parametrize("when", ["during", "closing"])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_it_like_ctrl_c_with_what_there_is(
-    say: Say, fake: Fake, tmp_path: Path, name: str
+    say: Say, fake: Fake, tmp_path: Path, name: str, when: str
 ) -> None:
     number = getattr(signal, name)
-    fake.rows, fake.during = [SLOWER], lambda: os.kill(os.getpid(), number)
+    fake.rows = [SLOWER]
+    setattr(fake, when, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
     file = tmp_path / "report.json"
     status, out, err = say("main", "--", f"--torchprof-json={file}")

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from pytest_torchprof import __version__
-from pytest_torchprof.ab.sides import Request, Side, matches, sides, unbuilt
+from pytest_torchprof.ab.generated import unbuilt
+from pytest_torchprof.ab.selection import matches
+from pytest_torchprof.ab.sides import Request, Side, sides
 from pytest_torchprof.errors import AbError
 
 WHO = {

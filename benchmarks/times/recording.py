@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.times.series import Conditions, Pairs, Series, Session
 from benchmarks.times.work import WORK
-from pytest_torchprof.ab.layout import same_addresses
+from pytest_torchprof.ab.layout import same_addresses, same_environment
 from pytest_torchprof.ab.pacing import RENEWING_SHARE, orders
 
 ROOT = Path(__file__).parent.parent.parent
@@ -29,21 +29,19 @@ class Worker:
     """A measured process: as `torchprof ab` has them, or as any benchmark has."""
 
     def __init__(self, *, as_ab: bool) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        if as_ab:
-            environment["PYTHONHASHSEED"] = "0"
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [str(ROOT), environment.get("PYTHONPATH")])
-        )
         #: Time of making works anew, so far.
         self.making_ns = 0
         how = "shaken" if as_ab else "plain"
-        with same_addresses() if as_ab else nullcontext():
+        with ExitStack() as around:
+            if as_ab:
+                around.enter_context(same_addresses())
+                around.enter_context(same_environment())
+            path = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.times.worker", how],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=environment,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
                 text=True,
             )
 

@@ -109,6 +109,7 @@ class Compared:
             self._differences(),
             self._pace.measured_ns / 1e9,
             broken=broken,
+            unprofiled=self._unprofiled(),
         )
 
     def _remark(self) -> str | None:
@@ -121,26 +122,32 @@ class Compared:
 
     def _not_passed(self) -> Row | None:
         """The row of a test that does not pass on both sides."""
-        for name in _SIDES[::-1]:
-            profile = self._profiles[name]
-            if profile.outcome == "failed":
-                return self.known("failed", f"fails in {name}: {profile.reason}", name)
-        for name in _SIDES:
-            profile = self._profiles[name]
-            if profile.outcome == "error":
-                return self.known("error", profile.reason)
-        for name in _SIDES:
-            profile = self._profiles[name]
-            if profile.outcome == "skipped":
-                both = all(other.outcome == "skipped" for other in self._profiles.values())
-                where = "" if both else f"only in {name}: "
-                return self.known("skipped", f"{where}{profile.reason}")
+        verdicts: tuple[tuple[RowVerdict, str], ...] = (
+            ("failed", "fails in {}: "),
+            ("error", "in {}: "),
+            ("skipped", "only in {}: "),
+        )
+        for verdict, where in verdicts:
+            on = [name for name in _SIDES if self._profiles[name].outcome == verdict]
+            if not on:
+                continue
+            reason = self._profiles[on[-1]].reason
+            if len(on) == 1:
+                return self.known(verdict, f"{where.format(on[0])}{reason}", on[0])
+            said = where.format("A and B") if verdict == "failed" else ""
+            return self.known(verdict, f"{said}{reason}", "AB")
         return None
 
+    def _unprofiled(self) -> str | None:
+        """Why there are no exact metrics to be compared, on a side or on both."""
+        notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
+        if len(set(notes.values())) == 1 and len(notes) == len(_SIDES):
+            return notes["B"]
+        return ", ".join(f"in {name}: {note}" for name, note in notes.items()) or None
+
     def _differences(self) -> tuple[Difference, ...]:
-        if len(self._profiles) < 2:
-            return ()
-        return differences(self._profiles["A"].metrics, self._profiles["B"].metrics)
+        a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in _SIDES)
+        return differences(a, b) if a and b else ()
 
     # ---------------------------------------------------------------- measuring
 
@@ -191,18 +198,23 @@ class Compared:
 
 
 def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
-    """Metrics that both sides have measured, and that are not the same within their tolerance.
+    """Metrics that are not the same within their tolerance, or that only one side has measured.
 
-    >>> differences({"ops": 3, "flops": 2}, {"ops": 4, "kernels": 1})
+    >>> differences({"ops": 3, "flops": 2}, {"ops": 4, "flops": 2})
     (Difference(metric='ops', a=3, b=4),)
+    >>> differences({"ops": 3, "flops": 2}, {"ops": 3})
+    (Difference(metric='flops', a=2, b=None),)
     """
-    return tuple(
-        Difference(name, a[name], b[name])
-        for name, metric in METRICS.items()
-        if name in a
-        and name in b
-        and abs(b[name] - a[name]) > metric.tolerance * max(abs(a[name]), abs(b[name]))
-    )
+    found = []
+    for name, metric in METRICS.items():
+        left, right = a.get(name), b.get(name)
+        if left is None or right is None:
+            differs = left is not right
+        else:
+            differs = abs(right - left) > metric.tolerance * max(abs(left), abs(right))
+        if differs:
+            found.append(Difference(name, left, right))
+    return tuple(found)
 
 
 def _sample(durations_ns: array[int]) -> Sample | None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.ab.comparing import Compared, Options
 from pytest_torchprof.ab.imports import proven
 from pytest_torchprof.ab.process import Collected, Worker, WorkerDied
-from pytest_torchprof.errors import AbError
-from pytest_torchprof.paired import Row, Stopped
+from pytest_torchprof.errors import AbError, AbStoppedError
+from pytest_torchprof.paired import Row
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor
@@ -26,16 +26,23 @@ __all__ = ["Options", "run"]
 Progress = Callable[[str, int, int], None]
 
 
-def run(a: Side, b: Side, janitor: Janitor, options: Options, progress: Progress) -> list[Row]:
-    """Compare all tests of two sides; a row for each, in the order in which B has collected them.
+def run(
+    a: Side, b: Side, janitor: Janitor, options: Options, progress: Progress, rows: list[Row]
+) -> list[str]:
+    """Compare all tests of two sides; what a reader must know of the run, a sentence each.
 
-    ``progress`` is told a test's id, its number from 1, and how many there are, before it runs.
+    ``rows`` gets a row for each test as soon as that is done, in the order in which B has collected
+    them: they are there also if an error or Ctrl-C ends the run. ``progress`` is told a test's id,
+    its number from 1, and how many there are, before it runs.
 
     Raises:
-        AbError: there is nothing to compare, or one side would run the other's code.
+        AbError: there is nothing to compare, one side would run the other's code, or test after
+            test has ended its worker.
     """
     with _pair(a, b, janitor) as pair:
-        return _Run(pair, options, progress).rows()
+        for row in _Run(pair, options, progress).rows():
+            rows.append(row)  # noqa: PERF402 - each at once, whatever comes next
+    return pair.notes
 
 
 @dataclass
@@ -47,6 +54,7 @@ class _Pair:
     janitor: Janitor
     found: tuple[Collected, Collected] = field(init=False)
     number: int = 1
+    notes: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Worker]:
         return iter((self.a, self.b))
@@ -75,9 +83,10 @@ class _Pair:
         """Another process in place of one that has died.
 
         Raises:
-            AbError: it does not come up.
+            AbError: it does not come up, or would run the other's code.
         """
         worker.kill()
+        self._unproven(worker)
         self.number += 1
         new = Worker(worker.side, self.janitor, self.number)
         if worker is self.a:
@@ -85,20 +94,35 @@ class _Pair:
         else:
             self.b = new
         new.start()
-        _, why = _collect(new)
+        again, why = _collect(new)
         if why is not None:
-            raise AbError(f"the worker of {new.side.name} cannot be started again", why)
+            raise AbStoppedError(f"the worker of {new.side.name} cannot be started again", why)
+        proven(
+            *(
+                found.origins if other is not new else again.origins
+                for other, found in zip(self, self.found, strict=True)
+            )
+        )
 
     def finish(self) -> None:
         """End both, and look once more at where their code came from."""
         ends = []
-        for worker in self:
+        for worker, found in zip(self, self.found, strict=True):
             if not worker.side.empty:
                 worker.close()
             if worker.ended is not None:
                 ends.append(worker.ended[3])
-        if len(ends) == 2:
-            proven(ends[0], ends[1])
+            else:
+                ends.append(found.origins)
+                self._unproven(worker)
+        proven(ends[0], ends[1])
+
+    def _unproven(self, worker: Worker) -> None:
+        """Say that a process has gone without telling what it had imported by then."""
+        name = worker.side.name
+        note = f"where {name} found what it imported while tests ran is not known: its worker died"
+        if not worker.side.empty and note not in self.notes:
+            self.notes.append(note)
 
 
 @contextmanager
@@ -135,21 +159,8 @@ class _Run:
         self._progress = progress
         self._deaths = 0
 
-    def rows(self) -> list[Row]:
-        """All of them.
-
-        Raises:
-            Stopped: Ctrl-C; with the rows of the tests that were done.
-        """
-        rows = list[Row]()
-        try:
-            for row in self._each():
-                rows.append(row)
-        except KeyboardInterrupt:
-            raise Stopped(rows) from None
-        return rows
-
-    def _each(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Row]:
+        """Test by test."""
         found_a, found_b = self._pair.found
         in_a, in_b = set(found_a.tests), set(found_b.tests)
         common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
@@ -197,7 +208,7 @@ class _Run:
         row = compared.known("error", f"in {name}: {death}", name)
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
-            raise AbError(
+            raise AbStoppedError(
                 f"{_MOST_DEATHS} tests in a row have ended their worker",
                 f"the last one is {row.nodeid}, {row.reason}",
                 "leave them out, with --deselect after --",

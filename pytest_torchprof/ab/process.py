@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.ab.generated import unbuilt
 from pytest_torchprof.ab.layout import same_addresses, same_environment
 from pytest_torchprof.errors import AbError
 
@@ -162,7 +163,8 @@ class Worker:
     def collect(self) -> Collected:
         """Wait until it has collected its tests."""
         told = self._expect("collected")[1]
-        return Collected(told["tests"], told["errors"], told["origins"])
+        errors = {place: self._explained(why) for place, why in told["errors"].items()}
+        return Collected(told["tests"], errors, told["origins"])
 
     def profile(self, nodeid: str, following: str | None) -> Profiled:
         """Run the test, and once more profiled. If it passes, `finish` must follow."""
@@ -190,7 +192,12 @@ class Worker:
     def complaint(self) -> str | None:
         """What its output says of why it could not go on, in a line."""
         self._log.seek(0)
-        return complaint(self._log.read().decode("utf-8", "replace"))
+        said = complaint(self._log.read().decode("utf-8", "replace"))
+        return said and self._explained(said)
+
+    def _explained(self, why: str) -> str:
+        """An error, or what is behind it where a build of one tree is missing in another."""
+        return unbuilt(why, self.side.root, self.side.others) or why
 
     # ---------------------------------------------------------------- the channel
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pytest_torchprof.ab.generated import bring, unbuilt
+from pytest_torchprof.ab.generated import bring
 from pytest_torchprof.ab.interpreters import Interpreter, interpreter, ours
 from pytest_torchprof.ab.janitor import Janitor
-from pytest_torchprof.ab.selection import Fitted, Tree, fitted, matches
+from pytest_torchprof.ab.selection import Fitted, Tree, fitted
 from pytest_torchprof.ab.submodules import fill
 from pytest_torchprof.ab.worktree import Repository, check_out, repository, resolve, state
 from pytest_torchprof.errors import AbError
 
-__all__ = ["Request", "Side", "matches", "sides", "unbuilt"]
+__all__ = ["Request", "Side", "sides"]
 
 
 @dataclass(frozen=True)

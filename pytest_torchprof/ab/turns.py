@@ -210,7 +210,9 @@ class Turns:
         self._drop()
         error: BaseException | None = None
         try:
-            self._meter.time(call, count)
+            if count:
+                self._lay_out()
+                self._meter.time(call, count)
         except (KeyboardInterrupt, pytest.exit.Exception):
             raise
         except BaseException as raised:  # noqa: BLE001 - any outcome of a call is caught here
@@ -227,10 +229,7 @@ class Turns:
         return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
 
     def _drop(self) -> None:
-        """Leave nothing to grow from turn to turn, and the collector nothing to do in calls.
-
-        And have memory laid out anew, see `shaken`, on a processor, see `move_to`.
-        """
+        """Leave nothing to grow from turn to turn."""
         del self._item._report_sections[self._sections :]  # noqa: SLF001 - as in reruns
         del self._item.user_properties[self._properties :]
         manager = self._item.config.pluginmanager
@@ -244,6 +243,12 @@ class Turns:
             capture = manager.getplugin("capturemanager")
             if capture is not None and capture.is_globally_capturing():
                 capture.read_global_capture()
+
+    def _lay_out(self) -> None:
+        """Have memory laid out anew, see `shaken`, on a processor, see `move_to`.
+
+        And leave the collector nothing to do in calls.
+        """
         self._held = None
         REAL.collect()
         self._held = shaken()

@@ -15,8 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
-from pytest_torchprof.errors import SettingsError
-from pytest_torchprof.paired import Stopped
+from pytest_torchprof.errors import AbStoppedError, SettingsError
 from pytest_torchprof.paired.decision import CONFIDENCE
 from pytest_torchprof.render import ab_page, ab_report, ab_table, tables
 from pytest_torchprof.render.json_report import write_report
@@ -40,6 +39,7 @@ class Found:
 
     sides: tuple[Side, Side] | None = None
     rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     #: Seconds since the command began, start-up of the workers included.
     seconds: float = 0.0
@@ -50,12 +50,16 @@ def ab(options: Namespace) -> int:
     args, report = _report_of(options.rest)
     found = Found()
     start = time.perf_counter()
+    failure = None
     with _ended_by_signals():
         try:
             _measure(options, args, found)
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             found.interrupted = True
-            found.rows = stop.rows if isinstance(stop, Stopped) else []
+        except AbStoppedError as error:
+            if not found.rows:
+                raise
+            failure = error
     found.seconds = time.perf_counter() - start
     found.rows = ab_table.ordered(found.rows)
     try:
@@ -64,6 +68,9 @@ def ab(options: Namespace) -> int:
     finally:
         if found.sides is not None and (found.rows or options.format == "json"):
             _show(options, found)
+    if failure is not None:
+        print(f"torchprof: {failure}", file=sys.stderr)  # noqa: T201 - a command
+        return FAILED if _regressed(found) else _BLIND
     return _status(found)
 
 
@@ -84,7 +91,7 @@ def _measure(options: Namespace, args: tuple[str, ...], found: Found) -> None:
     how = Options(options.min_time, options.rounds, options.threshold / 100)
     with _bar() as progress, sides(request) as (a, b, janitor):
         found.sides = a, b
-        found.rows = run(a, b, janitor, how, progress)
+        found.notes += run(a, b, janitor, how, progress, found.rows)
 
 
 @contextmanager
@@ -173,7 +180,7 @@ def _described(found: Found) -> dict[str, Any]:
 
 
 def _notes(found: Found) -> list[str]:
-    return [note for side in found.sides or () for note in side.notes]
+    return [note for side in found.sides or () for note in side.notes] + found.notes
 
 
 # -------------------------------------------------------------------- what is printed
@@ -232,12 +239,16 @@ def _status(found: Found) -> int:
     """Exit status; says on stderr why there was nothing to compare."""
     if found.interrupted:
         return _INTERRUPTED
-    if any(row.verdict == "slower" or _at_fault(row) for row in found.rows):
+    if _regressed(found):
         return FAILED
     if ab_table.compared(found.rows):
         return OK
     print(f"torchprof: {_why_blind(found)}", file=sys.stderr)  # noqa: T201 - a command
     return _BLIND
+
+
+def _regressed(found: Found) -> bool:
+    return any(row.verdict == "slower" or _at_fault(row) for row in found.rows)
 
 
 def _at_fault(row: Row) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_torchprof.paired.decision import Comparison, Decision, Verdict
-from pytest_torchprof.paired.row import Broken, Difference, Row, RowVerdict, Stopped
+from pytest_torchprof.paired.row import Broken, Difference, Row, RowVerdict
 
 __all__ = [
     "Broken",
@@ -12,6 +12,5 @@ __all__ = [
     "Difference",
     "Row",
     "RowVerdict",
-    "Stopped",
     "Verdict",
 ]

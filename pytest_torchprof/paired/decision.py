@@ -3,8 +3,8 @@
 Each pair of turns gives one number, the logarithm of B's median call over A's: what drifts slowly
 meets both sides and cancels. Two things must agree before a change is confirmed:
 
-- the sign test says that B is slower in more pairs than chance allows. It needs nothing of the
-  distribution, so neither spikes nor two modes mislead it;
+- the sign test says that B is slower in more pairs than chance allows. It needs next to nothing of
+  the distribution, so neither spikes nor two modes mislead it;
 - the whole interval of the ratio lies beyond the threshold. Its middle is the mean of the middle
   third of the pairs, its width comes from a bootstrap of blocks of neighbouring pairs.
 
@@ -141,7 +141,8 @@ class Comparison:
         if min(a_first.sum(), len(orders) - a_first.sum()) < LOOKS[0] // 4:
             return ratios
         second = (_middle(ratios[a_first]) - _middle(ratios[~a_first])) / 2
-        moved: Floats = ratios - second * orders
+        # Rounded, so that what was equal still is.
+        moved: Floats = np.round(ratios - second * orders, 12)
         return moved
 
     def _look(self, error: float) -> Decision:
@@ -151,7 +152,7 @@ class Comparison:
         p_value = _sign_test(ratios)
         needed = pairs_needed(error)
         if n < needed:
-            low, high = float(ratios.min()), float(ratios.max())
+            low, high = min(self._ratios), max(self._ratios)
             return Decision(
                 "unclear",
                 math.exp(centre),

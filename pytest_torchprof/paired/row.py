@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pytest_torchprof.paired.decision import Decision
     from pytest_torchprof.samples import Sample
 
@@ -17,7 +15,7 @@ RowVerdict = Literal[
     "slower", "faster", "same", "unclear", "new", "gone", "failed", "skipped", "error"
 ]
 
-#: Sides where a test fails or could not be measured; a fault in A alone is none of B's.
+#: Sides where a test fails, is skipped or could not be measured; what is in A alone is none of B's.
 Broken = Literal["", "A", "B", "AB"]
 
 
@@ -34,7 +32,8 @@ class Difference:
 class Row:
     """One test. ``a_ms`` and ``b_ms`` are of wall time, ``cpu_…`` of the process's CPU time.
 
-    ``reason`` says why there is no decision, or what a reader must know of it.
+    ``reason`` says why there is no decision, or what a reader must know of it; ``unprofiled`` why
+    exact metrics were not compared.
     """
 
     nodeid: str
@@ -50,11 +49,4 @@ class Row:
     measured_s: float = 0.0
     spent_s: float = 0.0
     broken: Broken = ""
-
-
-class Stopped(KeyboardInterrupt):
-    """Ctrl-C in the middle: ``rows`` are those of the tests that were done."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        super().__init__()
-        self.rows = list(rows)
+    unprofiled: str | None = None

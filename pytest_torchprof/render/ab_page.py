@@ -71,6 +71,7 @@ def _below(page: Page, name: Callable[[str], str]) -> list[tuple[str, list[str]]
     blocks = (
         ("", ab_table.reasons(page.rows, name)),
         ("exact metrics that differ:", ab_table.differences(page.rows, name)),
+        ("exact metrics were not compared:", ab_table.unprofiled(page.rows, name)),
         (_NOISY, ab_table.noisy(page.rows, name)),
         ("", list(page.notes)),
     )

@@ -47,10 +47,8 @@ def _outcome(row: Row) -> str | None:
     """What became of it on B; None where it did not run there, or that is not known."""
     if row.decision is not None:
         return "passed"
-    if row.verdict == "skipped":
-        return "skipped"
-    if row.verdict in ("failed", "error") and row.broken != "A":
-        return "failed" if row.verdict == "failed" else "error"
+    if row.verdict in ("skipped", "failed", "error") and row.broken != "A":
+        return row.verdict
     return None
 
 

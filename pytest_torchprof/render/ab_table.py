@@ -39,7 +39,7 @@ ORDER: tuple[RowVerdict, ...] = (
 FIELDS = (
     *("name", "verdict", "reason", "wall_ms_a", "wall_ms_b", "spread_a", "spread_b"),
     *("ratio", "change", "low", "high", "confidence", "p_value", "pairs", "calls_a", "calls_b"),
-    *("cpu_ms_a", "cpu_ms_b", "differences", "measured_s", "spent_s"),
+    *("cpu_ms_a", "cpu_ms_b", "differences", "unprofiled", "measured_s", "spent_s"),
 )
 #: Columns of the table for people.
 COLUMNS = ("test", "a", "b", "change", "verdict")
@@ -87,6 +87,7 @@ def fields_of(row: Row) -> Cells:
         "cpu_ms_a": row.cpu_a_ms and row.cpu_a_ms.median,
         "cpu_ms_b": row.cpu_b_ms and row.cpu_b_ms.median,
         "differences": [{"metric": d.metric, "a": d.a, "b": d.b} for d in row.differences],
+        "unprofiled": row.unprofiled,
         "measured_s": row.measured_s,
         "spent_s": row.spent_s,
         **decided,
@@ -167,6 +168,11 @@ def noisy(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
 def differences(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
     """``test_x: flops 1.2 GFLOP → 1.4 GFLOP (+16.7 %)``, a line for each exact metric."""
     return [f"{name(row.nodeid)}: {difference(d)}" for row in rows for d in row.differences]
+
+
+def unprofiled(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+    """A line for each test that has no exact metrics on a side, and why."""
+    return [f"{name(row.nodeid)}: {_line(row.unprofiled)}" for row in rows if row.unprofiled]
 
 
 def difference(found: Difference) -> str:

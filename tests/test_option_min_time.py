@@ -149,6 +149,23 @@ def test_rounds_come_to_an_end(clock: Clock, wall_s: float, beside_s: float, exp
     assert expected == len(timed)
 
 
+@pytest.mark.parametrize(("time", "expected"), [("gate", "busy"), ("advisory", None)])
+def test_the_machine_is_watched_beside_a_first_run_that_is_the_only_one_too(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, time: Any, expected: str | None
+) -> None:
+    class Watch:
+        def said(self) -> str:
+            return "busy"
+
+    monkeypatch.setattr(rounds, "BusyWatch", Watch)
+    monkeypatch.setattr(rounds, "run_reference", lambda _: [])
+    timed = Rounds(time=time)
+    timed.watch()
+    timed.add(Round(11 * 10**9, 1, 1))
+    timed.end()
+    assert timed.busy == expected
+
+
 def test_the_reference_kernel_runs_between_rounds_and_short_rounds_share_it(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,26 @@ def test_times_under_other_conditions_only_advise(pytester: pytest.Pytester) -> 
     assert "time: the baseline's times are of reference 0, 96 torch threads, not ref" in ran.out
 
 
+def test_the_conditions_are_those_of_the_rounds_not_of_the_profiled_run(
+    pytester: pytest.Pytester,
+) -> None:
+    import torch
+
+    pytester.makepyfile(test_it=ADD)
+    threads = torch.get_num_threads()
+    flags = (GATE, *FEW)
+    try:
+        torch.set_num_threads(3)
+        accept(pytester, *flags)
+        torch.set_num_threads(1)
+        doctor_times(pytester, SLOWER)
+        ran = run(pytester, "--torchprof", *flags)
+    finally:
+        torch.set_num_threads(threads)
+    assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
+    assert "times are of reference 1, 3 torch threads, not reference 1, 1 torch th" in ran.out
+
+
 def test_under_xdist_time_only_advises(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)

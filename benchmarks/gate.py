@@ -52,6 +52,10 @@ def elements(size):
     return lambda: (x * 2 + 1).relu_().sum()
 
 
+def repeated(times, work):
+    return lambda: [work() for _ in range(times)]
+
+
 def python(loops):
     return lambda: sum(i * i for i in range(loops))
 
@@ -89,11 +93,11 @@ def attention(length):
 
 
 PAYLOADS = {
-    "mm": small(10),
+    "mm": small(40),
     "mm-many": small(300),
-    "elements": elements(30_000),
+    "elements": repeated(4, elements(30_000)),
     "elements-many": elements(2**21),
-    "python": python(1000),
+    "python": python(4000),
     "python-many": python(40_000),
     "training": training(32, 8),
     "training-wide": training(512, 64),

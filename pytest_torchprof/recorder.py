@@ -149,7 +149,7 @@ class Recorder:
     def replan(self, plan: Plan) -> None:
         """Measure by this plan, from here on, and forget the rounds that there were."""
         self.plan = plan
-        self.rounds = Rounds(plan.round_time_s, plan.time)
+        self.rounds = Rounds(plan.round_time_s, plan.time, plan.threads)
 
     def refuse(self, reason: str) -> None:
         """Keep the first reason why the test is not profiled."""

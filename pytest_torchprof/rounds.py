@@ -30,11 +30,13 @@ class Rounds:
 
     ``min_time_s``: seconds that they shall take together. ``time`` is what a time difference does:
     where it does nothing the reference kernel does not run, and only a gate asks whether the
-    machine was quiet.
+    machine was quiet, and has its rounds run with so many intra-op ``threads`` (None: as they are):
+    with several, a process of the same code may take 1.8 times as long as another.
     """
 
     min_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
+    threads: int | None = None
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: str | None = None
@@ -68,6 +70,11 @@ class Rounds:
             self._lap_ended = REAL.clock()
 
     @property
+    def gated_threads(self) -> int | None:
+        """Intra-op threads of rounds that are to be compared on another day."""
+        return self.threads if self.time == "gate" else None
+
+    @property
     def wants_more(self) -> bool:
         """Whether the seconds asked for are not spent yet."""
         wanted = self.min_time_s * 1e9
@@ -86,9 +93,10 @@ class Rounds:
         """After the last round: what else the machine did meanwhile."""
         if not self.timed or self.time == "off":
             return
-        if not self.laps:  # the first run was the only round
+        first_only = not self.laps  # and that has its own threads
+        if first_only:
             self.laps += run_reference(_FIRST_LAPS)
-        self._conditions = conditions()
+        self._conditions = conditions(None if first_only else self.gated_threads)
         if self._watch is not None:
             self.busy, self._watch = self._watch.said(), None
 

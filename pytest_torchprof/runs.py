@@ -66,7 +66,7 @@ class Run:
         else:
             if self.first:
                 self.recorder.rounds.watch()  # it may be the only one that is timed
-            self._watch = Stopwatch(first=self.first)
+            self._watch = Stopwatch(first=self.first, threads=self.recorder.rounds.gated_threads)
             self._watch.__enter__()
 
     def end(self) -> None:

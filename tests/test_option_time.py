@@ -51,7 +51,7 @@ def test_a_time_against_its_baseline(
     status: str,
 ) -> None:
     pytester.makepyfile(test_it=ADD)
-    accept(pytester)
+    accept(pytester, GATE, *FEW)
     doctor_times(pytester, factor)
     if ini is not None:
         pytester.makeini(f"[pytest]\ntorchprof_time = {ini}")
@@ -63,7 +63,7 @@ def test_a_time_against_its_baseline(
 
 def test_a_gated_regression_says_all_that_it_was_decided_by(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
-    accept(pytester)
+    accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
     ran = run(pytester, "--torchprof", GATE, *FEW)
     assert re.search(r"torchprof: wall_ms .* → .*: regressed against the baseline", ran.out)
@@ -79,7 +79,7 @@ def test_a_gated_regression_says_all_that_it_was_decided_by(pytester: pytest.Pyt
 
 def test_advising_compares_the_same_numbers(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
-    accept(pytester)
+    accept(pytester, *FEW)
     doctor_times(pytester, SLOWER)
     ran = run(pytester, "--torchprof", *FEW)
     assert ({"passed": 1}, True) == (ran.outcomes, "%~" in ran.out)
@@ -109,7 +109,7 @@ def test_a_slower_test_fails_and_an_unchanged_one_passes(pytester: pytest.Pytest
 @pytest.mark.parametrize("mode", ["advisory", "gate"])
 def test_times_of_another_machine_only_advise(pytester: pytest.Pytester, mode: str) -> None:
     pytester.makepyfile(test_it=ADD)
-    accept(pytester)
+    accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
     doctor(pytester, section="times", machine="abacus x1")
     ran = run(pytester, "--torchprof", f"--torchprof-time={mode}", *FEW)
@@ -138,7 +138,7 @@ def test_a_baseline_from_before_there_were_multiples_only_advises_until_accepted
 
 def test_times_under_other_conditions_only_advise(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
-    accept(pytester)
+    accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
     (entry,) = read_baseline(pytester)["tests"]["test_add"].values()
     other = {**entry["times"]["normalised"], "conditions": "reference 0, 96 torch threads"}
@@ -158,19 +158,50 @@ def test_the_conditions_are_those_of_the_rounds_not_of_the_profiled_run(
     flags = (GATE, *FEW)
     try:
         torch.set_num_threads(3)
-        accept(pytester, *flags)
-        torch.set_num_threads(1)
+        accept(pytester, *FEW)
         doctor_times(pytester, SLOWER)
         ran = run(pytester, "--torchprof", *flags)
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(threads)
     assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
     assert "times are of reference 1, 3 torch threads, not reference 1, 1 torch th" in ran.out
 
 
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [((GATE,), 1), ((GATE, "--torchprof-threads=2"), 2), ((GATE, "--torchprof-threads=keep"), 3),
+     ((), 3)],
+)  # fmt: skip
+def test_rounds_of_a_gate_have_the_threads_of_the_profiled_run(
+    pytester: pytest.Pytester, args: tuple[str, ...], expected: int
+) -> None:
+    import torch
+
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        def test_add():
+            torch.ones(8) + 1
+            with open("threads", "a") as file:
+                file.write(f"{torch.get_num_threads()} ")
+        """
+    )
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        run(pytester, "--torchprof", "--torchprof-rounds=2", *args)
+    finally:
+        torch.set_num_threads(threads)
+    first, *rounds, profiled = (pytester.path / "threads").read_text().split()
+    assert ("3", [str(expected)] * 2) == (first, rounds[:2])
+    assert profiled == (str(expected) if args else "1")
+
+
 def test_under_xdist_time_only_advises(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
-    accept(pytester)
+    accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
     ran = run(pytester, "--torchprof", GATE, *FEW, "-n1", needs=["xdist"], subprocess=True)
     assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
@@ -181,7 +212,7 @@ def test_on_a_busy_machine_time_only_advises_and_nothing_is_accepted_to_gate_on(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=ADD)
-    accept(pytester)
+    accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
     always = Probe(lambda: 0.0, lambda _: "a fan hums")
     monkeypatch.setattr(busy, "PROBES", {"noise": always})

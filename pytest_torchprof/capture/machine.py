@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,26 @@ def accelerator() -> str | None:
     if probe is not None and probe.is_available():
         return str(probe.current_accelerator().type)
     return "cuda" if torch.cuda.is_available() else None
+
+
+def lend_threads(wanted: int | None, undo: ExitStack) -> Callable[[], None]:
+    """Set the intra-op threads until ``undo``, or until what is returned is called.
+
+    Whoever has set others meanwhile keeps them. None leaves them as they are.
+    """
+    t, old = real_torch(), real_torch().get_threads()
+    given_back = wanted is None or wanted == old
+
+    def give_back() -> None:
+        nonlocal given_back
+        if not given_back and t.get_threads() == wanted:
+            t.set_threads(old)
+        given_back = True
+
+    if not given_back:
+        t.set_threads(wanted)
+        undo.callback(give_back)
+    return give_back
 
 
 @cache

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_torchprof.capture.frames import foreign
-from pytest_torchprof.capture.machine import accelerator, real_torch, synchronize
+from pytest_torchprof.capture.machine import accelerator, lend_threads, real_torch, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.stopwatch import counts_instructions
@@ -236,19 +236,10 @@ class Capture:
 
     def _set_threads(self, undo: ExitStack) -> None:
         """The intra-op threads asked for; a test that has set others by the end keeps its own."""
-        t, wanted, old = real_torch(), self._threads, real_torch().get_threads()
-        if wanted is None or wanted == old:
-            return
-        t.set_threads(wanted)
-        given_back: list[bool] = []
-
-        def give_back() -> None:
-            if not given_back and t.get_threads() == wanted:
-                t.set_threads(old)
-            given_back.append(True)
-
-        undo.callback(give_back)
-        if not self._first:
+        t, wanted = real_torch(), self._threads
+        needless = wanted is None or wanted == t.get_threads()
+        give_back = lend_threads(wanted, undo)
+        if needless or not self._first:
             return
 
         def asked(original: Callable[..., Any]) -> Callable[..., Any]:

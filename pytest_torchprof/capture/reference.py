@@ -45,9 +45,12 @@ def run_reference(times: int) -> list[Lap]:
         t.set_threads(threads)
 
 
-def conditions() -> str:
-    """What else than the machine a normalised time depends on, to be compared with another's."""
-    return f"reference {VERSION}, {real_torch().get_threads()} torch threads"
+def conditions(threads: int | None = None) -> str:
+    """What else than the machine a normalised time depends on, to be compared with another's.
+
+    ``threads`` are those of the rounds; None for those that torch has now.
+    """
+    return f"reference {VERSION}, {threads or real_torch().get_threads()} torch threads"
 
 
 def _lap(work: Callable[[], object]) -> Lap:

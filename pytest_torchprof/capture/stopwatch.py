@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.machine import synchronize
+from pytest_torchprof.capture.machine import lend_threads, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 
 if sys.platform != "win32":
@@ -39,13 +39,15 @@ class Round:
 class Stopwatch:
     """Times a block, device work included; ``result`` is there after the block.
 
-    ``first``: the block decides the test's outcome too, so the collector is left alone.
+    ``first``: the block decides the test's outcome too, so the collector is left alone, and so are
+    the intra-op ``threads``.
     """
 
     result: Round | None = None
 
-    def __init__(self, *, first: bool = False) -> None:
+    def __init__(self, *, first: bool = False, threads: int | None = None) -> None:
         self._first = first
+        self._threads = None if first else threads
 
     def __enter__(self) -> Self:
         """Start the clocks, with the device idle and the collector off."""
@@ -53,6 +55,7 @@ class Stopwatch:
         self._undo = ExitStack()
         if not self._first:
             self._undo.enter_context(no_collection())
+        lend_threads(self._threads, self._undo)
         self._counter = _start_instructions()
         self._faults = _page_faults()
         self._cpu = REAL.cpu_clock()

@@ -9,8 +9,9 @@ BIN := .venv/bin
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
 
+# Workers share the processors: their OpenMP threads shall not spin while they wait.
 test: .venv/.stamp  ## run the tests
-	@$(BIN)/python -m pytest -n auto --maxprocesses=4
+	@GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --maxprocesses=4
 
 corpus: .venv/.stamp  ## precision and recall of the anti-pattern rules on labelled examples
 	@$(BIN)/python tools/labelled.py

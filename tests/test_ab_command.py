@@ -350,3 +350,20 @@ def test_nothing_to_compare_is_no_success(project: Project) -> None:
     assert "nothing was compared: every test is only in B" in err
     assert "test_new" in out
     project.assert_clean()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_folder_that_only_one_side_has_is_no_crash(project: Project, inside: bool) -> None:
+    folder = project.root / "perf"
+    folder.mkdir()
+    (folder / "test_first.py").write_text("def test_first(): sum(range(9))\n", "utf-8")
+    try:
+        if inside:
+            status, out, err = project.run("v1", cwd=folder)
+        else:
+            status, out, err = project.run("v1", "--", "perf")
+    finally:
+        shutil.rmtree(folder)
+    assert (2, "torchprof: nothing was compared: every test is only in B\n") == (status, err)
+    assert "test_first" in out
+    project.assert_clean()

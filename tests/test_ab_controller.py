@@ -214,7 +214,7 @@ def compare(
             side_a,
             side_b,
             janitor,
-            options or Options(min_time_s=0.02),
+            options or Options(min_time_s=0.05),
             lambda _, number, total: told.append(total - number) if told is not None else None,
             rows,
         )

@@ -54,7 +54,7 @@ def place(trace: Trace, name: str) -> Place:
         ("test.py", Owner.USER),
         ("net/blocks.py", Owner.USER),
         ("moca/library/profiling/profile.py", Owner.USER),
-        ("/anywhere/work/train.py", Owner.USER),
+        ("/anywhere/code/train.py", Owner.USER),
         ("/anywhere/transformers/train.py", Owner.USER),
         ("C:\\work\\train.py", Owner.USER),
         ("<ipython-input-3-abc>", Owner.USER),

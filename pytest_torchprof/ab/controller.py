@@ -75,7 +75,7 @@ class _Pair:
         if why_a is not None:
             # Every test is a row that says so.
             found_a = Collected([], {"": why_a}, found_b.origins)
-        elif found_a.origins and found_b.origins:
+        else:
             proven(found_a.origins, found_b.origins)
         self.found = found_a, found_b
 
@@ -97,12 +97,9 @@ class _Pair:
         again, why = _collect(new)
         if why is not None:
             raise AbStoppedError(f"the worker of {new.side.name} cannot be started again", why)
-        proven(
-            *(
-                found.origins if other is not new else again.origins
-                for other, found in zip(self, self.found, strict=True)
-            )
-        )
+        a, b = self.found
+        self.found = (again, b) if new is self.a else (a, again)
+        proven(self.found[0].origins, self.found[1].origins)
 
     def finish(self) -> None:
         """End both, and look once more at where their code came from."""

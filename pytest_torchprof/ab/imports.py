@@ -241,8 +241,11 @@ def _places(module: object) -> Iterator[str]:
 def proven(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
     """Raise `AbError` unless each side's code, as `origins` told of it, is the side's own.
 
-    With one tree for both sides (two interpreters, say) there is nothing to confuse.
+    With one tree for both sides (two interpreters, say) there is nothing to confuse, nor where a
+    side had nothing to run and so tells nothing.
     """
+    if not a or not b:
+        return
     for name, side, other in (("A", a, "B"), ("B", b, "A")):
         for module, file in side["foreign"].items():
             whose = f"the tree of {other}" if _lies_in(file, (b, a)[side is b]) else "your checkout"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchprof.compare import (
@@ -274,7 +274,6 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
     assert [v.status for v in exactly] == ["ok"]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([0, 10, 50, 250]))
 def test_a_tolerance_is_met_exactly(value: int, accepted: int, per_mille: int) -> None:
     from pytest_torchprof.compare import _against

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_builder import TraceBuilder
 
@@ -66,7 +66,6 @@ def test_the_largest_change_comes_first() -> None:
 TABLES = st.dictionaries(st.sampled_from("abcdef"), st.fixed_dictionaries({"n": st.integers(0, 5)}))
 
 
-@settings(deadline=None)
 @given(TABLES, TABLES)
 def test_all_changes_are_there_and_add_up(
     before: dict[str, dict[str, int]], now: dict[str, dict[str, int]]

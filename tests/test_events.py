@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_builder import TraceBuilder
 
@@ -126,7 +126,6 @@ def nested_by_stack(trace: Trace) -> tuple[list[int], list[int], list[int]]:
     return parent, depth, own
 
 
-@settings(deadline=None)
 @given(nested_intervals())
 def test_nesting_equals_a_stack(intervals: list[Interval]) -> None:
     trace = trace_of(*intervals)
@@ -136,7 +135,6 @@ def test_nesting_equals_a_stack(intervals: list[Interval]) -> None:
     assert trace.self_ns.tolist() == own
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 1)), max_size=60))
 def test_any_intervals_give_a_tree(intervals: list[Interval]) -> None:
     """Overlapping events: a parent is open when its child starts, and for most of it."""
@@ -154,7 +152,6 @@ def test_any_intervals_give_a_tree(intervals: list[Interval]) -> None:
     assert (trace.self_ns >= 0).all()
 
 
-@settings(deadline=None)
 @given(nested_intervals(), st.integers(0, 3))
 def test_a_nanosecond_of_rounding_changes_no_parent(intervals: list[Interval], seed: int) -> None:
     """Calls of a microsecond and more, whose ends are off by a nanosecond, nest as before."""
@@ -168,7 +165,6 @@ def test_a_nanosecond_of_rounding_changes_no_parent(intervals: list[Interval], s
     assert trace_of(*shaky).parent.tolist() == trace_of(*exact).parent.tolist()
 
 
-@settings(deadline=None)
 @given(nested_intervals(), st.lists(st.tuples(st.integers(-1, 60), st.integers(0, 2)), max_size=9))
 def test_a_point_is_enclosed_by_the_innermost_open_event(
     intervals: list[Interval], points: list[tuple[int, int]]

@@ -369,7 +369,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=5) | JUNK, max_size=12)
 
 
 @given(st.sampled_from([*FORMULAS, "aten::add"]), JUNK | SHAPES, JUNK, JUNK)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_junk_has_no_flops(name: str, dims: Any, types: Any, concrete: Any) -> None:
     """Whatever a trace contains, the answer is a count or `None`."""
     count = flops(name, dims, types, concrete)
@@ -401,7 +401,6 @@ def convolutions(draw: st.DrawFn) -> tuple[list[int], list[int], dict[str, Any]]
 
 
 @given(convolutions())
-@settings(deadline=None)
 def test_convolutions_agree_with_torch(case: tuple[list[int], list[int], dict[str, Any]]) -> None:
     """The count is what torch's output has: its elements, times the products summed in each."""
     x, w, arguments = case

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_read import build
 
@@ -30,11 +30,7 @@ CORPUS = Path(
     os.environ.get("TORCHPROF_TRACE_CORPUS")
     or Path(__file__).resolve().parents[2] / "shared" / "traces"
 )
-often = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+often = settings(max_examples=EXAMPLES)
 
 
 def slices() -> list[dict[str, Any]]:

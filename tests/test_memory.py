@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from live import captured
 from trace_builder import TraceBuilder
@@ -212,7 +212,6 @@ def plain_count(moves: list[Move], first: int, last: int, *, on_device: bool) ->
     return allocated, peak, live
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4), st.booleans()), max_size=40),
     st.integers(0, 40),

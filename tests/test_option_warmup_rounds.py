@@ -140,12 +140,13 @@ def test_time_metrics_are_the_median_over_rounds(pytester: pytest.Pytester) -> N
         def test_add():
             calls.append(1)
             # warm-up, three rounds, profiled run
-            time.sleep([0.1, 0, 0.02, 0.1, 0.1][len(calls) - 1])
+            time.sleep([0, 0, 0.02, 1, 0][len(calls) - 1])
         """
     )
     ran = run(pytester, "--torchprof", "--torchprof-rounds=3")
-    assert 20 <= ran.metric("wall_ms")["value"] < 100
-    assert ran.metric("cpu_ms")["value"] < 20
+    wall = ran.metric("wall_ms")["value"]
+    assert 20 <= wall < 1000
+    assert ran.metric("cpu_ms")["value"] < wall  # who sleeps does not work
 
 
 def test_without_rounds_there_are_no_times(pytester: pytest.Pytester) -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchprof.ab.pacing import orders
@@ -168,7 +168,6 @@ NEAR = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(PAIRS | NEAR)
 def test_swapped_sides_mirror_the_answer(pairs: list[Pair]) -> None:
     found, other = decided(pairs), decided(((b, a) for a, b in pairs), a_first=1)
@@ -178,7 +177,6 @@ def test_swapped_sides_mirror_the_answer(pairs: list[Pair]) -> None:
     assert math.isclose(found.low, 1 / other.high)
 
 
-@settings(deadline=None)
 @given(NEAR, st.integers(2, 1000))
 def test_the_unit_of_time_does_not_matter(pairs: list[Pair], factor: int) -> None:
     scaled = [([v * factor for v in a], [v * factor for v in b]) for a, b in pairs]
@@ -187,7 +185,6 @@ def test_the_unit_of_time_does_not_matter(pairs: list[Pair], factor: int) -> Non
     assert math.isclose(found.ratio, other.ratio)
 
 
-@settings(deadline=None)
 @given(PAIRS | NEAR)
 def test_the_same_pairs_have_the_same_answer_and_a_sound_one(pairs: list[Pair]) -> None:
     found = decided(pairs)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from live import captured
 from trace_builder import TraceBuilder
@@ -156,7 +156,6 @@ def test_without_sizes_there_are_no_peaks() -> None:
     assert peaks(parse(b"[]")) == []
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4), st.integers(0, 1)), max_size=40))
 def test_random_sequences_peak_as_the_metric_says(moves: list[tuple[int, int, int]]) -> None:
     place = {"pid": 1, "tid": 1}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_builder import EPOCH_NS, TraceBuilder
 from trace_styles import STYLES, without
@@ -126,7 +126,6 @@ def test_nanoseconds_are_exact() -> None:
     assert exact(trace) == exact(PLAIN)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 90 * 24 * 3600 * 10**9), st.integers(0, 10**12))
 def test_microseconds_with_three_decimals_are_exact(ts: int, dur: int) -> None:
     """Kineto's times are relative to a base at most 90 days ago."""

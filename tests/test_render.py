@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 from expecttest import TestCase
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trace_builder import TraceBuilder
 
@@ -397,7 +397,6 @@ def numbers_line(metric: str, before: float, now: float) -> str:
     return text.splitlines()[1]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["flops", "ops", "allocated_cpu_bytes"]),
     st.integers(0, 2**62),

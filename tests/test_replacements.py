@@ -130,7 +130,7 @@ def test_work_is_bounded_and_what_was_left_out_is_said(monkeypatch: pytest.Monke
 SEQUENCES = st.lists(st.integers(0, 4), max_size=150)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(SEQUENCES, SEQUENCES, st.integers(0, 3))
 def test_what_is_between_the_differences_is_equal(a: list[int], b: list[int], copies: int) -> None:
     a, b = a + b * copies, b * copies + a
@@ -144,7 +144,6 @@ def test_what_is_between_the_differences_is_equal(a: list[int], b: list[int], co
     assert alignment.complete
 
 
-@settings(deadline=None)
 @given(SEQUENCES)
 def test_a_sequence_does_not_differ_from_itself(a: list[int]) -> None:
     numbers = np.array(a, np.int64)

@@ -464,7 +464,7 @@ def programs(draw: st.DrawFn) -> TraceBuilder:
 
 
 @given(programs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_work_is_lost_or_done_twice(b: TraceBuilder) -> None:
     """FLOPs of the rows are those of operators that launched a kernel; each event is in one row."""
     trace = parse(b.to_bytes())

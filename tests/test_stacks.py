@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from live import captured
 from trace_builder import TraceBuilder
@@ -141,7 +141,6 @@ TREES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), TREES), max_size=5))
 def test_random_trees_fold_as_a_walk_counts(
     trees: list[tuple[int, tuple[str, list[object]]]],

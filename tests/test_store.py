@@ -50,7 +50,7 @@ files = st.builds(
     st.dictionaries(texts, values, max_size=2),
     st.dictionaries(texts, st.dictionaries(texts, entries, max_size=2), max_size=3),
 )
-fresh = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+fresh = settings(suppress_health_check=list(HealthCheck))  # `tmp_path` is written anew
 
 
 def file_of(tmp_path: Path, data: object) -> Path:

@@ -575,7 +575,7 @@ TYPES = st.lists(st.sampled_from([FLOAT, BF16, LONG, "bool", NUMBER, LIST, NONE]
     st.sampled_from([*RULES, "aten::view"]), SHAPES | JUNK, TYPES | JUNK, SHAPES | JUNK, JUNK,
     st.sampled_from([None, 2, 4]),
 )  # fmt: skip
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_junk_has_no_bytes(
     name: str, dims: Any, types: Any, strides: Any, concrete: Any, item: int | None
 ) -> None:
@@ -585,7 +585,6 @@ def test_junk_has_no_bytes(
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.data())
-@settings(deadline=None)
 def test_strides_only_make_bytes_less(shape: list[int], data: st.DataObject) -> None:
     """No layout holds more elements than the shape has, nor fewer than one of them."""
     strides = data.draw(st.lists(st.integers(0, 9), min_size=len(shape), max_size=len(shape)))

@@ -164,9 +164,9 @@ class TorchprofSession(RunningHooks):
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Pay for torch's first profiler session outside any test."""
-        planned = any(PLAN in item.stash for item in session.items)
-        if planned and not self.is_controller and not self.config.option.collectonly:
-            prime()
+        plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
+        if plans and not self.is_controller and not self.config.option.collectonly:
+            prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
             warm_up()
 
     def _plan(self, item: pytest.Item) -> Plan | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 import pytest_torchprof.analysis.ops
 import pytest_torchprof.baseline.inline
@@ -21,7 +22,8 @@ from pytest_torchprof.rules import RULES, Rule
 
 # Load torch whole, now: pytester forgets what an inner session imports, and torch cannot bear to be
 # imported twice.
-prime()
+prime(whole=True)
+hasattr(torch, "_inductor")
 
 #: Inner sessions run without these, whether installed or not, unless a test asks for one.
 OTHER_PLUGINS = (

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+from pytest_torchprof.capture.lean import lean_profile
 from pytest_torchprof.errors import CaptureError
 
 
@@ -133,7 +134,7 @@ def real_torch() -> SimpleNamespace:
     module = getattr(torch, device) if device is not None else None
     return SimpleNamespace(
         active=getattr(torch.autograd, "_profiler_enabled", lambda: False),
-        profile=torch.profiler.profile,
+        profile=lean_profile(),
         activity=torch.profiler.ProfilerActivity,
         supported=torch.profiler.supported_activities,
         config=torch._C._profiler._ExperimentalConfig,

@@ -32,10 +32,16 @@ OWN_PROFILER = "the test runs torch.profiler itself, and two sessions cannot be 
 _FILE_NUMBERS = itertools.count()
 
 
-def prime() -> None:
-    """Pay for the first profiler session of the process (0.5 to 1.7 s), outside any test."""
+def prime(*, whole: bool = False) -> None:
+    """Pay for the first profiler session of the process, outside any test.
+
+    ``whole``: for the import of dynamo too (1 to 2 s), because a first run is to be measured, in
+    which an optimizer or a compiled function would do it.
+    """
     import torch
 
+    if whole:
+        import torch._dynamo
     foreign()  # looks at the file system as it is now
     if profiler_active():
         return  # somebody profiles the session; each test will say so

@@ -21,6 +21,7 @@ from pytest_torchprof.analysis.averages import OpStats
 from pytest_torchprof.analysis.diff import DiffRow
 from pytest_torchprof.analysis.memory import PeakMemory, peaks
 from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_work, unlinked
+from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.devices import Device, read_peaks
 from pytest_torchprof.metrics import METRICS, measure_all
 from pytest_torchprof.render import tables
@@ -169,7 +170,7 @@ class Trace:
     @property
     def _unknown(self) -> tuple[str, ...]:
         """FLOPs, where those of some operator are not known."""
-        return () if self.events.flops_gap() is None else ("flops",)
+        return () if flops_gap(self.events) is None else ("flops",)
 
     @property
     def devices(self) -> list[dict[str, Any]]:

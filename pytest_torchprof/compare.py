@@ -191,9 +191,22 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 
 def _scoped(budget: Budget, value: Value) -> Verdict:
     if isinstance(value, NotMeasured):
-        return Verdict(budget.label, value, "not_measured", limit=budget.limit, reason=value.reason)
+        return _unmeasured(budget.label, value, None, budget.limit)
     status: MetricStatus = "over_budget" if value > budget.limit else "ok"
     return Verdict(budget.label, value, status, limit=budget.limit)
+
+
+def _unmeasured(
+    label: str, value: NotMeasured, accepted: Number | None, limit: Number | None
+) -> Verdict:
+    """A limit is checked against what is at hand, and a lower bound can but exceed it."""
+    over = limit is not None and value.at_hand is not None and value.at_hand > limit
+    if value.at_hand is None or limit is None or (value.at_least and not over):
+        return Verdict(label, value, "not_measured", accepted, limit, reason=value.reason)
+    status: MetricStatus = "over_budget" if over else "ok"
+    return Verdict(
+        label, value.at_hand, status, None, limit, reason=value.reason, at_least=value.at_least
+    )
 
 
 def _verdict(
@@ -205,10 +218,7 @@ def _verdict(
 ) -> Verdict:
     value, accepted = profile.metrics[metric.name], _accepted(metric, baseline)
     if isinstance(value, NotMeasured):
-        if limit is not None and value.at_hand is not None:
-            status: MetricStatus = "over_budget" if value.at_hand > limit else "ok"
-            return Verdict(metric.name, value.at_hand, status, None, limit, reason=value.reason)
-        return Verdict(metric.name, value, "not_measured", accepted, limit, reason=value.reason)
+        return _unmeasured(metric.name, value, accepted, limit)
     if limit is not None and value > limit:
         return Verdict(metric.name, value, "over_budget", accepted, limit)
     if metric.klass == "time" and policy.time == "off":

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, decode_part
-from pytest_torchprof.flops import FORMULAS, flops, lacking
+from pytest_torchprof.flops import FORMULAS, flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import Arguments
@@ -463,21 +463,6 @@ class Trace:
     def operands(self, events: Ints) -> list[OpArgs]:
         """What the trace says of the operands of these calls."""
         return decode(OpArgs, self.args[events])
-
-    def flops_gap(self) -> str | None:
-        """Why the FLOPs of the selection are not known, naming the operator; None if they are."""
-        rows, args = self._formula_ops
-        unknown = np.flatnonzero(self.unknown_flops[rows])
-        if not len(unknown):
-            return None
-        names, calls = np.unique(self.name[rows[unknown]], return_counts=True)
-        at = int(calls.argmax())
-        name, count, others = self.names[names[at]], int(calls[at]), len(names) - 1
-        first = args[unknown[self.name[rows[unknown]] == names[at]][0]]
-        parts = map(decode_part, map(bytes, (first.dims, first.types, first.concrete)))
-        what = lacking(name, *parts)
-        more = f", and {others} more operator{'s' * (others > 1)}" if others else ""
-        return f"{name} {what} in this trace; {count} call{'s' * (count > 1)}{more}"
 
 
 def _number(value: Any) -> int:

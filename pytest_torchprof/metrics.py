@@ -73,10 +73,10 @@ def measure_all(trace: Trace, known: Mapping[str, Value] | None = None) -> dict[
     }
 
 
-def _unknown(reason: str, at_hand: int | None = None) -> NotMeasured:
+def _unknown(reason: str, at_hand: int | None = None, *, at_least: bool = False) -> NotMeasured:
     from pytest_torchprof.stats import NotMeasured
 
-    return NotMeasured(reason, at_hand)
+    return NotMeasured(reason, at_hand, at_least)
 
 
 # -------------------------------------------------------------------- what a capture must hold
@@ -185,8 +185,11 @@ def _syncs(trace: Trace) -> Value:
 
 
 def _flops(trace: Trace) -> Value:
-    gap = trace.flops_gap()
-    return _unknown(gap) if gap else int(trace.op_flops[trace.selection].sum())
+    from pytest_torchprof.analysis.uncounted import uncounted
+
+    if (gap := uncounted(trace)) is not None:
+        return _unknown(gap.reason, gap.at_least, at_least=True)
+    return int(trace.op_flops[trace.selection].sum())
 
 
 def _self_cpu_ms(trace: Trace) -> Value:

@@ -20,11 +20,13 @@ class NotMeasured:
     """A metric without a value, and why.
 
     ``at_hand`` is a number that a limit can be checked against, and that another run of the test
-    may not have: it is compared with no baseline.
+    may not have: it is compared with no baseline. ``at_least``: the true number is that or more, so
+    a limit below it is exceeded, and one above it is not checked.
     """
 
     reason: str
     at_hand: int | None = None
+    at_least: bool = False
 
 
 Number = int | float
@@ -88,7 +90,7 @@ class Verdict:
 
     ``sample`` is what the value is the median of, where it was measured several times.
     ``multiples``: the accepted and the new multiple of the reference kernel's time, where these are
-    what was compared.
+    what was compared. ``at_least``: the value is a lower bound, and already over the limit.
     """
 
     metric: str
@@ -100,6 +102,7 @@ class Verdict:
     reason: str | None = None
     sample: Sample | None = None
     multiples: tuple[float, float] | None = None
+    at_least: bool = False
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def step(vendor: str, **more: Any) -> TraceBuilder:
             host = b.memory(64, device="cpu")
         b.free(host)
         b.memory(32, device="cpu")
-        b.graph_launch(["k1", "k2", "k3"], device_us=2)
+        b.graph_launch(["copy_1", "copy_2", "copy_3"], device_us=2)
         b.sync("cudaEventSynchronize", wait_us=7)
         b.sync("cudaStreamSynchronize")
         b.free(kept)
@@ -163,7 +163,7 @@ def test_the_rows_of_operators_add_up_to_the_metrics(vendor: str) -> None:
             name = f"{what}_{place}_bytes"
             assert sum(getattr(row, name) for row in rows.values()) == values[name]
     found = kernels(trace)
-    assert found["k1"] == (1, 2000)
+    assert found["copy_1"] == (1, 2000)
     assert found["Memset (Device)"] == (1, 2000)
     assert sum(total for _, total in found.values()) / 1e6 == values["self_cuda_ms"]
     assert all(type(n) is int for pair in found.values() for n in pair)

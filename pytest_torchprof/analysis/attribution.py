@@ -112,7 +112,7 @@ def _attribute(trace: Trace) -> Work:
     named = np.where(call >= 0, call, annotation)
     owner = np.where(named >= 0, trace.shown_names[1][trace.name[named]], -1)
 
-    working = (trace.kind[event] == Kind.KERNEL) & ~_replayed(trace, launch)
+    working = (trace.kind[event] == Kind.KERNEL) & ~is_replayed(trace, launch)
     main = trace.names_where(is_main)[event]
     none = np.full(len(event), -1, np.int64)
 
@@ -133,7 +133,7 @@ def _attribute(trace: Trace) -> Work:
     return Work(event, call, owner, flops, moved, dtype)
 
 
-def _replayed(trace: Trace, launch: Ints) -> Bools:
+def is_replayed(trace: Trace, launch: Ints) -> Bools:
     """Whether these launches, -1 for none, are of a graph of kernels."""
     return (launch >= 0) & trace.names_where(_GRAPH.search)[launch]
 
@@ -141,7 +141,7 @@ def _replayed(trace: Trace, launch: Ints) -> Bools:
 def replayed(trace: Trace) -> int:
     """How many kernels of the selection a graph launched: nobody knows for which operators."""
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
-    return int(_replayed(trace, trace.launch[kernels]).sum())
+    return int(is_replayed(trace, trace.launch[kernels]).sum())
 
 
 def is_main(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
 from pytest_torchprof.analysis.attribution import replayed
+from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.devices import find, read_peaks
 from pytest_torchprof.errors import SettingsError
@@ -97,7 +98,7 @@ def only(ranks: Ranks) -> Trace:
 
 def no_flops(trace: Trace) -> str:
     """A line on why there is no sum of FLOPs; empty if there is one."""
-    gap = trace.events.flops_gap()
+    gap = flops_gap(trace.events)
     return f"no total of FLOPs: {gap}" if gap else ""
 
 

@@ -142,7 +142,8 @@ def _numbers(verdict: Verdict) -> str:
         return f"not measured: {verdict.value.reason}"
     if verdict.status == "over_budget" and verdict.limit is not None:
         now, limit = format_pair(verdict.value, verdict.limit, unit)
-        return f"limited to {limit} but measured {now}"
+        least = "at least " if verdict.at_least else ""
+        return f"limited to {limit} but measured {least}{now}"
     if verdict.baseline is None:
         return format_quantity(verdict.value, unit)
     before, now = format_pair(verdict.baseline, verdict.value, unit)

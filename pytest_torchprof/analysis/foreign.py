@@ -1,0 +1,77 @@
+"""What a name says of kernels and of operators that are not torch's: whether they do products.
+
+A product is a multiplication and an addition of many pairs of numbers: of matrices, in a
+convolution, in attention, in a Fourier transform. Names are all that a trace has of code that
+others wrote. A name that says nothing may stand for a product.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from pytest_torchprof.analysis.attribution import is_main
+
+#: No products, whatever else is in the name: what inductor writes for elementwise work,
+#: reductions and copies (`triton_poi_fused_convolution_22` adds a bias), collectives, and moves of
+#: what attention keeps.
+_NEVER: Final = re.compile(
+    r"triton_(poi|red|per|for|sort|split_scan)_|^(void )?(nccl|rccl|msccl)|reshape_and_cache"
+    r"|(swap|copy|gather|concat\w*)_(blocks|cache|kv)|merge_attn_states",
+    re.IGNORECASE,
+)
+#: Products under names that `is_main` does not know: its question is which kernel of several.
+_PRODUCTS: Final = re.compile(
+    r"(?<!co)mm(?![a-z])|(?<![a-z])\w*mv(?![a-z])|matmul|gemm|conv(?!ert)|attention|attn|einsum|marlin"
+    r"|(?<![a-z])(moe|mla|mha|gqa|sdpa|lora|dot|linear)(?![a-z])|mamba|selective_scan|chunk_scan"
+    r"|trsm|trmm|syrk|symm|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft",
+    re.IGNORECASE,
+)
+_WORK_WITHOUT: Final = (
+    "elementwise|pointwise|vectorized_|unrolled_|reduce|reduction|softmax|soft_max|norm|bn_fw|bn_bw"
+    "|activation|silu|gelu|relu|swish|swiglu|sigmoid|tanh|act_and_mul|dropout|rotary|rope(?![a-z])"
+    "|embedding|gather|scatter|index|lookup|permute|transpose|nchw|nhwc|im2col|col2im|copy|memcpy"
+    "|memset|fill|zero_|arange|iota|cat(?:array|_)|concat|split(?!k)|pad(?![a-z])|roll|flip|cast"
+    "|convert|quant|scale|sort|topk|top_k|top_p|argmax|argmin|sampl|random|uniform|philox|unique"
+    "|nonzero|cumsum|devicescan|histogram|bincount|search|nms|roi_|interpolat|upsample|resampl"
+    "|pool|loss|cross_?entropy|multi_?tensor|optimizer|adam|sgd|lamb(?![a-z])|foreach|clip"
+    "|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|barrier|sendrecv|bounds_check"
+    "|segment|jagged|offsets|bitmatrix|routing|unpack|mask|compare"
+)
+#: Work that is none of products.
+_WITHOUT: Final = re.compile(
+    rf"{_WORK_WITHOUT}|at::native::|at_cuda_detail|^(void )?(cub|thrust|at::cuda)::", re.IGNORECASE
+)
+_WORDS: Final = re.compile(_WORK_WITHOUT, re.IGNORECASE)
+
+
+@lru_cache(maxsize=100_000)
+def kernel_may_multiply(name: str) -> bool:
+    """Whether a kernel of this name does products, for all that one can know.
+
+    >>> kernel_may_multiply("ampere_sgemm_128x64_tn"), kernel_may_multiply("my_kernel")
+    (True, True)
+    >>> kernel_may_multiply("triton_poi_fused_convolution_22")
+    False
+    """
+    if _NEVER.search(name):
+        return False
+    own = name.replace("(anonymous namespace)::", "").partition("(")[0]  # without arguments
+    plain = own.partition("<")[0]  # templates name much that a kernel does not do
+    return is_main(own) or bool(_PRODUCTS.search(plain)) or not _WITHOUT.search(own)
+
+
+@lru_cache(maxsize=10_000)
+def operator_may_multiply(name: str) -> bool:
+    """The same of an operator that is not torch's.
+
+    >>> operator_may_multiply("aiter::mha_batch_prefill"), operator_may_multiply("mylib::step")
+    (True, True)
+    >>> operator_may_multiply("torchvision::nms"), operator_may_multiply("_C::fused_add_rms_norm")
+    (False, False)
+    """
+    if _NEVER.search(name):
+        return False
+    own = name.partition("::")[2]
+    return is_main(own) or bool(_PRODUCTS.search(own)) or not _WORDS.search(own)

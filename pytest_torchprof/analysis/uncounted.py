@@ -1,0 +1,253 @@
+"""What computed and was not counted: why a sum of FLOPs is no more than a lower bound.
+
+An operator without a number counts here if it has a formula and the trace does not say what that
+needs, if it is known to compute and has no formula, or if it is not known and shows no operators
+inside that do the work. A kernel counts where no operator answers for it: an unknown one launched
+it, or none, or a graph did; unless its name says that it does no products. Nothing inside an
+operator that has a number counts, and of operators within one another only the outermost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof import nesting
+from pytest_torchprof.analysis.attribution import attribute, is_replayed
+from pytest_torchprof.analysis.device import launched_ns
+from pytest_torchprof.analysis.foreign import kernel_may_multiply
+from pytest_torchprof.analysis.operators import work_of
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.flops import lacking
+from pytest_torchprof.units import format_quantity
+
+if TYPE_CHECKING:
+    from pytest_torchprof.nesting import Bools, Ints
+
+NO_FORMULA: Final = "has no formula"
+NO_PARTS: Final = "shows no operators inside"
+REPLAYED: Final = "was replayed from a graph"
+ALONE: Final = "was launched by no operator that is known"
+NO_OPERATORS: Final = "no operators are recorded in this trace"
+
+_NAMED, _LONGEST = 3, 60
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operator or a kernel by name, what is missing, and the part of all time that it took.
+
+    ``share`` is of the device's time where there is a device, else of the time of all operators.
+    """
+
+    name: str
+    missing: str
+    calls: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    """The parts, the longest first, and what the rest adds up to."""
+
+    parts: tuple[Part, ...]
+    at_least: int
+
+    @property
+    def reason(self) -> str:
+        """In words: how much is counted, and what is not."""
+        known = f"at least {format_quantity(self.at_least, 'FLOP')}: " if self.at_least else ""
+        said = [
+            _said(missing, self.parts) for missing in dict.fromkeys(p.missing for p in self.parts)
+        ]
+        return known + "; ".join(said)
+
+
+def uncounted(trace: Trace) -> Uncounted | None:
+    """What of the selection is not in the sum of its FLOPs; None where the sum is all."""
+    return trace.once(_uncounted)
+
+
+def _uncounted(trace: Trace) -> Uncounted | None:
+    found = [part for source in SOURCES for part in source(trace)]
+    if not found:
+        return None
+    at_least = int(trace.op_flops[trace.selection].sum())
+    return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
+
+
+def _said(missing: str, parts: Iterable[Part]) -> str:
+    mine = [part for part in parts if part.missing == missing]
+    shown = [_one(part) for part in mine[:_NAMED]]
+    left = len(mine) - len(shown)
+    more = f" and {left} more" if left else ""
+    return f"{', '.join(shown)}{more}: {missing}" if len(mine) > 1 else f"{shown[0]} {missing}"
+
+
+def _one(part: Part) -> str:
+    name = part.name.removeprefix("void ").partition("<")[0].partition("(")[0] or part.name
+    name = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    share = f", {part.share * 100:.0f} % of the time" if part.share >= 0.005 else ""
+    return f"{name} ({part.calls:,} call{'s' * (part.calls > 1)}{share})"
+
+
+# -------------------------------------------------------------------- operators
+
+
+def _without_arguments(trace: Trace) -> Iterable[Part]:
+    """They have a formula, and the trace does not say what it needs."""
+    return _by_name(trace, np.flatnonzero(trace.unknown_flops), lambda at: _lacking(trace, at))
+
+
+def _lacking(trace: Trace, event: int) -> str:
+    (args,) = trace.operands(np.array([event]))
+    parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete)))
+    return f"{lacking(trace.names[trace.name[event]], *parts)} in this trace"
+
+
+def _without_formula(trace: Trace) -> Iterable[Part]:
+    """They compute, and there is no formula."""
+    return _by_name(trace, _outermost(trace, _computing(trace)), lambda _: NO_FORMULA)
+
+
+def _without_parts(trace: Trace) -> Iterable[Part]:
+    """They are unknown or made of others, and nothing inside shows what they did."""
+    return _by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
+
+
+def _opaque_why(trace: Trace, event: int) -> str:
+    return NO_PARTS if work_of(trace.names[trace.name[event]]) == "parts" else NO_FORMULA
+
+
+def _opaque(trace: Trace) -> Ints:
+    ops = trace.selection & trace.is_kind(Kind.OP)
+    asked = ops & trace.names_where(lambda name: work_of(name) in _ASKED)
+    if not asked.any():
+        return np.flatnonzero(asked)
+    rows = np.flatnonzero(asked)
+    working = ops & trace.names_where(lambda name: work_of(name) in _WORKING)
+    shown = nesting.above(np.flatnonzero(working), trace.parent)[rows]
+    launched = trace.once(launched_ns)[rows] > 0
+    silent = np.zeros(len(trace), bool)
+    silent[rows[~shown & ~launched]] = True
+    silent[trace.once(_unanswered)[1]] = True
+    return _outermost(trace, silent)
+
+
+_ASKED: Final = frozenset({"parts", "unknown"})
+_WORKING: Final = frozenset({"counted", "none", "computes"})
+
+
+def _computing(trace: Trace) -> Bools:
+    ops = trace.selection & trace.is_kind(Kind.OP)
+    return ops & trace.names_where(lambda name: work_of(name) == "computes")
+
+
+def _outermost(trace: Trace, marked: Bools) -> Ints:
+    """Of these operators, those neither in one another nor in one that has a number."""
+    rows = np.flatnonzero(marked & ~trace.has_flops)
+    return rows[~nesting.below(marked | trace.has_flops, trace.parent, rows)] if len(rows) else rows
+
+
+# -------------------------------------------------------------------- kernels
+
+
+def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
+    """Kernels that may do products and that no operator answers for.
+
+    Those launched by no operator; the operators, not known or made of others, that launched some;
+    those that a graph replayed.
+    """
+    kernels = trace.selection & trace.is_kind(Kind.KERNEL)
+    kernels &= trace.names_where(kernel_may_multiply)
+    none = np.zeros(0, np.int64)
+    if not kernels.any():
+        return none, none, none
+    work = attribute(trace)
+    mine = kernels[work.event]
+    event, call = work.event[mine], work.call[mine]
+    replays = is_replayed(trace, trace.launch[event])
+    kinds = _kinds(trace, call)
+    known = call >= 0
+    within = np.zeros(len(call), bool)
+    within[known] = nesting.below(trace.has_flops, trace.parent, call[known])
+    left = ~within & ~replays
+    alone = left & (kinds == "around")
+    by_operator = left & np.isin(kinds, list(_ASKED))
+    return event[alone], np.unique(call[by_operator]), event[replays]
+
+
+def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
+    """What the operator around each launch does; `around` also where there is none.
+
+    What inductor wrote says it by its event's name, of which older kernels have a part only.
+    """
+    kinds = np.full(len(call), "around", "<U8")
+    distinct, at = np.unique(np.where(call >= 0, trace.name[call], -1), return_inverse=True)
+    for number, name in enumerate(distinct.tolist()):
+        if name >= 0:
+            said = trace.names[name]
+            quiet = said.startswith("triton_") and not kernel_may_multiply(said)
+            kinds[at == number] = "none" if quiet else work_of(said)
+    return kinds
+
+
+def _alone(trace: Trace) -> Iterable[Part]:
+    """Kernels that no operator launched."""
+    return _by_name(trace, trace.once(_unanswered)[0], lambda _: ALONE)
+
+
+def _replayed(trace: Trace) -> Iterable[Part]:
+    """Kernels that a graph launched: their operators ran when it was captured."""
+    return _by_name(trace, trace.once(_unanswered)[2], lambda _: REPLAYED)
+
+
+# -------------------------------------------------------------------- the table
+
+#: Whatever may leave a sum of FLOPs too low. To add a reason, add a function from trace to parts.
+SOURCES: Final[tuple[Callable[[Trace], Iterable[Part]], ...]] = (
+    _without_arguments,
+    _without_formula,
+    _without_parts,
+    _alone,
+    _replayed,
+)
+
+
+def _by_name(trace: Trace, events: Ints, missing: Callable[[int], str]) -> list[Part]:
+    if not len(events):
+        return []
+    names, first, at = np.unique(trace.name[events], return_index=True, return_inverse=True)
+    spent = np.bincount(at, _time(trace, events)).tolist()
+    calls = np.bincount(at).tolist()
+    whole = _whole(trace)
+    return [
+        Part(trace.names[name], missing(int(events[i])), n, ns / whole if whole else 0.0)
+        for name, i, n, ns in zip(names.tolist(), first.tolist(), calls, spent, strict=True)
+    ]
+
+
+def _time(trace: Trace, events: Ints) -> Ints:
+    """Nanoseconds that each took on the device, or on the host where there is none."""
+    if not (trace.selection & trace.is_kind(*DEVICE_KINDS)).any():
+        return trace.dur[events]
+    on_device = trace.is_kind(*DEVICE_KINDS)[events]
+    return np.where(on_device, trace.dur[events], trace.once(launched_ns)[events])
+
+
+def _whole(trace: Trace) -> int:
+    device = trace.selection & trace.is_kind(*DEVICE_KINDS)
+    if device.any():
+        return int(trace.dur[device].sum())
+    return int(trace.self_ns[trace.selection & trace.is_kind(Kind.OP)].sum())
+
+
+def flops_gap(trace: Trace) -> str | None:
+    """Why the FLOPs of the selection are not known, with names; None if they are."""
+    found = uncounted(trace)
+    return None if found is None else found.reason

@@ -1,0 +1,147 @@
+"""What computes and is not counted makes a sum of FLOPs a lower bound, with names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trace_builder import TraceBuilder
+
+from pytest_torchprof.analysis.uncounted import uncounted
+from pytest_torchprof.compare import Policy, compare, failures, status_of
+from pytest_torchprof.metrics import METRICS, measure
+from pytest_torchprof.stats import Baseline, Budget, NotMeasured, Profile
+from pytest_torchprof.trace.read import parse
+
+GPU = "NVIDIA H100 80GB HBM3"
+MM = ("aten::mm", [[4, 5], [5, 6]])  # 240 FLOP
+GEMM = "sm90_xmma_gemm_bf16bf16"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+Call = tuple[Any, ...]
+
+
+def built(*calls: Call | str, device: str | None = None) -> TraceBuilder:
+    """Operators with shapes; strings in them are kernels, "alone …", "graph …" of no operator."""
+    b = TraceBuilder(device)
+
+    def add(call: Call | str) -> None:
+        if not isinstance(call, str):
+            name, *rest = call
+            shapes = [rest.pop(0)] if rest and isinstance(rest[0], list) else []
+            with b.op(name, *shapes):
+                for inner in rest:
+                    add(inner)
+        elif call.startswith("graph "):
+            b.graph_launch([call[6:]], device_us=9)
+        elif call.startswith("alone "):
+            b.kernel_without_runtime(call[6:], 9)
+        else:
+            b.launch(call, device_us=9)
+
+    for call in calls:
+        add(call)
+    return b
+
+
+def gaps(*calls: Call | str, device: str | None = GPU) -> dict[str, str]:
+    """Names of what is not counted, and what is missing."""
+    found = uncounted(parse(built(*calls, device=device).to_bytes()))
+    return {} if found is None else {part.name: part.missing for part in found.parts}
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        # known to compute, without a formula
+        ([("aten::_fft_r2c", [[8]])], {"aten::_fft_r2c"}),
+        ([("aten::linalg_svd", ("aten::_linalg_svd",))], {"aten::linalg_svd"}),
+        ([("aten::sampled_addmm", [[4, 4]])], {"aten::sampled_addmm"}),
+        # an operator of another library that shows nothing inside, or no more than its output
+        ([("mylib::my_mm",)], {"mylib::my_mm"}),
+        ([("mylib::my_mm", ("aten::empty",))], {"mylib::my_mm"}),
+        ([("mylib::outer", ("mylib::inner",))], {"mylib::outer"}),
+        ([("mylib::block", (*MM,))], set()),
+        ([("mylib::step", ("aten::sin",))], set()),
+        ([("torchvision::nms",)], set()),
+        ([("MyFunctionBackward", (*MM,))], set()),
+        ([("Optimizer.step#SGD.step",)], set()),
+        # an operator that has a number answers for what is inside
+        ([("flash_attn::_flash_attn_forward", [[2, 8, 4, 16]] * 3, ("mylib::my_mm",))], set()),
+        ([("aten::add",), ("aten::copy_",), ("aten::sum",)], set()),
+    ],
+)
+def test_operators_that_compute_without_a_formula_are_named(
+    calls: list[Call], expected: set[str]
+) -> None:
+    assert expected == set(gaps(*calls, device=None))
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([(*MM, GEMM)], set()),
+        ([(*MM, GEMM), ("aiter::mha_batch_prefill", "fmha_fwd")], {"aiter::mha_batch_prefill"}),
+        ([("mylib::my_mm", ("aten::empty",), "my_kernel")], {"mylib::my_mm"}),
+        ([("mylib::my_norm", "rms_norm_kernel")], set()),
+        ([("mylib::step", "triton_poi_fused_add_0", ADD)], set()),
+        ([("mylib::step", "triton_tem_fused_mm_0")], {"mylib::step"}),
+        ([("mylib::block", (*MM, GEMM), "my_kernel")], {"mylib::block"}),
+        ([("aten::linear", "gemm_of_a_backend")], {"aten::linear"}),
+        ([("aten::add", "odd_kernel")], set()),  # the operator is known
+        # kernels that nothing answers for
+        ([f"alone {GEMM}"], {GEMM}),
+        ([f"alone {ADD}"], set()),
+        ([("MyFunction", GEMM)], {GEMM}),
+        ([("triton_poi_fused_add_0", "triton__0d1d2d3de")], set()),
+        ([("triton_tem_fused_mm_0", "triton__0d1d2d3de")], {"triton__0d1d2d3de"}),
+        (["graph _matmul_ogs_NNT_bf16", "graph triton_poi_fused_0"], {"_matmul_ogs_NNT_bf16"}),
+        ([("flash_attn::_flash_attn_forward", [[2, 8, 4, 16]] * 3, "flash_fwd_kernel")], set()),
+    ],
+)
+def test_kernels_count_by_their_operator_else_by_their_name(
+    calls: list[Call | str], expected: set[str]
+) -> None:
+    assert expected == set(gaps(*calls))
+
+
+def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
+    calls = [(*MM, GEMM), ("aiter::mha_batch_prefill", "fmha_fwd"), "alone deep_gemm<1>"]
+    value = measure(METRICS["flops"], parse(built(*calls, device=GPU).to_bytes()))
+    assert (
+        NotMeasured(
+            "at least 240 FLOP: "
+            "aiter::mha_batch_prefill (1 call, 33 % of the time) has no formula; "
+            "deep_gemm (1 call, 33 % of the time) was launched by no operator that is known",
+            240,
+            at_least=True,
+        )
+        == value
+    )
+
+
+BOUND = NotMeasured("at least 240 FLOP: x has no formula", 240, at_least=True)
+
+
+@pytest.mark.parametrize("scope", [None, "aten::mm"])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(239, "over_budget"), (240, "not_measured"), (241, "not_measured")]
+)
+def test_a_budget_on_a_lower_bound_is_checked_where_it_is_exceeded_already(
+    limit: int, expected: str, scope: str | None
+) -> None:
+    budget = Budget("flops", limit, op=scope)
+    profile = Profile({"flops": BOUND}, scoped={budget.label: BOUND})
+    verdict = next(v for v in compare(profile, None, [budget], Policy()) if v.limit is not None)
+    assert (expected, BOUND.reason) == (verdict.status, verdict.reason)
+    strict = failures([verdict], Policy(strict=True), has_baseline=True, accept=False)
+    unchecked = f"strict: the budget {budget.label} could not be checked: {BOUND.reason}"
+    assert strict == (["over budget"] if expected == "over_budget" else [unchecked])
+
+
+@pytest.mark.parametrize("accepted", [100, 240, 300])
+def test_a_lower_bound_is_compared_with_no_baseline(accepted: int) -> None:
+    """Neither a regression nor an improvement: the accepted number may be of all that computes."""
+    baseline = Baseline(metrics={"flops": accepted})
+    verdicts = compare(Profile({"flops": BOUND}), baseline, [], Policy())
+    assert [("not_measured", accepted)] == [(v.status, v.baseline) for v in verdicts]
+    assert "ok" == status_of(verdicts, has_baseline=True)

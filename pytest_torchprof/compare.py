@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
+from pytest_torchprof.idle import not_vacuous
 from pytest_torchprof.metrics import METRICS, Metric
 from pytest_torchprof.samples import NORMALISED, Normalised
 from pytest_torchprof.stats import (
@@ -62,7 +63,7 @@ def compare(
             continue
         value = profile.scoped.get(budget.label, NotMeasured("was not measured"))
         verdicts.append(_scoped(budget, value))
-    return verdicts
+    return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
 
 
 def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:

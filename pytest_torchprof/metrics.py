@@ -55,6 +55,11 @@ class Metric(NamedTuple):
         """Whether baselines keep it among ``metrics``; times are kept apart, with their machine."""
         return self.klass != "time"
 
+    @property
+    def of_region(self) -> bool:
+        """Whether it is of the profiled run's events, not of the rounds or of the first run."""
+        return "rounds" not in self.needs and not self.depends_on_order
+
 
 def measure(metric: Metric, trace: Trace) -> Value:
     """The value of the metric on this trace, or why there is none."""

@@ -12,7 +12,7 @@ PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
     {"", "units", "errors", "files", "watchdog", "hookspecs"},  # "" is the package itself
     {"events", "arguments", "nesting", "flops", "devices", "stats", "settings", "samples"},
-    {"metrics", "rules", "analysis", "compare", "paired", "timing"},
+    {"metrics", "rules", "analysis", "compare", "idle", "paired", "timing"},
     {"render", "baseline", "trace"},
     {
         "options",
@@ -42,7 +42,8 @@ ACROSS = {  # what a room may import on its own level
     "events": {"arguments", "flops", "nesting"},
     "metrics": {"analysis", "rules"},
     "rules": {"analysis"},
-    "compare": {"metrics", "analysis"},
+    "compare": {"idle", "metrics", "analysis"},
+    "idle": {"metrics"},
     "options": {"rulebook"},
     "markers": {"options", "rulebook"},
     "rounds": {"capture"},

@@ -60,11 +60,12 @@ def accept(
     *,
     environment: str,
     root: Path,
+    project: str | None = None,
 ) -> tuple[list[str], list[str]]:
     """Write the offers of tests that passed; returns (what was done, what went wrong).
 
     ``full`` maps baseline files of test files that ran as a whole to all their tests, so that
-    entries of others are pruned.
+    entries of others are pruned; in a folder of several projects only those of this ``project``.
     """
     done: list[str] = []
     errors: list[str] = []
@@ -81,6 +82,7 @@ def accept(
                 by_path.get(path, []),
                 existing=full.get(path),
                 environment=environment,
+                project=project,
             )
         except BaselineError as error:
             errors.append(str(error))
@@ -108,6 +110,10 @@ def _lines(written: store.Written, root: Path) -> list[str]:
         ]
         lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
     lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]
+    lines += [
+        f"{where}: {test} has two entries, as it was in conflict and did not run: the first is kept"
+        for test in written.disputed
+    ]
     return lines
 
 

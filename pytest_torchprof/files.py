@@ -1,44 +1,274 @@
-"""Replacing a file as a whole, so that it is never lost or half-written."""
+"""The one way to write a file: never lost, never half-written, and never another kind of file."""
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
+import shutil
+import stat
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+if sys.platform != "win32":
+    import fcntl
+
+#: What a file is written to until it is whole begins with this, where it has a name at all.
+PREFIX = ".torchprof-"
+#: Another process merges a file in milliseconds; a suspended one is not waited for.
+_LOCK_S = 30.0
+#: A folder or a mount that lets nobody rename over this file, though it may be written to.
+_FIXED = {errno.EACCES, errno.EPERM, errno.EBUSY}
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write beside the file, then rename over it: a reader sees the old bytes or the new.
+    """Write a file as a whole: a reader sees the old bytes or the new.
 
-    What is no ordinary file, such as a pipe, is written to as it is. Folders are made as needed.
+    The bytes go to a file without a name, or with one that nobody can guess, beside the target, and
+    that is renamed over it. Owner, group, mode and extended attributes stay. Where a rename would
+    lose one of them, or another name of a file with several, or is not allowed, the bytes are
+    copied over the old ones once they are all there; if that fails, the old ones are put back, and
+    only a process killed within the copy leaves a part.
+
+    What is no ordinary file, such as a device, a pipe or a standard stream, is written to as it
+    is. Of a link, the file that it leads to is replaced. Folders are made as needed.
 
     Raises:
         OSError: it cannot be written; an old file is as it was.
     """
-    if path.exists() and not path.is_file():
+    number = _descriptor(path)
+    if number is not None:
+        # To open /dev/stdout anew would begin a redirected file anew.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        with os.fdopen(os.dup(number), "wb") as file:
+            yield file
+        return
+    old = _stat(path)
+    if old is not None and not stat.S_ISREG(old.st_mode):
         with path.open("wb") as file:
             yield file
         return
     target = path.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PermissionError(13, "Permission denied", str(target))
-    mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    if old is None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    elif not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+    with _Draft(target, old) as draft:
+        yield draft.file
+        draft.publish()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes of ours from this file, and from its folder, while it is merged.
+
+    The lock is on the folder, because the file is replaced, so it leaves nothing behind. Where the
+    system knows no such locks (Windows, some network file systems), there is none.
+
+    Raises:
+        OSError: another process has held the lock for half a minute.
+    """
+    folder = path.resolve().parent
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(mode)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # no folders on Windows, one that may not be read, or none yet
+        yield
+        return
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    if sys.platform == "win32":
+        return
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                said = "another process that accepts has not let go of the folder"
+                raise OSError(errno.EAGAIN, said, str(folder)) from None
+            time.sleep(0.005)
+        except OSError:
+            return
+        else:
+            return
+
+
+class _Draft:
+    """What is to become the target: a file in its folder, without a name if the system can."""
+
+    def __init__(self, target: Path, old: os.stat_result | None) -> None:
+        self._target, self._old = target, old
+        self._name: str | None = None
+        self._beside = True
+        self.file: IO[bytes]
+        try:
+            handle = _unnamed(str(target.parent))
+            if handle is None:
+                self._make_named()
+            else:
+                self.file = os.fdopen(handle, "w+b")
+        except PermissionError:
+            if old is None:
+                raise
+            self._beside = False  # the folder may not be written to, the file may
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed on leaving
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        if self._name is not None:
+            with suppress(OSError):
+                os.unlink(self._name)  # noqa: PTH108 - as `os.replace`
+
+    def publish(self) -> None:
+        """Let the target have these bytes."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        if not self._beside or (self._old is not None and self._old.st_nlink > 1):
+            self._copy_over()
+            return
+        if self._name is None:
+            self._take_name()
+        if self._old is not None and not self._is_like(self._old):
+            self._copy_over()
+            return
+        if os.name == "nt":
+            self.file.close()  # which else cannot be renamed
+        try:
+            os.replace(self._name or "", self._target)  # noqa: PTH105
+        except OSError as error:
+            if self._old is None or error.errno not in _FIXED or self.file.closed:
+                raise
+            self._copy_over()
+        else:
+            self._name = None
+
+    def _take_name(self) -> None:
+        """Give the file a name; what has it already is neither followed nor replaced."""
+        name = str(self._target.parent / f"{PREFIX}{secrets.token_hex(8)}.tmp")
+        folder = os.open(self._target.parent, os.O_RDONLY)
+        try:
+            # With a folder given, Python asks for linkat(), which can name a nameless file.
+            os.link(f"/proc/self/fd/{self.file.fileno()}", name, dst_dir_fd=folder)
+            self._name = name
+        except OSError:  # a system that makes such files, and cannot name them
+            self._make_named()
+        finally:
+            os.close(folder)
+
+    def _make_named(self) -> None:
+        handle, self._name = tempfile.mkstemp(".tmp", PREFIX, self._target.parent)
+        if self._old is None and os.name == "posix":
+            os.fchmod(handle, 0o666 & ~_umask())
+        nameless = getattr(self, "file", None)
+        self.file = os.fdopen(handle, "w+b")
+        if nameless is not None:
+            with nameless:
+                _fill(self.file, nameless)
+
+    def _is_like(self, old: os.stat_result) -> bool:
+        """Give the file what the old one has besides bytes; False if it cannot have all of it."""
+        if os.name != "posix":
+            return True
+        handle = self.file.fileno()
+        mine = os.fstat(handle)
+        try:
+            if (mine.st_uid, mine.st_gid) != (old.st_uid, old.st_gid):
+                os.fchown(handle, old.st_uid, old.st_gid)
+            os.fchmod(handle, stat.S_IMODE(old.st_mode))
+            return self._has_attributes(handle)
+        except OSError:
+            return False
+
+    def _has_attributes(self, handle: int) -> bool:
+        if sys.platform != "linux":
+            return True
+        try:
+            names = os.listxattr(self._target)
+        except OSError:  # a file system without any
+            return True
+        for name in names:
+            value = os.getxattr(self._target, name)
+            with suppress(OSError):
+                if os.getxattr(handle, name) == value:
+                    continue
+            os.setxattr(handle, name, value)
+        return True
+
+    def _copy_over(self) -> None:
+        with self._target.open("r+b") as file:
+            before = file.read()
+            size = self.file.seek(0, os.SEEK_END)
+            try:
+                if hasattr(os, "posix_fallocate") and size > len(before):
+                    os.posix_fallocate(file.fileno(), 0, size)  # no room is said before, not within
+                _fill(file, self.file)
+            except BaseException:
+                file.seek(0)
+                file.write(before)
+                file.truncate()
+                raise
+
+
+def _fill(file: IO[bytes], source: IO[bytes]) -> None:
+    source.seek(0)
+    file.seek(0)
+    shutil.copyfileobj(source, file)
+    file.truncate()
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _unnamed(folder: str) -> int | None:
+    """A file without a name, gone with the process, however that ends; None if there is no such."""
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is None or not os.path.isdir("/proc/self/fd"):  # noqa: PTH112
+        return None
+    try:
+        return os.open(folder, flag | os.O_RDWR, 0o666)
+    except OSError:  # the file system has none; what else there is, the next attempt tells
+        return None
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of our open file that a name such as /dev/stdout stands for; None for others."""
+    name = os.path.abspath(path)  # noqa: PTH100 - links are not to be followed
+    own = {f"/proc/{os.getpid()}/fd", "/dev/fd"}
+    for _ in range(8):
+        folder, last = os.path.split(name)
+        if last.isdecimal() and os.path.realpath(folder) in own:
+            return int(last)
+        try:
+            name = os.path.join(folder, os.readlink(name))  # noqa: PTH115, PTH118
+        except (OSError, ValueError):
+            return None
+    return None
 
 
 def same_file(one: Path, other: Path) -> bool:

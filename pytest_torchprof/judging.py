@@ -224,7 +224,7 @@ class Judge:
         """The decoded baseline file, read once; raises the BaselineError of that time again."""
         if path not in self._baselines:
             try:
-                self._baselines[path] = store.load(path)
+                self._baselines[path] = store.load(path, merging=self._settings.accept)
             except BaselineError as error:
                 self._baselines[path] = error
         found = self._baselines[path]

@@ -19,6 +19,7 @@ from pytest_torchprof.capture import (
     device_gap,
 )
 from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.files import replacing
 from pytest_torchprof.metrics import measure_all
 from pytest_torchprof.rounds import Rounds
 from pytest_torchprof.rules import RULES, Checked, Rule, check
@@ -162,17 +163,12 @@ class Recorder:
     def export(self, target: Path) -> None:
         """Write the trace's file, compressed; a test's patches may be in place."""
         assert self.file is not None  # noqa: S101 - the caller has looked
-        try:
-            with (
-                REAL.open(self.file, "rb") as source,
-                REAL.open(target, "wb") as file,
-                gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
-            ):
-                shutil.copyfileobj(source, packed)
-        except OSError:
-            with suppress(OSError):  # a part of a trace is of no use to anybody
-                REAL.unlink(target)
-            raise
+        with (
+            REAL.open(self.file, "rb") as source,
+            replacing(target) as file,
+            gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(source, packed)
 
     def keep_tables(self, printed: str) -> None:
         """Of the tables that a run has made, only those that it has printed."""

@@ -17,6 +17,7 @@ from pytest_torchprof.accepting import ab_command_for, accept, command_for, show
 from pytest_torchprof.baseline import store
 from pytest_torchprof.capture import Machine, prime, probe_machine, require_torch
 from pytest_torchprof.errors import BaselineError, TorchprofError
+from pytest_torchprof.files import why
 from pytest_torchprof.findings import RAISED
 from pytest_torchprof.judging import Judge, Subject, all_unchecked
 from pytest_torchprof.markers import antipatterns_of, budgets_of, is_marked, overrides_of
@@ -346,6 +347,7 @@ class TorchprofSession(RunningHooks):
                 self._full_files(),
                 environment=self.environment.get("key", ""),
                 root=self.config.rootpath,
+                project=store.project_of(self.settings.baselines, self.config.rootpath),
             )
             self.messages += done
             self.errors += errors
@@ -360,7 +362,7 @@ class TorchprofSession(RunningHooks):
                 raised = raised_rules(records, RAISED)
                 write_report(self.settings.json, self.environment, records, raised)
             except OSError as error:
-                self.errors.append(f"report {self.settings.json} cannot be written: {error}")
+                self.errors.append(f"report {self.settings.json} cannot be written: {why(error)}")
         if self.errors and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
@@ -378,7 +380,7 @@ class TorchprofSession(RunningHooks):
             if file in self.collected.partial or not set(names) <= ran.get(file, set()):
                 continue
             path = store.path_for(Path(file), self.settings.baselines, self.config.rootpath)
-            if path.exists():
+            if os.path.exists(path):  # noqa: PTH110 - never raises
                 full[str(path)] = names
         return full
 
@@ -390,7 +392,8 @@ class TorchprofSession(RunningHooks):
             (file.parent, store.path_for(file, self.settings.baselines, root).parent)
             for file in files
         }
-        found = sorted({path for pair in folders for path in store.orphans(*pair)})
+        project = store.project_of(self.settings.baselines, root)
+        found = sorted({path for pair in folders for path in store.orphans(*pair, project)})
         return [f"{shown(path, root)}: its test file is gone; delete it too" for path in found]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

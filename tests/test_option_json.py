@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import threading
+from pathlib import Path
 
 import pytest
 from helpers import ADD, accept, doctor, run
@@ -192,3 +196,48 @@ def test_under_xdist_there_is_one_report_of_all_tests(pytester: pytest.Pytester)
     assert {"test_add": ("passed", "new"), "test_fails": ("failed", "not_profiled")} == found
     assert 1 == ran.metric("ops")["value"]
     assert "torch" in ran.report["environment"]["key"]
+
+
+def test_a_device_a_pipe_and_a_stream_are_written_to_and_stay(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it="def test_ok(): pass")
+    pipe, read = pytester.path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    for name in ("/dev/null", pipe):
+        assert 0 == run(pytester, "--torchprof", f"--torchprof-json={name}").ret
+    reader.join()
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert pipe.is_fifo()
+    assert "torchprof-report/1" == json.loads(read[0])["schema"]
+
+
+def test_a_users_file_beside_the_report_is_not_touched(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it="def test_ok(): pass")
+    (pytester.path / "mine").write_text("mine", "utf-8")
+    beside = pytester.path / ".report.json.tmp"
+    beside.symlink_to("mine")
+    assert 0 == run(pytester, "--torchprof").ret
+    assert ("mine", True) == ((pytester.path / "mine").read_text("utf-8"), beside.is_symlink())
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("folder", "Is a directory"),
+        ("file/report.json", "Not a directory"),
+        ("/dev/full", "No space left on device"),
+        ("x" * 256, "File name too long"),
+    ],
+)
+def test_a_report_that_has_no_place_is_one_line_and_fails_the_session(
+    pytester: pytest.Pytester, name: str, why: str
+) -> None:
+    pytester.makepyfile(test_it="def test_ok(): pass")
+    (pytester.path / "file").touch()
+    pytester.mkdir("folder")
+    ran = run(pytester, "--torchprof", f"--torchprof-json={name}")
+    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 1}) == (ran.ret, ran.outcomes)
+    (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
+    assert line.startswith("ERROR: report ")
+    assert line.endswith(f" cannot be written: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_torchprof.baseline.reading import SCHEMA
 from pytest_torchprof.baseline.store import (
-    SCHEMA,
     SECTIONS,
     Change,
     Entry,
     entry_of,
     load,
+    orphans,
+    project_of,
     render,
     update,
 )
+from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.stats import Baseline
 
 CPU, GPU = "cpu, torch 2.13", "NVIDIA H200, torch 2.13"
@@ -35,7 +39,13 @@ baselines = st.builds(
     findings=st.dictionaries(texts, st.integers(0, 10**6), max_size=3),
     times=st.dictionaries(texts, st.floats(0, 1e9) | texts, max_size=3),
 )
-leaves: Any = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts
+leaves: Any = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts
+)
 values = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
 )
@@ -275,3 +285,209 @@ def test_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "test_it.json"
     update(path, [], existing=None)
     assert not path.exists()
+
+
+# -------------------------------------------------------------------- files as they come
+
+
+def of_entry(text: str) -> str:
+    """A file of one entry that reads so."""
+    return f'{{"schema": "{SCHEMA}", "tests": {{"test_a": {{"{CPU}": {text}}}}}}}'
+
+
+ODD = {
+    "operators": '{"operators": {"aten::mm": 3}}',
+    "operators of text": '{"operators": {"aten::mm": {"calls": "3"}}}',
+    "kernels": '{"kernels": {"gemm": {"calls": 3}}}',
+    "findings": '{"findings": {"host-sync": null}}',
+    "a truth": '{"metrics": {"ops": true}}',
+    "no sections": "[]",
+    "400 digits": f'{{"metrics": {{"ops": {"9" * 400}}}}}',
+    "5,000 digits": f'{{"metrics": {{"ops": {"9" * 5000}}}}}',
+    "minus": f'{{"metrics": {{"ops": -{"9" * 400}}}}}',
+    "beyond floats": '{"metrics": {"ops": 1e999}}',
+    "NaN": '{"metrics": {"ops": NaN}}',
+    "infinite": '{"times": {"wall_ms": Infinity}}',
+    "deep": f'{{"more": {"[" * 99999}{"]" * 99999}}}',
+    "lone surrogate": '{"metrics": {"\\ud800": 1}}',
+    "no text": '{"metrics": {"\x00": 1}}',
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_cannot_be_used_is_told_in_one_short_line(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "test_it.json"
+    path.write_text(of_entry(ODD[case]), "utf-8")
+    for what in (lambda: load(path), lambda: update(path, [entry(ops=1)], existing=[])):
+        with pytest.raises(BaselineError) as told:
+            what()
+        message = str(told.value)
+        assert message.startswith(f"baseline {path} is ")
+        assert message.endswith("Restore it from version control, or delete it and accept anew.")
+        assert ("\n" not in message, len(message) < 500) == (True, True)
+    assert of_entry(ODD[case]) == path.read_text("utf-8")
+
+
+def test_a_flaw_is_named_with_its_test_and_environment(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.json"
+    path.write_text(of_entry(ODD["operators"]), "utf-8")
+    with pytest.raises(BaselineError) as told:
+        load(path)
+    where = f"Expected `object`, got `int`, at `operators[...]`, in 'test_a', '{CPU}'. Restore"
+    assert where in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("{\n  x}", "line 2, column 3"), ("x", "line 1, column 1")]
+)
+def test_what_is_not_json_is_told_with_line_and_column(
+    tmp_path: Path, text: str, place: str
+) -> None:
+    path = tmp_path / "test_it.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(BaselineError, match=f"is not JSON: .* at {place}. Restore"):
+        load(path)
+
+
+def test_a_file_with_the_mark_that_windows_puts_first_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.json"
+    path.write_bytes(b"\xef\xbb\xbf" + of_entry('{"metrics": {"ops": 1}}').encode())
+    assert Baseline(metrics={"ops": 1}) == entry_of(load(path), "test_a", CPU)
+
+
+@fresh
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda s: s.encode("utf-8", "ignore")))
+def test_no_bytes_make_reading_fail_in_another_way(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "test_it.json"
+    path.write_bytes(data)
+    with pytest.raises(BaselineError):
+        load(path)
+
+
+@fresh
+@given(st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(texts, inner)))
+def test_no_value_in_any_place_makes_reading_fail_in_another_way(
+    tmp_path: Path, value: Any
+) -> None:
+    path = tmp_path / "test_it.json"
+    for section in SECTIONS:
+        path.write_text(of_entry(json.dumps({section: value})), "utf-8")
+        try:
+            found = entry_of(load(path), "test_a", CPU)
+        except BaselineError as error:
+            assert "\n" not in str(error)  # noqa: PT017 - most values are none, but not all
+        else:
+            assert getattr(found, section) == value
+
+
+def test_a_name_that_is_no_text_is_stored_and_found(tmp_path: Path) -> None:
+    path, name = tmp_path / "test_it.json", "test_a[\udcff]"
+    update(path, [Entry(name, CPU, Baseline(metrics={"ops": 1, "\udcfe": 2}))], existing=[name])
+    assert Baseline(metrics={"ops": 1, "\\udcfe": 2}) == entry_of(load(path), name, CPU)
+    assert ["test_a[\\udcff]"] == list(load(path)["tests"])  # type: ignore[index]
+
+
+# -------------------------------------------------------------------- merge conflicts
+
+
+def conflicted(ours: Any, theirs: Any, base: Any = None) -> str:
+    """A file as git leaves it, each side on lines of its own."""
+    middle = f"||||||| base\n{json.dumps(base, indent=1)}\n" if base is not None else ""
+    one, other = (json.dumps(side, indent=1) for side in (ours, theirs))
+    return f"<<<<<<< HEAD\n{one}\n{middle}=======\n{other}\n>>>>>>> feature\n"
+
+
+def document(**tests: Any) -> dict[str, Any]:
+    return {"schema": SCHEMA, "tests": tests}
+
+
+@pytest.mark.parametrize("base", [None, document(test_a={CPU: {"metrics": {"ops": 9}}})])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_accepting_settles_a_conflict_and_loses_no_test_of_either_side(
+    tmp_path: Path, base: Any, end: str
+) -> None:
+    def of(ops: int) -> Any:
+        return {"metrics": {"ops": ops}}
+
+    ours = document(test_a={CPU: of(1)}, test_b={CPU: of(1)}, test_ours={CPU: of(3)})
+    theirs = document(
+        test_a={CPU: of(2), GPU: of(7)}, test_b={CPU: of(2)}, test_theirs={CPU: of(4)}
+    )
+    path = tmp_path / "test_it.json"
+    text = conflicted(ours, theirs | {"more": 1}, base)
+    path.write_bytes(text.replace("\n", end).encode())
+    with pytest.raises(BaselineError, match="conflict markers: resolve them, or accept anew, "):
+        load(path)
+    done = update(path, [entry(ops=5)], existing=None)
+    expected = document(
+        test_a={CPU: {s: {} for s in SECTIONS} | of(5), GPU: of(7)},
+        test_b={CPU: of(1)}, test_ours={CPU: of(3)}, test_theirs={CPU: of(4)},
+    )  # fmt: skip
+    assert (expected | {"more": 1}, ["test_b"]) == (load(path), done.disputed)
+
+
+def test_a_part_in_conflict_is_settled_among_lines_of_both(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.json"
+    lines = render(document(test_a={CPU: {"metrics": {"flops": 1, "ops": 2}}})).splitlines()
+    at = next(number for number, line in enumerate(lines) if '"ops"' in line)
+    other = lines[at].replace("2", "3")
+    lines[at : at + 1] = ["<<<<<<< a", lines[at], "=======", other, ">>>>>>> b"]
+    path.write_text("\n".join(lines), "utf-8")
+    assert ["test_a"] == update(path, [], existing=None).disputed
+    assert {"flops": 1, "ops": 2} == entry_of(load(path), "test_a", CPU).metrics  # type: ignore[union-attr]
+
+
+def test_a_conflict_of_which_a_side_is_no_baseline_stays(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.json"
+    text = conflicted(document(), 7)
+    path.write_text(text, "utf-8")
+    with pytest.raises(BaselineError, match="not each side is a whole baseline: resolve them"):
+        update(path, [entry(ops=5)], existing=None)
+    assert text == path.read_text("utf-8")
+
+
+# -------------------------------------------------------------------- several at once
+
+
+def write_many(path: Path, number: int) -> None:
+    """What one process of a race does."""
+    for turn in range(5):
+        update(path, [entry(f"test_{number}_{turn}", ops=number)], existing=None)
+
+
+def test_accepts_of_one_file_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "test_it.json"
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=write_many, args=(path, n)) for n in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    expected = {f"test_{number}_{turn}" for number in range(4) for turn in range(5)}
+    assert expected == set((load(path) or {})["tests"])
+    assert [path] == list(path.parent.iterdir())
+
+
+def test_projects_that_share_a_folder_do_not_prune_each_other(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    path = store / "test_it.json"
+    one, other = (project_of(str(store), tmp_path / name) for name in ("one", "other"))
+    assert (None, True) == (project_of("__torchprof__", tmp_path), one != other)
+    for project, name in ((one, "test_one"), (other, "test_other")):
+        update(path, [entry(name, ops=1)], existing=[name], environment=CPU, project=project)
+    assert {"test_one", "test_other"} == set((load(path) or {})["tests"])
+    done = update(path, [], existing=["test_new"], environment=CPU, project=one)
+    assert (["test_one"], {"test_other"}) == (done.pruned, set((load(path) or {})["tests"]))
+    # What a version wrote that did not note whose it is, is somebody's; once it is ours, it is.
+    update(path, [entry("test_old", ops=1)], existing=None)
+    assert [] == update(path, [], existing=[], environment=CPU, project=one).pruned
+    update(path, [entry("test_old", ops=1)], existing=None, project=one)
+    assert ["test_old"] == update(path, [], existing=[], environment=CPU, project=one).pruned
+
+
+def test_baselines_of_another_project_are_not_named_as_left_behind(tmp_path: Path) -> None:
+    store, tests = tmp_path / "store", tmp_path / "tests"
+    project = project_of(str(store), tmp_path)
+    for name, whose in (("test_ours", project), ("test_theirs", "somebody")):
+        update(store / f"{name}.json", [entry(ops=1)], existing=None, project=whose)
+    assert [store / "test_ours.json"] == orphans(tests, store, project)

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.files import replacing, why
+from pytest_torchprof.files import locked, replacing, why
+
+
+@contextmanager
+def alone(path: Path, *, make: bool = False) -> Iterator[None]:
+    """Within the block no other process of ours merges this file; ``make`` its folder if need be.
+
+    Raises:
+        BaselineError: another process does not come to an end with it.
+    """
+    if make:
+        with suppress(OSError):  # said by whoever writes into it
+            path.resolve().parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(path))
+        except OSError as error:
+            next_step = "end that process, and accept again"
+            raise BaselineError(f"{path} cannot be written", why(error), next_step) from error
+        yield
 
 
 def replace_file(path: Path, text: str, *, what: str, next_step: str) -> None:

@@ -6,20 +6,19 @@ sorted keys, one metric a line, unknown keys kept.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import hashlib
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from pytest_torchprof.baseline.files import replace_file
+from pytest_torchprof.baseline.files import alone, replace_file
+from pytest_torchprof.baseline.reading import SCHEMA, Document, dumped, read, readable
 from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.files import why
 from pytest_torchprof.stats import Baseline
 
-SCHEMA = "torchprof-baseline/1"
-_FAMILY = SCHEMA.split("/", maxsplit=1)[0]
 #: Tests → environments → sections → names; deeper values stay on one line.
 _OPEN_LEVELS = 5
 SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
@@ -53,6 +52,10 @@ class Written:
     changed: dict[str, list[Change]] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     pruned: list[str] = field(default_factory=list)
+    #: Tests of which two sides of a merge conflict say different things, and that did not run.
+    disputed: list[str] = field(default_factory=list)
+    #: Whether the file was written.
+    touched: bool = False
 
 
 def path_for(test_file: Path, folder: str, root: Path) -> Path:
@@ -70,73 +73,52 @@ def path_for(test_file: Path, folder: str, root: Path) -> Path:
     return Path(folder) / below / name
 
 
-def orphans(test_folder: Path, folder: Path) -> list[Path]:
+def project_of(folder: str, root: Path) -> str | None:
+    """Whose entries in a folder of several projects are ours; None where each has its own.
+
+    A short digest of the root folder's path, which is nobody else's business.
+    """
+    if not Path(folder).is_absolute():
+        return None
+    return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:12]
+
+
+def orphans(test_folder: Path, folder: Path, project: str | None = None) -> list[Path]:
     """Baselines in ``folder`` of test files that are no longer in ``test_folder``."""
     return [
         path
         for path in sorted(folder.glob("*.json"))
-        if not any((test_folder / name).exists() for name in (path.stem, f"{path.stem}.py"))
-        and _is_ours(path)
+        if not any(
+            os.path.exists(test_folder / name)  # noqa: PTH110 - never raises
+            for name in (path.stem, f"{path.stem}.py")
+        )
+        and _is_ours(path, project)
     ]
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours(path: Path, project: str | None) -> bool:
     try:
-        return load(path) is not None
+        data = load(path)
     except BaselineError:
         return False
+    if data is None or project is None:
+        return data is not None
+    return any(_may_prune(entry, project) for e in data["tests"].values() for entry in e.values())
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """The whole file as decoded JSON, or None where there is none.
+def load(path: Path, *, merging: bool = False) -> dict[str, Any] | None:
+    """The whole file as decoded JSON, or None where there is none; see `reading.read`.
 
     Raises:
         BaselineError: unreadable, damaged, of another tool, or of a newer version of this one.
     """
-    try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BaselineError(f"baseline {path} cannot be read: {why(error)}") from error
-    mend = "Restore it from version control, or delete it and accept anew."
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        if "<<<<<<<" in text and ">>>>>>>" in text:
-            mend = "It has merge conflict markers: resolve them, or accept anew."
-        found = f"{error.msg} at line {error.lineno}, column {error.colno}"
-        raise BaselineError(f"baseline {path} is not JSON: {found}. {mend}") from error
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if schema != SCHEMA:
-        if isinstance(schema, str) and schema.startswith(f"{_FAMILY}/"):
-            mend = "A newer pytest-torchprof wrote it: upgrade, or delete it and accept anew."
-        raise BaselineError(
-            f"baseline {path} has the schema {schema!r}, and {SCHEMA!r} was expected. {mend}"
-        )
-    tests = data.get("tests")
-    well_formed = isinstance(tests, dict) and all(
-        isinstance(environments, dict)
-        and all(
-            isinstance(entry, dict)
-            and all(isinstance(entry.get(section, {}), dict) for section in SECTIONS)
-            and all(_is_number(value) for value in _numbers_of(entry))
-            for entry in environments.values()
-        )
-        for environments in tests.values()
-    )
-    if not well_formed:
-        raise BaselineError(
-            f"baseline {path} is malformed: 'tests' must map test → environment → sections, "
-            f"and metrics be numbers. {mend}"
-        )
-    known: dict[str, Any] = data
-    return known
+    found = read(path, merging=merging)
+    return found.data if found is not None else None
 
 
 def entry_of(data: Mapping[str, Any] | None, test: str, environment: str) -> Baseline | None:
     """What is accepted for this test in this environment, or None."""
-    found = (data or {}).get("tests", {}).get(test, {}).get(environment)
+    found = (data or {}).get("tests", {}).get(readable(test), {}).get(environment)
     if found is None:
         return None
     return Baseline(**{section: found.get(section, {}) for section in SECTIONS})
@@ -148,30 +130,58 @@ def update(
     *,
     existing: Collection[str] | None,
     environment: str = "",
+    project: str | None = None,
 ) -> Written:
     """Merge entries into the file, and replace it whole; the old one stays if that fails.
 
     ``existing`` names all tests of the file after a full run of it in ``environment``, so that
     entries of others are pruned; None after a partial run. A test that is gone here may be there
-    where there is another device, so those entries stay. Other environments and unknown keys are
-    left as they are. An entry whose metrics and findings are as accepted is left too, times
-    included: a time that wanders is not worth a line in a diff.
+    where there is another device, so those entries stay; and so do those of another ``project``
+    in the same folder. Other environments and unknown keys are left as they are. An entry whose
+    metrics and findings are as accepted is left too, times included: a time that wanders is not
+    worth a line in a diff. A file with conflict markers becomes both sides in one.
+
+    Two processes that update one file do so one after the other, and each keeps what the other has
+    written.
 
     Raises:
         BaselineError: the old file cannot be read, or the new one not be written.
     """
-    data = load(path) or {"schema": SCHEMA, "tests": {}}
-    tests = data["tests"]
-    done = Written(path)
+    entries = list(entries)
+    with alone(path, make=bool(entries)):
+        found = read(path, merging=True) or Document({"schema": SCHEMA, "tests": {}})
+        done = _updated(path, found, entries, project)
+        if existing is not None:
+            names = {readable(name) for name in existing}
+            _prune(done, found.data["tests"], names, _device(environment), project)
+        if done.touched:
+            replace_file(
+                path,
+                render(found.data),
+                what=f"baseline {path}",
+                next_step="Free the folder or the disk, or name another with --torchprof-baselines",
+            )
+    return done
+
+
+def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str | None) -> Written:
+    tests, disputed = found.data["tests"], set(found.disputed)
+    done = Written(path, touched=found.merged)
     for entry in entries:
-        environments = tests.setdefault(entry.test, {})
+        test = readable(entry.test)
+        environments = tests.setdefault(test, {})
+        disputed.discard((test, entry.environment))
         old = environments.get(entry.environment)
         new = {section: dict(getattr(entry.baseline, section)) for section in SECTIONS}
         # What was not measured this time, or is not known to this version, stays.
         new["metrics"] = {**(old or {}).get("metrics", {}), **new["metrics"]}
+        mine = {"project": project} if project else {}
         if old is None:
             done.added.append(entry.test)
         elif not entry.times_changed and _same(old, new):
+            if mine and "project" not in old:
+                environments[entry.environment] = {**old, **mine}
+                done.touched = True
             continue
         else:
             done.changed[entry.test] = [
@@ -184,36 +194,37 @@ def update(
                 replace(change, metric=f"findings[rule={change.metric}]")
                 for change in _changes(entry.test, old.get("findings", {}), new["findings"])
             ]
-        environments[entry.environment] = {**(old or {}), **new}
-    if existing is not None:
-        device = _device(environment)
-        for name in [name for name in tests if name not in existing]:
-            elsewhere = {k: v for k, v in tests[name].items() if _device(k) != device}
-            if elsewhere != tests[name] or not elsewhere:
-                tests[name] = elsewhere
-                done.pruned.append(name)
-            if not elsewhere:
-                del tests[name]
-    if done.added or done.changed or done.pruned:
-        replace_file(
-            path,
-            render(data),
-            what=f"baseline {path}",
-            next_step="Free the folder or the disk, or name another with --torchprof-baselines",
-        )
+        environments[entry.environment] = {**(old or {}), **new, **mine}
+        done.touched = True
+    done.disputed = sorted({test for test, _ in disputed})
     return done
 
 
-def _numbers_of(entry: Mapping[str, Any]) -> Iterator[object]:
-    """All that has to be a number; times may hold more, and are compared only if they are."""
-    for section in ("metrics", "kernels", "findings"):
-        yield from entry.get(section, {}).values()
-    for counts in entry.get("operators", {}).values():
-        yield from counts.values() if isinstance(counts, dict) else [counts]
+def _prune(
+    done: Written,
+    tests: dict[str, dict[str, Any]],
+    existing: Collection[str],
+    device: str,
+    project: str | None,
+) -> None:
+    for name in [name for name in tests if name not in existing]:
+        kept = {
+            environment: entry
+            for environment, entry in tests[name].items()
+            if _device(environment) != device or not _may_prune(entry, project)
+        }
+        if kept == tests[name] and kept:
+            continue
+        tests[name] = kept
+        done.pruned.append(name)
+        done.touched = True
+        if not kept:
+            del tests[name]
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+def _may_prune(entry: Mapping[str, Any], project: str | None) -> bool:
+    """In a folder of several projects only what is ours for certain."""
+    return project is None or entry.get("project") == project
 
 
 def _device(environment: str) -> str:
@@ -234,15 +245,14 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 def render(data: Mapping[str, Any]) -> str:
     """The file's text: sorted keys, one metric a line, trailing newline."""
-    return _dump(data, 0) + "\n"
+    text = _dump(data, 0) + "\n"
+    # A lone surrogate in a name is the only thing that is no text; see `readable`.
+    return re.sub("[\ud800-\udfff]", lambda lone: f"\\\\u{ord(lone[0]):04x}", text)
 
 
 def _dump(value: object, level: int) -> str:
     if not isinstance(value, dict) or not value or level >= _OPEN_LEVELS:
-        return json.dumps(value, sort_keys=True, ensure_ascii=False)
+        return dumped(value)
     pad = "  " * (level + 1)
-    lines = [
-        f"{pad}{json.dumps(str(key), ensure_ascii=False)}: {_dump(value[key], level + 1)}"
-        for key in sorted(value)
-    ]
+    lines = [f"{pad}{dumped(str(key))}: {_dump(value[key], level + 1)}" for key in sorted(value)]
     return "{\n" + ",\n".join(lines) + "\n" + "  " * level + "}"

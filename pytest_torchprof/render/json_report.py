@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.files import replacing
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.stats import NotMeasured, Profile, Verdict
 
@@ -82,7 +83,7 @@ def write_report(
     tests: Iterable[Mapping[str, Any]],
     errors: Sequence[str] = (),
 ) -> None:
-    """Write the whole report, replacing an older one at once; ``errors`` only if there are any.
+    """Write the whole report, see `replacing`; ``errors`` only if there are any.
 
     Raises:
         OSError: the file cannot be written.
@@ -90,10 +91,5 @@ def write_report(
     report = {"schema": SCHEMA, "environment": dict(environment), "tests": list(tests)}
     if errors:
         report["errors"] = list(errors)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(report, indent=1).encode() + b"\n")

@@ -1,0 +1,198 @@
+"""Baseline files as they come: decoded, checked against a schema, merged where git could not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pytest_torchprof.errors import BaselineError
+from pytest_torchprof.files import why
+
+SCHEMA = "torchprof-baseline/1"
+_FAMILY = SCHEMA.split("/", maxsplit=1)[0]
+_LARGEST = 2.0**64
+_MEND = "Restore it from version control, or delete it and accept anew."
+_SHAPE = "'tests' must map test → environment → sections, and metrics be numbers"
+
+
+class Sections(msgspec.Struct):
+    """What is known of an entry; times may hold more, and are compared only if they are numbers."""
+
+    metrics: dict[str, int | float] = {}
+    operators: dict[str, dict[str, int | float]] = {}
+    kernels: dict[str, int | float] = {}
+    findings: dict[str, int | float] = {}
+    times: dict[str, Any] = {}
+
+
+class _Document(msgspec.Struct):
+    tests: dict[str, dict[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file's content, unknown keys included.
+
+    Of a file with the markers of a merge conflict it is both sides in one, ``merged``: all tests
+    and environments of either, and of the ``disputed`` ones, pairs of the two, what is in ours.
+    """
+
+    data: dict[str, Any]
+    merged: bool = False
+    disputed: set[tuple[str, str]] = field(default_factory=set)
+
+
+def read(path: Path, *, merging: bool = False) -> Document | None:
+    """The whole file, or None where there is none.
+
+    ``merging``: a file with conflict markers is read as both of its sides.
+
+    Raises:
+        BaselineError: unreadable, damaged, of another tool, or of a newer version of this one.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BaselineError(f"baseline {path} cannot be read: {why(error)}") from error
+    sides = _sides(data)
+    if sides is None:
+        return Document(_checked(path, data, _MEND))
+    try:
+        ours, theirs = (_checked(path, side, _MEND) for side in sides)
+    except BaselineError:
+        mend = "It has merge conflict markers, and not each side is a whole baseline: resolve them."
+        return Document(_checked(path, data, mend))
+    if not merging:
+        mend = "It has merge conflict markers: resolve them, or accept anew, which keeps the tests "
+        return Document(_checked(path, data, f"{mend}of both sides."))
+    disputed = set(_merge(ours["tests"], theirs["tests"]))
+    return Document({**theirs, **ours}, merged=True, disputed=disputed)
+
+
+def _checked(path: Path, text: bytes, mend: str) -> dict[str, Any]:
+    data = _decoded(path, text.removeprefix(b"\xef\xbb\xbf"), mend)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        if isinstance(schema, str) and schema.startswith(f"{_FAMILY}/"):
+            mend = "A newer pytest-torchprof wrote it: upgrade, or delete it and accept anew."
+        raise BaselineError(
+            f"baseline {path} has the schema {_short(schema)}, and {SCHEMA!r} was expected. {mend}"
+        )
+    found = _flaw(data)
+    if found is not None:
+        raise BaselineError(f"baseline {path} is malformed: {_SHAPE}. {found}. {mend}")
+    known: dict[str, Any] = data
+    return known
+
+
+def _decoded(path: Path, text: bytes, mend: str) -> Any:
+    try:
+        text.decode()  # of which the decoder itself looks only at what is within quotes
+        return msgspec.json.decode(text)
+    except UnicodeDecodeError as error:
+        found = f"cannot be read: {error.reason} at byte {error.start}"
+    except RecursionError:
+        found = "is not JSON that can be read: it is nested too deeply"
+    except (msgspec.DecodeError, ValueError) as error:
+        found = f"is not JSON: {_located(str(error), text)}"
+    raise BaselineError(f"baseline {path} {found}. {mend}")
+
+
+def _located(message: str, text: bytes) -> str:
+    """The decoder's message, with line and column for its byte."""
+    byte = re.search(r" \(byte (\d+)\)$", message)
+    if byte is None:
+        return message
+    before = text[: int(byte[1])]
+    line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+    return f"{message[: byte.start()]} at line {line}, column {column}"
+
+
+def _flaw(data: Mapping[str, Any]) -> str | None:
+    """What is not as the schema has it, and where; None for a sound file."""
+    try:
+        tests = msgspec.convert(data, _Document).tests
+    except msgspec.ValidationError as error:
+        return str(error)
+    for test, environments in tests.items():
+        for environment, entry in environments.items():
+            try:
+                sections = msgspec.convert(entry, Sections)
+            except msgspec.ValidationError as error:
+                found = str(error).replace(" - at `$.", ", at `")
+            else:
+                if all(abs(number) <= _LARGEST for number in _numbers(sections)):
+                    continue
+                found = "A number is out of all bounds"
+            return f"{found}, in {_short(test)}, {_short(environment)}"
+    return None
+
+
+def _numbers(sections: Sections) -> Iterator[int | float]:
+    for section in (sections.metrics, sections.kernels, sections.findings):
+        yield from section.values()
+    for counts in sections.operators.values():
+        yield from counts.values()
+
+
+def _short(value: object) -> str:
+    """What somebody else has written, on a line and within bounds."""
+    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+# -------------------------------------------------------------------- both sides of a conflict
+
+
+def _sides(text: bytes) -> tuple[bytes, bytes] | None:
+    """Ours and theirs of a file with git's markers, in any of its styles; None without them."""
+    ours, theirs = list[bytes](), list[bytes]()
+    into: tuple[list[bytes], ...] = (ours, theirs)
+    seen = False
+    for line in text.splitlines(keepends=True):
+        mark = line[:7]
+        if mark == b"<<<<<<<":
+            into, seen = (ours,), True
+        elif mark == b"|||||||" and into == (ours,):
+            into = ()
+        elif mark == b"=======" and len(into) < 2:
+            into = (theirs,)
+        elif mark == b">>>>>>>":
+            into = (ours, theirs)
+        else:
+            for side in into:
+                side.append(line)
+    return (b"".join(ours), b"".join(theirs)) if seen else None
+
+
+def _merge(
+    ours: dict[str, dict[str, Any]], theirs: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """Add to our tests what only theirs has; yields test and environment where they differ."""
+    for test, environments in theirs.items():
+        known = ours.setdefault(test, {})
+        for environment, entry in environments.items():
+            if known.setdefault(environment, entry) != entry:
+                yield test, environment
+
+
+def readable(name: str) -> str:
+    r"""A name as a file can hold it: a part of it may come from bytes that are no text.
+
+    >>> print(readable("test_a[\udcff]"))
+    test_a[\udcff]
+    """
+    return name.encode(errors="backslashreplace").decode()
+
+
+def dumped(value: object) -> str:
+    """One line of JSON, with sorted keys."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

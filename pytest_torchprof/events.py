@@ -20,10 +20,12 @@ import numpy.typing as npt
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, decode_part
 from pytest_torchprof.flops import FORMULAS, flops
+from pytest_torchprof.redispatch import ran
 
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import Arguments
     from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.redispatch import Ran
 
 #: The annotation around the measured region of a live capture.
 REGION = "torchprof::call"
@@ -249,7 +251,7 @@ class Trace:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
-        own = ("scope", "selection", "op_flops", "unknown_flops", "has_flops", "_answers")
+        own = ("scope", "selection", "op_flops", "unknown_flops", "_ran", "_answers")
         # What does not depend on the scope is not worked out again.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         return part
@@ -425,34 +427,46 @@ class Trace:
         return rows, _int64(values)
 
     @cached_property
-    def has_flops(self) -> Bools:
-        """Selected operators that have a number, whether or not they are nested."""
+    def _ran(self) -> Ran:
         rows, counts = self._flops
-        known = np.zeros(len(self), bool)
-        known[rows] = (counts >= 0) & self.selection[rows]
-        return known
+        flops = np.full(len(self), -1, np.int64)
+        flops[rows] = np.where(self.selection[rows], counts, -1)
+        return ran(flops, self.name, self.names, self.parent)
+
+    @property
+    def counts_flops(self) -> Bools:
+        """Selected operators whose FLOPs count: of those within one another, the one that ran."""
+        return self._ran.counts
+
+    @property
+    def work_parent(self) -> Ints:
+        """As `parent`, with what runs in forward mode beside the operator that it derives."""
+        return self._ran.parent
+
+    @property
+    def only_shapes(self) -> Bools:
+        """Events in which a tensor subclass learns a shape from fake tensors."""
+        return self._ran.fake
 
     @cached_property
     def op_flops(self) -> Ints:
-        """FLOPs of the outermost selected operator that has a number; 0 inside it and elsewhere."""
+        """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
         out = np.zeros(len(self), np.int64)
         rows, counts = self._flops
-        counted = self.has_flops[rows]
-        counted[counted] = ~nesting.below(self.has_flops, self.parent, rows[counted])
-        out[rows] = np.where(counted, counts, 0)
+        out[rows] = np.where(self.counts_flops[rows], counts, 0)
         return out
 
     @cached_property
     def unknown_flops(self) -> Bools:
         """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
 
-        Not so an operator that has a number above it, which says it all, or below it: then its
+        Not so an operator with one above it that counts, which says it all, or below it: then its
         parts count. Of operators without a number within one another, only the outermost.
         """
         rows, counts = self._flops
         unknown = np.zeros(len(self), bool)
-        known, parent = self.has_flops, self.parent
-        found = rows[(counts < 0) & self.selection[rows]]
+        known, parent = self.counts_flops, self.work_parent
+        found = rows[(counts < 0) & (self.selection & ~self.only_shapes)[rows]]
         if len(found):
             found = found[~nesting.below(known, parent, found)]
             found = found[~nesting.above(np.flatnonzero(known), parent)[found]]

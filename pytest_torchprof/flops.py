@@ -6,11 +6,12 @@ attention and recurrent layers count. Not counted: biases and other elementwise 
 full, as in FCM: products with padding, the masked half of causal attention, sparse operands (a
 trace does not tell them from dense ones), complex numbers (as if they were real).
 
-The caller counts the outermost operator that has a number and nothing below it. So an operator
-has a row here if it is a leaf, or if its number is at least as good as the sum of its parts.
-`aten::linear`, `matmul`, `einsum`, `bilinear`, `conv2d`, `lstm`, `scaled_dot_product_attention`
-and its math fallback, `_transformer_encoder_layer_fwd` and `_native_multi_head_attention` have
-none: traces show their parts. That of `quantized::linear` and the like is always unknown.
+The caller counts the outermost operator that has a number and nothing below it, unless what is
+below ran in its place (`redispatch`). So an operator has a row here if it is a leaf, or if its
+number is at least as good as the sum of its parts. `aten::linear`, `matmul`, `einsum`, `bilinear`,
+`conv2d`, `lstm`, `scaled_dot_product_attention` and its math fallback,
+`_transformer_encoder_layer_fwd` and `_native_multi_head_attention` have none: traces show their
+parts. That of `quantized::linear` and the like is always unknown.
 
 Operand positions are those of the schemas in PyTorch's `native_functions.yaml`, and for the other
 namespaces those of their own registrations. Out-variants append their output, which is ignored.

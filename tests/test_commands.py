@@ -166,6 +166,28 @@ def test_kernels_compares_with_the_peak_of_the_chip(say: Say, trace: Path) -> No
     assert kernels["ghost_copy"]["operator"] is None
 
 
+def test_kernels_over_the_peak_of_compute_are_a_fault_to_report(say: Say, tmp_path: Path) -> None:
+    """Nothing computes faster than the chip can; from its cache, a kernel does read faster."""
+    quick = builder_of()
+    with quick.op("aten::mm", [[4096, 4096]] * 2, BF16):
+        quick.launch("nvjet_tst_256x128", 100)  # 139 GFLOP in 100 us
+    with quick.op("aten::add", [[2**20], [2**20]]):
+        quick.launch("void at::native::add_kernel<half>(int)", 1)
+    path = quick.save(tmp_path / "quick.json")
+    _, out, _ = say("kernels", path)
+    warning = next(line for line in out.splitlines() if line.startswith("warning: "))
+    assert warning.startswith(
+        "warning: 1 row over 100 % of peak compute, most of all nvjet_tst_256"
+    )
+    assert "(138.9 %)" in warning
+    assert "please report it" in warning
+    assert "over 100 % of the bandwidth: what was in the L2 cache comes faster" in out
+    _, out, _ = say("kernels", path, "--format", "json")
+    assert warning in json.loads(out)["notes"]
+    _, out, _ = say("kernels", builder_of().save(tmp_path / "slow.json"))
+    assert "over 100 %" not in out
+
+
 def test_kernels_says_what_it_does_not_know(say: Say, tmp_path: Path) -> None:
     trace = builder_of(device="ACME X1").save(tmp_path / "x.json")
     _, out, _ = say("kernels", trace)

@@ -11,7 +11,17 @@ import pytest
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
     {"", "units", "errors", "files", "watchdog", "hookspecs"},  # "" is the package itself
-    {"events", "arguments", "nesting", "flops", "devices", "stats", "settings", "samples"},
+    {
+        "events",
+        "arguments",
+        "nesting",
+        "flops",
+        "redispatch",
+        "devices",
+        "stats",
+        "settings",
+        "samples",
+    },
     {"metrics", "rules", "analysis", "compare", "idle", "paired", "timing"},
     {"render", "baseline", "trace"},
     {
@@ -39,7 +49,8 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
 ACROSS = {  # what a room may import on its own level
     "units": {"errors"},
     "arguments": {"nesting"},
-    "events": {"arguments", "flops", "nesting"},
+    "events": {"arguments", "flops", "nesting", "redispatch"},
+    "redispatch": {"flops", "nesting"},
     "metrics": {"analysis", "rules"},
     "rules": {"analysis"},
     "compare": {"idle", "metrics", "analysis"},

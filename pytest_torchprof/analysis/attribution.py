@@ -1,6 +1,6 @@
 """Which kernel did which operator's work: FLOPs and compulsory bytes, each counted once.
 
-FLOPs are those of the outermost operator that has a number, as everywhere else; bytes those of the
+FLOPs are those of the operator that counts, as everywhere else (`redispatch`); bytes those of the
 innermost, for a convolution's bias is added by a kernel of its own. An operator's number goes to
 its main kernels and to no other: those named after matrix products, convolutions or attention
 (`MAIN_KERNEL`). If none is, FLOPs go to the kernels that have the name of the longest one, and
@@ -151,21 +151,19 @@ def is_main(name: str) -> bool:
 
 def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Around each start, itself included: innermost operator and annotation (below no operator),
-    outermost operator that has FLOPs, innermost that has a formula; -1 for none.
+    innermost operator whose FLOPs count, innermost that has a formula; -1 for none.
     """
     ops = trace.is_kind(Kind.OP)
     notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    counts, formula = trace.has_flops, trace.names_where(FORMULAS.__contains__) & ops
+    counts, formula = trace.counts_flops, trace.names_where(FORMULAS.__contains__) & ops
     call, note, counted, typed = (np.full(len(start), -1, np.int64) for _ in range(4))
     above = start.copy()
     todo = np.flatnonzero(above >= 0)
     while len(todo):
         at = above[todo]
-        for found, where in ((call, ops), (note, notes), (typed, formula)):
+        for found, where in ((call, ops), (note, notes), (counted, counts), (typed, formula)):
             new = todo[where[at] & (found[todo] < 0)]
             found[new] = above[new]
-        outer = todo[counts[at]]
-        counted[outer] = above[outer]
         above[todo] = trace.parent[at]
         todo = todo[above[todo] >= 0]
     return call, note, counted, typed

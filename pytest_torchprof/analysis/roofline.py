@@ -6,7 +6,8 @@ rate of bytes is a lower bound of what went through the memory, if it came from 
 that stays in the device's L2 cache between two kernels can be read faster than memory delivers,
 and then `bandwidth_pct` is truly over 100. A trace without strides (before 2024) cannot tell that
 from an operand that was expanded, so there the bytes of such a kernel are unknown. FLOPs are those
-of the formula: an algorithm that needs fewer (Winograd, FFT) can truly exceed 100 % of the peak.
+of the formula, so an algorithm that needs fewer (Winograd, FFT) can exceed 100 % of the peak; any
+other kernel that does has a wrong count, which whoever shows the row says.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def _opaque_why(trace: Trace, event: int) -> str:
 
 def _opaque(trace: Trace) -> Ints:
     ops = trace.selection & trace.is_kind(Kind.OP)
-    asked = ops & trace.names_where(lambda name: work_of(name) in _ASKED)
+    asked = ops & trace.names_where(lambda name: work_of(name) in _ASKED) & ~trace.only_shapes
     if not asked.any():
         return np.flatnonzero(asked)
     rows = np.flatnonzero(asked)
@@ -145,13 +145,14 @@ _WORKING: Final = frozenset({"counted", "none", "computes"})
 
 def _computing(trace: Trace) -> Bools:
     ops = trace.selection & trace.is_kind(Kind.OP)
-    return ops & trace.names_where(lambda name: work_of(name) == "computes")
+    return ops & trace.names_where(lambda name: work_of(name) == "computes") & ~trace.only_shapes
 
 
 def _outermost(trace: Trace, marked: Bools) -> Ints:
-    """Of these operators, those neither in one another nor in one that has a number."""
-    rows = np.flatnonzero(marked & ~trace.has_flops)
-    return rows[~nesting.below(marked | trace.has_flops, trace.parent, rows)] if len(rows) else rows
+    """Of these operators, those neither in one another nor in one whose number counts."""
+    counts = trace.counts_flops
+    rows = np.flatnonzero(marked & ~counts)
+    return rows[~nesting.below(marked | counts, trace.work_parent, rows)] if len(rows) else rows
 
 
 # -------------------------------------------------------------------- kernels
@@ -175,7 +176,7 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
     kinds = _kinds(trace, call)
     known = call >= 0
     within = np.zeros(len(call), bool)
-    within[known] = nesting.below(trace.has_flops, trace.parent, call[known])
+    within[known] = nesting.below(trace.counts_flops, trace.work_parent, call[known])
     left = ~within & ~replays
     alone = left & (kinds == "around")
     by_operator = left & np.isin(kinds, list(_ASKED))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.api import Rows, Trace
@@ -24,9 +24,9 @@ TABLE_ROWS = 30
 #: Width of a table in a file or a log.
 _WIDTH = 160
 
-_OVER = (
-    "over 100 %: truly so, of what was in the L2 cache, at a higher clock than the datasheet's, or "
-    "where the trace counts whole microseconds"
+_OVER_BANDWIDTH = (
+    "over 100 % of the bandwidth: what was in the L2 cache comes faster, as at a higher clock than "
+    "the datasheet's, or where the trace counts whole microseconds"
 )
 
 Row = dict[str, Any]
@@ -69,8 +69,7 @@ def table(
         _share_over_ranks(rows, total)
     if options.sort == "share" and "share" not in fields:
         options.sort = order
-    over = [f for f in fields if f.endswith("_pct") and any((r[f] or 0) > 100 for r in rows)]
-    notes = [*notes, *([_OVER] if over else [])]
+    notes = [*notes, *_over_peak(rows)]
     rows = ordered(rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields)
     if options.format in ("table", "markdown") and "share" not in fields:
         whole = total.get(order)
@@ -80,6 +79,22 @@ def table(
     said = [note for note in dict.fromkeys(notes) if note]
     show(options, ranks, rows, fields, total, said)
     return OK
+
+
+def _over_peak(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines on rows over 100 % of a peak: of memory's it can be so, of compute it is a fault."""
+    if any((row.get("bandwidth_pct") or 0) > 100 for row in rows):
+        yield _OVER_BANDWIDTH
+    over = [row for row in rows if (row.get("compute_pct") or 0) > 100]
+    if over:
+        most = max(over, key=lambda row: row["compute_pct"])
+        name = tables.cell("kernel", most["kernel"])
+        yield (
+            f"warning: {plural(len(over), 'row')} over 100 % of peak compute, most of all {name} "
+            f"({tables.cell('compute_pct', most['compute_pct'])}): its FLOPs or the peak are "
+            "wrong, unless its algorithm needs fewer (Winograd, FFT) or the trace counts whole "
+            "microseconds; please report it, with the trace"
+        )
 
 
 def _share_over_ranks(rows: Sequence[Row], total: Row) -> None:

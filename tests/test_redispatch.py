@@ -143,7 +143,7 @@ def by_torch(function: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-A, B = torch.randn(40, 8, 16), torch.randn(40, 16, 32)
+A, B, BIAS = torch.randn(40, 8, 16), torch.randn(40, 16, 32), torch.randn(32)
 IMAGES, FILTERS = torch.randn(5, 3, 8, 8), torch.randn(4, 3, 3, 3)
 ROWS, WEIGHT = torch.randn(7, 8), torch.randn(6, 8)
 HEADS = torch.randn(3, 2, 4, 8, 16)
@@ -184,7 +184,7 @@ BATCHED: dict[str, Callable[[], object]] = {
         A.permute(1, 2, 0), B.transpose(0, 1)
     ),
     "in chunks": lambda: func.vmap(torch.mm, chunk_size=15)(A, B),
-    "addmm": lambda: func.vmap(lambda c, a, b: torch.addmm(c, a, b))(torch.randn(40, 8, 32), A, B),
+    "addmm": lambda: func.vmap(lambda a, b: torch.addmm(BIAS, a, b))(A, B),
     "mv": lambda: func.vmap(torch.mv, in_dims=(None, 0))(WEIGHT, ROWS),
     "dot": lambda: func.vmap(torch.dot)(ROWS, ROWS),
     "einsum": lambda: func.vmap(lambda a, b: torch.einsum("ij,jk->k", a, b))(A, B),
@@ -312,3 +312,15 @@ def test_a_dtensor_counts_the_part_of_this_rank(
     expected = 3 * 2 * 16 * 32 * 16 + 2 * 36 * FILTERS.numel()
     assert [counted(step), counted(step)] == [expected, expected]
     assert by_torch(step) == 4 * expected
+
+
+def test_what_runs_on_fake_tensors_is_no_gap() -> None:
+    """An operator without a formula that only tells a subclass a shape computes nothing."""
+    square = [[32, 32]]
+    fake = ("aten::linalg_inv_ex", square, ("PythonDispatchMode", square, (
+        "aten::linalg_inv_ex", square)))  # fmt: skip
+    handed = ("aten::mm", WHOLE, ("PythonSubclass", WHOLE, fake, RAN))
+    assert measure(METRICS["flops"], traced(handed)) == LOCAL_FLOP
+    ran = ("aten::linalg_inv_ex", square)
+    value = measure(METRICS["flops"], traced(("aten::t", square, ("PythonSubclass", square, ran))))
+    assert "aten::linalg_inv_ex" in str(value)

@@ -148,6 +148,43 @@ def _grouped_product(call: Call) -> int:
     return 2 * _packing(call) * prod(a if len(b) == 3 else a[-2:]) * b[-1]
 
 
+def _products(call: Call) -> int:
+    """`_foreach_mm`: the products of two lists, pair by pair. FCM has no formula."""
+    pairs = list(zip(call.dims[0], call.dims[1], strict=True))
+    if not pairs:
+        raise _UnknownError  # the profiler does not write down long lists
+    return sum(_product(0, 2)(Call(pair, call.types, None)) for pair in pairs)
+
+
+def _combination(call: Call) -> int:
+    """`_compute_linear_combination`: `[m, ...]` by coefficients `[p, m]`. FCM has no formula."""
+    inputs, coefficients = call.shape(0), call.shape(1)
+    if len(coefficients) != 2 or coefficients[1] != inputs[0]:
+        raise _UnknownError
+    return 2 * coefficients[0] * prod(inputs)
+
+
+def _distances(call: Call) -> int:
+    """`_cdist_forward(x1, x2, p, compute_mode)`, the direct form, which torch takes up to 25 rows.
+
+    From 26 on, Euclidean distances are a product of rows that are longer by two (`aten::mm` inside
+    of `_euclidean_dist`), and count the same here. Other distances are never made of products, nor
+    are those with `compute_mode="donot_use_mm_for_euclid_dist"`, which is 2. FCM says 0 up to 25.
+    """
+    (*batch, rows, width), (*_, others, width_2) = call.shape(0), call.shape(1)
+    if width != width_2:
+        raise _UnknownError
+    if float(call.concrete[2]) != 2 or call.concrete[3] == "2":
+        return 0
+    return 2 * prod(batch) * rows * others * (width + 2)
+
+
+def _distances_backward(call: Call) -> int:
+    """`_cdist_backward(grad, x1, x2, p, cdist)`: the gradient of `x1`, a product for Euclid's."""
+    (*batch, rows, width), (*_, others, _) = call.shape(1), call.shape(2)
+    return 2 * prod(batch) * rows * others * width if float(call.concrete[3]) == 2 else 0
+
+
 def _vector_product(first: int, rank: int) -> Formula:
     """`[m, k] @ [k]` is `2 m k`, and a dot product `2 k`. FCM says 0."""
 
@@ -387,6 +424,8 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "aten::_int_mm": _product(0, 2),
     "aten::_scaled_mm": _product(0, 2),
     "aten::_scaled_mm_v2": _product(0, 2),
+    "aten::_scaled_addmm": _product(1, 2),
+    "aten::_scaled_addmm_": _product(1, 2),
     "aten::addmm": _product(1, 2),
     "aten::addmm_": _product(1, 2),
     "aten::_addmm_activation": _product(1, 2),
@@ -401,6 +440,10 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "aten::addmv_": _vector_product(1, 2),
     "aten::dot": _vector_product(0, 1),
     "aten::vdot": _vector_product(0, 1),
+    "aten::_foreach_mm": _products,
+    "aten::_compute_linear_combination": _combination,
+    "aten::_cdist_forward": _distances,
+    "aten::_cdist_backward": _distances_backward,
     "aten::_weight_int8pack_mm": _linear(0, 1),
     "aten::_weight_int4pack_mm": _int4_product,
     "aten::_weight_int4pack_mm_for_cpu": _int4_product,
@@ -427,6 +470,7 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "aten::mkldnn_convolution": _convolution(4, 3, 5),
     "aten::_mps_convolution": _convolution(4, 3, 5),
     "aten::_mps_convolution_transpose": _transposed_convolution(),
+    "aten::_nnpack_spatial_convolution": _convolution(4, 3, None),
     "aten::thnn_conv2d": _convolution(4, 5, None),
     "aten::_slow_conv2d_forward": _convolution(4, 5, None),
     "aten::slow_conv3d": _convolution(4, 5, None),

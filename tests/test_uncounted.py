@@ -105,7 +105,11 @@ def test_kernels_count_by_their_operator_else_by_their_name(
 
 
 def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
-    calls = [(*MM, GEMM), ("aiter::mha_batch_prefill", "fmha_fwd"), "alone deep_gemm<1>"]
+    calls: list[Call | str] = [
+        (*MM, GEMM),
+        ("aiter::mha_batch_prefill", "fmha_fwd"),
+        "alone deep_gemm<1>",
+    ]
     value = measure(METRICS["flops"], parse(built(*calls, device=GPU).to_bytes()))
     assert (
         NotMeasured(

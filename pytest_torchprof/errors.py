@@ -55,6 +55,10 @@ class CaptureError(TorchprofError):
     """A profiler session that gave nothing to measure."""
 
 
+class StorageError(CaptureError):
+    """The system has no room for what was captured: the test's fault it is not."""
+
+
 class AbError(TorchprofError):
     """Two sides that cannot be compared: no such revision, or code that is not a side's own."""
 

@@ -90,7 +90,7 @@ def _found(recorder: Recorder) -> tuple[Finding, ...]:
         try:
             return recorder.checked.findings(recorder.located)
         except Exception as error:  # noqa: BLE001 - the numbers are right all the same
-            recorder.lines_gap = f"internal error, please report it: {error!r}"
+            recorder.lines_gap = recorder.broke(error)
             recorder.located = None
     return recorder.checked.findings(by_operator)
 

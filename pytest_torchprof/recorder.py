@@ -18,7 +18,7 @@ from pytest_torchprof.capture import (
     allows_tf32,
     device_gap,
 )
-from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.errors import StorageError, TorchprofError
 from pytest_torchprof.files import replacing
 from pytest_torchprof.metrics import measure_all
 from pytest_torchprof.rounds import Rounds
@@ -112,6 +112,8 @@ class Recorder:
     stacks: Trace | None = None
     file: Path | None = None
     reason: str | None = None
+    #: Errors that are ours, or the system's: they end the session with a failure.
+    faults: list[str] = field(default_factory=list)
     runs: int = 0
     #: The test measures a block or a callable of its own through the fixture.
     own_region: bool = False
@@ -155,6 +157,13 @@ class Recorder:
     def refuse(self, reason: str) -> None:
         """Keep the first reason why the test is not profiled."""
         self.reason = self.reason or reason
+
+    def broke(self, error: Exception) -> str:
+        """Note an error that no test is to blame for; what is said of it."""
+        text = said(error)
+        if isinstance(error, StorageError) or not isinstance(error, TorchprofError):
+            self.faults.append(text)
+        return text
 
     def exclude(self, ns: int) -> None:
         """Time that does not count towards the test's time limits."""
@@ -245,7 +254,7 @@ class Recorder:
         try:
             return self.wants_lines()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            self.lines_gap = said(error)
+            self.lines_gap = self.broke(error)
             return False
 
     def facts(self) -> dict[str, Any]:
@@ -268,4 +277,9 @@ def said(error: Exception) -> str:
     """Our own errors speak for themselves; anything else is a fault to report."""
     if isinstance(error, TorchprofError):
         return str(error)
-    return f"internal error, please report it: {type(error).__name__}: {error}"
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
+    message = str(error).partition("\n")[0]
+    return f"internal error, please report it: {type(error).__name__}: {message}{where}"

@@ -14,12 +14,11 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_torchprof.capture import REAL, Regions, World, muted, watching
-from pytest_torchprof.recorder import Kind, Recorder, said
 from pytest_torchprof.runs import Run
 from pytest_torchprof.silence import (
     alarm_stopped,
@@ -30,6 +29,9 @@ from pytest_torchprof.silence import (
     unnoticed,
     written_to,
 )
+
+if TYPE_CHECKING:
+    from pytest_torchprof.recorder import Kind, Recorder
 
 STRICT_XFAIL = "passed against a strict xfail, which is a failure"
 
@@ -190,7 +192,7 @@ class Runner:
                         if recorder.reason is not None:
                             return None
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            recorder.refuse(said(error))
+            recorder.refuse(recorder.broke(error))
         finally:
             self.rerunning = False
         return None

@@ -15,7 +15,6 @@ from pytest_torchprof.capture import (
     sees_threads,
 )
 from pytest_torchprof.events import Kind as EventKind
-from pytest_torchprof.recorder import said
 from pytest_torchprof.rounds import LONG_CALL_NS
 from pytest_torchprof.rules.located import Located
 
@@ -59,7 +58,7 @@ class Run:
                 capture.start()
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
                 capture.abandon()
-                self.recorder.refuse(said(error))
+                self.recorder.refuse(self.recorder.broke(error))
                 return
             self._capture = capture
             self._compiled = CompileCount.now()
@@ -98,7 +97,7 @@ class Run:
                 trace, file = capture.stop(recorder.folder, facts)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
                 capture.abandon()
-                recorder.refuse(said(error))
+                recorder.refuse(recorder.broke(error))
                 return
             self._hand_over(trace, file, capture)
 

@@ -24,6 +24,7 @@ from pytest_torchprof.markers import antipatterns_of, budgets_of, is_marked, ove
 from pytest_torchprof.recorder import Plan, Recorder
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import (
+    faults,
     raised_rules,
     summary_table,
     totals,
@@ -31,7 +32,7 @@ from pytest_torchprof.render.summary import (
 )
 from pytest_torchprof.reruns import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.rulebook import rules_of
-from pytest_torchprof.rules import warm_up
+from pytest_torchprof.rules import CODES, warm_up
 from pytest_torchprof.running import RunningHooks
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class TorchprofSession(RunningHooks):
         self.collected = Collected()
         self.ran: set[str] = set()
         self.runs = 0
+        #: What went wrong that no test is to blame for: text → tests.
+        self.faults: dict[str, list[str]] = {}
         #: What the current test was failed with by us.
         self._message: str | None = None
         self.environment: dict[str, Any] = {}
@@ -270,6 +273,7 @@ class TorchprofSession(RunningHooks):
             )
             riding.torchprof_ours = ours
             riding.torchprof_offer = item.stash.get(OFFER, None) or None
+            riding.torchprof_faults = recorder.faults if recorder and call.when == "call" else []
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
         return report
 
@@ -286,7 +290,7 @@ class TorchprofSession(RunningHooks):
             recorder.refuse(str(error))
             message = f"torchprof: {error}"
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            recorder.refuse(f"internal error, please report it: {type(error).__name__}: {error}")
+            recorder.refuse(recorder.broke(error))
         self._message = message
         return message
 
@@ -309,6 +313,8 @@ class TorchprofSession(RunningHooks):
             if (offer := getattr(report, "torchprof_offer", None)) is not None:
                 self.offers[report.nodeid] = offer
             self.runs += getattr(report, "torchprof_runs", 0)
+            for fault in dict.fromkeys(getattr(report, "torchprof_faults", ())):
+                self.faults.setdefault(fault, []).append(report.nodeid)
         known = self.records.get(report.nodeid)
         if known is None:
             return
@@ -355,11 +361,14 @@ class TorchprofSession(RunningHooks):
                 self.messages += self._left_behind()
         with suppress(TorchprofError):  # said at collection
             self.messages += rules_of(self.config).errors
-        self.errors += self.judge.errors
+        for rule, line in raised_rules(list(self.records.values()), RAISED).items():
+            if rule in CODES:  # a user's own is the user's
+                self.faults[f"internal error, please report it: {line}"] = []
+        self.errors += [*self.judge.errors, *faults(self.faults)]
         if self.settings.json is not None:
             try:
                 records = list(self.records.values())
-                raised = raised_rules(records, RAISED)
+                raised = list(raised_rules(records, RAISED).values())
                 write_report(self.settings.json, self.environment, records, raised)
             except OSError as error:
                 self.errors.append(f"report {self.settings.json} cannot be written: {why(error)}")
@@ -410,8 +419,9 @@ class TorchprofSession(RunningHooks):
                 write(line)
             for line in unchecked_rules(records, RAISED):
                 write(line)
-        for line in raised_rules(records, RAISED):
-            write(line, yellow=True)
+        for rule, line in raised_rules(records, RAISED).items():
+            if rule not in CODES:
+                write(line, yellow=True)
         for line in self.messages:
             write(line)
         for line in self.errors:

@@ -157,14 +157,24 @@ def _few(rules: list[str]) -> str:
     return ", ".join(shown) + (f" and {left} more" if left > 0 else "")
 
 
-def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[str]:
-    """A line for each rule that raised, with the first test in which it did."""
+def faults(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each fault that no test is to blame for, with the number of tests it hit."""
+    lines = []
+    for fault, nodeids in found.items():
+        more = ", …" if nodeids[1:] else ""
+        where = f" (in {plural(len(nodeids), 'test')}: {nodeids[0]}{more})" if nodeids else ""
+        lines.append(f"{fault}{where}")
+    return lines
+
+
+def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> dict[str, str]:
+    """Of each rule that raised a line, with the first test in which it did."""
     first: dict[str, str] = {}
     for record in records:
         for rule, why in record["unchecked"].items():
             if why.startswith(raised):
                 first.setdefault(rule, f"{rule}: {why} ({record['nodeid']}); it was left out")
-    return list(first.values())
+    return first
 
 
 def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:

@@ -1,0 +1,113 @@
+"""Errors that no test is to blame for: its outcome stays, and the run fails at its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers import accept, baseline_file, replaced_rules, run
+
+from pytest_torchprof.rules import RULES
+
+RULES_BEFORE = dict(RULES)
+
+TESTS = """
+    def test_one(): pass
+    def test_two(): pass
+"""
+
+
+def broken(*_: Any, **__: Any) -> None:
+    raise KeyError("of ours")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "pytest_torchprof.runs.Capture.start",
+        "pytest_torchprof.runs.Capture.stop",
+        "pytest_torchprof.judging.profile_of",
+        "pytest_torchprof.judging.compare",
+        "pytest_torchprof.reruns._make_new",
+    ],
+)
+def test_an_internal_error_leaves_the_tests_and_fails_the_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    monkeypatch.setattr(place, broken)
+    ran = run(pytester, "--torchprof")
+    monkeypatch.undo()
+    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 2}) == (ran.ret, ran.outcomes)
+    assert {"test_one": "not_profiled", "test_two": "not_profiled"} == ran.statuses
+    (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
+    assert line.startswith(
+        "ERROR: internal error, please report it: KeyError: 'of ours', test_faults.py:"
+    )
+    assert line.endswith(" (in 2 tests: test_it.py::test_one, …)")
+
+
+def test_an_internal_error_in_a_worker_fails_the_run(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    pytester.makeconftest(
+        """
+        import pytest_torchprof.runs
+        def broken(*_, **__): raise KeyError("of ours")
+        def pytest_collection_finish(): pytest_torchprof.runs.Capture.start = broken
+        """
+    )
+    ran = run(pytester, "--torchprof", "-n1", needs=["xdist"])
+    assert (1, {"passed": 2}) == (ran.ret, ran.outcomes)
+    assert "ERROR: internal error, please report it: KeyError: 'of ours'" in ran.out
+
+
+def test_what_locates_lines_may_fail_and_fails_the_run_all_the_same(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    monkeypatch.setattr("pytest_torchprof.judging.Judge.wants_lines", broken)
+    ran = run(pytester, "--torchprof")
+    assert (1, {"new"}) == (ran.ret, set(ran.statuses.values()))
+    assert " (in 2 tests: test_it.py::test_one, …)" in ran.out
+
+
+def test_a_refusal_is_no_fault(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        def test_own():
+            with torch.profiler.profile(): pass
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert (0, {"test_own": "not_profiled"}) == (ran.ret, ran.statuses)
+
+
+def test_a_test_that_an_internal_error_hit_is_not_accepted(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    accept(pytester)
+    before = baseline_file(pytester).read_bytes()
+    monkeypatch.setattr("pytest_torchprof.judging.compare", broken)
+    assert 1 == run(pytester, "--accept").ret
+    assert before == baseline_file(pytester).read_bytes()
+
+
+def test_a_rule_of_ours_that_raises_is_a_fault_and_a_users_is_not(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it="import torch\ndef test_add(): torch.ones(1) + 1")
+    with replaced_rules() as known:
+        for code in ("sync-dataloader", "odd"):
+            known[code] = replace(
+                RULES_BEFORE["sync-dataloader"], code=code, find=broken, triggers=None
+            )
+            ran = run(pytester, "--torchprof")
+            ours = code != "odd"
+            assert (int(ours), {"passed": 1}) == (ran.ret, ran.outcomes)
+            said = f"{code}: the rule raised KeyError: 'of ours'"
+            assert (f"ERROR: internal error, please report it: {said}" in ran.out) is ours
+            assert said in ran.out
+            known.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from pytest_torchprof.baseline import inline, store
 from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.options import OPTIONS
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.failure import inline_changes
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.stats import Baseline
@@ -39,12 +39,12 @@ def command_for(config: pytest.Config, nodeid: str) -> str:
             words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
     for pair in config.getoption("override_ini", None) or ():
         words += ["-o", pair]
-    return shlex.join([*words, _typed(config, nodeid)])
+    return escape.command([*words, _typed(config, nodeid)])
 
 
 def ab_command_for(config: pytest.Config, nodeid: str) -> str:
     """The command that compares this test's time with that of a revision, REF."""
-    return shlex.join(["torchprof", "ab", "REF", "--", _typed(config, nodeid)])
+    return escape.command(["torchprof", "ab", "REF", "--", _typed(config, nodeid)])
 
 
 def _typed(config: pytest.Config, nodeid: str) -> str:

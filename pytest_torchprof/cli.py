@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from pytest_torchprof import __version__
 from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.render import doors, escape
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -27,6 +28,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is, and exit with 2."""
         self.exit(BAD_USAGE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """What was typed is shown, and nothing of it raw."""
+        super().exit(status, message and f"{escape.line(message.rstrip())}\n")
 
 
 Add = Callable[[argparse.ArgumentParser], object]
@@ -172,7 +177,7 @@ COMMANDS = (
     Command(
         "augment",
         "IN OUT",
-        "write the trace with FLOPs, bytes and achieved %% on each kernel, for Perfetto",
+        "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
             _argument("trace", metavar="IN", help="the trace, or a folder of ranks"),
             _argument("target", metavar="OUT", help="the file to write; .gz compresses it"),
@@ -281,7 +286,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _complain(message: str) -> int:
-    print(f"torchprof: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - a command
+    doors.say(message)
     return BAD_USAGE
 
 
@@ -293,7 +298,9 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
-        sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        sub = subparsers.add_parser(
+            command.name, help=command.help.replace("%", "%%"), description=command.help
+        )
         for add in command.arguments:
             add(sub)
         if command.rest:

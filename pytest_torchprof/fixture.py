@@ -282,12 +282,13 @@ class Torchprof:
             recorder.edits.append((edit.file, edit.line, edit.text, expected))
             return
         from pytest_torchprof.recorder import Mismatch
+        from pytest_torchprof.render import escape
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
 
         message = inline_mismatch(expected, actual, self._accept_command, refusal(edit))
         changes = inline_changes(expected, actual).items()
         recorder.mismatch = Mismatch(message, {name: before for name, (before, _) in changes})
-        pytest.fail(message, pytrace=False)
+        pytest.fail(escape.block(message), pytrace=False)
 
     def metric(self, name: str) -> Any:
         """One measured metric, or an `Unchecked`; what `stats` reads."""

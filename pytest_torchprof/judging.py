@@ -22,6 +22,7 @@ from pytest_torchprof.findings import (
 )
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.profiles import profile_of, shown_operator
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.failure import failure_message
 from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.stats import Baseline, NotMeasured, Profile, Verdict
@@ -207,7 +208,7 @@ class Judge:
         if policy.strict and recorder.stats_asked:
             causes.append(f"strict: the test compares numbers that were not measured: {reason}")
         record = record_of(subject.nodeid, status="not_profiled", reason=reason, verdicts=verdicts)
-        message = f"torchprof: {'; '.join(causes)}" if causes else None
+        message = escape.line(f"torchprof: {'; '.join(causes)}") if causes else None
         return Judgement(record, None, message)
 
     def _policy(self, baseline: Baseline | None, host: str, busy: str | None) -> Policy:

@@ -205,6 +205,7 @@ def build_settings(config: pytest.Config) -> Settings:
     Raises:
         pytest.UsageError: a value that cannot be, with its source and the near matches.
     """
+    from pytest_torchprof.render import escape
     from pytest_torchprof.rulebook import check_rules, thresholds_of
     from pytest_torchprof.settings import Settings
 
@@ -225,7 +226,7 @@ def build_settings(config: pytest.Config) -> Settings:
             elif option.name == "thresholds":
                 values["thresholds"] = thresholds_of(str(text), config)
         except TorchprofError as error:
-            raise pytest.UsageError(f"{source}: {error}") from None
+            raise pytest.UsageError(escape.line(f"{source}: {error}")) from None
     strict = config.getoption("torchprof_strict")
     accept = config.getoption(ACCEPT, False)  # ours or another plugin's, wherever it keeps it
     here = config.invocation_params.dir

@@ -22,6 +22,7 @@ from pytest_torchprof.findings import RAISED
 from pytest_torchprof.judging import Judge, Subject, all_unchecked
 from pytest_torchprof.markers import antipatterns_of, budgets_of, is_marked, overrides_of
 from pytest_torchprof.recorder import Plan, Recorder
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import (
     faults,
@@ -116,7 +117,7 @@ class TorchprofSession(RunningHooks):
                 return
             self.environment = {**asdict(self.machine), "key": self.machine.key}
         except TorchprofError as error:
-            raise pytest.UsageError(str(error)) from None
+            raise pytest.UsageError(escape.line(str(error))) from None
 
     def pytest_report_header(self) -> str:
         """One line: what is measured here, and how often a test runs."""
@@ -125,7 +126,7 @@ class TorchprofSession(RunningHooks):
         seconds = s.min_time or s.gate_time_s
         timed = f"{s.rounds} timed" if not seconds else f"timed for {seconds:g} s"
         runs = f"{s.warmup} warm-up, {timed}, 1 profiled"
-        return f"torchprof: {where}; runs a test: {runs}"
+        return escape.line(f"torchprof: {where}; runs a test: {runs}")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
@@ -144,7 +145,7 @@ class TorchprofSession(RunningHooks):
                 item.stash[PLAN] = plan
         if problems:
             shown = problems[:10] + ([f"… and {len(problems) - 10} more"] if problems[10:] else [])
-            raise pytest.UsageError("torchprof: " + "\n".join(shown))
+            raise pytest.UsageError("torchprof: " + "\n".join(map(escape.line, shown)))
         self.collected.partial |= {
             os.path.abspath(self.config.invocation_params.dir / arg.split("::")[0])  # noqa: PTH100
             for arg in self.config.args
@@ -231,7 +232,7 @@ class TorchprofSession(RunningHooks):
         message = self._judge(item, recorder)
         # Our failure would be the one that a strict xfail expects.
         if message is not None and recorder.reason != STRICT_XFAIL:
-            pytest.fail(message, pytrace=False)
+            pytest.fail(escape.block(message), pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -288,7 +289,7 @@ class TorchprofSession(RunningHooks):
             message = judged.message
         except BaselineError as error:
             recorder.refuse(str(error))
-            message = f"torchprof: {error}"
+            message = escape.line(f"torchprof: {error}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             recorder.refuse(recorder.broke(error))
         self._message = message
@@ -409,7 +410,10 @@ class TorchprofSession(RunningHooks):
         """The table, what was accepted, what went wrong, and one line of totals."""
         verbosity = self.config.get_verbosity()
         records = list(self.records.values())
-        write = terminalreporter.write_line
+
+        def write(line: str, **markup: bool) -> None:
+            terminalreporter.write_line(escape.line(line), **markup)
+
         if self.errors or self.messages or (records and verbosity >= 0):
             terminalreporter.write_sep("=", "torchprof")
         if records and verbosity >= 0:

@@ -42,9 +42,9 @@ def test_markdown_is_a_table_of_github() -> None:
     assert_expected_inline(
         markdown(rows, FIELDS),
         """\
-| name |  calls | self_cpu |   flops |  share |
-|:-----|-------:|---------:|--------:|-------:|
-| a\\|b | 12,345 |   1.5 ms | 2 GFLOP | 99.9 % |
+| name   |  calls | self_cpu |   flops |  share |
+|:-------|-------:|---------:|--------:|-------:|
+| `a\\|b` | 12,345 |   1.5 ms | 2 GFLOP | 99.9 % |
 """,
     )
 

@@ -95,7 +95,7 @@ def transcript(example: str) -> str:
 def commands() -> str:
     """The subcommands of `torchprof`."""
     rows = [
-        [f"`torchprof {command.name} {synopsis}`", command.help.replace("%%", "%")]
+        [f"`torchprof {command.name} {synopsis}`", command.help]
         for command in COMMANDS
         for synopsis in [command.synopsis.replace("|", "\\|")]
     ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.errors import AbStoppedError, SettingsError
 from pytest_torchprof.paired.decision import CONFIDENCE
-from pytest_torchprof.render import ab_page, ab_report, ab_table, tables
+from pytest_torchprof.render import ab_page, ab_report, ab_table, doors, escape, tables
 from pytest_torchprof.render.json_report import write_report
 from pytest_torchprof.render.text import shorten
 
@@ -69,7 +69,7 @@ def ab(options: Namespace) -> int:
         if found.sides is not None and (found.rows or options.format == "json"):
             _show(options, found)
     if failure is not None:
-        print(f"torchprof: {failure}", file=sys.stderr)  # noqa: T201 - a command
+        doors.say(str(failure))
         return FAILED if _regressed(found) else _BLIND
     return _status(found)
 
@@ -108,7 +108,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
         def progress(test: str, number: int, every: int) -> None:
             bar.bar_format, bar.unit = None, "test"
             bar.total, bar.n = every, number - 1
-            bar.set_description_str(shorten(test, _NAME), refresh=True)
+            bar.set_description_str(shorten(escape.line(test), _NAME), refresh=True)
 
         yield progress
 
@@ -243,7 +243,7 @@ def _status(found: Found) -> int:
         return FAILED
     if ab_table.compared(found.rows):
         return OK
-    print(f"torchprof: {_why_blind(found)}", file=sys.stderr)  # noqa: T201 - a command
+    doors.say(_why_blind(found))
     return _BLIND
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.api import Rows, Trace
 from pytest_torchprof.commands.reading import heading_of
 from pytest_torchprof.errors import SettingsError
-from pytest_torchprof.render import tables
+from pytest_torchprof.render import doors, escape, tables
 from pytest_torchprof.render.text import plural
 
 if TYPE_CHECKING:
@@ -202,10 +201,10 @@ def print_table(
         return write(tables.to_csv(rows, fields))
     if options.format == "markdown":
         text = tables.markdown(rows, fields, total=total)
-    else:
-        text = tables.table(rows, fields, total=total, width=terminal_width())
+        return write(tables.markdown_page(head.splitlines(), text, notes))
+    text = tables.table(rows, fields, total=total, width=terminal_width())
     head = f"{head}\n\n" if head else ""
-    tail = "\n" + "".join(f"{note}\n" for note in notes) if notes else ""
+    tail = "\n" + "".join(f"{escape.line(note)}\n" for note in notes) if notes else ""
     return write(head + text + tail)
 
 
@@ -216,6 +215,5 @@ def terminal_width() -> int:
 
 def write(text: str) -> int:
     """To stdout, whatever its encoding can hold."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    doors.out(text)
     return OK

@@ -16,6 +16,7 @@ from pytest_torchprof.api import Trace
 from pytest_torchprof.devices import find, read_peaks
 from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.events import DEVICE_KINDS, Kind
+from pytest_torchprof.render import doors, escape
 from pytest_torchprof.render.text import plural
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def heading_of(ranks: Ranks) -> str:
         device = ", ".join(f"{n} × {names.count(n)}" if names.count(n) > 1 else n
                            for n in dict.fromkeys(names)) or "no device named"  # fmt: skip
         mark = f"rank {rank}: " if len(ranks) > 1 else ""
-        lines.append(f"{mark}{trace.path.name}: {device}; {plural(len(trace.events), 'event')}")
+        line = f"{mark}{trace.path.name}: {device}; {plural(len(trace.events), 'event')}"
+        lines.append(escape.line(line))
     if len(ranks) > 8:
         lines.append(f"… and {plural(len(ranks) - 8, 'more rank')}")
     return "\n".join(lines)
@@ -148,4 +150,4 @@ def listed(ranks: Ranks) -> str:
 
 def warn(message: str) -> None:
     """One line on stderr that is no failure."""
-    print(f"torchprof: warning: {message}", file=sys.stderr)  # noqa: T201 - a command
+    doors.say(f"warning: {message}")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.render import ab_table, tables
+from pytest_torchprof.render import ab_table, escape, tables
 from pytest_torchprof.render.findings import wrapped
 from pytest_torchprof.render.text import plural, shorten
 from pytest_torchprof.samples import NOISY
 
 if TYPE_CHECKING:
     from pytest_torchprof.paired import Row
+    from pytest_torchprof.render.ab_table import Line
 
 #: Lines below the table, of each kind; and the width of a test's name in them.
 _MOST_LINES, _NAME = 12, 64
@@ -39,11 +40,14 @@ def text(page: Page, width: int) -> str:
     """For a terminal of this width."""
     cells, columns = ab_table.cells_of(page.rows, width)
     blocks = [wrapped(page.heading, width)]
-    blocks.append(tables.table(cells, columns, width=width) + "".join(_left(page)))
-    for head, lines in _below(page, _short):
-        indented = [f"  {line}" for line in lines] if head else lines
+    left = "".join(f"{line}\n" for line in _left(page))
+    blocks.append(tables.table(cells, columns, width=width) + left)
+    for head, lines in _below(page):
+        said = [_joined(line, _short, str) for line in lines]
+        indented = [f"  {line}" for line in said] if head else said
         blocks.append(wrapped([head, *indented] if head else indented, width))
-    blocks.append("".join(f"{line}\n" for line in page.end))  # whole, to be found by a search
+    # Whole, to be found by a search.
+    blocks.append("".join(f"{escape.line(line)}\n" for line in page.end))
     return "\n".join(blocks)
 
 
@@ -51,48 +55,49 @@ def markdown(page: Page) -> str:
     """For a comment on a pull request."""
     cells, columns = ab_table.cells_of(page.rows, None)
     for cell in cells:
-        cell["test"] = _code(cell["test"])
         if cell["verdict"] in _BAD:
-            cell["verdict"] = f"**{cell['verdict']}**"
-    blocks = [_listed(page.heading), tables.markdown(cells, columns), *_left(page)]
-    for head, lines in _below(page, _code):
-        blocks += [f"{head}\n"] if head else []
-        blocks.append(_listed(lines))
-    blocks += [f"{line}\n" for line in page.end]
+            cell["verdict"] = tables.strong(cell["verdict"])
+    blocks = [_listed(map(escape.markdown, page.heading)), tables.markdown(cells, columns)]
+    blocks += [escape.markdown(line) for line in _left(page)]
+    for head, lines in _below(page):
+        blocks += [f"{escape.markdown(head)}\n"] if head else []
+        blocks.append(_listed(_joined(line, escape.code, escape.markdown) for line in lines))
+    blocks += [f"{escape.markdown(line)}\n" for line in page.end]
     return "\n".join(blocks)
 
 
 def _left(page: Page) -> list[str]:
-    return [f"… and {plural(page.left, 'more row')}: --limit 0 shows all\n"] if page.left else []
+    return [f"… and {plural(page.left, 'more row')}: --limit 0 shows all"] if page.left else []
 
 
-def _below(page: Page, name: Callable[[str], str]) -> list[tuple[str, list[str]]]:
+def _below(page: Page) -> list[tuple[str, list[Line]]]:
     """Blocks of lines below the table, each with what stands above it."""
     blocks = (
-        ("", ab_table.reasons(page.rows, name)),
-        ("exact metrics that differ:", ab_table.differences(page.rows, name)),
-        ("exact metrics were not compared:", ab_table.unprofiled(page.rows, name)),
-        (_NOISY, ab_table.noisy(page.rows, name)),
-        ("", list(page.notes)),
+        ("", ab_table.reasons(page.rows)),
+        ("exact metrics that differ:", ab_table.differences(page.rows)),
+        ("exact metrics were not compared:", ab_table.unprofiled(page.rows)),
+        (_NOISY, ab_table.noisy(page.rows)),
+        ("", [("", note) for note in page.notes]),
     )
     return [(head, _some(lines, every=page.every)) for head, lines in blocks if lines]
 
 
-def _some(lines: list[str], *, every: bool) -> list[str]:
+def _some(lines: list[Line], *, every: bool) -> list[Line]:
     """At most so many lines, and how many are left."""
     if every or len(lines) <= _MOST_LINES + 1:  # to say that one is left takes a line, too
         return lines
-    return [*lines[:_MOST_LINES], f"… and {len(lines) - _MOST_LINES} more: --limit 0 shows all"]
+    left = f"… and {len(lines) - _MOST_LINES} more: --limit 0 shows all"
+    return [*lines[:_MOST_LINES], ("", left)]
 
 
-def _listed(lines: Sequence[str]) -> str:
+def _listed(lines: Iterable[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
+def _joined(line: Line, name: Callable[[str], str], text: Callable[[str], str]) -> str:
+    """A test's name, if it is of one, and what is said of it, each made fit for the output."""
+    return f"{name(line[0])}: {text(line[1])}" if line[0] else text(line[1])
+
+
 def _short(name: str) -> str:
-    return shorten(tables.printable(name), _NAME)
-
-
-def _code(name: str) -> str:
-    """Underscores and brackets of a name are no markup."""
-    return f"`{tables.printable(name)}`"
+    return shorten(escape.line(name), _NAME)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.paired.decision import CONFIDENCE
-from pytest_torchprof.render.tables import printable
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.units import (
     UNKNOWN,
@@ -48,6 +47,9 @@ COLUMNS = ("test", "a", "b", "change", "verdict")
 _WIDE = 100
 
 Cells = dict[str, Any]
+
+#: A test's name, or nothing, and what is said of it; whoever prints them escapes both.
+Line = tuple[str, str]
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
@@ -138,41 +140,41 @@ def timed(sample: Sample | None) -> str | None:
 # -------------------------------------------------------------------- in words
 
 
-def reasons(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+def reasons(rows: Sequence[Row]) -> list[Line]:
     """A line for each row that has something to explain beyond its verdict."""
-    lines = []
+    lines: list[Line] = []
     for row in rows:
         if (reason := why(row)) and row.verdict not in ("new", "gone"):
             said = "" if row.verdict in ("failed", "error") else f"{row.verdict}: "
-            lines.append(f"{name(row.nodeid)}: {said}{_line(reason)}")
+            lines.append((row.nodeid, f"{said}{_line(reason)}"))
     return lines
 
 
 def _line(text: str) -> str:
-    return " ".join(printable(line).strip() for line in text.splitlines())
+    return " ".join(text.split())
 
 
-def noisy(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+def noisy(rows: Sequence[Row]) -> list[Line]:
     """A line for each test whose calls took very different times."""
-    lines = []
+    lines: list[Line] = []
     for row in rows:
         sides = {"A": row.a_ms, "B": row.b_ms}
         wide = [
             f"{format_spread(s.spread)} on {side}" for side, s in sides.items() if s and s.noisy
         ]
         if wide:
-            lines.append(f"{name(row.nodeid)}: {' and '.join(wide)}")
+            lines.append((row.nodeid, " and ".join(wide)))
     return lines
 
 
-def differences(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+def differences(rows: Sequence[Row]) -> list[Line]:
     """``test_x: flops 1.2 GFLOP → 1.4 GFLOP (+16.7 %)``, a line for each exact metric."""
-    return [f"{name(row.nodeid)}: {difference(d)}" for row in rows for d in row.differences]
+    return [(row.nodeid, difference(d)) for row in rows for d in row.differences]
 
 
-def unprofiled(rows: Sequence[Row], name: Callable[[str], str]) -> list[str]:
+def unprofiled(rows: Sequence[Row]) -> list[Line]:
     """A line for each test that has no exact metrics on a side, and why."""
-    return [f"{name(row.nodeid)}: {_line(row.unprofiled)}" for row in rows if row.unprofiled]
+    return [(row.nodeid, _line(row.unprofiled)) for row in rows if row.unprofiled]
 
 
 def difference(found: Difference) -> str:

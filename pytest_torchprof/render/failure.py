@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.places import Where, called_from, finding_lines
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.stats import Baseline, Finding, NotMeasured, Number, Profile, Verdict
@@ -80,7 +81,7 @@ def failure_message(
         lines += [f"  to be sure of the time: {ab_command}"]
     if accept_command and (acceptable or any("no baseline" in cause for cause in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
-    return "\n".join(lines)
+    return "\n".join(map(escape.line, lines))  # each is one, whatever a name holds
 
 
 def inline_mismatch(
@@ -96,15 +97,14 @@ def inline_mismatch(
     lines = list(diff)[: MAX_LINES - 3]
     changes = inline_changes(expected, actual).items()
     headline = next((f"{name} {before} → {now}: " for name, (before, now) in changes), "")
-    return "\n".join(
-        [
-            f"torchprof: {headline}the inline expectation does not match",
-            *(f"  {line}" for line in lines),
-            f"To accept the new values: {accept_command}"
-            if refusal is None
-            else f"--accept cannot write the new values: the line {refusal}",
-        ]
-    )
+    said = [
+        f"torchprof: {headline}the inline expectation does not match",
+        *(f"  {line}" for line in lines),
+        f"To accept the new values: {accept_command}"
+        if refusal is None
+        else f"--accept cannot write the new values: the line {refusal}",
+    ]
+    return "\n".join(map(escape.line, said))
 
 
 def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:

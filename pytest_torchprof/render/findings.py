@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_torchprof.render.tables import printable
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.text import plural, shorten
 from pytest_torchprof.units import UNKNOWN, format_quantity
 
@@ -77,14 +77,14 @@ def _numbers(row: Row) -> tuple[str, ...]:
 def _place(row: Row, head: str, width: int, *, tell: bool) -> list[str]:
     """The first line of a place, and as many more as it takes."""
     room = width - len(head)
-    location, path, module = (printable(row[key] or "") for key in ("location", "path", "module"))
+    location, path, module = (escape.line(row[key] or "") for key in ("location", "path", "module"))
     if location == path:  # no line is known
         path = ""
     parts = [_tail(location, room) if path else shorten(location, room)] if location else []
     parts += [shorten(path, room)] if path else []
     parts += [f"in {_tail(module, room - 3)}"] if module else []
     if tell:
-        parts += textwrap.wrap(printable(row["message"]), room)
+        parts += textwrap.wrap(escape.line(row["message"]), room)
     lines = list[str]()
     for part in parts or [UNKNOWN]:
         if lines and len(lines[-1]) + len(_GAP) + len(part) <= room:
@@ -107,7 +107,7 @@ def wrapped(lines: Iterable[str], width: int) -> str:
 
 def _wrap(text: str, width: int, first: str, then: str) -> list[str]:
     return textwrap.wrap(
-        printable(text), width, initial_indent=first, subsequent_indent=then,
+        escape.line(text), width, initial_indent=first, subsequent_indent=then,
         break_on_hyphens=False, break_long_words=False,
     )  # fmt: skip
 

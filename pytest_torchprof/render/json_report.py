@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.files import replacing
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render import escape
 from pytest_torchprof.stats import NotMeasured, Profile, Verdict
 
 if TYPE_CHECKING:
@@ -92,4 +92,5 @@ def write_report(
     if errors:
         report["errors"] = list(errors)
     with replacing(path) as file:
-        file.write(json.dumps(report, indent=1).encode() + b"\n")
+        file.write(escape.json_text(report, indent=1).encode() + b"
+")

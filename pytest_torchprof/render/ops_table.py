@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import tabulate
 
 from pytest_torchprof.analysis.ops import OpRow, ops
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.units import format_quantity
 
@@ -35,7 +36,9 @@ def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
     rows = sorted(ops(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows
     columns = [c for c in COLUMNS if c == sort_by or any(_cell(row, c) for row in rows)]
-    body = [[shorten(row.name, 48), *(_cell(row, column) for column in columns)] for row in shown]
+    names = [shorten(escape.line(row.name), 48) for row in shown]
+    cells = [[_cell(row, column) for column in columns] for row in shown]
+    body = [[name, *row] for name, row in zip(names, cells, strict=True)]
     text = tabulate.tabulate(
         body,
         headers=["operator", *columns],

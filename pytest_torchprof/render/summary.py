@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.text import plural, shorten
 from pytest_torchprof.samples import NOISY
 from pytest_torchprof.units import UNKNOWN, format_quantity, format_spread
@@ -56,7 +57,7 @@ def summary_table(
     room = min(_WIDEST_TEST, max(_NARROWEST_TEST, width - rest - 2))
     folder = _common_folder([r["nodeid"] for r in shown])
     body = [
-        [shorten(r["nodeid"][len(folder) :], room), *row]
+        [shorten(escape.line(r["nodeid"][len(folder) :]), room), *row]
         for r, row in zip(shown, cells, strict=True)
     ]
     align = ["left", "left", *["right"] * len(columns), *(["left"] if findings else [])]
@@ -64,7 +65,7 @@ def summary_table(
     lines = text.splitlines()
     if left := len(ordered) - len(shown):
         lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
-    return lines + _notes(shown, folder)
+    return list(map(escape.line, [*lines, *_notes(shown, folder)]))
 
 
 def totals(records: Sequence[Mapping[str, Any]], runs: int) -> str:
@@ -133,7 +134,7 @@ def _findings(record: Mapping[str, Any]) -> str:
     # What the baseline accepts is no excuse to a budget.
     over = record["metrics"].get("findings", {}).get("status") == "over_budget"
     told = f"{accepted} accepted{marks['findings'] if over else ''}"
-    return ", ".join(parts + [told] * bool(accepted))
+    return escape.line(", ".join(parts + [told] * bool(accepted)))
 
 
 #: Rules that a line names, of those that could not be checked for one reason.
@@ -148,7 +149,7 @@ def unchecked_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[s
             if not why.startswith(raised):
                 reasons.setdefault(why, {})[rule] = None
     parts = [f"{_few(list(rules))} ({why})" for why, rules in reasons.items()]
-    return [f"rules not checked here: {'; '.join(parts)}"] if parts else []
+    return [escape.line(f"rules not checked here: {'; '.join(parts)}")] if parts else []
 
 
 def _few(rules: list[str]) -> str:
@@ -163,7 +164,7 @@ def faults(found: Mapping[str, Sequence[str]]) -> list[str]:
     for fault, nodeids in found.items():
         more = ", …" if nodeids[1:] else ""
         where = f" (in {plural(len(nodeids), 'test')}: {nodeids[0]}{more})" if nodeids else ""
-        lines.append(f"{fault}{where}")
+        lines.append(escape.line(f"{fault}{where}"))
     return lines
 
 
@@ -174,7 +175,7 @@ def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> dict[str,
         for rule, why in record["unchecked"].items():
             if why.startswith(raised):
                 first.setdefault(rule, f"{rule}: {why} ({record['nodeid']}); it was left out")
-    return first
+    return {rule: escape.line(said) for rule, said in first.items()}
 
 
 def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
@@ -184,7 +185,7 @@ def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
     """
     reasons: dict[str, list[str]] = {}
     for record in shown:
-        name = shorten(record["nodeid"][len(folder) :], _WIDEST_TEST)
+        name = shorten(escape.line(record["nodeid"][len(folder) :]), _WIDEST_TEST)
         if record["status"] == "not_profiled" and record["reason"]:
             reasons.setdefault(f"not profiled: {record['reason']}", []).append(name)
         elif record["status"] in ("ok", "improved") and record["reason"]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from pytest_torchprof.render import escape
 from pytest_torchprof.render.kernel_names import readable
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.units import UNKNOWN, format_quantity
@@ -69,7 +69,6 @@ _HEADINGS = {
     "a": "A",
     "b": "B",
 }
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 #: Of which of two traces a field is.
 _SIDE = re.compile(r"_[ab]$")
 _UNIT = re.compile(r"_(ms|us)(?=_[ab]$|$)")
@@ -118,8 +117,10 @@ def cell(field: str, value: Any) -> str:
     """One value as a table shows it."""
     if value is None:
         return UNKNOWN
+    if isinstance(value, _Marked):
+        return value
     if field == "kernel":
-        return printable(readable(value))
+        return escape.line(readable(value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
@@ -128,12 +129,7 @@ def cell(field: str, value: Any) -> str:
             if kind.endswith(suffix):
                 return show(value)
         return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-    return printable(str(value))
-
-
-def printable(text: str) -> str:
-    """Without what moves the cursor or turns the direction: a trace's names are anybody's."""
-    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+    return escape.line(str(value))
 
 
 def table(
@@ -232,39 +228,53 @@ def _cut(field: str, text: str, width: int) -> str:
     return shorten(text, width)
 
 
+#: Fields of Markdown that are code as a whole, of whatever words they are made.
+_NAMES = frozenset(
+    {"name", "kernel", "operator", "stack", "module", "shapes", "location", "path", "file", "test"}
+)
+
+
 def markdown(rows: Sequence[Row], fields: Sequence[str], *, total: Row | None = None) -> str:
     """The same as a table of GitHub's Markdown, nothing cut."""
-    safe = [{f: _escaped(f, row.get(f)) for f in fields} for row in rows]
-    whole = {f: _escaped(f, total.get(f)) for f in fields if f in total} if total else None
+    safe = [{f: _marked(f, row.get(f)) for f in fields} for row in rows]
+    whole = {f: total.get(f) for f in fields if f in total} if total else None
     return table(safe, fields, total=whole, style="pipe")
 
 
-def _escaped(field: str, value: Any) -> Any:
-    if isinstance(value, str | list):
-        return cell(field, value).replace("|", "\\|").replace("\n", " ")
-    return value
+class _Marked(str):
+    """A cell that is Markdown already."""
+
+    __slots__ = ()
+
+
+def _marked(field: str, value: Any) -> Any:
+    if isinstance(value, _Marked) or not isinstance(value, str | list):
+        return value
+    mark = escape.code if field in _NAMES else escape.markdown
+    return _Marked(escape.table_cell(mark(cell(field, value))))
+
+
+def strong(text: str) -> str:
+    """A cell of Markdown in bold."""
+    return _Marked(f"**{escape.table_cell(escape.markdown(text))}**")
+
+
+def markdown_page(head: Sequence[str], table: str, notes: Sequence[str] = ()) -> str:
+    """A table of Markdown with lines of text above and below it."""
+    above = "".join(f"- {escape.markdown(line)}\n" for line in head)
+    below = "".join(f"- {escape.markdown(note)}\n" for note in notes)
+    return "\n".join(part for part in (above, table, below) if part)
 
 
 def to_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
     """Raw values under the names of their fields; nothing where a value is unknown."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, fields, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(out, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        {f: json.dumps(row[f]) if isinstance(row.get(f), list) else row.get(f) for f in fields}
-        for row in rows
-    )
+    writer.writerows({f: escape.csv_value(row.get(f)) for f in fields} for row in rows)
     return out.getvalue()
 
 
 def to_json(document: Mapping[str, Any]) -> str:
     """One JSON object; what is not a finite number is null."""
-    return json.dumps(_finite(document), indent=1, ensure_ascii=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return escape.json_text(document, indent=1) + "\n"

@@ -1,0 +1,206 @@
+"""Text of anybody's making, made harmless for each kind of output; every output goes through here.
+
+Names in a trace, ids of tests, messages of exceptions, what a baseline of a pull request holds:
+none of it may move a cursor, color a terminal, call somebody in a comment, or be a formula in a
+spreadsheet. Legible text of any script stays as it is. All functions give the same when applied to
+what they gave before, but for `markdown`, `code` and `csv_value`, which are applied once.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+#: What is not seen, moves the cursor, turns the direction, or is no character at all: controls
+#: (C0, DEL, C1), soft hyphen, marks and embeddings of direction, separators of lines, joiners of
+#: words and invisible operators, surrogates, byte order marks, annotations, tags.
+_HIDDEN = (
+    r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    r"\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff"
+)
+_IN_LINE = re.compile(f"[{_HIDDEN}]")
+_IN_BLOCK = re.compile(f"(?![\n\t])[{_HIDDEN}]")
+_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def line(text: str) -> str:
+    r"""For one line of a terminal: what is hidden is shown as Python writes it.
+
+    >>> line("\x1b[31mred\nテスト\u202e")
+    '\\x1b[31mred\\nテスト\\u202e'
+    """
+    return _IN_LINE.sub(_shown, text)
+
+
+def block(text: str) -> str:
+    r"""For several lines of a terminal: line feeds and tabs stay.
+
+    >>> block("a\n\tb\r\x07")
+    'a\n\tb\\r\\x07'
+    """
+    return _IN_BLOCK.sub(_shown, text)
+
+
+def _shown(match: re.Match[str]) -> str:
+    character = match[0]
+    if short := _SHORT.get(character):
+        return short
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else _unicode(character)
+
+
+def _unicode(character: str) -> str:
+    r"""As JSON may have it, too: ``\u202e``, and a pair of them beyond the first plane."""
+    code = ord(character)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    high, low = divmod(code - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+
+# -------------------------------------------------------------------- what an encoding lacks
+
+
+def _lacking(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(map(_unicode, lacking)), error.end
+
+
+#: How characters that a stream's encoding lacks are written: as in JSON, which stays the same.
+ENCODING_ERRORS = "torchprof.unicode"
+codecs.register_error(ENCODING_ERRORS, _lacking)
+
+
+# -------------------------------------------------------------------- Markdown
+
+#: A word without a meaning in GitHub's Markdown: no markup, HTML, mention, link or formula.
+_PLAIN = re.compile(r"(?:[^\W_]|(?<=[^\W_])_+(?=[^\W_])|[.,;:%±×–…→()/'\"+=?-]|<(?=[\d.]))+")
+#: … unless GitHub makes something of it: a link, an emoji, an issue of here or elsewhere.
+_LINKED = re.compile(r"://|www\.|:[\w+-]+:|\b[A-Za-z]{2,}-\d", re.IGNORECASE)
+#: What begins a list, a heading's underline or a rule if it comes first.
+_OPENS = re.compile(r"[-+=]+|\d+[.)]")
+_TICKS = re.compile("`+")
+_BEFORE_PIPE = re.compile(r"(\\?)\|")
+
+
+def markdown(text: str) -> str:
+    r"""For a line of Markdown: words that Markdown or GitHub would make something of are code.
+
+    >>> print(markdown("fixes #1: <b>see</b> @me, 12 % of aten::mm"))
+    fixes `#1: <b>see</b> @me,` 12 % of aten::mm
+    """
+    parts: list[tuple[bool, str]] = []
+    for number, word in enumerate(line(text).split(" ")):
+        plain = not word or bool(_PLAIN.fullmatch(word) and not _LINKED.search(word))
+        plain = plain and not (number == 0 and _OPENS.fullmatch(word))
+        if parts and parts[-1][0] == plain:
+            parts[-1] = plain, f"{parts[-1][1]} {word}"
+        else:
+            parts.append((plain, word))
+    return " ".join(word if plain else code(word) for plain, word in parts)
+
+
+def code(text: str) -> str:
+    r"""A name in Markdown: nothing in it is markup, a mention or a link.
+
+    >>> print(code("a_b"), code("`tick`"))
+    `a_b` `` `tick` ``
+    """
+    text = line(text)
+    if not text.strip():
+        return ""
+    longest = max(map(len, _TICKS.findall(text)), default=0)
+    fence = "`" * (longest + 1)
+    edge = " " if "`" in (text[0], text[-1]) or text[0] == text[-1] == " " else ""
+    return f"{fence}{edge}{text}{edge}{fence}"
+
+
+def table_cell(text: str) -> str:
+    r"""Markdown as a cell of a table: a ``|`` does not end it.
+
+    A backslash before it would undo that, and there is no way to escape the backslash in code.
+
+    >>> print(table_cell("`a|b`"), table_cell(r"`a\|b`"))
+    `a\|b` `a\\x7cb`
+    """
+    return _BEFORE_PIPE.sub(lambda match: r"\\x7c" if match[1] else r"\|", text)
+
+
+# -------------------------------------------------------------------- CSV and JSON
+
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+
+
+def csv_value(value: Any) -> Any:
+    r"""A cell of CSV: no spreadsheet takes text for a formula, and numbers stay numbers.
+
+    >>> csv_value("=cmd()"), csv_value(-1.5), csv_value("-1.5"), csv_value([1, "@x"])
+    ("'=cmd()", -1.5, '-1.5', '[1, "@x"]')
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping | list | tuple):
+        return json_text(value)
+    if not isinstance(value, str):
+        return value
+    text = line(value)
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.isascii()
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    r"""JSON of the same content: what is hidden is escaped, what is not a finite number is null.
+
+    >>> print(json_text({"a": "\x9b\u202e テスト", "b": float("nan")}))
+    {"a": "\u009b\u202e テスト", "b": null}
+    """
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
+    return _IN_BLOCK.sub(lambda match: _unicode(match[0]), text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+# -------------------------------------------------------------------- commands to paste
+
+
+def command(words: Iterable[str]) -> str:
+    r"""A command that a shell reads as these words, whatever they hold, on one line.
+
+    >>> print(command(["pytest", "test_a.py::test_b[\x1b'x]"]))
+    pytest $'test_a.py::test_b[\x1b\'x]'
+    """
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if not _IN_LINE.search(word):
+        return shlex.quote(word)
+    text = word.replace("\\", r"\\").replace("'", r"\'")
+    return f"$'{_IN_LINE.sub(_in_shell, text)}'"
+
+
+def _in_shell(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\U{code:08x}" if code > 0xFFFF else _shown(match)

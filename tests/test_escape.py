@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401 - once: inner sessions must not import it anew
 from handmade_rows import Fake, decided, undecided
 from hypothesis import given
 from hypothesis import strategies as st
@@ -414,77 +413,3 @@ def test_tables_of_the_fixture_and_of_notebooks_are_harmless(tmp_path: Path) -> 
     html = trace.ops()._repr_html_()
     assert_terminal(html)
     assert not re.search("<(script|img|https)", html)
-
-
-# -------------------------------------------------------------------- a session
-
-_CONFTEST = """
-import pytest, torch
-from pytest_torchprof import Rule
-from hostile import TEXTS
-
-def pytest_collection_modifyitems(items):
-    for number, item in enumerate(items):
-        item._nodeid = f"test_it.py::test_{number}[{TEXTS[number % len(TEXTS)]}]"
-
-def _check(text):
-    def check(context):
-        yield from ()
-        raise ValueError(text)
-    return check
-"""
-
-
-def test_a_session_says_and_writes_nothing_raw(pytester: pytest.Pytester) -> None:
-    """Ids, reasons, operators of a baseline, its machine: none of it as it is."""
-    texts = list(map(in_utf8, [*HOSTILE, EVERY]))
-    pytester.makeini("[pytest]\naddopts = -p no:cacheprovider\n")
-    pytester.makepyfile(hostile=f"TEXTS = {texts!r}")
-    pytester.makeconftest(_CONFTEST)
-    pytester.makepyfile(
-        test_it="""
-        import pytest, torch
-        from hostile import TEXTS
-        seen = []
-
-        @pytest.mark.parametrize("number", range(len(TEXTS)))
-        def test_a(number, torchprof):
-            if number % 3 == 1:  # cannot be run twice
-                seen.append(number)
-                assert seen.count(number) == 1, TEXTS[number]
-            with torch.profiler.record_function(TEXTS[number]):
-                torch.ones(number + 2, 2) @ torch.ones(2, 2)
-
-        @pytest.mark.parametrize("number", range(3))
-        def test_inline(number, torchprof):
-            with torchprof:
-                torch.ones(2, 2)
-            torchprof.assert_expected_inline('''ops 77''')
-        """
-    )
-    accepted = pytester.runpytest("--torchprof", "--accept", "-q")
-    assert "new test" in accepted.stdout.str()
-    path = next(pytester.path.glob("__torchprof__/*.json"))
-    document = json.loads(path.read_text())
-    for number, entries in enumerate(document["tests"].values()):
-        for entry in entries.values():
-            text = texts[number % len(texts)]
-            entry["metrics"]["ops"] += 1
-            entry["operators"] = {text: {"calls": 2}}
-            entry["findings"], entry["kernels"] = {text: 1}, {text: 1}
-            entry.setdefault("times", {})["machine"] = text
-    path.write_text(json.dumps(document))
-    words = ("--torchprof", "--torchprof-json=r.json", "--torchprof-traces=t", "--tb=short")
-    result = pytester.runpytest(*words, "--torchprof-time=gate", "--torchprof-strict")
-    out = result.stdout.str()
-    assert result.parseoutcomes()["failed"] > len(texts) // 2
-    ours = out[out.index("= torchprof =") : out.index("short test summary")]
-    assert_terminal(ours)
-    failures = re.findall(r"^torchprof: .*(?:\n  .*|\n)*", out, re.MULTILINE)
-    assert len(failures) > len(texts) // 2
-    for failure in failures:
-        assert_terminal(failure)
-    report = assert_json((pytester.path / "r.json").read_text("utf-8"))
-    nodeids = [test["nodeid"] for test in report["tests"]]
-    assert f"test_it.py::test_0[{texts[0]}]" in nodeids
-    assert_terminal("".join(path.name for path in (pytester.path / "t").iterdir()))

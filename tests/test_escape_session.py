@@ -53,7 +53,12 @@ def test_a_session_says_and_writes_nothing_raw(pytester: pytest.Pytester) -> Non
             entry["findings"], entry["kernels"] = {text: 1}, {text: 1}
             entry.setdefault("times", {})["machine"] = text
     path.write_text(json.dumps(document))
-    words = ("--torchprof", "--torchprof-json=r.json", "--torchprof-traces=t", "--tb=short")
+    words: tuple[str, ...] = (
+        "--torchprof",
+        "--torchprof-json=r.json",
+        "--torchprof-traces=t",
+        "--tb=short",
+    )
     words += (*NO_OTHER_PLUGINS, "--torchprof-strict")
     result = pytester.runpytest(*words)
     out = result.stdout.str()

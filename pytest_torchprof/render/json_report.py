@@ -92,5 +92,4 @@ def write_report(
     if errors:
         report["errors"] = list(errors)
     with replacing(path) as file:
-        file.write(escape.json_text(report, indent=1).encode() + b"
-")
+        file.write(escape.json_text(report, indent=1).encode() + b"\n")

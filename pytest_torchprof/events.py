@@ -69,6 +69,7 @@ KINDS: Mapping[str, Kind] = {
     "privateuse1_runtime": Kind.RUNTIME,
     "privateuse1_driver": Kind.RUNTIME,
     "runtime": Kind.RUNTIME,
+    "driver": Kind.RUNTIME,
     "kernel": Kind.KERNEL,
     "concurrent_kernel": Kind.KERNEL,
     "gpu_memcpy": Kind.MEMCPY,
@@ -79,6 +80,26 @@ KINDS: Mapping[str, Kind] = {
     "python_function": Kind.PYTHON,
     "cuda_sync": Kind.CUDA_SYNC,
     "gpu_user_annotation": Kind.GPU_ANNOTATION,
+}
+
+#: Categories of events with a duration that are no work of the host's or a device's, or say again
+#: what other events say. Source: as above, and libkineto/src/output_json.cpp.
+OF_THE_PROFILER = frozenset({
+    "overhead", "trace", "external_correlation", "cuda_event", "cuda_profiler_range",
+    "collective_comm", "xpu_scope_profiler", "xpu_sync", "mtia_insight", "mtia_counters",
+})  # fmt: skip
+#: Categories of work on devices whose events nobody here has seen, so that they are not read, and
+#: what they belong to. Source: as above; gcu is of Enflame's fork.
+OTHER_DEVICES: Mapping[str, str] = {
+    "mtia_ccp_events": "MTIA",
+    "mtia_workloadd": "MTIA",
+    "hpu_op": "HPU",
+    "glow_runtime": "Glow",
+    "gcu_runtime": "GCU",
+    "gcu_driver": "GCU",
+    "gcu_memcpy": "GCU",
+    "gcu_memset": "GCU",
+    "async_npu": "NPU",
 }
 
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
@@ -149,7 +170,7 @@ class Trace:
     -1 for none. ``selection`` marks the events that count: those of the measured region of a live
     capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
     each, what of a stored trace could not be read; ``source`` is its file, and ``cut`` whether that
-    breaks off among its events.
+    breaks off among its events. ``unread``: categories of events that are of no known kind.
     """
 
     ts: Ints
@@ -164,6 +185,7 @@ class Trace:
     warnings: tuple[str, ...] = ()
     source: str = ""
     cut: bool = False
+    unread: tuple[str, ...] = ()
     scope: tuple[str, str] | None = None
 
     def __len__(self) -> int:

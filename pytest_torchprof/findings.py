@@ -46,7 +46,14 @@ def found_in(recorder: Recorder) -> tuple[dict[str, int], dict[str, str]]:
         if why is not None:
             unchecked[rule.code] = why
     counts = checked.counts
-    codes = [r.code for r in plan.rules if r.code not in unchecked and r.code not in plan.allowed]
+    # What a rule has found counts, also where it has not seen all.
+    unchecked |= {code: why for code, why in checked.partly.items() if code not in unchecked}
+    codes = [
+        rule.code
+        for rule in plan.rules
+        if rule.code not in plan.allowed
+        and (rule.code not in unchecked or (rule.code in checked.partly and counts.get(rule.code)))
+    ]
     return {code: counts.get(code, 0) for code in codes}, unchecked
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
-Need = Literal["rounds", "shapes", "memory", "device"]
+Need = Literal["rounds", "shapes", "memory", "device", "device_memory", "calls"]
 
 NO_REGION = "failed capture: the trace lacks the measured region"
 NO_DURATIONS = "the events of this trace have no durations"
@@ -62,11 +62,27 @@ class Metric(NamedTuple):
 
 
 def measure(metric: Metric, trace: Trace) -> Value:
-    """The value of the metric on this trace, or why there is none."""
+    """The value of the metric on this trace, or why there is none.
+
+    Of a capture that lacks some of what the device did, counts are at least those of the rest.
+    """
     reason = _missing(metric, trace)
     if reason and trace.cut:
         reason += ", or the file breaks off before it"
-    return _unknown(reason) if reason else metric.extract(trace)
+    if reason:
+        return _unknown(reason)
+    if "device" in metric.needs:
+        from pytest_torchprof.analysis.gaps import partial_gap
+
+        if reason := trace.once(partial_gap):
+            return _at_least(metric, trace, reason)
+    return metric.extract(trace)
+
+
+def _at_least(metric: Metric, trace: Trace, reason: str) -> NotMeasured:
+    found = metric.extract(trace) if metric.klass == "exact" else 0
+    some = found if isinstance(found, int) and found else None
+    return _unknown(reason, some, at_least=some is not None)
 
 
 def measure_all(trace: Trace, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
@@ -90,10 +106,11 @@ def _unknown(reason: str, at_hand: int | None = None, *, at_least: bool = False)
 def _missing(metric: Metric, trace: Trace) -> str | None:
     if trace.facts and trace.region is None:
         return NO_REGION
-    if "device" in metric.needs:
-        from pytest_torchprof.analysis.device import device_gap
+    from pytest_torchprof.analysis import gaps
 
-        if reason := trace.once(device_gap):
+    questions = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
+    for need, question in {**questions, "calls": gaps.waits_gap}.items():
+        if need in metric.needs and (reason := trace.once(question)):
             return reason
     if "shapes" in metric.needs and not trace.has_shapes:
         return "recorded without shapes (record_shapes=True gives them)"
@@ -293,18 +310,18 @@ METRICS: Mapping[str, Metric] = {
              "dispatched operator calls"),
         _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
              "highest live bytes above the start of the call phase"),
-        _row("peak_cuda_bytes", "B", "near", "memory device",
+        _row("peak_cuda_bytes", "B", "near", "memory device_memory",
              _memory("peak_bytes", on_device=True),
              "highest live device bytes above the start of the call phase", tolerance=0.01),
         _row("allocated_cpu_bytes", "B", "exact", "memory",
              _memory("allocated_bytes", on_device=False),
              "sum of allocations"),
-        _row("allocated_cuda_bytes", "B", "exact", "memory device",
+        _row("allocated_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("allocated_bytes", on_device=True),
              "sum of device allocations"),
         _row("leaked_cpu_bytes", "B", "exact", "memory", _memory("leaked_bytes", on_device=False),
              "allocated in the call phase and live after it, after gc"),
-        _row("leaked_cuda_bytes", "B", "exact", "memory device",
+        _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("leaked_bytes", on_device=True),
              "live device bytes at the end less at the start, after gc"),
         _row("kernels", "1", "exact", "device", _kernels,
@@ -317,7 +334,7 @@ METRICS: Mapping[str, Metric] = {
              "bytes copied from host to device"),
         _row("d2h_bytes", "B", "exact", "device", _copies("D2H", in_bytes=True),
              "bytes copied from device to host"),
-        _row("syncs", "1", "exact", "device", _syncs,
+        _row("syncs", "1", "exact", "calls", _syncs,
              "calls in which the host waited for the device"),
         _row("graph_breaks", "1", "exact", "", _compiled("graph_breaks"),
              "torch.compile graph breaks in the first run of the test", scopable=False,

@@ -262,6 +262,7 @@ class Recorder:
         return {
             "environment": self.machine.key,
             "accelerator": self.machine.accelerator,
+            "device_type": self.machine.device_type,
             "torch": self.machine.torch_version,
             **self.rounds.facts(),
             # Counts of the first run alone: the number of runs is no matter of the test's.

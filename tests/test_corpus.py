@@ -50,7 +50,15 @@ class Plain:
         self.self_us = self.busy_us = Decimal(0)
         self.events = 0
         spans: dict[int, list[tuple[Decimal, Decimal]]] = {}
-        for event in document if isinstance(document, list) else document["traceEvents"]:
+        events = document if isinstance(document, list) else document["traceEvents"]
+        # On ROCm, the call knows which way a copy of pinned memory went.
+        self.ways = {
+            event["args"].get("correlation"): {"1": "HtoD", "2": "DtoH"}.get(str(kind))
+            for event in events
+            if (kind := (event.get("args") or {}).get("kind")) is not None
+            and str(event.get("name")).startswith("hipMemcpy")
+        }
+        for event in events:
             if event.get("ph") != "X":
                 continue
             category, name = (event.get("cat") or "").lower(), event.get("name") or ""
@@ -73,6 +81,7 @@ class Plain:
         if category == "kernel":
             self.kernels[name] += 1
         if category in {"gpu_memcpy", "memcpy"}:
+            name = self.ways.get(args.get("correlation")) or name
             for way, marks in (("h2d", ("HtoD", "HostToDevice")), ("d2h", ("DtoH", "DeviceToH"))):
                 if any(mark in name for mark in marks):
                     self.copies[way] += 1

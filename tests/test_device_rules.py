@@ -33,7 +33,7 @@ def checked(name: str) -> Checked:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("a100_alexnet", {"fp32-matmul": 6, "host-sync": 4}),
+        ("a100_alexnet", {"fp32-matmul": 6, "host-sync": 3}),
         ("a100_sam_compiled", {"unaligned-matmul": 60, "host-sync": 132}),
         ("h100_bert_inference", {"unaligned-matmul": 1, "host-sync": 2, "launch-bound": 1}),
         ("h100_vit_inference", {"host-sync": 1, "launch-bound": 1}),

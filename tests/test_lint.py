@@ -41,7 +41,7 @@ def slow_add(trace: Events, *, times: float) -> Matches:
     """
     found = rows_of(trace, "aten::add")
     found = found if len(found) >= times else found[:0]
-    return Matches(found, "an addition", cost_ns=np.full(len(found), 3_000_000))
+    return Matches(found, "an addition", cost_ns=np.full(len(found), 3_000))
 
 
 @rule("large-copy", fix="copy once", triggers="aten::copy_", size=Threshold(4096, "B", "small"))
@@ -55,7 +55,7 @@ def large_copy(trace: Events, *, size: float) -> Matches:
     moved = np.full(len(found), 8192)
     found, moved = found[moved >= size], moved[moved >= size]
     messages = [f"copy of kind {n % 2}" for n in range(len(found))]
-    cost = np.arange(len(found)) * 1_000_000
+    cost = np.arange(len(found)) * 1_000
     return Matches(found, messages, cost_ns=cost, bytes=moved)
 
 
@@ -123,7 +123,7 @@ def test_findings_have_the_fields_that_are_promised(say: Say, trace: Path) -> No
     assert "torchprof-lint/1" == document["schema"]
     assert {tuple(fields.split())} == {tuple(row) for row in document["findings"]}
     first = document["findings"][0]
-    assert ("slow-add", 2, 6.0, None) == tuple(
+    assert ("slow-add", 2, 0.006, None) == tuple(
         first[key] for key in ("rule", "count", "cost_ms", "bytes")
     )
     assert ("encode > aten::add", "encode > aten::add", None) == tuple(
@@ -235,8 +235,8 @@ def test_bad_usage_is_one_line(say: Say, trace: Path, option: str, value: str, s
 def test_a_limited_table_has_the_costliest_of_each_rule(say: Say, trace: Path) -> None:
     _, out, _ = say("lint", trace, "--limit", "2")
     headings = re.findall(r"^[a-z-]+: .* matches in .*", out, re.MULTILINE)
-    expected = ["slow-add: 3 matches in 2 places, 9 ms"]
-    assert [*expected, "large-copy: 3 matches in 2 places, 3 ms, 24 KiB"] == headings
+    expected = ["slow-add: 3 matches in 2 places, 9 us"]
+    assert [*expected, "large-copy: 3 matches in 2 places, 3 us, 24 KiB"] == headings
     assert 2 == out.count("  … and 1 more place\n")
     assert "… and 2 more places: --limit 0 shows all" in out
     document = linted(say, trace, "--limit", "1")
@@ -251,7 +251,7 @@ def test_several_ranks_are_told_apart(say: Say, tmp_path: Path) -> None:
     document = linted(say, folder)
     assert {0, 1} == {row["rank"] for row in document["findings"]}
     assert "rank 0: no accelerator" in document["unchecked"]["on-device"]
-    assert "rank 1  ×2  6 ms" in say("lint", folder)[1]
+    assert "rank 1  ×2  6 us" in say("lint", folder)[1]
     one = linted(say, folder, "--rank", "1")
     assert "rank" not in one["findings"][0]
     rows = list(csv.DictReader(io.StringIO(say("lint", folder, "--format", "csv")[1])))

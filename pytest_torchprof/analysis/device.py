@@ -14,8 +14,6 @@ from pytest_torchprof.events import DEVICE_KINDS, LAUNCH_CALL, Kind, Trace
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
 
-NO_DEVICE = "no accelerator in this capture"
-
 _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 
@@ -111,20 +109,3 @@ def _captured(trace: Trace, launches: Ints) -> Bools:
         )
         captured |= (trace.thread[launches] == thread) & (began > ended)
     return captured
-
-
-def device_gap(trace: Trace) -> str | None:
-    """Why device metrics have no value: no accelerator, or launches whose kernels are missing."""
-    if "no_device" in trace.facts:
-        return str(trace.facts["no_device"])
-    launches, lost = lost_launches(trace)
-    device = bool((trace.in_region & trace.is_kind(*DEVICE_KINDS)).any())
-    if not launches and not device and not trace.facts.get("accelerator"):
-        return NO_DEVICE
-    # Another tool's window may cut between a launch and its kernel; our region does not.
-    if lost and (trace.region is not None or not device):
-        return (
-            f"partial capture: {lost} of {launches} launches have no kernel record; is another "
-            "CUPTI client (nsys, compute-sanitizer) attached?"
-        )
-    return None

@@ -71,6 +71,12 @@ class DeviceProducts:
         found = np.bincount(self.at, trace.dur[self.kernel], len(self))
         return found.astype(np.int64)
 
+    def device(self, trace: Trace) -> Ints:
+        """Index of the device that each operator's kernels ran on, the last where they differ."""
+        found = np.full(len(self), -1, np.int64)
+        found[self.at] = trace.device[self.kernel]
+        return found
+
     def any_kernel(self, trace: Trace, predicate: Callable[[str], object]) -> Bools:
         """Operators of which the name of any kernel satisfies the predicate."""
         marked = called(trace, self.kernel, predicate)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called, operators_of
-from pytest_torchprof.events import D2H, DEVICE_KINDS, SYNC_CALL, Kind, Trace
+from pytest_torchprof.events import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind, Trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -25,12 +25,13 @@ _COLLECTIVE: Final = re.compile(r"c10d::|nccl:|record_param_comms")
 _DDP: Final = re.compile(r"DistributedDataParallel\.forward$")
 _COPY: Final = re.compile(r"\w*Memcpy")
 _EVENT: Final = re.compile(r"\w*EventSynchronize")
-_WHOLE_DEVICE: Final = re.compile(r"\w*(Device|Ctx)Synchronize")
 
 
 @dataclass(frozen=True)
 class Waits:
     """One row a wait: a copy from the device with what synchronises for it, or that alone.
+
+    A call to synchronise after the last work of the device is none: it keeps nothing waiting.
 
     ``call`` is the call that copies, or else synchronises, -1 for a copy of which no call is known;
     ``operator`` the innermost one around it, ``last`` the call in which the host waits, -1 for
@@ -66,6 +67,7 @@ def _waits(trace: Trace) -> Waits:
     copier = copier[~called(trace, copier, _READER.match)]
     belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
     alone = ~belongs & ~_not_the_users(trace, sync)
+    alone &= (inside >= 0) | (trace.ts[sync] < _last_work(trace))
 
     own = np.where(call >= 0, trace.dur[call], 0)
     last, shared = _shared(trace, operator, sync, inside)
@@ -116,22 +118,22 @@ def _shared(trace: Trace, operator: Ints, sync: Ints, inside: Ints) -> tuple[Int
 
 
 def _not_the_users(trace: Trace, sync: Ints) -> Bools:
-    """Those of collective operations and of DDP's log, and the profiler's own at its end."""
+    """Those of collective operations and of DDP's log."""
     out = np.zeros(len(sync), bool)
     if any(map(_COLLECTIVE.match, trace.names)):
         out |= _below(trace, _COLLECTIVE, sync)
     if any(map(_DDP.match, trace.names)):
         out |= _below(trace, _DDP, sync) & called(trace, sync, _EVENT.match)
-    if len(sync) and trace.region is None:
-        # A live capture ends its region before; other tools' traces end with it, outside anything.
-        end = sync[-1]
-        after = slice(end + 1, None)
-        idle = not (
-            trace.is_kind(Kind.RUNTIME)[after] & (trace.thread[after] == trace.thread[end])
-        ).any()
-        idle &= trace.parent[end] < 0 and bool((trace.launch < end).all())
-        out[-1] |= idle and _WHOLE_DEVICE.match(trace.names[trace.name[end]]) is not None
     return out
+
+
+def _last_work(trace: Trace) -> int:
+    """When the last of what a device did was launched, or began where its launch is not known."""
+    device = np.flatnonzero(trace.in_region & trace.is_kind(*DEVICE_KINDS))
+    launch = trace.launch[device]
+    times = trace.ts[np.where(launch >= 0, launch, device)]
+    calls = trace.in_region & trace.is_kind(Kind.RUNTIME) & trace.names_where(LAUNCH_CALL.search)
+    return int(np.concatenate([times, trace.ts[calls]]).max(initial=np.iinfo(np.int64).min))
 
 
 def _below(trace: Trace, names: re.Pattern[str], events: Ints) -> Bools:
@@ -143,12 +145,3 @@ def _operator(trace: Trace, calls: Ints) -> Ints:
     """The innermost operator proper around each call, or -1."""
     found = operators_of(trace, calls)
     return np.where(called(trace, found, _OPERATOR.match), found, -1)
-
-
-def idle_after(trace: Trace, ends: Ints) -> Ints:
-    """How long after each of these times the device next begins something; 0 if never."""
-    starts = trace.ts[np.flatnonzero(trace.is_kind(*DEVICE_KINDS))]
-    if not len(starts):
-        return np.zeros(len(ends), np.int64)
-    at = np.searchsorted(starts, ends)
-    return np.where(at < len(starts), starts[np.minimum(at, len(starts) - 1)] - ends, 0)

@@ -55,7 +55,7 @@ def lint(options: Namespace) -> int:
     ranks = load(options.traces, options.rank)
     checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
     rows = _rows(ranks, checked)
-    unchecked = _told(ranks, {rank: found.unchecked for rank, found in checked.items()})
+    unchecked = _told(ranks, {rank: found.gaps for rank, found in checked.items()})
     errors = _told(ranks, {rank: found.errors for rank, found in checked.items()})
     blind = _blind(ranks, checked, len(book.keys() - ignored))
     shown, left = _limited(options, rows)

@@ -62,8 +62,8 @@ def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> 
         lines += _place(row, _GAP + _GAP.join(padded) + _GAP, width, tell=not shared)
     if left := len(whole) - len(rows):
         lines.append(f"  … and {plural(left, 'more place')}")
-    if whole[0]["fix"]:
-        lines += _wrap(f"fix: {whole[0]['fix']}", width, "  ", "       ")
+    for fix in dict.fromkeys(row["fix"] for row in whole if row["fix"]):
+        lines += _wrap(f"fix: {fix}", width, "  ", "       ")
     return lines
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.rules import (
+    attention,
     compilation,
     copies,
     gradients,
@@ -47,6 +48,7 @@ THEMES = (
     layers,
     loops,
     products,
+    attention,
     waiting,
     copies,
     repetition,

@@ -93,6 +93,15 @@ def sizes(dims: object) -> tuple[int, ...] | None:
     return tuple(dims)
 
 
+#: C++ types as people call what matrices are of.
+SHORT = {
+    "float": "fp32",
+    "double": "fp64",
+    "c10::Half": "fp16",
+    "c10::BFloat16": "bf16",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
 #: C++ types as torch calls them, where their own name says less.
 _SHOWN = {
     "float": "float32",

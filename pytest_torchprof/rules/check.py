@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import compress, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import device_gap
+from pytest_torchprof.analysis.gaps import device_gap
 from pytest_torchprof.events import HOST_KINDS
 from pytest_torchprof.rules.frames import by_frames
+from pytest_torchprof.rules.grouping import grouped, within_span
 from pytest_torchprof.rules.names import present
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
-    from pytest_torchprof.rules.places import Place, Placing
+    from pytest_torchprof.rules.places import Placing
 
 _NO_SHAPES = "recorded without shapes (record_shapes=True gives them)"
 _NOT_LIVE = "only a live test measures it"
@@ -31,6 +30,7 @@ _NO_EVENTS = "no operators in this trace"
 class Checked:
     """Matches by rule; ``unchecked`` and ``errors`` by rule say why there are none.
 
+    ``partly``: of rules that were checked, why they cannot have seen all that ran.
     ``unsettled``: why another run of the same test may have more matches, if it may.
     """
 
@@ -39,6 +39,12 @@ class Checked:
     unchecked: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     unsettled: str | None = None
+    partly: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gaps(self) -> dict[str, str]:
+        """Why there is no telling, or not of all that ran, by rule."""
+        return {**self.unchecked, **self.partly}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -53,8 +59,10 @@ class Checked:
         found, start = list[Finding](), 0
         for rule, matches in self.matches.items():
             stop = start + len(matches)
-            found += _grouped(self.trace, rule, matches, places, at[start:stop])
+            found += grouped(self.trace, rule, matches, places, at[start:stop])
             start = stop
+        elsewhere = {rule.code for rule in self.matches if rule.gated_by is not None}
+        found = within_span(self.trace, found, elsewhere)
         return tuple(sorted(found, key=lambda f: (-f.cost_ms, f.rule, f.location or "", f.message)))
 
 
@@ -76,19 +84,23 @@ def check(
         column.setflags(write=False)  # a rule must not change what is measured
     matches: dict[Rule, Matches] = {}
     unchecked: dict[str, str] = {}
+    partly: dict[str, str] = {}
     errors: dict[str, str] = {}
-    unsettled: str | None = None
-    for rule in _triggered(trace, wanted):
+    triggered = _triggered(trace, wanted)
+    for rule, occurs in zip(wanted, triggered, strict=True):
+        if not occurs and rule.blind is None:
+            continue
         try:
             why = lacking(trace, rule)
             if why is not None:
-                unchecked[rule.code] = why
-                if rule.gated_by is not None and trace.region is not None:
-                    unsettled = unsettled or why
+                if occurs:
+                    unchecked[rule.code] = why
                 continue
-            values = {name: threshold.default for name, threshold in rule.thresholds.items()}
-            values |= (thresholds or {}).get(rule.code, {})
-            found = matches_of(rule.find(trace, **values), trace, rule)
+            if rule.blind is not None and (why := rule.blind(trace)) is not None:
+                partly[rule.code] = why
+            if not occurs:
+                continue
+            found = _found(trace, rule, (thresholds or {}).get(rule.code, {}))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
@@ -96,7 +108,20 @@ def check(
             continue
         if len(found):
             matches[rule] = found
-    return Checked(trace, matches, unchecked, errors, unsettled)
+    unsettled = None if trace.region is None else _unsettled(wanted, unchecked)
+    return Checked(trace, matches, unchecked, errors, unsettled, partly)
+
+
+def _found(trace: Trace, rule: Rule, thresholds: Mapping[str, float]) -> Matches:
+    """Its matches, with these thresholds in place of the default ones."""
+    values = {name: threshold.default for name, threshold in rule.thresholds.items()}
+    return matches_of(rule.find(trace, **{**values, **thresholds}), trace, rule)
+
+
+def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, str]) -> str | None:
+    """Why another run may be ready for a rule that this one was not ready for."""
+    gated = (rule.code for rule in rules if rule.gated_by is not None)
+    return next((unchecked[code] for code in gated if code in unchecked), None)
 
 
 def _fault(error: BaseException) -> str:
@@ -130,57 +155,10 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
     return None if rule.ready is None else rule.ready(trace)
 
 
-def _triggered(trace: Trace, rules: list[Rule]) -> list[Rule]:
-    """Rules of which something occurs in the trace."""
-    return list(compress(rules, present(trace, tuple([rule.triggers for rule in rules]))))
-
-
-# -------------------------------------------------------------------- findings
+def _triggered(trace: Trace, rules: list[Rule]) -> list[bool]:
+    """Of which rules something occurs in the trace."""
+    return list(map(bool, present(trace, tuple([rule.triggers for rule in rules]))))
 
 
 def _total(found: Matches) -> int:
     return len(found) if found.count is None else int(found.count.sum())
-
-
-def _grouped(
-    trace: Trace, rule: Rule, found: Matches, places: Sequence[Place], place: Ints
-) -> list[Finding]:
-    same = isinstance(found.message, str)
-    messages = repeat(found.message) if same else found.message
-    cost = found.cost_ns
-    if cost is None:
-        cost = np.where(found.event >= 0, trace.dur[found.event], 0)
-    # Several paths of operators may lead to one line.
-    lines: dict[tuple[str | None, str | None], int] = {}
-    line = [lines.setdefault((p.location or p.path, p.module), i) for i, p in enumerate(places)]
-    modules: dict[str | None, int] = {}
-    module = [modules.setdefault(p.module, i) for i, p in enumerate(places)]
-    sums: dict[tuple[int, str, str | None], list[int]] = {}
-    for at, message, own, count, ns, moved in zip(
-        place.tolist(),
-        messages,
-        repeat(None) if found.location is None else found.location,
-        repeat(1) if found.count is None else found.count.tolist(),
-        cost.tolist(),
-        repeat(0) if found.bytes is None else found.bytes.tolist(),
-        strict=False,
-    ):
-        total = sums.setdefault((module[at] if own else line[at], message, own), [0, 0, -1])
-        total[0] += count
-        total[1] += ns
-        if moved >= 0:
-            total[2] = max(total[2], 0) + moved
-    return [
-        Finding(
-            rule=rule.code,
-            count=count,
-            message=message,
-            location=own or places[at].location or places[at].path,
-            fix=rule.fix,
-            cost_ms=ns / 1e6,
-            bytes=None if found.bytes is None or moved < 0 else moved,
-            path=places[at].path,
-            module=places[at].module,
-        )
-        for (at, message, own), (count, ns, moved) in sums.items()
-    ]

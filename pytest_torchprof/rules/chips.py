@@ -24,17 +24,35 @@ _AMD_FUSED = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201"}
 FUSED_TYPES = {"float", "c10::Half", "c10::BFloat16"}
 
 
+#: Chips that multiply TF32 at least four times as fast as fp32, whatever they are called: GA100,
+#: GH100 and GB100. The others of a generation are sold at full and at half rate.
+_WHOLE_RATE = {(8, 0), (9, 0), (10, 0), (10, 3)}
+
+
 class Chip(NamedTuple):
-    """``capability`` is CUDA's or HIP's, (0, 0) where unknown."""
+    """``capability`` is CUDA's or HIP's, (0, 0) where unknown; ``name`` that of the table."""
 
     vendor: str | None
     capability: tuple[int, int]
     architecture: str | None = None
+    name: str | None = None
+    tf32_gain: float | None = None
 
     @property
     def has_tf32(self) -> bool:
         """Whether single-precision products can run as TF32."""
         return self.vendor == "nvidia" and self.capability >= (8, 0)
+
+    @property
+    def tf32_saves(self) -> float:
+        """The part of an fp32 product's time that TF32 saves at most; 0 where nobody knows.
+
+        By the peaks; a half at most, for memory bounds what is faster.
+        """
+        gain = self.tf32_gain
+        if gain is None:
+            gain = 2.0 if self.capability in _WHOLE_RATE else 1.0
+        return min(max(1 - 1 / gain, 0.0), 0.5)
 
     def fuses_attention(self, dtype: str | None) -> bool:
         """Whether torch has a fused attention for such inputs on this chip.
@@ -69,7 +87,19 @@ def _chip_of(trace: Trace, device: int) -> Chip:
     architecture = known.architecture if known is not None else None
     if architecture is None and vendor == "amd":
         architecture = {(9, 4): "gfx942", (9, 5): "gfx950"}.get(capability)
-    return Chip(vendor, capability, architecture)
+    if known is None or not {"fp32", "tf32"} <= set(known.peaks):
+        return Chip(vendor, capability, architecture, known.name if known else None)
+    gain = known.peaks["tf32"] / known.peaks["fp32"]
+    return Chip(vendor, capability, architecture, known.name, gain)
+
+
+def device_type(trace: Trace) -> str:
+    """What torch calls the accelerator: ``cuda``, also of AMD's, where nothing says another."""
+    noted = trace.facts.get("device_type")
+    if isinstance(noted, str):
+        return noted
+    xpu = trace.is_kind(Kind.RUNTIME) & trace.names_where(re.compile(r"(ur|ze|pi)[A-Z]").match)
+    return "xpu" if xpu.any() else "cuda"
 
 
 def _properties(trace: Trace, device: int) -> Mapping[str, Any]:

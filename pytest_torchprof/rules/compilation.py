@@ -141,10 +141,12 @@ def _matches(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> Matches:
     events = {row.get("id"): -1 for row in rows}
     for name in events:
         events[name] = _first(trace, trace.named(f"{_REGION}: {name}"))
+    cost = np.array([int(float(row.get("ms") or 0) * 1e6) for row in rows], np.int64)
     return Matches(
         np.array([events[row.get("id")] for row in rows], np.int64),
         [str(row["reason"]) for row in rows],
-        cost_ns=np.array([int(float(row.get("ms") or 0) * 1e6) for row in rows], np.int64),
+        cost_ns=cost,
+        span_ns=(np.zeros(len(rows), np.int64), np.full(len(rows), cost.sum())),
         location=[row.get("location") for row in rows],
     )
 

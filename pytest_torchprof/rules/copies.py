@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import D2H, H2D, Kind
 from pytest_torchprof.rules.calls import called, shown, sizes, step_of
+from pytest_torchprof.rules.chips import device_type
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 
 if TYPE_CHECKING:
@@ -48,11 +50,12 @@ class Filled(NamedTuple):
     bytes: int
     copy: int  # on the device
     words: str
+    fix: str
 
 
 @rule(
     "extra-cuda-copy",
-    fix='make it where it is used: torch.ones(…, device="cuda")',
+    fix="make it where it is used: pass device= to the function that makes it",
     triggers=r".*(HtoD|HostToDevice|M2D)",
     needs="shapes device",
     bytes=Threshold(1, "B", "any: a copy costs a launch and a wait, whatever its size"),
@@ -87,13 +90,32 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         return NO_MATCHES
     event, maker, size = np.array([(f.call, f.maker, f.bytes) for f in found], np.int64).T
     said = [f"{f.words} on the CPU, then copied to the device" for f in found]
-    return Matches(event, said, None, trace.dur[event] + trace.dur[maker], size)
+    copies = np.array([f.copy for f in found], np.int64)
+    begin, end = _spans(trace, copies, maker)
+    return Matches(
+        event,
+        said,
+        None,
+        trace.dur[maker] + _costs(trace, copies, event),
+        size,
+        fix=[f.fix for f in found],
+        span_ns=(begin, end),
+    )
+
+
+_PINNED = (
+    "keep the host's tensor in pinned memory (pin_memory=True in the DataLoader, or "
+    "tensor.pin_memory() once) and copy with non_blocking=True"
+)
+_PINNED_BACK = (
+    "copy into a pinned tensor that is kept (torch.empty(…, pin_memory=True).copy_(x, "
+    "non_blocking=True)), and synchronize once before it is read"
+)
 
 
 @rule(
     "pageable-copy",
-    fix="keep the host's tensor in pinned memory (pin_memory=True in the DataLoader, or "
-    "tensor.pin_memory() once) and copy with non_blocking=True",
+    fix=_PINNED,
     triggers=r".*Pageable",
     needs="device",
     bytes=Threshold(
@@ -135,12 +157,20 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         large &= ~np.isin(copies, [f.copy for f in trace.once(_filled)])
     copies, up = copies[large], up[large]
     event = _launchers(trace, copies)
-    cost = np.maximum(trace.dur[copies], np.where(event >= 0, trace.dur[event], 0))
+    cost = _costs(trace, copies, event)
     said = [
         "copied from pageable memory to the device" if h else "copied to pageable memory"
         for h in up.tolist()
     ]
-    return Matches(event, said, None, cost, trace.bytes[copies])
+    return Matches(
+        event,
+        said,
+        None,
+        cost,
+        trace.bytes[copies],
+        fix=[_PINNED if h else _PINNED_BACK for h in up.tolist()],
+        span_ns=_spans(trace, copies, event),
+    )
 
 
 @rule(
@@ -201,7 +231,9 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     out, back = np.array(sorted(pairs, key=lambda p: p[1]), np.int64).T
     cost = _costs(trace, copies, events)
     said = [_said(shapes[i], size[i]) for i in back.tolist()]
-    return Matches(events[back], said, None, cost[out] + cost[back], 2 * trace.bytes[copies[back]])
+    (begin, _), (_, end) = (_spans(trace, copies[way], events[way]) for way in (out, back))
+    size_2 = 2 * trace.bytes[copies[back]]
+    return Matches(events[back], said, None, cost[out] + cost[back], size_2, span_ns=(begin, end))
 
 
 # -------------------------------------------------------------------- what was filled
@@ -217,7 +249,7 @@ def _filled(trace: Trace) -> list[Filled]:
     copies, events, top = copies[moves], events[moves], top[moves]
     makers = _makers(trace, np.flatnonzero(is_called & trace.selection), top)
     places = np.flatnonzero(makers >= 0)
-    out = []
+    out, device = [], device_type(trace)
     for i, copied in zip(places.tolist(), _copied(trace, events[places]), strict=True):
         maker, copy = int(makers[i]), int(copies[i])
         made = _made(trace, maker)
@@ -226,8 +258,27 @@ def _filled(trace: Trace) -> list[Filled]:
         if made[0] is None or prod(made[0]) == prod(copied[0]):
             name = trace.names[trace.name[maker]]
             words = f"{list(copied[0])} {shown(copied[1])} by {name}"
-            out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words))
+            fix = f"make it where it is used: {_there(name, device)}"
+            out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix))
     return out
+
+
+def _there(name: str, device: str) -> str:
+    """How to call what fills a tensor so that it does so on the device.
+
+    >>> _there("aten::randn", "cuda"), _there("aten::normal_", "cuda")
+    ('torch.randn(…, device="cuda")', 'torch.empty(…, device="cuda").normal_(…)')
+    >>> _there("aten::new_zeros", "xpu"), _there("aten::ones_like", "cuda")
+    ('x.new_zeros(…, device="xpu")', 'torch.ones_like(x, device="cuda")')
+    """
+    function, where = name.removeprefix("aten::"), f'device="{device}"'
+    if function.endswith("_"):
+        return f"torch.empty(…, {where}).{function}({'' if function == 'zero_' else '…'})"
+    if function.startswith("new_"):
+        return f"x.{function}(…, {where})"
+    if function.endswith("_like"):
+        return f"torch.{function}(x, {where})"
+    return f"torch.{function}(…, {where})"
 
 
 def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
@@ -302,8 +353,21 @@ def _copied(trace: Trace, events: Ints) -> list[tuple[tuple[int, ...], str] | No
 
 
 def _costs(trace: Trace, copies: Ints, events: Ints) -> Ints:
-    """Time of each copy: on the device, or for which it held up the host, if that is longer."""
-    return np.maximum(trace.dur[copies], np.where(events >= 0, trace.dur[events], 0))
+    """Time of each copy on the device, and for how long it kept the device idle by holding up the
+    host: while the host waits for work that the device still has, nothing is lost.
+    """
+    begin = trace.ts[np.maximum(events, 0)]
+    held = np.where(events >= 0, trace.dur[events], 0)
+    idle = np.where(events >= 0, idle_by_waits(trace, begin, begin + held), 0)
+    return np.minimum(trace.dur[copies] + idle, np.maximum(trace.dur[copies], held))
+
+
+def _spans(trace: Trace, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
+    """From the host event, if there is one, or the copy, to the end of both."""
+    rows = np.where(events >= 0, events, copies)
+    begin = np.minimum(trace.ts[rows], trace.ts[copies])
+    ends = (trace.ts[some] + trace.dur[some] for some in (rows, copies))
+    return begin, np.maximum(*ends)
 
 
 def _round_trips(members: list[int], up: Any) -> list[tuple[int, int]]:

@@ -39,9 +39,16 @@ _RAN: Final = Names(r"autograd::engine::evaluate_function: (?!.*::AccumulateGrad
 _DETACH: Final = Names(r"(aten::)?detach_$")
 
 
+#: What to do where torch's version is not known, and before 2.0, when zeros were the default.
+_SINCE_2: Final = (
+    "call zero_grad(set_to_none=True), the default since torch 2.0: gradients then become None"
+)
+_BY_DEFAULT: Final = "call zero_grad() without set_to_none=False: gradients then become None"
+
+
 @rule(
     "grad-not-none",
-    fix="call zero_grad() without set_to_none=False: gradients then become None",
+    fix=_SINCE_2,
     triggers=r"aten::(_foreach_)?zero_$",
 )
 def grad_not_none(trace: Trace) -> Matches:
@@ -50,7 +57,8 @@ def grad_not_none(trace: Trace) -> Matches:
     What it does
         Counts the calls of ``zero_grad`` that filled gradients with zeros: an optimizer's, by
         torch's annotation; a module's, by the ``zero_`` calls one after the other, whose shapes
-        are those of the gradients of a backward pass in the same trace, two or more.
+        are those of the gradients of a backward pass in the same trace, two or more. Before torch
+        2.0 ``zero_grad()`` itself did so.
 
     Why it is slow
         Each gradient is written once to be zero, and read and added to once more in the next
@@ -64,7 +72,7 @@ def grad_not_none(trace: Trace) -> Matches:
     Use instead
         .. code:: python
 
-            optimizer.zero_grad()
+            optimizer.zero_grad()  # before torch 2.0: zero_grad(set_to_none=True)
     """
     fills = rows_of(trace, "aten::zero_", "aten::_foreach_zero_")
     if not len(fills):
@@ -72,7 +80,8 @@ def grad_not_none(trace: Trace) -> Matches:
     above = trace.parent[fills]
     optimizer = are_named(trace, above, _ZERO_GRAD)
     event = [above[optimizer]]
-    cost = [trace.dur[fills[optimizer]]]
+    cost, ends = [trace.dur[fills[optimizer]]], trace.ts + trace.dur
+    done = [ends[fills[optimizer]]]
     rest = fills[~optimizer]
     rest = rest[are_outermost(trace, rest)]
     if not len(event[0]) and not len(rest):
@@ -82,13 +91,29 @@ def grad_not_none(trace: Trace) -> Matches:
         _, first, which = np.unique(frame, return_index=True, return_inverse=True)
         event.append(rest[first][which][frame >= 0])
         cost.append(trace.dur[rest[frame >= 0]])
+        done.append(ends[rest[frame >= 0]])
         rest = rest[frame < 0]
     first = _like_gradients(trace, rest)
     event.append(first[first >= 0])
     cost.append(trace.dur[rest[first >= 0]])
+    done.append(ends[rest[first >= 0]])
     rows, at = np.unique(np.concatenate(event), return_inverse=True)
     ns = np.bincount(at, np.concatenate(cost), len(rows)).astype(np.int64)
-    return Matches(rows, "zero_grad fills the gradients with zeros", cost_ns=ns)
+    last = trace.ts[rows] + trace.dur[rows]
+    np.maximum.at(last, at, np.concatenate(done))
+    return Matches(
+        rows,
+        "zero_grad fills the gradients with zeros",
+        cost_ns=ns,
+        fix=[_fix(trace)] * len(rows),
+        span_ns=(trace.ts[rows], last),
+    )
+
+
+def _fix(trace: Trace) -> str:
+    """What to do, by the version of torch that a live capture notes."""
+    major = str(trace.facts.get("torch", "")).partition(".")[0]
+    return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
 
 
 def _like_gradients(trace: Trace, fills: Ints) -> Ints:
@@ -165,7 +190,8 @@ _NODE_NS: Final = 1000
 
 @rule(
     "missing-no-grad",
-    fix="wrap it in torch.inference_mode() or torch.no_grad()",
+    fix="wrap it in torch.inference_mode(), or under autocast in torch.no_grad(), which leaves it "
+    "its cache of weights",
     triggers=LAYER.pattern,
     layers=Threshold(2, "1", "an unused head or a metric within a training step is no forward"),
 )
@@ -226,7 +252,13 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
     nodes = np.bincount(stretch, after - first, len(starts)).astype(np.int64)[match]
     size = np.bincount(stretch)[match].tolist()
     words = [f"{n} layer{'s' * (n > 1)} recorded a graph that no backward used" for n in size]
-    return Matches(forward[starts[match]], words, cost_ns=nodes * _NODE_NS)
+    rows, last = forward[starts[match]], forward[np.append(starts[1:], len(forward))[match] - 1]
+    return Matches(
+        rows,
+        words,
+        cost_ns=nodes * _NODE_NS,
+        span_ns=(trace.ts[rows], trace.ts[last] + trace.dur[last]),
+    )
 
 
 def _is_all_used(trace: Trace) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.levels import compiled
@@ -32,11 +33,17 @@ _COUNTER: Final = Names(r"aten::add_?$")
 _PART: Final = 20
 
 
+def _unseen_norms(trace: Trace) -> str | None:
+    """Batch norms that graphs launched: no operator says what is before them."""
+    return blind_kernels(trace, re.compile(r"batch_?norm|bn_fw|bn_bw", re.IGNORECASE).search)
+
+
 @rule(
     "conv-bias-batchnorm",
     fix="give the convolution bias=False: the batch norm has a bias of its own",
     triggers=_NORM.pattern,
     needs="shapes",
+    blind=_unseen_norms,
 )
 def conv_bias_batchnorm(trace: Trace) -> Matches:
     """A convolution adds a bias that the batch norm after it subtracts at once.
@@ -96,7 +103,8 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
     own = ~_takes_another(trace, rows, after)
     rows = rows[own]
     messages = [messages[at] for at in np.flatnonzero(own).tolist()]
-    return Matches(rows, messages, cost_ns=trace.dur[rows] // _PART)
+    ends = trace.ts[rows] + trace.dur[rows]
+    return Matches(rows, messages, cost_ns=trace.dur[rows] // _PART, span_ns=(trace.ts[rows], ends))
 
 
 def _takes_another(trace: Trace, convolutions: Ints, norms: Ints) -> Bools:

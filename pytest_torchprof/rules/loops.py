@@ -88,7 +88,14 @@ def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matc
     found = [loop for loop, torchs in zip(found, checked, strict=True) if not torchs]
     costs = [int(trace.dur[sequence.rows[loop.start : loop.stop]].sum()) for loop in found]
     rows = np.array([loop.row for loop in found], np.int64)
-    return Matches(rows, _said(trace, rows), cost_ns=np.array(costs, np.int64))
+    bounds = np.array([(loop.start, loop.stop - 1) for loop in found], np.int64).reshape(-1, 2)
+    first, last = sequence.rows[bounds].T
+    return Matches(
+        rows,
+        _said(trace, rows),
+        cost_ns=np.array(costs, np.int64),
+        span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
+    )
 
 
 @dataclass(frozen=True)

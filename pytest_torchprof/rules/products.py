@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.attribution import FP32_KERNEL, TF32_KERNEL, is_main
-from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
-from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.chips import FUSED_TYPES, chip_of
+from pytest_torchprof.rules.attention import MATH_ATTENTION
+from pytest_torchprof.rules.calls import SHORT
+from pytest_torchprof.rules.chips import chip_of
+from pytest_torchprof.rules.grouping import reach
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import rows_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.arguments import OpArgs
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.rules.chips import Chip
 
 #: Calls that launch kernels: without one, nothing ran on a device.
 LAUNCHES: Final = r"\w*(LaunchKernel|LaunchCooperativeKernel|ModuleLaunch|EnqueueKernelLaunch)"
-
-ATTENTION: Final = "aten::scaled_dot_product_attention"
-MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
-_FUSED_ATTENTION: Final = re.compile(
-    r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(?!_for_cpu)"
-)
-#: Source: sdp_utils.cpp, check_head_dim_size_flash.
-_LARGEST_HEAD: Final = 256
 
 #: Kernels for products with a vector, and for outer products, that no tensor core speeds up.
 _VECTOR_KERNEL: Final = re.compile(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
@@ -40,21 +33,48 @@ _NAMED_SINGLE: Final = re.compile(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
 _NARROW: Final = re.compile(r"16|half|Half")
 #: Kernels of CUTLASS and cuBLAS that load 16 bytes of 2-byte values at a time.
 _WHOLE_LOADS: Final = re.compile(r"align8(?!\d)|ldg8(?!\d)")
-_SHORT: Final = {
-    "float": "fp32",
-    "double": "fp64",
-    "c10::Half": "fp16",
-    "c10::BFloat16": "bf16",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-}
+
+
+_TF32: Final = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'
+_NO_GAIN: Final = "autocast to bf16; TF32 gains nothing on this chip"
+_UNKNOWN_GAIN: Final = (
+    'autocast to bf16, or torch.set_float32_matmul_precision("high") where this chip, whose peaks '
+    "are not known here, multiplies TF32 faster than fp32"
+)
+#: Kernels that certainly do not multiply fp32, and others that certainly do not multiply 16 bits.
+_SHORT_TYPES: Final = re.compile(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|fp8|i8|int8")
+_LONG_TYPES: Final = re.compile(r"tf32|s1688(?!\w*16)|sgemm|dgemm|f32f32_f32f32|f64")
+
+
+def _unseen_fp32(trace: Trace) -> str | None:
+    """Products that graphs launched: no operator says what they multiply."""
+    devices = np.unique(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
+    if trace.facts.get("allow_tf32") is True:
+        return None
+    if not any(chip_of(trace, one).has_tf32 for one in devices):
+        return None
+    return blind_kernels(
+        trace,
+        lambda name: (
+            _may_be_single(name) and not (TF32_KERNEL.search(name) or _SHORT_TYPES.search(name))
+        ),
+    )
+
+
+def _unseen_16_bits(trace: Trace) -> str | None:
+    """Products that graphs launched: no operator says how large they are."""
+    return blind_kernels(
+        trace,
+        lambda name: is_main(name) and not (_LONG_TYPES.search(name) or _WHOLE_LOADS.search(name)),
+    )
 
 
 @rule(
     "fp32-matmul",
-    fix='torch.set_float32_matmul_precision("high"), or autocast to bf16',
+    fix=_TF32,
     triggers=LAUNCHES,
     needs="device",
+    blind=_unseen_fp32,
     smallest_dimension=Threshold(8, "1", "a tensor core multiplies tiles of 16 x 8 x 8"),
 )
 def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
@@ -68,11 +88,15 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
         without either nothing is said. Where TF32 is on, or most fp32 products of a trace run in
         it, cuBLAS has chosen fp32 for the others itself: those are none. Nor are products with a
         dimension below ``smallest_dimension`` (8), which are products with vectors, and those of
-        ``math-attention``.
+        ``math-attention``. Of products in CUDA graphs the trace holds no operators: there the rule
+        is not checked.
 
     Why it is slow
-        Tensor cores do TF32 products 4 to 8 times as fast as the other units do fp32. TF32 has
-        fp32's range and 10 bits of its fraction, sums are in fp32, and it is off by default.
+        Tensor cores of data center chips do TF32 products 2 to 16 times as fast as the other units
+        do fp32. TF32 has fp32's range and 10 bits of its fraction, sums are in fp32, and it is off
+        by default. On GeForce cards and their like (RTX 3090, RTX 4090, A10G, L40) TF32 is as slow
+        as fp32: there the match has no cost, and bf16 is what helps. What TF32 gains is taken from
+        the table of devices.
 
     Example
         .. code:: python
@@ -106,11 +130,22 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
         f"{name} in fp32, not TF32" + (f": {product.shapes}" if product else "")
         for name, product in products.distinct
     ]
+    chips = [chip_of(trace, one) for one in products.device(trace)[found].tolist()]
+    saves = np.array([chip.tf32_saves for chip in chips])
     return Matches(
         products.event[found],
         [said[which] for which in products.which[found].tolist()],
-        cost_ns=products.kernel_ns(trace)[found] // 2,
+        cost_ns=(products.kernel_ns(trace)[found] * saves).astype(np.int64),
+        fix=list(map(_fix, chips)),
+        span_ns=reach(trace, products.event[found]),
     )
+
+
+def _fix(chip: Chip) -> str:
+    """What to do, by what TF32 gains on the chip."""
+    if chip.tf32_saves:
+        return _TF32
+    return _UNKNOWN_GAIN if chip.tf32_gain is None else _NO_GAIN
 
 
 def _is_single(name: str) -> bool:
@@ -148,6 +183,7 @@ def _on_tf32_device(trace: Trace, products: DeviceProducts) -> Bools:
     fix="pad the dimension to a multiple of 8 (torch.nn.functional.pad, a larger vocabulary)",
     triggers=LAUNCHES,
     needs="shapes device",
+    blind=_unseen_16_bits,
     multiple=Threshold(8, "1", "8 values of 2 bytes are the 16 bytes of one load"),
     smallest_dimension=Threshold(2, "1", "with a dimension of 1 it is a vector's product"),
 )
@@ -194,6 +230,7 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
         products.event[found],
         [said[one] for one in products.which[found].tolist()],
         cost_ns=products.kernel_ns(trace)[found] // 2,
+        span_ns=reach(trace, products.event[found]),
     )
 
 
@@ -210,113 +247,4 @@ def _odd(product: Product | None, multiple: float, smallest: float) -> list[str]
 def _listed(product: Product, odd: list[str], multiple: float) -> str:
     sizes = ", ".join(f"{name}={product.sizes[name]}" for name in odd)
     are = "are" if len(odd) > 1 else "is"
-    return f"in {_SHORT.get(product.types[0])}: {sizes} {are} no multiple of {multiple:g}"
-
-
-@rule(
-    "math-attention",
-    fix="give the fused ones what they take: 4 dimensions, fp16 or bf16, a padded head size",
-    triggers=MATH_ATTENTION + "$",
-    needs="shapes device",
-)
-def math_attention(trace: Trace) -> Matches:
-    """Attention runs as separate products and a softmax, though the device has a fused kernel.
-
-    What it does
-        Counts calls of ``scaled_dot_product_attention`` that came down to its math form, on a
-        device for which torch has a fused one: an NVIDIA device of compute capability 5.0 or later
-        (8.0 for bf16), AMD's MI200 and MI300, or any device that ran a fused one in the same trace.
-        Inputs that no fused kernel takes, such as fp64, are not counted.
-
-    Why it is slow
-        The math form writes the scores of each query against each key to memory, reads them for
-        the softmax and again for the product with the values, and computes fp16 and bf16 in fp32. A
-        fused kernel keeps them on the chip, so memory grows with the length of the sequence and
-        not with its square.
-
-    Example
-        .. code:: python
-
-            # 3 dimensions: the fused kernels want (batch, heads, length, size)
-            q = k = v = torch.rand(8, 1024, 64, device="cuda", dtype=torch.bfloat16)
-            torch.nn.functional.scaled_dot_product_attention(q, k, v)
-
-    Use instead
-        .. code:: python
-
-            # leave out what is not needed of masks and dropout, and ask torch for its reasons by
-            # torch.backends.cuda.can_use_flash_attention(params, debug=True)
-            q, k, v = (x.unsqueeze(1) for x in (q, k, v))
-            torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    """
-    calls = rows_of(trace, MATH_ATTENTION)
-    kernel, time = launched_in(trace, calls)
-    kept, said = [], []
-    for i, args in enumerate(trace.operands(calls)):
-        inputs = _inputs(args)
-        device = int(trace.device[kernel[i]]) if kernel[i] >= 0 else -1
-        if inputs is not None and device >= 0 and _has_fused(trace, device, inputs.dtype):
-            kept.append(i)
-            said.append(f"{_SHORT[inputs.dtype]} attention in its math form: {_said(inputs)}")
-    above = trace.parent[calls]
-    whole = (above >= 0) & trace.named(ATTENTION)[above]
-    event = np.where(whole, above, calls)
-    return Matches(event[kept], said, cost_ns=time[kept] // 2)
-
-
-class _Inputs(NamedTuple):
-    query: list[int]
-    key: list[int]
-    value: list[int]
-    dtype: str
-    mask: list[int]
-    dropout: bool
-
-
-def _inputs(args: OpArgs) -> _Inputs | None:
-    """What an attention is called with; None where the trace does not say, or if it is empty."""
-    dims, types, concrete = (
-        decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete)
-    )
-    try:
-        query, key, value = (list(map(int, dims[i])) for i in range(3))
-        mask = list(map(int, dims[3])) if len(dims) > 3 else []
-        dtype = str(types[0])
-    except (TypeError, ValueError, IndexError):
-        return None
-    if 0 in (*query, *key, *value) or min(len(query), len(key), len(value)) < 2:
-        return None
-    dropped = (isinstance(concrete, list) and len(concrete) > 4 and concrete[4]) or "0"
-    return _Inputs(query, key, value, dtype, mask, str(dropped).strip("0.") != "")
-
-
-def _has_fused(trace: Trace, device: int, dtype: str) -> bool:
-    chip = chip_of(trace, device)
-    if chip.fuses_attention(dtype):
-        return True
-    unknown = chip.capability == (0, 0)
-    return unknown and dtype in FUSED_TYPES and trace.once(_runs_fused, device)
-
-
-def _runs_fused(trace: Trace, device: int) -> bool:
-    """Whether a fused attention ran on this device."""
-    calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
-    kernel, _ = launched_in(trace, calls)
-    return bool((trace.device[kernel[kernel >= 0]] == device).any())
-
-
-def _said(inputs: _Inputs) -> str:
-    """The sizes, and of what fused kernels do not take what can be seen."""
-    sizes = [inputs.query] + [x for x in (inputs.key, inputs.value) if x != inputs.query]
-    size, whole = inputs.query[-1], 4 if inputs.dtype == "float" else 8
-    seen = [
-        (len(inputs.query) != 4, f"{len(inputs.query)} dimensions"),
-        (size % whole > 0, f"a head size of {size}"),
-        (size > _LARGEST_HEAD, f"a head size of {size}"),
-        (inputs.value[-1] != size, f"values of {inputs.value[-1]}, not of {size}"),
-        (len(inputs.mask) > 0, "a mask"),
-        (inputs.dropout, "dropout"),
-    ]
-    why = dict.fromkeys(words for holds, words in seen if holds)
-    listed = ", ".join("x".join(map(str, one)) for one in sizes)
-    return listed + (f", with {' and '.join(why)}" if why else "")
+    return f"in {SHORT.get(product.types[0])}: {sizes} {are} no multiple of {multiple:g}"

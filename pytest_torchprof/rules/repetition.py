@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device import launched_ns
+from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, shown, sizes
+from pytest_torchprof.rules.grouping import reach
 from pytest_torchprof.rules.names import Names, are_named, operators_named, rows_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.runs import Finder, Run, by_kind, held
@@ -33,12 +35,23 @@ _INNER: Final = Names(
 _WEIGHTED: Final = Names("|".join(f"{re.escape(name)}$" for name in WEIGHTS))
 
 
+def _unseen_casts(trace: Trace) -> str | None:
+    """Casts that graphs launched: no operator says what they cast."""
+    return blind_kernels(trace, re.compile(r"copy|cast|convert", re.IGNORECASE).search)
+
+
+def _unseen_copies(trace: Trace) -> str | None:
+    """Copies that graphs launched: no operator says of what."""
+    return blind_kernels(trace, re.compile(r"copy|clone", re.IGNORECASE).search)
+
+
 @rule(
     "repeated-cast",
     fix="cast once, before the loop (or keep the tensor in the dtype in which it is used); in "
     "autocast: one context around all calls, its cache on, and weights that require grad",
     triggers=r"aten::_to_copy$",
     needs="shapes",
+    blind=_unseen_casts,
     repeats=Threshold(5, "1", "as often for one tensor; q, k and v of one input are three casts"),
 )
 def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
@@ -123,6 +136,7 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
     "operator on the view, which most of them take",
     triggers=r"aten::clone$",
     needs="shapes",
+    blind=_unseen_copies,
     repeats=Threshold(5, "1", "as often for one tensor; fewer are the parts of one layer"),
     between=Threshold(3, "1", "so few operators from one copy to the next are a loop's body"),
 )
@@ -274,4 +288,5 @@ def _matches(trace: Trace, found: list[tuple[Ints, Source]], said: Any) -> Match
     cost = trace.dur[event]
     if trace.is_kind(*DEVICE_KINDS).any():
         cost = cost + trace.once(launched_ns)[event]
-    return Matches(event, message, None, cost, np.array(moved, np.int64))
+    moved_bytes = np.array(moved, np.int64)
+    return Matches(event, message, None, cost, moved_bytes, span_ns=reach(trace, event))

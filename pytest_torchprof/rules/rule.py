@@ -54,8 +54,12 @@ class Matches:
             become one finding.
         count: how many of the rule's matches a row stands for; None: 1 each.
         cost_ns: the time that it costs in this run, an estimate; None: the event's duration.
+            More than what it is of lasted is never reported, see ``span_ns``.
         bytes: bytes that it moves for nothing, -1 where unknown; None: not that kind of rule.
         location: ``file:line`` of each row where the rule itself knows it, else None.
+        fix: what to do instead, a row each, where it is not the rule's own for all.
+        span_ns: when what a row is of began and when it ended, on host and device; None: with the
+            event, where its duration is the cost; else not known.
     """
 
     event: Ints
@@ -64,6 +68,8 @@ class Matches:
     cost_ns: Ints | None = None
     bytes: Ints | None = None
     location: Sequence[str | None] | None = None
+    fix: Sequence[str] | None = None
+    span_ns: tuple[Ints, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.event)
@@ -76,6 +82,7 @@ _COLUMNS: Final = (
     ("cost_ns", "iuf"),
     ("bytes", "iu"),
     ("location", ""),
+    ("fix", ""),
 )
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
 
@@ -95,6 +102,8 @@ class Rule:
         thresholds: by name, as ``find`` takes them.
         ready: what else a trace lacks for this rule, in words, or None. The first line of its
             docstring says on the rule's page what it looks for.
+        blind: why it cannot see some of what ran, in words, or None: what it matches counts all the
+            same, and that it matches nothing says nothing.
         gated_by: the metric that is compared with a baseline in place of the rule's matches,
             where what ran earlier in the process decides whether a trace is ready for it.
     """
@@ -106,6 +115,7 @@ class Rule:
     needs: frozenset[Need] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     ready: Callable[[Trace], str | None] | None = None
+    blind: Callable[[Trace], str | None] | None = None
     gated_by: str | None = None
 
     def __post_init__(self) -> None:
@@ -130,6 +140,7 @@ def rule(
     triggers: str | None = None,
     needs: str = "",
     ready: Callable[[Trace], str | None] | None = None,
+    blind: Callable[[Trace], str | None] | None = None,
     gated_by: str | None = None,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
@@ -151,6 +162,7 @@ def rule(
             wanted,  # type: ignore[arg-type]
             thresholds,
             ready,
+            blind,
             gated_by,
         )
 

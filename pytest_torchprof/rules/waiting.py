@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import NO_DEVICE
+from pytest_torchprof.analysis.gaps import absent_gap, waits_gap
+from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.analysis.launches import launches
-from pytest_torchprof.analysis.waits import Waits, idle_after, waits
-from pytest_torchprof.events import DEVICE_KINDS, Kind
+from pytest_torchprof.analysis.waits import Waits, waits
 from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.rules.rule import Matches, Threshold, rule
 
@@ -20,15 +20,26 @@ if TYPE_CHECKING:
 
 def _has_accelerator(trace: Trace) -> str | None:
     """An accelerator in the capture, even one without records: the calls that wait are seen."""
-    known = trace.facts.get("accelerator") or trace.is_kind(Kind.RUNTIME, *DEVICE_KINDS).any()
-    return None if known else NO_DEVICE
+    return None if trace.once(waits_gap) is None else trace.once(absent_gap)
+
+
+def _knows_waits(trace: Trace) -> str | None:
+    """The calls in which the host waits, as they are on CUDA and ROCm."""
+    return trace.once(waits_gap)
+
+
+_READ_LATE: Final = "keep the value on the device, or read it once, late, with non_blocking=True"
+_LEAVE_OUT: Final = (
+    "leave the synchronisation out, or wait for the one event that matters: streams keep the order"
+)
 
 
 @rule(
     "host-sync",
-    fix="keep the value on the device, or read it once, late, with non_blocking=True",
+    fix=_READ_LATE,
     triggers=r"\w*Synchronize|\w*Memcpy|Memcpy (DtoH|DeviceToHost|D2M)",
     ready=_has_accelerator,
+    blind=waits_gap,
 )
 def host_sync(trace: Trace) -> Matches:
     """The host waits for the device, to read a value or because it is told to.
@@ -40,8 +51,12 @@ def host_sync(trace: Trace) -> Matches:
         come down to ``_local_scalar_dense``; masks as indices, ``unique`` and ``where`` with one
         argument to ``nonzero``; ``.cpu()``, ``.numpy()`` and ``print`` to ``copy_``. Copies to
         pinned memory that nobody waits for, copies to the device, waits of one stream for another,
-        and those in collective operations are none, and neither is the profiler's own
-        synchronisation at the end of a stored trace.
+        and those in collective operations are none, and neither is a synchronisation after the last
+        work of the device, as benchmarks and the profiler end with. On XPU, torch's profiler
+        records no calls that synchronise: copies count there, and of the rest there is no telling.
+
+        A wait costs at most the time in which no device had anything to do, in it and until the
+        next kernel: while the device works, nothing is lost by waiting for it.
 
     Why it is slow
         The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
@@ -62,14 +77,20 @@ def host_sync(trace: Trace) -> Matches:
             print(total.item())
     """
     found = waits(trace)
-    ended = np.where(found.last >= 0, trace.ts[found.last] + trace.dur[found.last], 0)
+    first = np.where(found.call >= 0, found.call, found.last)
+    known = (first >= 0) & (found.last >= 0)
+    begin = np.where(known, trace.ts[first], 0)
+    end = np.where(known, trace.ts[found.last] + trace.dur[found.last], 0)
     # Had the host not waited, it would have been ahead by as long as it did.
-    idle = np.minimum(idle_after(trace, ended), found.ns)
+    cost = np.zeros(len(found), np.int64)
+    cost[known] = np.minimum(idle_by_waits(trace, begin[known], end[known]), found.ns[known])
     return Matches(
         np.where(found.operator >= 0, found.operator, found.call),
         _said(trace, found),
-        cost_ns=found.ns + idle,
+        cost_ns=cost,
         bytes=found.bytes,
+        fix=[_READ_LATE if copies else _LEAVE_OUT for copies in found.copies.tolist()],
+        span_ns=(begin, end),
     )
 
 
@@ -99,6 +120,7 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     fix="fewer, larger kernels: torch.compile, CUDA graphs, foreach or fused forms, larger batches",
     triggers=LAUNCHES,
     needs="device",
+    ready=_knows_waits,
     kernels=Threshold(50, "1", "of a few kernels nobody can make many fewer"),
     idle_share=Threshold(0.5, "1", "below, the device has as much to do as it is kept waiting"),
     pause=Threshold(1, "ms", "a host that launches nothing for so long does something else"),
@@ -157,6 +179,8 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
 def _unprofiled_share(trace: Trace, busy_ns: int) -> float:
     """The share of the test's own time in which the device is idle; 1 where that is not known."""
     wall_ms = trace.facts.get("wall_ms")
+    if isinstance(wall_ms, dict):  # of several rounds
+        wall_ms = wall_ms.get("median")
     if not isinstance(wall_ms, int | float) or wall_ms <= 0:
         return 1.0
     return 1 - busy_ns / (wall_ms * 1e6)

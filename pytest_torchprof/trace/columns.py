@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.arguments import Arguments, starts
-from pytest_torchprof.events import KINDS, Kind, Trace
+from pytest_torchprof.events import KINDS, OF_THE_PROFILER, Kind, Trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -98,6 +98,17 @@ class Columns:
         """Categories of all events seen, as they are written."""
         return sorted({str(label[1]) for label in self._labels if label[1]})
 
+    @property
+    def _unread(self) -> tuple[str, ...]:
+        """Categories of events with a duration that nobody here knows; empty text for none."""
+        kinds = zip(self._labels, self._labels.kinds, strict=True)
+        found = {
+            str(category or "")
+            for (_, category, phase, _, _), kind in kinds
+            if kind == Kind.OTHER and phase == "X"
+        }
+        return tuple(sorted(one for one in found if one.lower() not in OF_THE_PROFILER))
+
     def trace(
         self, metadata: dict[str, Any], warnings: Sequence[str] = (), *, cut: bool = False
     ) -> Trace:
@@ -131,6 +142,7 @@ class Columns:
             metadata=metadata,
             warnings=tuple(warnings),
             cut=cut,
+            unread=self._unread,
         )
 
 

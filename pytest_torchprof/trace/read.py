@@ -20,6 +20,7 @@ import msgspec
 from pytest_torchprof.errors import TraceError
 from pytest_torchprof.trace import stream as streams
 from pytest_torchprof.trace.columns import Columns, Event
+from pytest_torchprof.trace.hip import with_directions
 from pytest_torchprof.trace.repair import repaired, whole_events
 from pytest_torchprof.trace.stream import Progress, Stream, Text
 
@@ -136,7 +137,7 @@ class _Reader:
                 "or control characters in names, infinite numbers, stray commas, foreign bytes)"
             )
         self._check_kinds(metadata)
-        return self._columns.trace(metadata, self._warnings, cut=self._cut)
+        return with_directions(self._columns.trace(metadata, self._warnings, cut=self._cut))
 
     def header(self) -> dict[str, Any]:
         """Metadata that precede the events."""

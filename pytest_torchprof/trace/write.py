@@ -148,18 +148,23 @@ def _paired(trace: Trace, places: Sequence[Placed]) -> dict[int, Placed]:
     """
     in_file: defaultdict[tuple[str, bytes], list[Placed]] = defaultdict(list)
     for place in sorted(places, key=lambda p: (p.ts, -p.dur)):
-        in_file[place.name, place.args].append(place)
+        in_file[_name(place.name), place.args].append(place)
     in_trace: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
     rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     named = zip(trace.name[rows].tolist(), trace.args[rows].tolist(), strict=True)
     for event, (name, args) in zip(rows.tolist(), named, strict=True):
-        in_trace[trace.names[name], bytes(args or b"")].append(event)
+        in_trace[_name(trace.names[name]), bytes(args or b"")].append(event)
     return {
         event: place
         for key, events in in_trace.items()
         if len(events) == len(in_file[key])
         for event, place in zip(events, in_file[key], strict=True)
     }
+
+
+def _name(name: str) -> str:
+    """Without the direction of a copy, which the trace may know better than the file."""
+    return name.partition(" ")[0] if name.startswith("Memcpy ") else name
 
 
 # -------------------------------------------------------------------- what is added

@@ -88,6 +88,7 @@ def outside_condition_on_the_device(b: Former) -> None:
 def outside_explicit_wait(b: Former) -> None:
     elementwise(b, [64, 64])
     b.sync("cudaDeviceSynchronize")
+    elementwise(b, [64, 64])  # after the last work, a wait keeps nothing waiting
 
 
 @EXAMPLES.measured("host-sync", 1)

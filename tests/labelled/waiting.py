@@ -104,6 +104,7 @@ def synchronise_within_the_measured_region():
         b.sync("cudaDeviceSynchronize")
         work(b)
         b.sync("cudaStreamSynchronize")
+        work(b)
     b.sync("cudaDeviceSynchronize")  # that is not
     return b
 
@@ -124,6 +125,7 @@ def the_last_but_one_synchronisation_of_a_stored_trace():
     b = gpu()
     work(b)
     b.sync("cudaDeviceSynchronize")
+    work(b)
     b.sync("cudaDeviceSynchronize")
     return b
 
@@ -135,6 +137,7 @@ def waiting_for_an_event():
     b.runtime("cudaEventRecord")
     b.sync("cudaEventSynchronize")
     b.runtime("cudaEventElapsedTime")
+    work(b)
     return b
 
 
@@ -145,6 +148,7 @@ def a_copy_to_pinned_memory_and_a_synchronisation_for_it():
         work(b)
         read(b, *MOVE, size=4096, pageable=False, wait=False)
         b.sync("cudaStreamSynchronize")
+        work(b)
     return b
 
 
@@ -177,6 +181,28 @@ def an_operator_that_synchronises_without_a_copy():
         b.sync("cudaStreamSynchronize")
         b.launch("merge_kernel")
         b.sync("cudaStreamSynchronize")
+    return b
+
+
+@EXAMPLES.near_miss("host-sync")
+def synchronise_after_the_last_kernel_of_the_measured_region():
+    b = gpu()
+    with b.annotation(b.region):
+        work(b)
+        b.sync("cudaEventSynchronize")
+        b.sync("cudaDeviceSynchronize")
+    work(b)
+    return b
+
+
+@EXAMPLES.near_miss("host-sync")
+def timing_by_events_at_the_end():
+    b = gpu()
+    work(b)
+    b.runtime("cudaEventRecord")
+    b.sync("cudaEventSynchronize")
+    b.runtime("cudaEventElapsedTime")
+    b.sync("cudaDeviceSynchronize")
     return b
 
 

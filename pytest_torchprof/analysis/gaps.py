@@ -1,0 +1,137 @@
+"""Why something about the device cannot be known from a trace, in words; None where it can."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.analysis.device import lost_launches
+from pytest_torchprof.events import DEVICE_KINDS, OTHER_DEVICES, Kind
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+
+NO_DEVICE = "no accelerator in this capture"
+NO_WAITS_ON_XPU = "torch's profiler records no waits of the host on XPU, only what it submits"
+NO_CALLS = "the calls of the device's driver were not recorded"
+
+#: Calls of interfaces whose names for a wait are known, see `events.SYNC_CALL`.
+_KNOWN_CALL = re.compile(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
+#: Calls of SYCL's adapters and of Level Zero, as an Intel device's trace has them.
+_XPU_CALL = re.compile(r"(ur|ze|pi)[A-Z]")
+_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+
+
+def device_gap(trace: Trace) -> str | None:
+    """Why there is no telling all that the device did: `absent_gap`, or else `partial_gap`."""
+    return trace.once(absent_gap) or trace.once(partial_gap)
+
+
+def absent_gap(trace: Trace) -> str | None:
+    """No accelerator, or one whose events are not read, or not recorded."""
+    if "no_device" in trace.facts:
+        return str(trace.facts["no_device"])
+    if (gap := _foreign(trace)) is not None:
+        return gap
+    if trace.once(lost_launches)[0] or _device_ran(trace):
+        return None
+    if trace.unread:
+        said = "the device's events are not read" if _has_accelerator(trace) else NO_DEVICE
+        return f"{said}: {_listed(trace.unread)} in this trace"
+    return None if _has_accelerator(trace) else NO_DEVICE
+
+
+def partial_gap(trace: Trace) -> str | None:
+    """Launches whose kernels are missing: what is there is a part of what ran."""
+    launches, lost = trace.once(lost_launches)
+    # Another tool's window may cut between a launch and its kernel; our region does not.
+    if not lost or (trace.region is None and _device_ran(trace)):
+        return None
+    return (
+        f"partial capture: {lost} of {launches} launches have no kernel record; is another "
+        "CUPTI client (nsys, compute-sanitizer) attached?"
+    )
+
+
+def memory_gap(trace: Trace) -> str | None:
+    """No accelerator. Its memory is recorded by torch, whatever else of the device is."""
+    if trace.memory.on_device.any() or (_has_accelerator(trace) and _foreign(trace) is None):
+        return None
+    return trace.once(absent_gap)
+
+
+def _device_ran(trace: Trace) -> bool:
+    return bool((trace.in_region & trace.is_kind(*DEVICE_KINDS)).any())
+
+
+def _foreign(trace: Trace) -> str | None:
+    found = [category for category in trace.unread if category.lower() in OTHER_DEVICES]
+    if not found:
+        return None
+    device = OTHER_DEVICES[found[0].lower()]
+    return f"events of {device} devices are not read ({_listed(found)} in this trace)"
+
+
+def _has_accelerator(trace: Trace) -> bool:
+    return bool(trace.facts.get("accelerator"))
+
+
+def _listed(categories: Sequence[str]) -> str:
+    """``category a, b and events without a category``."""
+    named = [category for category in categories if category]
+    parts = [f"category {', '.join(named)}"] if named else []
+    parts += ["events without a category"] if len(named) < len(categories) else []
+    return " and ".join(parts)
+
+
+#: Calls of interfaces whose names for a wait are known, see `SYNC_CALL`.
+_KNOWN_CALL = re.compile(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
+#: Calls of SYCL's adapters and of Level Zero, as an Intel device's trace has them.
+_XPU_CALL = re.compile(r"(ur|ze|pi)[A-Z]")
+NO_WAITS_ON_XPU = "torch's profiler records no waits of the host on XPU, only what it submits"
+NO_CALLS = "the calls of the device's driver were not recorded"
+
+
+def waits_gap(trace: Trace) -> str | None:
+    """Why the calls in which the host waits for the device are not known.
+
+    Where kernels are missing they are: calls are recorded by themselves.
+
+    Source: libkineto/src/plugin/xpupti/XpuptiActivityApi.cpp, which enables the calls of the class
+    PTI_API_CLASS_GPU_OPERATION_CORE alone.
+    """
+    called = np.unique(trace.name[trace.is_kind(Kind.RUNTIME)]).tolist()
+    calls = [trace.names[number] for number in called]
+    device_type = trace.facts.get("device_type")
+    if (gap := _foreign(trace)) is not None:
+        return gap
+    if device_type == "xpu" or any(map(_XPU_CALL.match, calls)):
+        return NO_WAITS_ON_XPU
+    if any(map(_KNOWN_CALL.match, calls)):
+        return None
+    if calls:
+        return f"which calls of this device wait is not known ({calls[0]} is one of its calls)"
+    if (gap := trace.once(device_gap)) is not None:
+        return gap
+    if device_type not in {None, "cuda"}:
+        return f"which calls wait is not known of {device_type} devices"
+    return NO_CALLS if trace.is_kind(*DEVICE_KINDS).any() else None
+
+
+def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> str | None:
+    """Why the operators of some kernels, of those whose names concern, are not known.
+
+    A graph launched them, or the trace has no operators at all.
+    """
+    kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
+    kernels = kernels[trace.names_where(concern)[kernels]]
+    launch = trace.launch[kernels]
+    graph = (launch >= 0) & trace.names_where(_GRAPH_LAUNCH.search)[launch]
+    if count := int(graph.sum()):
+        return f"{count} kernel{'s' * (count > 1)} ran from graphs, without their operators"
+    if len(kernels) and not trace.is_kind(Kind.OP).any():
+        return "kernels were recorded without their operators"
+    return None

@@ -1,0 +1,84 @@
+"""When no device had anything to do, and what a wait of the host has to do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.events import DEVICE_KINDS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Stretches in which some device was busy, in ns: ``start`` and ``end``, apart and in order.
+
+    ``before`` is the busy time before each. ``begins`` are the starts of all device events.
+    """
+
+    start: Ints
+    end: Ints
+    before: Ints
+    begins: Ints
+
+    def between(self, begin: Ints, end: Ints) -> Ints:
+        """How long no device was busy from one time to another.
+
+        Before the first device event and after the last one nothing is idle.
+        """
+        if not len(self.start):
+            return np.zeros(len(begin), np.int64)
+        begin, end = (np.clip(times, self.start[0], self.end[-1]) for times in (begin, end))
+        return np.maximum(end - begin - (self._busy(end) - self._busy(begin)), 0)
+
+    def next_begin(self, times: Ints) -> Ints:
+        """When a device next begins something; the time itself if never."""
+        if not len(self.begins):
+            return times
+        at = np.searchsorted(self.begins, times)
+        return np.where(
+            at < len(self.begins), self.begins[np.minimum(at, len(self.begins) - 1)], times
+        )
+
+    def _busy(self, times: Ints) -> Ints:
+        at = np.searchsorted(self.start, times, side="right") - 1
+        inside = np.minimum(times, self.end[at]) - self.start[at]
+        return self.before[at] + inside
+
+
+def idle(trace: Trace) -> Idle:
+    """Of all devices of the trace together: it is idle when none of them is busy."""
+    return trace.once(_idle)
+
+
+def _idle(trace: Trace) -> Idle:
+    events = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
+    begins = trace.ts[events]
+    reach = np.maximum.accumulate(begins + trace.dur[events])
+    apart = begins[1:] > reach[:-1]
+    start = begins[np.concatenate([[True], apart])] if len(events) else begins
+    end = reach[np.concatenate([apart, [True]])] if len(events) else reach
+    return Idle(start, end, np.cumsum(end - start) - (end - start), begins)
+
+
+def idle_by_waits(trace: Trace, begin: Ints, end: Ints) -> Ints:
+    """Of each wait of the host, from one time to another: for how long no device was busy, in it
+    and after it until a device begins something or the host waits again. No time counts twice.
+    """
+    out = np.zeros(len(begin), np.int64)
+    if not len(begin):
+        return out
+    found = idle(trace)
+    order = np.lexsort((end, begin))
+    since, until = begin[order], np.maximum(end, begin)[order]
+    after = np.append(since[1:], np.iinfo(np.int64).max)
+    until = np.minimum(found.next_begin(until), np.maximum(after, until))
+    reach = np.concatenate([since[:1], np.maximum.accumulate(until)[:-1]])
+    since = np.minimum(np.maximum(since, reach), until)
+    out[order] = found.between(since, until)
+    return out

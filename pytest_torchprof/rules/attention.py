@@ -1,0 +1,145 @@
+"""The rule about attention that runs as separate products though the device has a fused kernel."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.analysis.gaps import blind_kernels
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.calls import SHORT
+from pytest_torchprof.rules.chips import FUSED_TYPES, chip_of
+from pytest_torchprof.rules.grouping import reach
+from pytest_torchprof.rules.rule import Matches, rule
+from pytest_torchprof.rules.tree import rows_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.arguments import OpArgs
+    from pytest_torchprof.events import Trace
+
+ATTENTION: Final = "aten::scaled_dot_product_attention"
+MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
+_FUSED_ATTENTION: Final = re.compile(
+    r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(?!_for_cpu)"
+)
+#: Source: sdp_utils.cpp, check_head_dim_size_flash.
+_LARGEST_HEAD: Final = 256
+
+
+def _unseen_attention(trace: Trace) -> str | None:
+    """A softmax that graphs launched: no operator says whether it is attention's."""
+    return blind_kernels(trace, lambda name: "softmax" in name.lower())
+
+
+@rule(
+    "math-attention",
+    fix="give the fused ones what they take: 4 dimensions, fp16 or bf16, a padded head size",
+    triggers=MATH_ATTENTION + "$",
+    needs="shapes device",
+    blind=_unseen_attention,
+)
+def math_attention(trace: Trace) -> Matches:
+    """Attention runs as separate products and a softmax, though the device has a fused kernel.
+
+    What it does
+        Counts calls of ``scaled_dot_product_attention`` that came down to its math form, on a
+        device for which torch has a fused one: an NVIDIA device of compute capability 5.0 or later
+        (8.0 for bf16), AMD's MI200 and MI300, or any device that ran a fused one in the same trace.
+        Inputs that no fused kernel takes, such as fp64, are not counted.
+
+    Why it is slow
+        The math form writes the scores of each query against each key to memory, reads them for
+        the softmax and again for the product with the values, and computes fp16 and bf16 in fp32. A
+        fused kernel keeps them on the chip, so memory grows with the length of the sequence and
+        not with its square.
+
+    Example
+        .. code:: python
+
+            # 3 dimensions: the fused kernels want (batch, heads, length, size)
+            q = k = v = torch.rand(8, 1024, 64, device="cuda", dtype=torch.bfloat16)
+            torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    Use instead
+        .. code:: python
+
+            # leave out what is not needed of masks and dropout, and ask torch for its reasons by
+            # torch.backends.cuda.can_use_flash_attention(params, debug=True)
+            q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+            torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    """
+    calls = rows_of(trace, MATH_ATTENTION)
+    kernel, time = launched_in(trace, calls)
+    kept, said = [], []
+    for i, args in enumerate(trace.operands(calls)):
+        inputs = _inputs(args)
+        device = int(trace.device[kernel[i]]) if kernel[i] >= 0 else -1
+        if inputs is not None and device >= 0 and _has_fused(trace, device, inputs.dtype):
+            kept.append(i)
+            said.append(f"{SHORT[inputs.dtype]} attention in its math form: {_said(inputs)}")
+    above = trace.parent[calls]
+    whole = (above >= 0) & trace.named(ATTENTION)[above]
+    event = np.where(whole, above, calls)
+    return Matches(event[kept], said, cost_ns=time[kept] // 2, span_ns=reach(trace, event[kept]))
+
+
+class _Inputs(NamedTuple):
+    query: list[int]
+    key: list[int]
+    value: list[int]
+    dtype: str
+    mask: list[int]
+    dropout: bool
+
+
+def _inputs(args: OpArgs) -> _Inputs | None:
+    """What an attention is called with; None where the trace does not say, or if it is empty."""
+    dims, types, concrete = (
+        decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete)
+    )
+    try:
+        query, key, value = (list(map(int, dims[i])) for i in range(3))
+        mask = list(map(int, dims[3])) if len(dims) > 3 else []
+        dtype = str(types[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    if 0 in (*query, *key, *value) or min(len(query), len(key), len(value)) < 2:
+        return None
+    dropped = (isinstance(concrete, list) and len(concrete) > 4 and concrete[4]) or "0"
+    return _Inputs(query, key, value, dtype, mask, str(dropped).strip("0.") != "")
+
+
+def _has_fused(trace: Trace, device: int, dtype: str) -> bool:
+    chip = chip_of(trace, device)
+    if chip.fuses_attention(dtype):
+        return True
+    unknown = chip.capability == (0, 0)
+    return unknown and dtype in FUSED_TYPES and trace.once(_runs_fused, device)
+
+
+def _runs_fused(trace: Trace, device: int) -> bool:
+    """Whether a fused attention ran on this device."""
+    calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
+    kernel, _ = launched_in(trace, calls)
+    return bool((trace.device[kernel[kernel >= 0]] == device).any())
+
+
+def _said(inputs: _Inputs) -> str:
+    """The sizes, and of what fused kernels do not take what can be seen."""
+    sizes = [inputs.query] + [x for x in (inputs.key, inputs.value) if x != inputs.query]
+    size, whole = inputs.query[-1], 4 if inputs.dtype == "float" else 8
+    seen = [
+        (len(inputs.query) != 4, f"{len(inputs.query)} dimensions"),
+        (size % whole > 0, f"a head size of {size}"),
+        (size > _LARGEST_HEAD, f"a head size of {size}"),
+        (inputs.value[-1] != size, f"values of {inputs.value[-1]}, not of {size}"),
+        (len(inputs.mask) > 0, "a mask"),
+        (inputs.dropout, "dropout"),
+    ]
+    why = dict.fromkeys(words for holds, words in seen if holds)
+    listed = ", ".join("x".join(map(str, one)) for one in sizes)
+    return listed + (f", with {' and '.join(why)}" if why else "")

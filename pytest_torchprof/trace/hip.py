@@ -1,0 +1,44 @@
+"""Copies between pinned memory and an AMD device, which ROCm records as copies within the device.
+
+The call that made one tells the direction: ``hipMemcpyKind`` is among its arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from pytest_torchprof.arguments import CopyArgs, decode
+from pytest_torchprof.events import Kind, Trace
+
+_WITHIN: Final = re.compile(r"DtoD|DeviceToDevice")
+_CALL: Final = re.compile(r"hipMemcpy")
+#: Names as ROCm writes them where it knows, by ``hipMemcpyKind``.
+#: Source: HIP's hip/driver_types.h: 1 is hipMemcpyHostToDevice, 2 is hipMemcpyDeviceToHost.
+_NAMES: Final[Mapping[str, str]] = {
+    "1": "Memcpy HtoD (Host -> Device)",
+    "2": "Memcpy DtoH (Device -> Host)",
+    "hipMemcpyHostToDevice": "Memcpy HtoD (Host -> Device)",
+    "hipMemcpyDeviceToHost": "Memcpy DtoH (Device -> Host)",
+}
+
+
+def with_directions(trace: Trace) -> Trace:
+    """The trace with such copies named by their direction; any other as it is."""
+    if not (any(map(_CALL.match, trace.names)) and any(map(_WITHIN.search, trace.names))):
+        return trace
+    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.names_where(_WITHIN.search))
+    copies = copies[trace.launch[copies] >= 0]
+    calls = trace.launch[copies]
+    made = trace.names_where(_CALL.match)[calls]
+    copies, calls = copies[made], calls[made]
+    names = {name: number for number, name in enumerate(trace.names)}
+    column = trace.name.copy()
+    for copy, args in zip(copies.tolist(), decode(CopyArgs, trace.args[calls]), strict=True):
+        if (name := _NAMES.get(str(args.kind))) is not None:
+            column[copy] = names.setdefault(name, len(names))
+    return replace(trace, name=column, names=list(names))

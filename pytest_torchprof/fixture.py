@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -193,7 +193,10 @@ class Torchprof:
     def _measure(self, function: Callable[[], Result], run: Run) -> Result:
         __tracebackhide__ = True
         if run.kind == "round":
-            run.recorder.rounds.before_round()
+            from pytest_torchprof.capture import SHELTER
+
+            with SHELTER:
+                run.recorder.rounds.before_round()
         run.begin()
         try:
             result = function()
@@ -241,14 +244,18 @@ class Torchprof:
         recorder = self._recorder
         if recorder is None:
             return ""
-        from pytest_torchprof.render.ops_table import COLUMNS, ops_table
+        from pytest_torchprof.capture import SHELTER
+
+        with SHELTER:
+            from pytest_torchprof.render.ops_table import COLUMNS, ops_table
 
         if sort_by not in COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, COLUMNS)}")
         recorder.table_asked = True
         if recorder.trace is None:
             return ""
-        text = ops_table(recorder.trace, sort_by, limit)
+        with SHELTER:
+            text = ops_table(recorder.trace, sort_by, limit)
         recorder.tables.append(text)
         return text
 
@@ -258,12 +265,19 @@ class Torchprof:
         An empty text is filled with FLOPs and operators; add a line for any other metric.
         """
         __tracebackhide__ = True
+        if self._recorder is None:
+            return
+        from pytest_torchprof.capture import SHELTER
+
+        caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
+        with SHELTER:
+            self._compare_inline(expected, caller, self._recorder)
+
+    def _compare_inline(self, expected: str, caller: FrameType, recorder: Recorder) -> None:
+        __tracebackhide__ = True
         from pytest_torchprof.baseline.inline import Edit, expected_metrics, refusal, render_inline
         from pytest_torchprof.stats import NotMeasured
 
-        recorder = self._recorder
-        if recorder is None:
-            return
         names = expected_metrics(expected)
         values = self._values()
         if values is None:
@@ -276,7 +290,6 @@ class Torchprof:
         actual = render_inline(values, names)
         if actual == expected:
             return
-        caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
         edit = Edit(caller.f_code.co_filename, caller.f_lineno, actual)
         if self._accept:
             recorder.edits.append((edit.file, edit.line, edit.text, expected))
@@ -321,7 +334,10 @@ class Torchprof:
         if recorder.trace is None:
             return None
         if self._metrics is None:
-            self._metrics = recorder.values()
+            from pytest_torchprof.capture import SHELTER
+
+            with SHELTER:
+                self._metrics = recorder.values()
         return self._metrics
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_torchprof.capture import (
     REAL,
+    SHELTER,
     CompileCount,
     Machine,
     World,
@@ -241,7 +242,8 @@ class Recorder:
             if kind == "profile":
                 while self.rounds.wants_more and self.reason is None:
                     yield "round"
-                self.rounds.end()
+                with SHELTER:
+                    self.rounds.end()
             yield kind
             if kind == "profile" and self.compiled_late and self.reason is None:
                 yield kind
@@ -252,7 +254,8 @@ class Recorder:
 
     def _wants_lines(self) -> bool:
         try:
-            return self.wants_lines()
+            with SHELTER:
+                return self.wants_lines()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             self.lines_gap = self.broke(error)
             return False

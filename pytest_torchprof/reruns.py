@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.capture import REAL, Regions, World, muted, watching
+from pytest_torchprof.capture import REAL, SHELTER, Regions, World, muted, watch
 from pytest_torchprof.runs import Run
 from pytest_torchprof.silence import (
     alarm_stopped,
@@ -58,18 +58,32 @@ class Runner:
 
     def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:
         """The outermost wrapper of the call phase: the first run, then all the others."""
-        kinds = recorder.plan.kinds
         self._recorder, self._first_teardown = recorder, None
         self.subtest_failed = False
-        self.run = Run(kinds[0], recorder, first=True)
-        self._stash = dict(_storage(item))
-        globs = globs_of(item)
+        with SHELTER:
+            self.run = Run(recorder.plan.kinds[0], recorder, first=True)
+            self._stash = dict(_storage(item))
+            globs = globs_of(item)
         pid = REAL.getpid()
         try:
             result = yield
         finally:
             self.run = None
             recorder.runs += 1
+        error = None
+        with SHELTER:
+            try:
+                error = self._after_first(item, recorder, globs, pid)
+            except Exception as fault:  # noqa: BLE001 - a fault of ours must not fail the test
+                recorder.refuse(recorder.broke(fault))
+        if error is not None:
+            raise error
+        return result
+
+    def _after_first(
+        self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None, pid: int
+    ) -> BaseException | None:
+        """All further runs, where nothing speaks against them; see `_rerun_all`."""
         if REAL.getpid() != pid:
             recorder.refuse("the test has forked, and this is the child")
         if item.config.getoption("trace", default=False):
@@ -83,7 +97,7 @@ class Runner:
             recorder.refuse("pytest-benchmark repeats it as often as time allows")
         if _uses_setprofile(item, self._session_hook):
             recorder.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
-        rest = kinds[1:]
+        rest = recorder.plan.kinds[1:]
         if recorder.compiled_late:  # in the one run that there was to be
             rest = ["profile", *rest]
         if recorder.rounds.has_long:
@@ -91,24 +105,28 @@ class Runner:
         if recorder.reason is None and rest and not recorder.complete:
             error = self._rerun_all(item, recorder, rest, globs)
             say(item, "".join(recorder.tables))
-            if error is not None:
-                raise error
-        return result
+            return error
+        return None
 
     def measured_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
         """The innermost wrapper of the call phase: what is measured, and nothing else."""
         run = self.run
         if run is None:
             return (yield)
-        with watching(run.saw_profiler):
-            if not run.recorder.own_region:
-                run.begin()
-            try:
-                result = yield
-            except BaseException:
-                run.cancel()
-                raise
+        with SHELTER:
+            undo = watch(run.saw_profiler)
+        if not run.recorder.own_region:
+            run.begin()
+        try:
+            result = yield
+        except BaseException:
+            run.cancel()
+            raise
+        else:
             run.end()
+        finally:
+            with SHELTER:
+                undo.close()
         return result
 
     def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -117,18 +135,22 @@ class Runner:
         if self._first_teardown is not None and recorder is not None and not self.rerunning:
             self.rerunning = True
             try:
-                if item in item.session._setupstate.stack:
-                    with self._apart(item, recorder):
-                        self._teardown_run(item)
-                _restore(item, self._stash)
-                self._first_teardown.show()
+                with SHELTER:
+                    if item in item.session._setupstate.stack:
+                        with self._apart(item, recorder):
+                            self._teardown_run(item)
+                    _restore(item, self._stash)
+                    self._first_teardown.show()
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+                recorder.refuse(recorder.broke(error))
             finally:
                 self.rerunning = False
         try:
             return (yield)
         finally:
             if not self.rerunning and recorder is not None:
-                recorder.forget()
+                with SHELTER:
+                    recorder.forget()
                 self._recorder = None
 
     def teardown(self) -> Generator[None, Any, Any]:
@@ -136,7 +158,8 @@ class Runner:
         if self.rerunning or self._first_teardown is None:
             return (yield)
         first, self._first_teardown = self._first_teardown, None
-        first.say()
+        with SHELTER:
+            first.say()
         result = yield
         if first.error is not None:
             raise first.error
@@ -224,7 +247,9 @@ class Runner:
         # first run in the teardown phase itself, where they are heard.
         hook = _own_hook(item, "pytest_runtest_teardown") if first else None
         try:
-            (hook or item.ihook.pytest_runtest_teardown)(item=item, nextitem=_Sibling(item))
+            teardown = hook or item.ihook.pytest_runtest_teardown
+            with SHELTER.lifted:
+                teardown(item=item, nextitem=_Sibling(item))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
@@ -265,10 +290,12 @@ class Runner:
             recorder.rounds.before_round()
         try:
             with heard(item, printed) if recorder.table_asked else nullcontext():
-                item.ihook.pytest_runtest_setup(item=item)
+                with SHELTER.lifted:
+                    item.ihook.pytest_runtest_setup(item=item)
                 self.run = Run(kind, recorder, first=False)
                 recorder.runs += 1
-                item.ihook.pytest_runtest_call(item=item)
+                with SHELTER.lifted:
+                    item.ihook.pytest_runtest_call(item=item)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here

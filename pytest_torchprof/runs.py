@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture import (
     OWN_PROFILER,
     REAL,
+    SHELTER,
     Capture,
     CompileCount,
     LineTracer,
@@ -43,10 +45,39 @@ class Run:
 
     def begin(self) -> None:
         """Start what this kind of run measures."""
+        begun = False
+        with SHELTER:
+            try:
+                self._begin()
+                begun = True
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+                self.recorder.refuse(self.recorder.broke(error))
+            finally:
+                if not begun:  # or a time limit, an interrupt
+                    self._forget()
+
+    def end(self) -> None:
+        """Stop, and hand what was measured to the recorder."""
+        try:
+            if self._watch is not None:
+                self._watch.stop()
+            with SHELTER:
+                self._end()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            self.recorder.refuse(self.recorder.broke(error))
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop without a result: the block raised, or measures a region of its own."""
+        with SHELTER:
+            self._forget()
+
+    def _begin(self) -> None:
         if self.kind in ("profile", "stacks", "threads", "lines"):
             if self.kind == "lines":
                 self._tracer = LineTracer(self.recorder.own_files)
-            capture = Capture(
+            self._capture = Capture(
                 threads=self.recorder.plan.threads,
                 stacks=self.kind == "stacks",
                 first=self.first,
@@ -54,22 +85,15 @@ class Run:
                 watchdog=self.recorder.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
             )
-            try:
-                capture.start()
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-                capture.abandon()
-                self.recorder.refuse(self.recorder.broke(error))
-                return
-            self._capture = capture
             self._compiled = CompileCount.now()
+            self._capture.start()
         else:
             if self.first:
                 self.recorder.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.recorder.rounds.gated_threads)
             self._watch.__enter__()
 
-    def end(self) -> None:
-        """Stop, and hand what was measured to the recorder."""
+    def _end(self) -> None:
         recorder = self.recorder
         if self._watch is not None:
             self._watch.__exit__()
@@ -83,7 +107,8 @@ class Run:
             if self.first or recorder.complete:
                 recorder.compilation = CompileCount.now().since(recorder.compiled)
         elif self._capture is not None:
-            capture, self._capture = self._capture, None
+            capture = self._capture
+            capture.end_region()
             if self.kind == "profile":
                 recorder.profiled += 1
                 compiled = CompileCount.now().compiled_since(self._compiled)
@@ -93,12 +118,7 @@ class Run:
             facts = recorder.facts()
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY
-            try:
-                trace, file = capture.stop(recorder.folder, facts)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-                capture.abandon()
-                recorder.refuse(recorder.broke(error))
-                return
+            trace, file = capture.stop(recorder.folder, facts)
             self._hand_over(trace, file, capture)
 
     def _hand_over(self, trace: Trace, file: Path, capture: Capture) -> None:
@@ -151,20 +171,24 @@ class Run:
         recorder.trace, recorder.file = trace, file
         REAL.unlink(other_file)
 
-    def cancel(self) -> None:
-        """Stop without a result: the block raised, or measures a region of its own."""
-        if self._watch is not None:
-            self._watch.__exit__()
-            self._watch = None
-        if self._capture is not None:
-            self._capture.abandon()
-            self._capture = None
+    def _forget(self) -> None:
+        """Close what is open, each whatever becomes of the other."""
+        watch, self._watch = self._watch, None
+        capture, self._capture = self._capture, None
+        closing: list[Callable[[], None]] = [watch.__exit__] if watch is not None else []
+        closing += [capture.abandon] if capture is not None else []
+        for close in closing:
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+                self.recorder.refuse(self.recorder.broke(error))
 
     def saw_profiler(self) -> None:
         """The test is about to start a profiler session: ours gives way."""
         self.recorder.refuse(OWN_PROFILER)
         if self._capture is not None:
-            self._capture.step_aside()
+            with SHELTER:
+                self._capture.step_aside()
 
 
 def _operators(trace: Trace) -> int:

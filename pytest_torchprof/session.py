@@ -15,13 +15,13 @@ import pytest
 
 from pytest_torchprof.accepting import ab_command_for, accept, command_for, shown
 from pytest_torchprof.baseline import store
-from pytest_torchprof.capture import Machine, prime, probe_machine, require_torch
+from pytest_torchprof.capture import SHELTER, Machine, prime, probe_machine, require_torch
 from pytest_torchprof.errors import BaselineError, TorchprofError
 from pytest_torchprof.files import why
 from pytest_torchprof.findings import RAISED
 from pytest_torchprof.judging import Judge, Subject, all_unchecked
 from pytest_torchprof.markers import antipatterns_of, budgets_of, is_marked, overrides_of
-from pytest_torchprof.recorder import Plan, Recorder
+from pytest_torchprof.recorder import Plan, Recorder, said
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.json_report import record_of, write_report
 from pytest_torchprof.render.summary import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings
 
 PLAN = pytest.StashKey[Plan]()
-RECORDER = pytest.StashKey[Recorder]()
+RECORDER = pytest.StashKey["Recorder | None"]()
 RECORD = pytest.StashKey[dict[str, Any]]()
 OFFER = pytest.StashKey[dict[str, Any]]()
 
@@ -51,6 +51,24 @@ class Collected:
 
     names: dict[str, list[str]] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
+
+
+class _Careful:
+    """Around our part of a hook: `SHELTER`, and a fault of ours is noted, never raised."""
+
+    def __init__(self, errors: list[str]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        SHELTER.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        SHELTER.__exit__()
+        if not isinstance(error, Exception):
+            return False
+        if (text := said(error)) not in self._errors:
+            self._errors.append(text)
+        return True
 
 
 class TorchprofSession(RunningHooks):
@@ -74,6 +92,7 @@ class TorchprofSession(RunningHooks):
         self.errors: list[str] = []
         self._machine: Machine | None = None
         self._folder: Path | None = None
+        self._careful = _Careful(self.errors)
         self.judge = Judge(settings, config.rootpath, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
@@ -173,6 +192,7 @@ class TorchprofSession(RunningHooks):
         if plans and not self.is_controller and not self.config.option.collectonly:
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
             warm_up()
+            SHELTER.learn()
 
     def _plan(self, item: pytest.Item) -> Plan | None:
         overrides = overrides_of(item)
@@ -207,14 +227,19 @@ class TorchprofSession(RunningHooks):
         """Have a recorder ready before fixtures run."""
         plan = item.stash.get(PLAN, None)
         if plan is not None and not self.runner.rerunning:
-            for key in (RECORD, OFFER):
-                item.stash[key] = {}
-            subject, own_files = self._subject(item), (str(item.path),)
-            recorder = Recorder(plan, self.machine, self.folder, own_files=own_files)
-            recorder.wants_lines = lambda: self.judge.wants_lines(subject, recorder)
-            item.stash[RECORDER] = recorder
-            with suppress(BaselineError):  # it is judged later, with the test's patches in place
-                self.judge.load(subject.baseline)
+            with self._careful:
+                self._prepare(item, plan)
+
+    def _prepare(self, item: pytest.Item, plan: Plan) -> None:
+        for key in (RECORD, OFFER):
+            item.stash[key] = {}
+        item.stash.setdefault(RECORDER, None)
+        subject, own_files = self._subject(item), (str(item.path),)
+        recorder = Recorder(plan, self.machine, self.folder, own_files=own_files)
+        recorder.wants_lines = lambda: self.judge.wants_lines(subject, recorder)
+        item.stash[RECORDER] = recorder
+        with suppress(BaselineError):  # it is judged later
+            self.judge.load(subject.baseline)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -226,10 +251,12 @@ class TorchprofSession(RunningHooks):
             result = yield from self.runner.call(item, recorder)
         except pytest.fail.Exception as failure:
             if recorder.mismatch is not None and str(failure) == recorder.mismatch.message:
-                self._judge(item, recorder)
+                with SHELTER:
+                    self._judge(item, recorder)
                 self._message = str(failure)
             raise
-        message = self._judge(item, recorder)
+        with SHELTER:
+            message = self._judge(item, recorder)
         # Our failure would be the one that a strict xfail expects.
         if message is not None and recorder.reason != STRICT_XFAIL:
             pytest.fail(escape.block(message), pytrace=False)
@@ -239,7 +266,8 @@ class TorchprofSession(RunningHooks):
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Tear down what the last rerun has left, unnoticed."""
         if not self.runner.rerunning:
-            self.judge.forget()
+            with self._careful:
+                self.judge.forget()
         return (yield from super().pytest_runtest_teardown(item))
 
     def pytest_enter_pdb(self) -> None:
@@ -251,9 +279,17 @@ class TorchprofSession(RunningHooks):
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Let the record ride on the report, which crosses to xdist's controller by itself."""
-        if call.excinfo is not None:
-            hide_us(call.excinfo)
+        with self._careful:
+            if call.excinfo is not None:
+                hide_us(call.excinfo)
         report = yield
+        with self._careful:
+            self._attach(item, call, report)
+        return report
+
+    def _attach(
+        self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
+    ) -> None:
         if PLAN in item.stash and (call.when == "call" or not report.passed):
             recorder = item.stash.get(RECORDER, None)
             ours = call.excinfo is not None and str(call.excinfo.value) == self._message
@@ -276,7 +312,6 @@ class TorchprofSession(RunningHooks):
             riding.torchprof_offer = item.stash.get(OFFER, None) or None
             riding.torchprof_faults = recorder.faults if recorder and call.when == "call" else []
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
-        return report
 
     def _judge(self, item: pytest.Item, recorder: Recorder) -> str | None:
         """Compare what was measured and note it; why the test fails, if it does."""
@@ -304,6 +339,10 @@ class TorchprofSession(RunningHooks):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather records; under xdist they come from the workers."""
+        with self._careful:
+            self._gather(report)
+
+    def _gather(self, report: pytest.TestReport) -> None:
         self.runner.reported(report)
         if report.when == "call" or not report.passed:
             self.ran.add(report.nodeid)
@@ -338,6 +377,10 @@ class TorchprofSession(RunningHooks):
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write baselines and report, in one process only."""
+        with SHELTER:
+            self._finish(session)
+
+    def _finish(self, session: pytest.Session) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self.is_worker:
@@ -408,6 +451,10 @@ class TorchprofSession(RunningHooks):
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, what was accepted, what went wrong, and one line of totals."""
+        with SHELTER:
+            self._summarize(terminalreporter)
+
+    def _summarize(self, terminalreporter: pytest.TerminalReporter) -> None:
         verbosity = self.config.get_verbosity()
         records = list(self.records.values())
 

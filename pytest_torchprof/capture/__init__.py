@@ -18,10 +18,11 @@ from pytest_torchprof.capture.profiler import (
     device_gap,
     prime,
     sees_threads,
-    watching,
+    watch,
 )
 from pytest_torchprof.capture.real import REAL, muted
 from pytest_torchprof.capture.reference import Lap, conditions, run_reference
+from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.stopwatch import Round, Stopwatch
 from pytest_torchprof.capture.turns import Meter, Regions, Tidy
@@ -29,6 +30,7 @@ from pytest_torchprof.capture.turns import Meter, Regions, Tidy
 __all__ = [
     "OWN_PROFILER",
     "REAL",
+    "SHELTER",
     "BusyWatch",
     "Capture",
     "CompileCount",
@@ -51,5 +53,5 @@ __all__ = [
     "require_torch",
     "run_reference",
     "sees_threads",
-    "watching",
+    "watch",
 ]

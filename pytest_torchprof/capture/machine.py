@@ -134,6 +134,7 @@ def real_torch() -> SimpleNamespace:
     module = getattr(torch, device) if device is not None else None
     return SimpleNamespace(
         active=getattr(torch.autograd, "_profiler_enabled", lambda: False),
+        disable=torch._C._autograd._disable_profiler,
         profile=lean_profile(),
         activity=torch.profiler.ProfilerActivity,
         supported=torch.profiler.supported_activities,

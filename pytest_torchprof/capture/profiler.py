@@ -8,8 +8,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.machine import accelerator, lend_threads, real_torch, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.reference import run_reference
+from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.turns import Tidy
 from pytest_torchprof.errors import CaptureError
@@ -124,17 +125,9 @@ def sees_threads() -> bool:
     return True
 
 
-@contextmanager
-def watching(on_start: Callable[[], None]) -> Iterator[None]:
-    """Call ``on_start`` just before the block starts a profiler session of its own."""
+def watch(on_start: Callable[[], None]) -> ExitStack:
+    """Until what is returned is closed: call ``on_start`` before each session that is not ours."""
     import torch.autograd.profiler as room
-
-    places = [
-        (where, name, getattr(where, name))
-        for where in (room, sys.modules.get("torch.autograd.profiler_legacy"))
-        for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
-        if hasattr(where, name)
-    ]
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(*args: Any, **kwargs: Any) -> Any:
@@ -144,22 +137,27 @@ def watching(on_start: Callable[[], None]) -> Iterator[None]:
 
         return start
 
-    with ExitStack() as stack:
-        for where, name, original in places:
-            stack.enter_context(_replaced(where, name, wrap(original)))
-        yield
+    undo = ExitStack()
+    for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
+        for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+            if hasattr(where, name):
+                _replace(where, name, wrap, undo)
+    return undo
 
 
-@contextmanager
-def _replaced(where: Any, name: str, new: Any) -> Iterator[None]:
-    """An attribute replaced, and put back unless somebody else has replaced it since."""
-    old = getattr(where, name)
-    setattr(where, name, new)
-    try:
-        yield
-    finally:
-        if getattr(where, name) is new:
-            setattr(where, name, old)
+def _replace(
+    where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: ExitStack
+) -> None:
+    """Wrap a function as the test sees it; ``undo`` takes that back, unless the test has."""
+    old = SHELTER.seen_by_test(where, name)
+    new = wrap(old)
+    SHELTER.show_test(where, name, new)
+
+    def back() -> None:
+        if SHELTER.seen_by_test(where, name) is new:
+            SHELTER.show_test(where, name, old)
+
+    undo.callback(back)
 
 
 class Capture:
@@ -171,8 +169,10 @@ class Capture:
     and the trace holds neither shapes nor memory.
     """
 
-    #: A session of ours is about to start, so `watching` has nothing to report.
+    #: A session of ours is about to start, so `watch` has nothing to report.
     starting: ClassVar[bool] = False
+    #: The one whose session runs: there can be no other of ours.
+    current: ClassVar[Capture | None] = None
 
     def __init__(
         self,
@@ -208,6 +208,8 @@ class Capture:
         Raises:
             CaptureError: another profiler session is active, or a hook that stacks would end.
         """
+        if Capture.current is not None:
+            Capture.current.abandon()  # left over, whatever has kept it from its end
         if profiler_active():
             raise CaptureError("another profiler session is active while the test runs")
         if self._stacks and sys.getprofile() is not None:
@@ -224,9 +226,13 @@ class Capture:
             try:
                 with muted(2, flush=False):  # Kineto, where torch was imported before us
                     self._profiler.start()
+            except BaseException:
+                _disable()
+                raise
             finally:
                 Capture.starting = False
             self._running = True
+            Capture.current = self
             self._undo = undo.pop_all()
         if self._watchdog is not None:
             self._watchdog.start()
@@ -261,9 +267,8 @@ class Capture:
 
         import torch
 
-        originals = {"get_num_threads": t.get_threads, "set_num_threads": t.set_threads}
-        for name, original in originals.items():
-            undo.enter_context(_replaced(torch, name, asked(original)))
+        for name in ("get_num_threads", "set_num_threads"):
+            _replace(torch, name, asked, undo)
 
     def _set_collector(self, undo: ExitStack) -> None:
         """No collection within the block, and nothing from before it to be collected."""
@@ -289,8 +294,8 @@ class Capture:
             return start
 
         for name in ("_start_new_thread", "_start_joinable_thread"):
-            if (original := getattr(threading, name, None)) is not None:
-                undo.enter_context(_replaced(threading, name, noted(original)))
+            if hasattr(threading, name):
+                _replace(threading, name, noted, undo)
 
     # ---------------------------------------------------------------- the end
 
@@ -301,6 +306,8 @@ class Capture:
 
     def end_region(self) -> None:
         """End the measured region; the session goes on, to see what a collection frees."""
+        if REAL.getpid() != self._pid:
+            return
         self._end_lines()
         self.other_threads = self._running and self.others_worked
         if self._in_region and self._running:
@@ -382,7 +389,11 @@ class Capture:
                 _begin_elsewhere()
             with muted(2, flush=False), suppress(RuntimeError):  # older torch: already ended
                 self._profiler.stop()
+        except BaseException:
+            _disable()
+            raise
         finally:
+            Capture.current = None
             self._undo.close()
 
 
@@ -397,6 +408,13 @@ def _thread_clocks() -> dict[int, int]:
             with suppress(OSError, OverflowError):  # it has just ended
                 clocks[thread.ident] = time.clock_gettime_ns(clock_of(thread.ident))
     return clocks
+
+
+def _disable() -> None:
+    """End a session of which torch's own way has failed: it must not outlive the test."""
+    with suppress(RuntimeError):  # it did not get so far as to have one
+        if profiler_active():
+            real_torch().disable()
 
 
 def _empty(profiler: Any) -> None:

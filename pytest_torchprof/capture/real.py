@@ -31,6 +31,8 @@ REAL = SimpleNamespace(
     frame=sys._getframe,
     gettrace=sys.gettrace,
     settrace=sys.settrace,
+    recursion_limit=sys.getrecursionlimit,
+    set_recursion_limit=sys.setrecursionlimit,
 )
 
 

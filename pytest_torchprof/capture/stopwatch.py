@@ -51,6 +51,7 @@ class Stopwatch:
 
     def __enter__(self) -> Self:
         """Start the clocks, with the device idle and the collector off."""
+        self._stopped: tuple[int, int] | None = None
         synchronize()
         self._undo = ExitStack()
         if not self._first:
@@ -62,11 +63,18 @@ class Stopwatch:
         self._wall = REAL.clock()
         return self
 
+    def stop(self) -> None:
+        """Stop the clocks once the device is idle again."""
+        if self._stopped is None:
+            synchronize()
+            now = REAL.clock()
+            self._stopped = now - self._wall, REAL.cpu_clock() - self._cpu
+
     def __exit__(self, *exc: object) -> None:
-        """Stop them once the device is idle again."""
-        synchronize()
-        wall = REAL.clock() - self._wall
-        cpu = REAL.cpu_clock() - self._cpu
+        """Stop them, if nobody has, and put back what was set."""
+        self.stop()
+        assert self._stopped is not None  # noqa: S101 - they were stopped just now
+        wall, cpu = self._stopped
         instructions = _end_instructions(self._counter)
         faults = _page_faults() - self._faults
         self._undo.close()

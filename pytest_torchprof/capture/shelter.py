@@ -1,0 +1,215 @@
+"""The world as it was before the tests: what our code calls while a test's patches are in place.
+
+A test or a fixture may replace anything: `os.getcwd`, `re.sub`, `sys.modules["torch"]`. Our hooks
+run in the midst of that, and so do the libraries below them. While the shelter is entered, all that
+`originals` names is what it was when the session began; on leaving, the patches are back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from pytest_torchprof.capture.originals import NAMES, ROOTS, WATCHED
+from pytest_torchprof.capture.real import REAL
+
+_MISSING: Any = object()
+
+# Bound here, as a test may replace any of them.
+_dict, _id, _isinstance, _zip = dict, id, isinstance, zip
+
+
+class _Place(NamedTuple):
+    """Names of a module, a class or `sys.modules`, and their values when all was well."""
+
+    owner: Any
+    seen: Mapping[str, Any]
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    fetch: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    #: What else is looked at once one of the names differs.
+    also: Mapping[str, Any]
+
+
+class Shelter:
+    """``with SHELTER:`` has the originals in place; ``with SHELTER.lifted:``, within, the patches.
+
+    Both may be nested, in one thread. Entering costs about 20 us while nothing is replaced.
+    """
+
+    def __init__(self) -> None:
+        self.lifted = _Lifted(self)
+        self._places: list[_Place] = []
+        self._inside = False
+        self._before: list[bool] = []
+        #: What has been replaced by (owner, name), with what the test sees there.
+        self._away: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        self._known: set[tuple[int, str]] = set()
+        self._thread = 0
+        self._depth = self._lowered = 0
+        self._finders: list[Any] = []
+        #: The list of finders that the test has emptied.
+        self._emptied: list[Any] | None = None
+
+    def learn(self) -> None:
+        """Take what is there now for the original, of this thread's tests."""
+        self._thread = REAL.current_thread()
+        self._depth = sys.getrecursionlimit()
+        self._finders = list(sys.meta_path)
+        self._places = list(_places())
+        self._known = {(id(p.owner), name) for p in self._places for name in p.names}
+
+    # ---------------------------------------------------------------- in and out
+
+    def __enter__(self) -> None:
+        self.turn(inside=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.turn_back()
+
+    def turn(self, *, inside: bool) -> None:
+        """Go in or out, until `turn_back`."""
+        if REAL.current_thread() != self._thread:
+            return  # a thread of the test's own; the patches are its world
+        self._before.append(self._inside)
+        if inside != self._inside:
+            self._go_in() if inside else self._come_out()
+
+    def turn_back(self) -> None:
+        """As it was before the last turn."""
+        if REAL.current_thread() != self._thread or not self._before:
+            return
+        inside = self._before.pop()
+        if inside != self._inside:
+            self._go_in() if inside else self._come_out()
+
+    def _go_in(self) -> None:
+        self._inside = True
+        if REAL.recursion_limit() < self._depth:
+            self._lowered = REAL.recursion_limit()
+            REAL.set_recursion_limit(self._depth)
+        if not sys.meta_path and self._finders:
+            sys.meta_path[:] = self._finders
+            self._emptied = sys.meta_path
+        for place in self._places:
+            try:
+                if place.fetch(place.seen) == place.values:
+                    continue
+            except Exception:  # noqa: BLE001, S110 - a name is gone, or cannot even be compared
+                pass
+            self._restore(place)
+
+    def _restore(self, place: _Place) -> None:
+        originals = _dict(_zip(place.names, place.values, strict=True))
+        originals.update(place.also)
+        for name, real in originals.items():
+            now = place.seen.get(name, _MISSING)
+            if now is not real:
+                self._away[_id(place.owner), name] = place.owner, name, now
+                _put(place.owner, name, real)
+
+    def _come_out(self) -> None:
+        self._inside = False
+        while self._away:
+            owner, name, patch = self._away.popitem()[1]
+            _put(owner, name, patch)
+        if self._emptied is not None:
+            self._emptied.clear()
+            self._emptied = None
+        if self._lowered:
+            lowered, self._lowered = self._lowered, 0
+            try:
+                REAL.set_recursion_limit(lowered)
+            except RecursionError:  # we are deeper than the test was when it set it
+                self._lowered = 0
+
+    # ---------------------------------------------------------------- patches of our own
+
+    def seen_by_test(self, owner: Any, name: str) -> Any:
+        """An attribute as the test sees it."""
+        if (patched := self._away.get((_id(owner), name))) is not None:
+            return patched[2]
+        return getattr(owner, name)
+
+    def show_test(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute as the test sees it; what we see of it stays the original."""
+        if self._inside and (_id(owner), name) in self._known:
+            self._away[_id(owner), name] = owner, name, value
+        else:
+            setattr(owner, name, value)
+
+
+class _Lifted:
+    """The way out of a shelter, and in again."""
+
+    def __init__(self, shelter: Shelter) -> None:
+        self._shelter = shelter
+
+    def __enter__(self) -> None:
+        self._shelter.turn(inside=False)
+
+    def __exit__(self, *_: object) -> None:
+        self._shelter.turn_back()
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if _isinstance(owner, type):
+        if value is _MISSING:
+            type.__delattr__(owner, name)
+        else:
+            type.__setattr__(owner, name, value)
+        return
+    names = owner if _isinstance(owner, _dict) else owner.__dict__
+    if value is _MISSING:
+        names.pop(name, None)
+    else:
+        names[name] = value
+
+
+def _places() -> Iterator[_Place]:
+    """All that `NAMES` names and is there, and the modules themselves."""
+    for module_name, text in NAMES.items():
+        module = sys.modules.get(module_name)
+        if not isinstance(module, ModuleType):
+            continue
+        by_owner: dict[str, list[str]] = {}
+        for dotted in text.split():
+            owner_name, _, name = dotted.rpartition(".")
+            by_owner.setdefault(owner_name, []).append(name)
+        for owner_name, names in by_owner.items():
+            owner = vars(module).get(owner_name) if owner_name else module
+            if isinstance(owner, ModuleType | type):
+                yield from _place(owner, vars(owner), names)
+    modules = {
+        name: module
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in ROOTS or name in NAMES
+    }
+    yield from _place(sys.modules, sys.modules, [*NAMES, *WATCHED], modules)
+
+
+def _place(
+    owner: Any,
+    seen: Mapping[str, Any],
+    names: list[str],
+    also: Mapping[str, Any] | None = None,
+) -> Iterator[_Place]:
+    if "*" in names:
+        # Of a class, what is bound on access: functions, properties, class methods.
+        called = _bound if isinstance(owner, type) else callable
+        names = [*names, *(name for name, value in seen.items() if called(value))]
+    there = tuple(dict.fromkeys(name for name in names if name in seen))
+    # One more time the first: of a single name, `itemgetter` makes no tuple.
+    if there := there and (*there, there[0]):
+        fetch = itemgetter(*there)
+        yield _Place(owner, seen, there, fetch(seen), fetch, also or {})
+
+
+def _bound(value: Any) -> bool:
+    return hasattr(type(value), "__get__")
+
+
+SHELTER = Shelter()

@@ -21,6 +21,7 @@ from pytest_torchprof.files import why
 from pytest_torchprof.findings import RAISED
 from pytest_torchprof.judging import Judge, Subject, all_unchecked
 from pytest_torchprof.markers import antipatterns_of, budgets_of, is_marked, overrides_of
+from pytest_torchprof.metrics import measure_all
 from pytest_torchprof.recorder import Plan, Recorder, said
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.json_report import record_of, write_report
@@ -191,7 +192,7 @@ class TorchprofSession(RunningHooks):
         plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
         if plans and not self.is_controller and not self.config.option.collectonly:
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
-            warm_up()
+            measure_all(warm_up())
             SHELTER.learn()
 
     def _plan(self, item: pytest.Item) -> Plan | None:

@@ -79,6 +79,9 @@ def check_all(trace: Trace) -> Checked:
     return check(trace, gather().rules.values())
 
 
-def warm_up() -> None:
-    """Pay before the first test what its check would: some milliseconds, once a process."""
-    warm(RULES.values())
+def warm_up() -> Trace:
+    """Pay before the first test what its check would: some milliseconds, once a process.
+
+    Returns the trace that was checked, for others to warm up with.
+    """
+    return warm(RULES.values())

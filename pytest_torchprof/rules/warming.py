@@ -31,12 +31,14 @@ _ARGUMENTS = (
 )
 
 
-def warm(rules: Iterable[Rule]) -> None:
+def warm(rules: Iterable[Rule]) -> Trace:
     """Check a trace that is made up: expressions are compiled, and what numpy loads late is there.
 
     It takes some milliseconds, once a process.
     """
-    check(_trace(), rules).findings()
+    trace = _trace()
+    check(trace, rules).findings()
+    return trace
 
 
 def _trace() -> Trace:

@@ -28,7 +28,7 @@ _LARGEST = 2**63 - 1  # more is junk, and does not fit into an array
 _TRUTH = {"True": True, "False": False}
 
 
-class _UnknownError(ValueError):
+class UnknownCallError(ValueError):
     """The call does not say what its formula needs."""
 
 
@@ -52,7 +52,7 @@ class Call:
         """One integer for each axis; a list of one stands for all."""
         values = [int(item) for item in _items(self.concrete[at])]
         if len(values) not in {1, count}:
-            raise _UnknownError
+            raise UnknownCallError
         return values if len(values) == count else values * count
 
     def mask(self) -> list[bool]:
@@ -106,13 +106,13 @@ class _Asked:
 
 def _shape(dims: Any) -> list[int]:
     if not isinstance(dims, (list, tuple)) or any(type(n) is not int or n < 0 for n in dims):
-        raise _UnknownError
+        raise UnknownCallError
     return list(dims)
 
 
 def _items(text: Any) -> list[str]:
     if text[:1] + text[-1:] != "[]":
-        raise _UnknownError
+        raise UnknownCallError
     return [item.strip() for item in text[1:-1].split(",")] if text != "[]" else []
 
 
@@ -125,7 +125,7 @@ def _product(first: int, rank: int) -> Formula:
     def formula(call: Call) -> int:
         a, b = call.shape(first), call.shape(first + 1)
         if not len(a) == len(b) == rank or a[:-2] != b[:-2] or a[-1] != b[-2]:
-            raise _UnknownError
+            raise UnknownCallError
         return 2 * _packing(call) * prod(a) * b[-1]
 
     return formula
@@ -144,7 +144,7 @@ def _grouped_product(call: Call) -> int:
     """
     a, b = call.shape(0), call.shape(1)
     if not {len(a), len(b)} <= {2, 3} or a[-1] != b[-2]:
-        raise _UnknownError
+        raise UnknownCallError
     return 2 * _packing(call) * prod(a if len(b) == 3 else a[-2:]) * b[-1]
 
 
@@ -152,7 +152,7 @@ def _products(call: Call) -> int:
     """`_foreach_mm`: the products of two lists, pair by pair. FCM has no formula."""
     pairs = list(zip(call.dims[0], call.dims[1], strict=True))
     if not pairs:
-        raise _UnknownError  # the profiler does not write down long lists
+        raise UnknownCallError  # the profiler does not write down long lists
     return sum(_product(0, 2)(Call(pair, call.types, None)) for pair in pairs)
 
 
@@ -160,7 +160,7 @@ def _combination(call: Call) -> int:
     """`_compute_linear_combination`: `[m, ...]` by coefficients `[p, m]`. FCM has no formula."""
     inputs, coefficients = call.shape(0), call.shape(1)
     if len(coefficients) != 2 or coefficients[1] != inputs[0]:
-        raise _UnknownError
+        raise UnknownCallError
     return 2 * coefficients[0] * prod(inputs)
 
 
@@ -173,7 +173,7 @@ def _distances(call: Call) -> int:
     """
     (*batch, rows, width), (*_, others, width_2) = call.shape(0), call.shape(1)
     if width != width_2:
-        raise _UnknownError
+        raise UnknownCallError
     if float(call.concrete[2]) != 2 or call.concrete[3] == "2":
         return 0
     return 2 * prod(batch) * rows * others * (width + 2)
@@ -191,7 +191,7 @@ def _vector_product(first: int, rank: int) -> Formula:
     def formula(call: Call) -> int:
         a, b = call.shape(first), call.shape(first + 1)
         if len(a) != rank or a[-1:] != b:
-            raise _UnknownError
+            raise UnknownCallError
         return 2 * prod(a)
 
     return formula
@@ -203,7 +203,7 @@ def _linear(x: int, weight: int) -> Formula:
     def formula(call: Call) -> int:
         a, b = call.shape(x), call.shape(weight)
         if not a or len(b) != 2 or a[-1] not in b:
-            raise _UnknownError
+            raise UnknownCallError
         return 2 * prod(a) * (b[0] if b[1] == a[-1] else b[1])
 
     return formula
@@ -232,16 +232,16 @@ def _convolution(
         w = call.shape(weight)
         n = len(size)
         if len(w) == n + 2 and channels % w[1]:
-            raise _UnknownError
+            raise UnknownCallError
         if not n or len(w) not in {n + 2, n + 3}:  # oneDNN may store the groups as an axis
-            raise _UnknownError
+            raise UnknownCallError
         strides, paddings = call.integers(stride, n), call.integers(padding, n)
         dilations = call.integers(dilation, n) if dilation is not None else [1] * n
         spans = [d * (k - 1) + 1 for d, k in zip(dilations, w[-n:], strict=True)]
         axes = zip(size, paddings, spans, strides, strict=True)
         out = [(i + 2 * p - span) // s + 1 for i, p, span, s in axes]
         if min(out) < 0 or min(strides) <= 0:
-            raise _UnknownError
+            raise UnknownCallError
         return 2 * batch * prod(out) * prod(w)
 
     return formula
@@ -254,7 +254,7 @@ def _transposed_convolution(x: int = 0, weight: int = 1) -> Formula:
         batch, _, *size = call.shape(x)
         w = call.shape(weight)
         if not size or len(w) not in {len(size) + 2, len(size) + 3}:
-            raise _UnknownError
+            raise UnknownCallError
         return 2 * batch * prod(size) * prod(w)
 
     return formula
@@ -282,7 +282,7 @@ def _convolution_backward(grad: int = 0, x: int = 1, *, transposed: bool | int =
     def formula(call: Call) -> int:
         out, inside, w = call.shape(grad), call.shape(x), call.shape(2)
         if len(out) < 3 or len(inside) != len(out) or len(w) != len(out):
-            raise _UnknownError
+            raise UnknownCallError
         turned = transposed if isinstance(transposed, bool) else _TRUTH[call.concrete[transposed]]
         met = inside if turned else out
         of_input, of_weight, *_ = call.mask()
@@ -302,49 +302,73 @@ def _pointwise(unary: Formula, binary: Formula) -> Formula:
 # ------------------------------------------------------------------------------------ attention
 
 
-def _attention(
-    query: int = 0,
-    *,
-    heads: int = 1,
-    offsets: int | None = None,
-    longest: int = 0,
-    backward: bool = False,
-    unless: tuple[int, ...] = (),
-) -> Formula:
+@dataclass(frozen=True, slots=True)
+class Attention:
     """Two matrix products forward, five backward (the scores again, then four gradients).
 
     FCM's `sdpa_flop_count` and `sdpa_backward_flop_count`: `2 × heads × pairs × width` for each
     product, over all pairs of a query and a key; heads of keys are shared by groups of queries;
-    causal masks and windows do not make it less. `heads` is the axis of the heads; FCM takes it
-    for 1 also in the inner flash and efficient operators, where it is 2. All else are positions:
-    keys and values follow the queries, and what is about keys follows what is about queries.
+    causal masks and windows do not make it less (see `masks`). `heads` is the axis of the heads;
+    FCM takes it for 1 also in the inner flash and efficient operators, where it is 2. All else are
+    positions: keys and values follow the queries, and what is about keys follows what is about
+    queries.
 
     Sequences of varying length come packed along one axis, and their lengths are in a tensor that
     is not in the trace (`offsets`). The number of pairs follows if all queries or all keys are as
     long as the longest. `unless`: further tensors that tell lengths or where the keys are.
     """
 
-    def formula(call: Call) -> int:
-        packed = offsets is not None and call.has_tensor(offsets)
+    query: int = 0
+    heads: int = 1
+    offsets: int | None = None
+    longest: int = 0
+    backward: bool = False
+    unless: tuple[int, ...] = ()
+
+    def __call__(self, call: Call) -> int:
+        """FLOPs of all pairs of a query and a key."""
+        packed = self._is_packed(call)
         (batch, h, tokens, width), (_, h_k, keys, width_k), (_, h_v, values, width_v) = operands = [
-            _heads_first(call.shape(query + i), heads, packed=packed) for i in range(3)
+            _heads_first(call.shape(self.query + i), self.heads, packed=packed) for i in range(3)
         ]
         if not all(map(all, operands)):
             return 0  # an empty tensor
-        if any(operand[0] != batch for operand in operands) or any(map(call.has_tensor, unless)):
-            raise _UnknownError
+        if any(operand[0] != batch for operand in operands):
+            raise UnknownCallError
+        if any(map(call.has_tensor, self.unless)):
+            raise UnknownCallError
         if h % h_k or h_k != h_v or keys != values or width != width_k:
-            raise _UnknownError
+            raise UnknownCallError
         pairs = batch * tokens * keys
-        if packed and offsets is not None:
-            sequences = call.shape(offsets)[0] - 1
-            most, most_keys = (int(call.concrete[longest + i] or 0) for i in range(2))
+        if packed:
+            sequences, most, most_keys = self._sequences(call)
             if keys != sequences * most_keys and tokens != sequences * most:
-                raise _UnknownError
+                raise UnknownCallError
             pairs = tokens * most_keys if keys == sequences * most_keys else keys * most
-        return 2 * h * pairs * (3 * width + 2 * width_v if backward else width + width_v)
+        passes = 3 * width + 2 * width_v if self.backward else width + width_v
+        return 2 * h * pairs * passes
 
-    return formula
+    def lengths(self, call: Call) -> tuple[int, int]:
+        """Queries and keys of each sequence, where all are alike."""
+        packed = self._is_packed(call)
+        (_, _, tokens, _), (_, _, keys, _) = (
+            _heads_first(call.shape(self.query + i), self.heads, packed=packed) for i in range(2)
+        )
+        if not packed:
+            return tokens, keys
+        sequences, most, most_keys = self._sequences(call)
+        if keys != sequences * most_keys or tokens != sequences * most:
+            raise UnknownCallError
+        return most, most_keys
+
+    def _is_packed(self, call: Call) -> bool:
+        return self.offsets is not None and call.has_tensor(self.offsets)
+
+    def _sequences(self, call: Call) -> tuple[int, int, int]:
+        """How many there are, and the most queries and keys of one."""
+        assert self.offsets is not None  # noqa: S101 - it is packed
+        most, most_keys = (int(call.concrete[self.longest + i] or 0) for i in range(2))
+        return call.shape(self.offsets)[0] - 1, most, most_keys
 
 
 def _heads_first(shape: list[int], heads: int, *, packed: bool) -> tuple[int, int, int, int]:
@@ -398,7 +422,7 @@ def _recurrent_onednn(passes: int) -> Formula:
         *tokens, width = call.shape(0)
         w_input, w_hidden = call.shape(1), call.shape(2)
         if len(w_input) != 2 or len(w_hidden) != 2 or w_input[1] != width:
-            raise _UnknownError
+            raise UnknownCallError
         return 2 * passes * prod(tokens) * (prod(w_input) + prod(w_hidden))
 
     return formula
@@ -409,7 +433,7 @@ def _recurrent_onednn(passes: int) -> Formula:
 
 def _packed_product(call: Call) -> int:  # noqa: ARG001 - every formula takes one
     """The weight is an opaque object, whose shape no trace holds: unknown, and not nothing."""
-    raise _UnknownError
+    raise UnknownCallError
 
 
 _PACKED: Final = [
@@ -497,34 +521,34 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "aten::mps_convolution_transpose_backward": _convolution_backward(1, 0, transposed=True),
     # Attention. FCM says 0 for the operators of the CPU (pytorch/pytorch#195460), of MPS, of the
     # overrideable backend and of the flash-attn packages.
-    "aten::_scaled_dot_product_flash_attention": _attention(),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(),
-    "aten::_scaled_dot_product_efficient_attention": _attention(),
-    "aten::_scaled_dot_product_cudnn_attention": _attention(),
-    "aten::_scaled_dot_product_fused_attention_overrideable": _attention(),
-    "aten::_scaled_dot_product_attention_math_for_mps": _attention(),
-    "aten::_flash_attention_forward": _attention(heads=2, offsets=3, longest=5, unless=(13, 15)),
-    "aten::_efficient_attention_forward": _attention(heads=2, offsets=4, longest=6, unless=(12,)),
-    "aten::_cudnn_attention_forward": _attention(offsets=4, longest=6),
-    "torch_attn::_varlen_attn": _attention(offsets=3, longest=5, unless=(11, 12)),
-    "torch_attn::_varlen_attn_out": _attention(1, offsets=4, longest=6, unless=(12, 13)),
-    "flash_attn::_flash_attn_forward": _attention(heads=2),
-    "flash_attn::_flash_attn_varlen_forward": _attention(offsets=3, longest=5, unless=(15, 16, 17)),
-    "flash_attn_3::fwd": _attention(heads=2, offsets=7, longest=12, unless=(3, 10, 11, 14)),
-    "aten::_scaled_dot_product_flash_attention_backward": _attention(1, backward=True),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, backward=True),
-    "aten::_scaled_dot_product_efficient_attention_backward": _attention(1, backward=True),
-    "aten::_scaled_dot_product_cudnn_attention_backward": _attention(1, backward=True),
-    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _attention(1, backward=True),
-    "aten::_flash_attention_backward": _attention(1, heads=2, offsets=6, longest=8, backward=True),
-    "aten::_efficient_attention_backward": _attention(
+    "aten::_scaled_dot_product_flash_attention": Attention(),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": Attention(),
+    "aten::_scaled_dot_product_efficient_attention": Attention(),
+    "aten::_scaled_dot_product_cudnn_attention": Attention(),
+    "aten::_scaled_dot_product_fused_attention_overrideable": Attention(),
+    "aten::_scaled_dot_product_attention_math_for_mps": Attention(),
+    "aten::_flash_attention_forward": Attention(heads=2, offsets=3, longest=5, unless=(13, 15)),
+    "aten::_efficient_attention_forward": Attention(heads=2, offsets=4, longest=6, unless=(12,)),
+    "aten::_cudnn_attention_forward": Attention(offsets=4, longest=6),
+    "torch_attn::_varlen_attn": Attention(offsets=3, longest=5, unless=(11, 12)),
+    "torch_attn::_varlen_attn_out": Attention(1, offsets=4, longest=6, unless=(12, 13)),
+    "flash_attn::_flash_attn_forward": Attention(heads=2),
+    "flash_attn::_flash_attn_varlen_forward": Attention(offsets=3, longest=5, unless=(15, 16, 17)),
+    "flash_attn_3::fwd": Attention(heads=2, offsets=7, longest=12, unless=(3, 10, 11, 14)),
+    "aten::_scaled_dot_product_flash_attention_backward": Attention(1, backward=True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": Attention(1, backward=True),
+    "aten::_scaled_dot_product_efficient_attention_backward": Attention(1, backward=True),
+    "aten::_scaled_dot_product_cudnn_attention_backward": Attention(1, backward=True),
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": Attention(1, backward=True),
+    "aten::_flash_attention_backward": Attention(1, heads=2, offsets=6, longest=8, backward=True),
+    "aten::_efficient_attention_backward": Attention(
         1, heads=2, offsets=6, longest=8, backward=True
     ),
-    "aten::_cudnn_attention_backward": _attention(1, offsets=9, longest=11, backward=True),
-    "torch_attn::_varlen_attn_backward": _attention(1, offsets=6, longest=8, backward=True),
-    "flash_attn::_flash_attn_backward": _attention(1, heads=2, backward=True),
-    "flash_attn::_flash_attn_varlen_backward": _attention(1, offsets=9, longest=11, backward=True),
-    "flash_attn_3::bwd": _attention(
+    "aten::_cudnn_attention_backward": Attention(1, offsets=9, longest=11, backward=True),
+    "torch_attn::_varlen_attn_backward": Attention(1, offsets=6, longest=8, backward=True),
+    "flash_attn::_flash_attn_backward": Attention(1, heads=2, backward=True),
+    "flash_attn::_flash_attn_varlen_backward": Attention(1, offsets=9, longest=11, backward=True),
+    "flash_attn_3::bwd": Attention(
         1, heads=2, offsets=9, longest=13, backward=True, unless=(11, 12)
     ),
     # Recurrent layers

@@ -37,6 +37,7 @@ class Known:
 
     event: Ints
     flops: Ints
+    done: Ints
     bytes: Ints
     compute_pct: npt.NDArray[np.float64]
     bandwidth_pct: npt.NDArray[np.float64]
@@ -46,13 +47,13 @@ def by_index(trace: Trace) -> Known:
     """Of each device event in time order: flops 1000, 1001, …, bytes 0, 1, …, nothing unknown."""
     event = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     number = np.arange(len(event))
-    return Known(event, 1000 + number, number, number / 8, number / 3)
+    return Known(event, 1000 + number, 1000 + number, number, number / 8, number / 3)
 
 
 def nothing(trace: Trace) -> Known:
     known = by_index(trace)
     none, nan = np.full(len(known.event), -1), np.full(len(known.event), math.nan)
-    return Known(known.event, none, none, nan, nan)
+    return Known(known.event, none, none, none, nan, nan)
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -137,7 +138,7 @@ def test_nothing_known_is_nothing_added(tmp_path: Path) -> None:
 def test_what_is_unknown_is_not_there(tmp_path: Path) -> None:
     def some(trace: Trace) -> Known:
         known = by_index(trace)
-        known.flops[:] = -1
+        known.flops[:] = known.done[:] = -1
         known.compute_pct[:] = math.nan
         known.bandwidth_pct[0] = math.inf
         return known
@@ -193,7 +194,8 @@ def test_counters_are_the_sum_over_what_runs(tmp_path: Path) -> None:
     def work(trace: Trace) -> Known:
         event = np.flatnonzero(trace.is_kind(Kind.KERNEL))
         nan = np.full(2, math.nan)
-        return Known(event, np.array([40_000_000, -1]), np.array([4000, 2000]), nan, nan)
+        flops = np.array([40_000_000, -1])
+        return Known(event, flops, flops, np.array([4000, 2000]), nan, nan)
 
     augment(source, target, work)
     samples = [e for e in events(target) if e["ph"] == "C"]

@@ -119,8 +119,8 @@ def kernels() -> str:
                 name = "at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl"
                 lambdas = "(at::TensorIteratorBase&)::{lambda(c10::BFloat16)#1}"
                 builder.launch(f"void {name}{lambdas}, std::array<char*, 2ul> >(int)", 205)
-        query = [[4, 16, 2048, 64]] * 3
-        with builder.op("aten::_scaled_dot_product_flash_attention", query, bf16[:3]):
+        query, not_causal = [[4, 16, 2048, 64]] * 3, ["", "", "", "0.", "False", "False", ""]
+        with builder.op("aten::_scaled_dot_product_flash_attention", query, bf16[:3], not_causal):
             builder.launch("pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", 180)
         with builder.op("aten::add_", [[16], [16]]):
             builder.launch("void at::native::vectorized_elementwise_kernel<4, Add>(int)", 2)

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
+from pytest_torchprof import masks, nesting
 from pytest_torchprof.analysis.traffic import RULES, compulsory_bytes
 from pytest_torchprof.arguments import OpArgs, decode_part
 from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, Trace
 from pytest_torchprof.flops import FORMULAS
+from pytest_torchprof.masks import MASKS
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -86,14 +87,17 @@ class Work:
 
     ``event`` are event indices; ``call`` the innermost operator around the launch, and ``owner``
     the number in `Trace.shown_names` of its name, else of the annotation's, -1 for none; ``flops``
-    and ``bytes`` -1 where unknown; ``dtype`` an index into `DTYPES`, -1 where there are no FLOPs or
-    no types.
+    and ``bytes`` -1 where unknown; ``done`` are the FLOPs that the kernel is rated by, those that a
+    causal mask leaves it to do, -1 where unknown, and ``untold`` whether the trace does not say if
+    there is one; ``dtype`` an index into `DTYPES`, -1 where there are no FLOPs or no types.
     """
 
     event: Ints
     call: Ints
     owner: Ints
     flops: Ints
+    done: Ints
+    untold: Bools
     bytes: Ints
     dtype: Ints
 
@@ -121,6 +125,8 @@ def _attribute(trace: Trace) -> Work:
     name, dur = trace.name[event[rows]].astype(np.int64), trace.dur[event[rows]]
     flops[rows] = _shares(counted[rows], dur, main[rows], trace.op_flops[counted[rows]], name)
 
+    done, untold = _masked(trace, flops, counted)
+
     moved = np.where(trace.kind[event] == Kind.KERNEL, -1, trace.bytes[event])
     rows = np.flatnonzero(working & (call >= 0))
     owners, values = _traffic(trace, call[rows], event[rows])
@@ -130,7 +136,7 @@ def _attribute(trace: Trace) -> Work:
     dtype = none.copy()
     rows = np.flatnonzero(flops >= 0)
     dtype[rows] = _dtypes(trace, typed[rows], event[rows])
-    return Work(event, call, owner, flops, moved, dtype)
+    return Work(event, call, owner, flops, done, untold, moved, dtype)
 
 
 def is_replayed(trace: Trace, launch: Ints) -> Bools:
@@ -193,6 +199,25 @@ def _shares(
     np.add.at(given, at, share)
     share[longest] = value[longest] - given
     return np.where(part, share, -1)
+
+
+def _masked(trace: Trace, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
+    """Of the FLOPs of each kernel, those that its operator's mask leaves; and which do not say."""
+    done, untold = flops.copy(), np.zeros(len(flops), bool)
+    rows = np.flatnonzero((flops >= 0) & trace.names_where(MASKS.__contains__)[counted])
+    calls, at = np.unique(counted[rows], return_inverse=True)
+    parts = np.ones(len(calls))
+    silent = np.zeros(len(calls), bool)
+    for i, (name, a) in enumerate(
+        zip(trace.name[calls].tolist(), trace.operands(calls), strict=True)
+    ):
+        dims, types, concrete = map(decode_part, map(bytes, (a.dims, a.types, a.concrete)))
+        share = masks.share(trace.names[name], dims, types, concrete)
+        parts[i] = -1 if share is None else share
+        silent[i] = not masks.told(trace.names[name], concrete)
+    done[rows] = np.where(parts[at] < 0, -1, np.rint(flops[rows] * parts[at]))
+    untold[rows] = silent[at]
+    return done, untold
 
 
 def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:

@@ -45,11 +45,13 @@ _WITHIN = re.compile(r"DtoD|DeviceToDevice|D2D")
 class KernelWork:
     """Per device event of the selection, in time order: what it had to do and how well it did.
 
-    ``flops`` and ``bytes`` are -1, percentages NaN, where unknown.
+    ``flops`` and ``bytes`` are -1, percentages NaN, where unknown; ``done`` are the FLOPs that the
+    percentage is of, those that a causal mask leaves.
     """
 
     event: Ints
     flops: Ints
+    done: Ints
     bytes: Ints
     compute_pct: Floats
     bandwidth_pct: Floats
@@ -61,7 +63,8 @@ class KernelRow:
 
     ``operator`` is the one that most of the time was launched for, ``kernel`` the one that took
     most of it; None for events that no runtime call accounts for. ``flops`` and ``bytes`` are
-    sums over the calls where they are known.
+    sums over the calls where they are known; of causal attention ``flops`` is of all pairs, and the
+    rate and ``compute_pct`` of those that the mask leaves.
     """
 
     device: int | None
@@ -88,7 +91,7 @@ def kernel_work(trace: Trace, extra: Sequence[Device] = ()) -> KernelWork:
         compute, bandwidth = 100 * at_peak / seconds, 100 * at_bandwidth / seconds
     for pct in (compute, bandwidth):
         pct[seconds <= 0] = np.nan
-    return KernelWork(work.event, work.flops, work.bytes, compute, bandwidth)
+    return KernelWork(work.event, work.flops, work.done, work.bytes, compute, bandwidth)
 
 
 def kernel_rows(
@@ -115,7 +118,7 @@ def kernel_rows(
     whole = np.where(copied, whole.max() + 1 + np.arange(len(event)), whole)
 
     at_peak, at_bandwidth = _least_s(trace, work, extra)
-    flops, flop_ns = table.known(work.flops, work.flops >= 0, whole)
+    done, done_ns = table.known(work.done, work.done >= 0, whole)
     moved, moved_ns = table.known(work.bytes, work.bytes >= 0, whole)
     peak_s, peak_ns = table.known(at_peak, ~np.isnan(at_peak), whole)
     width_s, width_ns = table.known(at_bandwidth, ~np.isnan(at_bandwidth), whole)
@@ -138,7 +141,7 @@ def kernel_rows(
                 total_ms=total_ns / 1e6,
                 mean_us=mean_us,
                 flops=total_flops[g],
-                tflops_per_s=_ratio(flops[g] / 1e3, flop_ns[g]),
+                tflops_per_s=_ratio(done[g] / 1e3, done_ns[g]),
                 bytes=total_bytes[g],
                 gb_per_s=_ratio(moved[g], moved_ns[g]),
                 compute_pct=compute,
@@ -147,6 +150,16 @@ def kernel_rows(
             )
         )
     return rows
+
+
+def masked(trace: Trace) -> tuple[int, int, int]:
+    """Kernels of attention that do less than their FLOPs as a mask hides some; of which it is not
+    known how much it hides; of which it is not known whether it hides any.
+    """
+    work = attribute(trace)
+    unknown = (work.done < 0) & (work.flops >= 0)
+    less = (work.done < work.flops) & ~unknown
+    return int(less.sum()), int(unknown.sum()), int(work.untold.sum())
 
 
 def unlinked(trace: Trace) -> int:
@@ -186,13 +199,13 @@ def _least_s(trace: Trace, work: Work, extra: Sequence[Device]) -> tuple[Floats,
         [[d.peaks.get(key, np.nan) if d else np.nan for key in (*DTYPES, "")] for d in found]
     ).reshape(-1, len(DTYPES) + 1)  # the last is of dtype -1
     widths = np.array([d.bandwidth_bytes_per_s if d else np.nan for d in found], float)
-    flops, moved = work.flops.astype(float), work.bytes.astype(float)
-    flops[work.flops < 0] = moved[work.bytes < 0] = np.nan
+    done, moved = work.done.astype(float), work.bytes.astype(float)
+    done[work.done < 0] = moved[work.bytes < 0] = np.nan
     copies = trace.kind[work.event] == Kind.MEMCPY
     within = trace.names_where(_WITHIN.search)[work.event]
     moved[copies & ~within] = np.nan
     moved[copies & within] *= 2  # its bytes are read, and written
-    least: tuple[Floats, Floats] = (flops / peaks[at, work.dtype], moved / widths[at])
+    least: tuple[Floats, Floats] = (done / peaks[at, work.dtype], moved / widths[at])
     return least
 
 

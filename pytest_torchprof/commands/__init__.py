@@ -33,6 +33,7 @@ from pytest_torchprof.commands.reading import (
     heading_of,
     listed,
     load,
+    masked,
     no_flops,
     only,
     peaks,
@@ -145,7 +146,9 @@ def kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = peaks(options)
     ranks = load(options.traces, options.rank)
-    notes = [line(trace) for line in (unlinked, uncounted, no_flops) for trace in ranks.values()]
+    notes = [
+        line(trace) for line in (unlinked, uncounted, no_flops, masked) for trace in ranks.values()
+    ]
     notes += [peaks_used(trace, chips) for trace in ranks.values()]
     return table(
         options,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
+from pytest_torchprof.analysis import roofline
 from pytest_torchprof.analysis.attribution import replayed
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
@@ -113,6 +114,21 @@ def uncounted(trace: Trace) -> str:
     return (
         f"{count} of {plural(every, 'kernel')} were replayed from a graph: their FLOPs are not in"
     )
+
+
+def masked(trace: Trace) -> str:
+    """A line on causal attention, whose rates are of less than its FLOPs; else empty."""
+    less, unknown, untold = roofline.masked(trace.events)
+    said = [
+        f"{what.format(plural(count, 'kernel'))}"
+        for count, what in (
+            (less, "TFLOP/s and % of {} are of what a causal mask leaves"),
+            (unknown, "how much the mask of {} leaves is not in the trace"),
+            (untold, "{} of attention may be causal, and TFLOP/s and % be too high: no arguments"),
+        )
+        if count
+    ]
+    return "; ".join(said) + "; flops is of all pairs, as in FlopCounterMode" if said else ""
 
 
 def peaks_used(trace: Trace, chips: Sequence[Device]) -> str:

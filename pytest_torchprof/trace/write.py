@@ -43,6 +43,10 @@ class Work(Protocol):
         """Floating-point operations."""
 
     @property
+    def done(self) -> Ints:
+        """Those of them that a causal mask leaves: what rates are of."""
+
+    @property
     def bytes(self) -> Ints:
         """Bytes that had to be read and written."""
 
@@ -68,7 +72,8 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
     """Write the trace in ``source`` with what ``work`` knows of its kernels, copies and memsets.
 
     Each gets ``flops``, ``bytes``, ``achieved TFLOP/s``, ``achieved GB/s``, ``compute_pct`` and
-    ``bandwidth_pct`` as far as known and not there yet; each device gets a counter track of either
+    ``bandwidth_pct`` as far as known and not there yet, causal attention also how many FLOPs its
+    mask leaves, of which its rate is; each device gets a counter track of either
     rate. All else is the text of the source, byte for byte; of a truncated one up to its last whole
     event. The target is compressed where its name ends in ``.gz``.
 
@@ -129,13 +134,17 @@ def _splice(layout: Layout, insertions: Sequence[tuple[int, bytes]], out: _Out) 
 class _Row(NamedTuple):
     event: int
     flops: int
+    done: int
     bytes: int
     compute_pct: float
     bandwidth_pct: float
 
 
 def _known(work: Work) -> list[_Row]:
-    columns = (work.event, work.flops, work.bytes, work.compute_pct, work.bandwidth_pct)
+    columns = (
+        *(work.event, work.flops, work.done, work.bytes),
+        *(work.compute_pct, work.bandwidth_pct),
+    )
     known = (np.asarray(work.flops) >= 0) | (np.asarray(work.bytes) >= 0)
     rows = zip(*(np.asarray(column)[known].tolist() for column in columns), strict=True)
     return [_Row(*row) for row in rows]
@@ -179,8 +188,9 @@ def _text(trace: Trace, row: _Row, placed: dict[int, Placed]) -> bytes:
     ns = int(trace.dur[row.event])
     values: dict[str, float | None] = {
         "flops": _or_none(row.flops),
+        "flops left by the mask": _or_none(row.done) if row.done != row.flops else None,
         "bytes": _or_none(row.bytes),
-        _TFLOPS: _rate(row.flops, ns * 1000),
+        _TFLOPS: _rate(row.done, ns * 1000),
         _GBS: _rate(row.bytes, ns),
         "compute_pct": _short(row.compute_pct),
         "bandwidth_pct": _short(row.bandwidth_pct),
@@ -217,7 +227,7 @@ def _counters(trace: Trace, rows: list[_Row], placed: dict[int, Placed]) -> Iter
         events = np.array([row.event for row in mine])
         in_ns = placed[mine[0].event].ts >= _NANOSECONDS
         for name, amounts in (
-            (_TFLOPS, [row.flops / 1000 for row in mine]),
+            (_TFLOPS, [row.done / 1000 for row in mine]),
             (_GBS, [row.bytes for row in mine]),
         ):
             for ns, value in _levels(trace.ts[events], trace.dur[events], np.array(amounts, float)):

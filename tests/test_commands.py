@@ -323,6 +323,12 @@ def test_kernels_of_a_graph_are_said_to_be_uncounted(say: Say, tmp_path: Path) -
         assert said in json.loads(say(command, trace, "--format", "json")[1])["notes"][0]
 
 
+def test_kernels_that_nothing_launched_say_so_in_their_row(say: Say, trace: Path) -> None:
+    line = next(line for line in say("kernels", trace)[1].splitlines() if line.startswith("ghost"))
+    assert "(unlinked)" in line
+    assert "device events have no runtime call: operator (unlinked)" in say("kernels", trace)[1]
+
+
 def test_names_cannot_move_the_cursor(say: Say, tmp_path: Path) -> None:
     builder = TraceBuilder()
     builder.op("aten::\x1b[31mred\n\u202eback")

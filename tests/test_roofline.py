@@ -223,7 +223,8 @@ def test_a_kernel_under_two_operators_has_the_rate_of_the_known_one() -> None:
     with b.op("mine::product"):
         b.launch(GEMM, device_us=6_000)
     row = one(b)
-    assert (row.calls, row.operator, row.flops) == (2, "mine::product", 2 * 10**9)
+    assert row.operator == "mine::product ×1, aten::mm ×1"  # the one with most of the time first
+    assert (row.calls, row.flops) == (2, 2 * 10**9)
     assert (row.tflops_per_s, row.compute_pct) == (pytest.approx(0.5), pytest.approx(50.0))
 
 
@@ -234,7 +235,8 @@ def test_by_operator_the_rate_is_of_all_its_time() -> None:
         b.launch(GEMM, device_us=3_000)
     assert rows(b)[GEMM].compute_pct == pytest.approx(200 / 3)
     row = one(b, "op")
-    assert (row.kernel, row.calls, row.total_ms) == (GEMM, 2, 4.0)
+    assert row.kernel == f"{GEMM} ×1, convert_layout ×1"
+    assert (row.calls, row.total_ms) == (2, 4.0)
     assert (row.compute_pct, row.gb_per_s) == (pytest.approx(50.0), pytest.approx(3.0))
 
 
@@ -255,6 +257,29 @@ def test_events_without_a_runtime_call_are_counted_and_have_no_operator() -> Non
     assert rows(b)["lost"].operator is None
     assert rows(b, "op")["None"].calls == 1
     assert unlinked(parse(b.to_bytes())) == 1
+
+
+def test_a_row_of_several_names_each_with_its_calls() -> None:
+    """Six calls of a row that names gemm alone would not be gemm's, if three of them are fills."""
+    b = builder()
+    for _ in range(3):
+        with b.op(*MM):
+            b.launch("fill", device_us=1)
+            b.launch(GEMM, device_us=5)
+    with b.op("aten::add"):
+        b.launch("fill", device_us=2)
+    b.launch("fill", device_us=1)
+    b.kernel_without_runtime("fill", 1)
+    b.kernel_without_runtime("fill", 1)
+    by_name, by_op = rows(b), rows(b, "op")
+    assert "aten::mm ×3, aten::add ×1, (unlinked) ×2, (no operator) ×1" == by_name["fill"].operator
+    assert "aten::mm" == by_name[GEMM].operator
+    assert f"{GEMM} ×3, fill ×3" == by_op["aten::mm"].kernel
+    assert {"aten::mm": 6, "aten::add": 1, "(no operator)": 1, "None": 2} == {
+        name: row.calls for name, row in by_op.items()
+    }
+    assert sum(row.calls for row in by_name.values()) == 10
+    assert sum(row.flops or 0 for row in by_name.values()) == 3 * 2 * 10**9
 
 
 def test_unknown_flops_are_not_zero() -> None:

@@ -72,6 +72,15 @@ def test_a_table_fits_the_terminal_by_cutting_names_in_the_middle(width: int) ->
     assert "_end  aten::mm" in lines[-1]
 
 
+def test_of_several_names_those_that_fit_are_shown_and_how_many_are_left() -> None:
+    long = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+    row = {"kernel": f"{long} ×12, fill<4, int> ×3, b ×1", "operator": "aten::mm ×9, c ×7"}
+    shown = table([row], ("kernel", "operator"), width=58).splitlines()[-1]
+    assert "vectorized_e…r_add<float>> ×12, +2 more  aten::mm ×9, c ×7" == shown
+    assert "<float>> ×12, fill<4, int> ×3, b ×1" in table([row], ("kernel", "operator"))
+    assert "`aten::mm ×9, c ×7`" in markdown([row], ("kernel", "operator"))
+
+
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from pytest_torchprof import devices
 from pytest_torchprof.analysis.attribution import DTYPES, attribute
+from pytest_torchprof.analysis.ops import NO_OPERATOR
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ Bound = Literal["compute", "memory", "latency"]
 LATENCY_PCT: Final = 10.0
 #: A kernel as short as its own start and end, if that is all that is known of it.
 SHORT_US: Final = 10.0
+
+#: Among the operators of a row: events that no runtime call accounts for.
+UNLINKED: Final = "(unlinked)"
+_NO_CALL: Final = -2
 
 #: Copies that stay in one device's memory; others go over a bus that has no peak here.
 _WITHIN = re.compile(r"DtoD|DeviceToDevice|D2D")
@@ -61,10 +66,12 @@ class KernelWork:
 class KernelRow:
     """All calls of a kernel, a copy or a memset on one device, or all of one operator's kernels.
 
-    ``operator`` is the one that most of the time was launched for, ``kernel`` the one that took
-    most of it; None for events that no runtime call accounts for. ``flops`` and ``bytes`` are
-    sums over the calls where they are known; of causal attention ``flops`` is of all pairs, and the
-    rate and ``compute_pct`` of those that the mask leaves.
+    ``operator`` is the one that launched all of them; where there are several, or several kernels
+    in a row of an operator, each with its calls, as `named` writes them. `NO_OPERATOR` is what was
+    launched outside of all. ``operator`` is None where no runtime call accounts for any of the
+    events, and `UNLINKED` among others. ``flops`` and ``bytes`` are sums over the calls where they
+    are known; of causal attention ``flops`` is of all pairs, and the rate and ``compute_pct`` of those
+    that the mask leaves.
     """
 
     device: int | None
@@ -110,7 +117,9 @@ def kernel_rows(
     device, name, dur = trace.device[event], trace.name[event].astype(np.int64), trace.dur[event]
     copied = trace.kind[event] != Kind.KERNEL
     # An operator's copies are not of one row with its kernels.
-    what = name if by == "name" else _pairs(np.where(copied, name, -1), work.owner)
+    linked = (trace.launch[event] >= 0) | (work.owner >= 0)
+    owner = np.where(linked, work.owner, _NO_CALL)
+    what = name if by == "name" else _pairs(np.where(copied, name, -1), owner)
     _, place = np.unique(device, return_inverse=True)
     _, group = np.unique(_pairs(place, what), return_inverse=True)
     table = _Table(group, dur)
@@ -126,7 +135,7 @@ def kernel_rows(
 
     rows = []
     shown, _ = trace.shown_names
-    kernels, owners = table.longest(name), table.longest(work.owner)
+    kernels, owners = table.parts(name), table.parts(owner)
     for g in table.by_time().tolist():
         total_ns, calls = int(table.ns[g]), int(table.calls[g])
         compute = _ratio(peak_s[g] * 1e11, peak_ns[g])
@@ -135,8 +144,8 @@ def kernel_rows(
         rows.append(
             KernelRow(
                 device=number if (number := int(device[table.first[g]])) >= 0 else None,
-                kernel=trace.names[int(kernels[g])],
-                operator=shown[owner] if (owner := int(owners[g])) >= 0 else None,
+                kernel=named([(trace.names[i], n) for i, n in kernels[g]]),
+                operator=_operators(owners[g], shown),
                 calls=calls,
                 total_ms=total_ns / 1e6,
                 mean_us=mean_us,
@@ -160,6 +169,24 @@ def masked(trace: Trace) -> tuple[int, int, int]:
     unknown = (work.done < 0) & (work.flops >= 0)
     less = (work.done < work.flops) & ~unknown
     return int(less.sum()), int(unknown.sum()), int(work.untold.sum())
+
+
+def named(parts: Sequence[tuple[str, int]]) -> str:
+    """Names with their counts, or the only one as it is.
+
+    >>> named([("gemm", 3), ("fill", 2)]), named([("gemm", 3)])
+    ('gemm ×3, fill ×2', 'gemm')
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    return ", ".join(f"{name} ×{count}" for name, count in parts)
+
+
+def _operators(parts: Sequence[tuple[int, int]], shown: Sequence[str]) -> str | None:
+    if [number for number, _ in parts] == [_NO_CALL]:
+        return None
+    other = {-1: NO_OPERATOR, _NO_CALL: UNLINKED}
+    return named([(other.get(i) or shown[i], count) for i, count in parts])
 
 
 def unlinked(trace: Trace) -> int:
@@ -272,12 +299,14 @@ class _Table:
         totals = self._sum(np.where(known, values, 0)).tolist()
         return [total if any_ else None for total, any_ in zip(totals, some.tolist(), strict=True)]
 
-    def longest(self, label: Ints) -> Ints:
-        """Of each group the label that has most of its time."""
+    def parts(self, label: Ints) -> list[list[tuple[int, int]]]:
+        """Of each group its labels with their calls, the one with most of its time first."""
         _, first, at = np.unique(_pairs(self.group, label), return_index=True, return_inverse=True)
-        order = np.lexsort((np.bincount(at, self.dur), self.group[first]))
-        last = np.searchsorted(self.group[first[order]], np.arange(self.count), side="right") - 1
-        return label[first[order[last]]]
+        calls, ns = np.bincount(at), np.bincount(at, self.dur)
+        found: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]
+        for i in np.lexsort((first, -ns)).tolist():
+            found[int(self.group[first[i]])].append((int(label[first[i]]), int(calls[i])))
+        return found
 
 
 def _calls(call: Ints, group: Ints) -> Ints:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof import api
 from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
 from pytest_torchprof.analysis.replacements import replacements
+from pytest_torchprof.analysis.roofline import UNLINKED
 from pytest_torchprof.api import Trace
 from pytest_torchprof.commands.comparing import ab
 from pytest_torchprof.commands.linting import lint, rules
@@ -154,6 +155,7 @@ def kernels(options: Namespace) -> int:
         options,
         ranks,
         lambda trace: trace.kernels(options.by, chips),
+        unknown={"operator": UNLINKED},
         order="total_ms",
         notes=notes,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.api import Rows, Trace
@@ -53,8 +54,12 @@ def table(
     *,
     order: str,
     notes: Sequence[str] = (),
+    unknown: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """One table over all ranks, ordered, with its total."""
+    """One table over all ranks, ordered, with its total.
+
+    ``unknown`` says of a field what people read where it has no value.
+    """
     each = {rank: make(trace) for rank, trace in ranks.items()}
     every: Rows[Any] = Rows(
         [row for rows in each.values() for row in rows],
@@ -75,6 +80,9 @@ def table(
         for row in (*rows, total):
             row["share"] = (row[order] or 0) / whole if whole else None
         fields.insert(fields.index(order) + 1, "share")
+    if options.format in ("table", "markdown"):
+        for row in rows:
+            row.update({field: text for field, text in unknown.items() if row[field] is None})
     said = [note for note in dict.fromkeys(notes) if note]
     show(options, ranks, rows, fields, total, said)
     return OK

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof import api
 from pytest_torchprof.analysis import roofline
 from pytest_torchprof.analysis.attribution import replayed
+from pytest_torchprof.analysis.roofline import UNLINKED
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.devices import find, read_peaks
@@ -85,7 +86,7 @@ def unlinked(trace: Trace) -> str:
     if not count:
         return ""
     every = int(trace.events.is_kind(*DEVICE_KINDS).sum())
-    return f"{count} of {plural(every, 'device event')} have no runtime call: operator –"
+    return f"{count} of {plural(every, 'device event')} have no runtime call: operator {UNLINKED}"
 
 
 def only(ranks: Ranks) -> Trace:

@@ -120,7 +120,7 @@ def cell(field: str, value: Any) -> str:
     if isinstance(value, _Marked):
         return value
     if field == "kernel":
-        return escape.line(readable(value))
+        return escape.line(_each(readable, value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
@@ -221,8 +221,48 @@ def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list
     ]
 
 
+#: Several names with their counts, as rows of kernels have them: ``gemm ×3, fill ×2``.
+_COUNTED = re.compile(r"(.+?) ×(\d+)(?:, |$)")
+
+
+def _counted(text: str) -> list[tuple[str, str]]:
+    """The names and counts of a cell that has several; of any other, nothing.
+
+    >>> _counted("f<4, int> ×3, fill ×2"), _counted("f<4, int>")
+    ([('f<4, int>', '3'), ('fill', '2')], [])
+    """
+    found = _COUNTED.findall(text)
+    whole = ", ".join(f"{name} ×{count}" for name, count in found)
+    return found if len(found) > 1 and whole == text else []
+
+
+def _each(change: Callable[[str], str], text: str) -> str:
+    """Text in which each of its names is changed; names that become one are counted together."""
+    if not (found := _counted(text)):
+        return change(text)
+    total: dict[str, int] = {}
+    for name, count in found:
+        total[change(name)] = total.get(change(name), 0) + int(count)
+    return ", ".join(f"{name} ×{count}" for name, count in total.items())
+
+
 def _cut(field: str, text: str, width: int) -> str:
-    """Names differ at both ends; of what encloses a call, the innermost tells most."""
+    """Names differ at both ends; of what encloses a call, the innermost tells most.
+
+    Of several names, those that fit are shown, and how many are left.
+
+    >>> _cut("operator", "aten::mm ×3, aten::fill_ ×2, aten::add ×1", 20)
+    'aten::mm ×3, +2 more'
+    """
+    if len(text) > width and (found := _counted(text)):
+        for shown in range(len(found) - 1, 0, -1):
+            parts = [f"{name} ×{count}" for name, count in found[:shown]]
+            short = f"{', '.join(parts)}, +{len(found) - shown} more"
+            if len(short) <= width:
+                return short
+        rest = f" ×{found[0][1]}, +{len(found) - 1} more"
+        if len(rest) < width:
+            return f"{shorten(found[0][0], width - len(rest))}{rest}"
     if field in {"stack", "module"} and len(text) > width:
         return f"…{text[len(text) - width + 1 :]}"
     return shorten(text, width)

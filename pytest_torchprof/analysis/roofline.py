@@ -70,8 +70,8 @@ class KernelRow:
     in a row of an operator, each with its calls, as `named` writes them. `NO_OPERATOR` is what was
     launched outside of all. ``operator`` is None where no runtime call accounts for any of the
     events, and `UNLINKED` among others. ``flops`` and ``bytes`` are sums over the calls where they
-    are known; of causal attention ``flops`` is of all pairs, and the rate and ``compute_pct`` of those
-    that the mask leaves.
+    are known; of causal attention ``flops`` is of all pairs, and the rate and ``compute_pct`` of
+    those that the mask leaves.
     """
 
     device: int | None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
+from pytest_torchprof.analysis.elsewhere import WORKERS, uses_workers
 from pytest_torchprof.baseline import store
 from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, grown, status_of
 from pytest_torchprof.errors import BaselineError
@@ -125,7 +126,7 @@ class Judge:
         record = record_of(
             subject.nodeid,
             status=status,
-            reason=swapped,
+            reason=swapped or (WORKERS if uses_workers(compared.trace) else None),
             verdicts=verdicts,
             profile=profile,
             trace=self.keep_trace(subject.nodeid, recorder, failed=bool(causes)),

@@ -76,13 +76,25 @@ def measure(metric: Metric, trace: Trace) -> Value:
 
         if reason := trace.once(partial_gap):
             return _at_least(metric, trace, reason)
-    return metric.extract(trace)
+    return bounded(metric, metric.extract(trace), trace)
 
 
 def _at_least(metric: Metric, trace: Trace, reason: str) -> NotMeasured:
     found = metric.extract(trace) if metric.klass == "exact" else 0
     some = found if isinstance(found, int) and found else None
     return _unknown(reason, some, at_least=some is not None)
+
+
+def bounded(metric: Metric, value: Value, trace: Trace) -> Value:
+    """The value; a lower bound where other processes, or finalizers, worked for the test too."""
+    if not (metric.of_region and trace.facts):
+        return value
+    from pytest_torchprof.analysis.elsewhere import elsewhere
+
+    if (gap := trace.once(elsewhere)) is None:
+        return value
+    at_hand = value if isinstance(value, int) else getattr(value, "at_hand", None)
+    return _unknown(gap, at_hand, at_least=True)
 
 
 def measure_all(trace: Trace, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
@@ -242,14 +254,12 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
     return extract
 
 
-#: torch's own annotation of a DataLoader with workers.
-_WORKERS = re.compile(r"^enumerate\(DataLoader\)#_MultiProcessing")
-
-
 def _host_peak(trace: Trace) -> Value:
     """The peak, except where it depends on how far a DataLoader's workers are ahead."""
     peak = _memory("peak_bytes", on_device=False)(trace)
-    if trace.region is not None and any(map(_WORKERS.match, trace.names)):
+    from pytest_torchprof.analysis.elsewhere import uses_workers
+
+    if uses_workers(trace):
         return _unknown("a DataLoader's workers hand over when they are ready, so the peak wanders")
     return peak
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.findings import found_in, within
-from pytest_torchprof.metrics import METRICS, measure
+from pytest_torchprof.metrics import METRICS, bounded, measure
 from pytest_torchprof.stats import NotMeasured, Profile, Value
 from pytest_torchprof.timing import normalised_of, samples_of
 
@@ -52,7 +52,8 @@ def profile_of(recorder: Recorder) -> Profile:
         if not budget.scoped:
             continue
         if budget.rules:
-            scoped[budget.label] = within(budget, found, unchecked, recorder.plan)
+            count = within(budget, found, unchecked, recorder.plan)
+            scoped[budget.label] = bounded(METRICS["findings"], count, trace)
             continue
         if source is None:
             scoped[budget.label] = NotMeasured(

@@ -21,7 +21,7 @@ from pytest_torchprof.capture import (
 )
 from pytest_torchprof.errors import StorageError, TorchprofError
 from pytest_torchprof.files import replacing
-from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.metrics import METRICS, bounded, measure_all
 from pytest_torchprof.rounds import Rounds
 from pytest_torchprof.rules import RULES, Checked, Rule, check
 from pytest_torchprof.stats import NotMeasured
@@ -204,7 +204,8 @@ class Recorder:
         why = self.checked.unsettled
         # Of a rule that could not be checked there may be more, so no limit is kept for sure.
         value = found if why is None else NotMeasured(why, found or None)
-        return measure_all(self.checked.trace, {"findings": value})
+        trace = self.checked.trace
+        return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
 
     @contextmanager
     def locating(self) -> Iterator[None]:

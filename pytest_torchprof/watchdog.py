@@ -42,6 +42,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, args=(limit,), daemon=True)
         self._thread.start()
 
+    @property
+    def native_ids(self) -> list[int]:
+        """Those of its threads."""
+        return [self._thread.native_id] if self._thread and self._thread.native_id else []
+
     def stop(self) -> None:
         """Stop watching; nothing is called after this returns."""
         self._done.set()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import itertools
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.machine import accelerator, lend_threads, real_torch, synchronize
+from pytest_torchprof.capture.processes import Children, watch_forks
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
+from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.turns import Tidy
 from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
@@ -44,6 +46,7 @@ def prime(*, whole: bool = False) -> None:
     if whole:
         import torch._dynamo
     foreign()  # looks at the file system as it is now
+    watch_forks()
     if profiler_active():
         return  # somebody profiles the session; each test will say so
     with muted(2):
@@ -200,7 +203,9 @@ class Capture:
         #: Python threads were started in the block; others were there before.
         self.started_threads = False
         self.other_threads = False
-        self._clocks: dict[int, int] = {}
+        self._threads_at_work = Threads()
+        self._children = Children()
+        self._elsewhere: str | None = None
 
     def start(self) -> None:
         """Begin the measured region.
@@ -219,6 +224,7 @@ class Capture:
             self._set_threads(undo)
             self._set_collector(undo)
             self._watch_threads(undo)
+            self._children.watch(_replace, undo)
             self._profiler = _profiler(
                 stacks=self._stacks, everywhere=self._everywhere, details=self._tracer is None
             )
@@ -238,6 +244,8 @@ class Capture:
             self._watchdog.start()
             self._undo.callback(self._watchdog.stop)
             self.started_threads = False  # that one was ours
+        self._children.begin()
+        self._threads_at_work.begin(self._watchdog.native_ids if self._watchdog else ())
         self._region = real_torch().region(REGION)
         self._region.__enter__()
         self._in_region = True
@@ -284,7 +292,6 @@ class Capture:
 
     def _watch_threads(self, undo: ExitStack) -> None:
         """Note threads that start; `threading.Thread` itself stays as the test knows it."""
-        self._clocks = _thread_clocks()
 
         def noted(original: Callable[..., Any]) -> Callable[..., Any]:
             def start(*args: Any, **kwargs: Any) -> Any:
@@ -293,25 +300,26 @@ class Capture:
 
             return start
 
-        for name in ("_start_new_thread", "_start_joinable_thread"):
-            if hasattr(threading, name):
-                _replace(threading, name, noted, undo)
+        for room, name in (
+            (threading, "_start_new_thread"),
+            (threading, "_start_joinable_thread"),
+            (_thread, "start_new_thread"),
+        ):
+            if hasattr(room, name):
+                _replace(room, name, noted, undo)
 
     # ---------------------------------------------------------------- the end
-
-    @property
-    def others_worked(self) -> bool:
-        """Whether threads that were there before have used the CPU since; idle ones do not."""
-        return any(now > self._clocks.get(i, now) for i, now in _thread_clocks().items())
 
     def end_region(self) -> None:
         """End the measured region; the session goes on, to see what a collection frees."""
         if REAL.getpid() != self._pid:
             return
         self._end_lines()
-        self.other_threads = self._running and self.others_worked
         if self._in_region and self._running:
             self._region.__exit__(None, None, None)
+            started, self.other_threads = self._threads_at_work.end()
+            self.started_threads |= started
+            self._elsewhere = self._children.end()
         self._in_region = False
 
     def _end_lines(self) -> None:
@@ -331,7 +339,8 @@ class Capture:
     def stop(self, folder: Path, facts: Mapping[str, Any]) -> tuple[Trace, Path]:
         """The trace of the region, and the file in ``folder`` that holds it.
 
-        ``facts`` go into the trace's metadata, so that the file says all that was known.
+        ``facts`` go into the trace's metadata, so that the file says all that was known; with the
+        work of other processes, if there was any.
 
         Raises:
             CaptureError: the session was taken over or ended by somebody else, or is empty.
@@ -345,6 +354,8 @@ class Capture:
             self._halt()
             _empty(self._profiler)
             raise CaptureError(self.aside)
+        if self._elsewhere is not None:
+            facts = {**facts, "elsewhere": self._elsewhere}
         REAL.collect()
         synchronize()
         if not self._everywhere and not profiler_active():
@@ -395,19 +406,6 @@ class Capture:
         finally:
             Capture.current = None
             self._undo.close()
-
-
-def _thread_clocks() -> dict[int, int]:
-    """CPU time in ns of each other Python thread, by its id; empty where the system has none."""
-    clock_of = getattr(time, "pthread_getcpuclockid", None)
-    if clock_of is None:
-        return {}
-    clocks = {}
-    for thread in threading.enumerate():
-        if thread.ident is not None and thread.ident != REAL.current_thread():
-            with suppress(OSError, OverflowError):  # it has just ended
-                clocks[thread.ident] = time.clock_gettime_ns(clock_of(thread.ident))
-    return clocks
 
 
 def _disable() -> None:

@@ -11,6 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 #: What runs while a test's patches are in place, bound before them: a test that replaces `open`,
 #: the clock or `gc.collect` must neither break us nor count our calls. In a namespace, because
 #: tools that replace the file system or the clock look through the globals of all modules.
@@ -33,6 +38,13 @@ REAL = SimpleNamespace(
     settrace=sys.settrace,
     recursion_limit=sys.getrecursionlimit,
     set_recursion_limit=sys.setrecursionlimit,
+    thread_clock=time.thread_time_ns,
+    any_clock=getattr(time, "clock_gettime_ns", None),
+    native_id=threading.get_native_id,
+    threads=threading.enumerate,
+    listdir=os.listdir,
+    waitid=getattr(os, "waitid", None),
+    rusage=getattr(resource, "getrusage", None),
 )
 
 

@@ -1,0 +1,47 @@
+"""What worked for a test and is not in its trace: other processes, and late finalizers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.events import REGION, Kind
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+
+FINALIZED = (
+    "finalizers (__del__) of garbage that a collection found after the measured run called "
+    "operators, and when that happens is chance"
+)
+WORKERS = "what a DataLoader's workers run is not counted: they are processes of their own"
+
+#: torch's own annotation of a DataLoader with workers.
+_WORKERS = re.compile(r"^enumerate\(DataLoader\)#_MultiProcessing")
+
+
+def elsewhere(trace: Trace) -> str | None:
+    """Why numbers of a live capture are lower bounds; None where it holds all that ran."""
+    if trace.region is None:
+        return None
+    if (noted := trace.facts.get("elsewhere")) is not None:
+        return str(noted)
+    return FINALIZED if _finalized(trace) else None
+
+
+def _finalized(trace: Trace) -> bool:
+    """Whether the test's thread has called operators after the region: we collect garbage there."""
+    if trace.region is None:
+        return False
+    late = trace.is_kind(Kind.OP) & (trace.ts >= trace.region[1])
+    if not late.any():
+        return False
+    mine = trace.thread[trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)]
+    return bool(np.isin(trace.thread[late], mine).any())
+
+
+def uses_workers(trace: Trace) -> bool:
+    """Whether a DataLoader with workers was iterated over."""
+    return trace.region is not None and any(map(_WORKERS.match, trace.names))

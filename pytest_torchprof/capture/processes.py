@@ -1,0 +1,211 @@
+"""Work that child processes do for a test, and of which our profiler sees nothing.
+
+What a child may have run is judged by what can be known of it. A fork of this process has torch in
+it. A program that was started must import torch first, which takes a while, and one that is there
+still tells what it has loaded. A DataLoader's workers are no surprise: see `analysis.elsewhere`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from types import CodeType, FrameType
+from typing import Any
+
+from pytest_torchprof.capture.real import REAL
+
+FORKED = "a process that the test has forked worked too, and what it ran is not seen"
+STARTED = "another process worked for the test, and may have run torch, which is not seen: {}"
+
+#: To import torch takes at least so much CPU time: 1.4 s on our machine, 0.5 s on the quickest.
+_IMPORT_S = 0.25
+#: CPU time that a process has used which has worked; one that waits uses none.
+_WORKED_NS = 100_000
+#: Programs that run no torch, whatever time they take, by the last part of their names.
+_HARMLESS = re.compile(
+    r"(^|-)(git|hg|uname|gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld|lld|as|ar|nm|objdump|readelf|make|"
+    r"cmake|ninja|nvcc|hipcc|ptxas|cuobjdump|nvdisasm|nvidia-smi|rocm-smi|tar|gzip|unzip|curl|wget)"
+    r"(-?[\d.]+)?$"
+)
+#: Processes of torch's own that run no operators of a test, as their command lines name them.
+_TORCHS_OWN = (b"torch._inductor.compile_worker", b"_inductor/compile_worker")
+_DATALOADER = "torch.utils.data._utils.worker"
+
+#: The hook stays for good, as Python has no way to take it back: it counts while there is somebody.
+_WATCHING: list[Children] = []
+
+
+def watch_forks() -> None:
+    """Have forks noticed from here on; once a process."""
+    if not _FORKS_WATCHED and hasattr(os, "register_at_fork"):
+        _FORKS_WATCHED.append(True)
+        os.register_at_fork(after_in_parent=_forked, after_in_child=_WATCHING.clear)
+
+
+_FORKS_WATCHED: list[bool] = []
+#: Of functions that start a program.
+_STARTS: set[CodeType] = set()
+
+
+def _forked() -> None:
+    for children in _WATCHING:
+        if not _known(REAL.frame(1)):
+            children.forks += 1
+
+
+def _known(frame: FrameType | None) -> bool:
+    """Whether this starts a program, which is noted as such, or a DataLoader's worker."""
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_code in _STARTS:
+            return True
+        process = frame.f_locals.get("process_obj")
+        if process is not None:
+            target = getattr(process, "_target", None)
+            return getattr(target, "__module__", None) == _DATALOADER
+        frame = frame.f_back
+    return False
+
+
+class Children:
+    """What other processes do between `begin` and `end`."""
+
+    def __init__(self) -> None:
+        #: Forks, and programs that were started, other than a DataLoader's workers.
+        self.forks = 0
+        self._programs: list[str] = []
+        self._ended_ns = 0
+        self._alive: dict[int, int] = {}
+
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
+        """Note forks and programs that are started until ``undo``; ``replace`` wraps a function."""
+        _WATCHING.append(self)
+        undo.callback(self._unwatch)
+        for room in ("_posixsubprocess", "subprocess"):
+            for name in ("fork_exec", "_fork_exec"):
+                if hasattr(module := sys.modules.get(room), name):
+                    replace(module, name, self._noting, undo)
+
+    def _unwatch(self) -> None:
+        with suppress(ValueError):  # in a forked child it is gone
+            _WATCHING.remove(self)
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def fork_exec(args: Any, *rest: Any) -> Any:
+            with suppress(Exception):  # what cannot be started is for the original to say
+                if not _known(REAL.frame(1)):
+                    self._programs.append(os.path.basename(os.fsdecode(args[0])))  # noqa: PTH119
+            return original(args, *rest)
+
+        _STARTS.add(fork_exec.__code__)
+        return fork_exec
+
+    def begin(self) -> None:
+        """From here on."""
+        self._ended_ns = _ended_ns()
+        self._alive = _alive()
+
+    def end(self) -> str | None:
+        """Why what this process did is not all; None where it is, or as good as sure to be."""
+        ended, alive = _ended_ns() - self._ended_ns, _alive()
+        # What had run before, and was waited for meanwhile, has worked before.
+        ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)
+        worked = [pid for pid, ns in alive.items() if ns - self._alive.get(pid, 0) > _WORKED_NS]
+        if self.forks and (ended > 0 or worked):
+            return FORKED
+        for pid in worked:
+            if (name := _torch_in(pid)) is not None:
+                return STARTED.format(name)
+        unknown = [name for name in self._programs if not _HARMLESS.search(name)]
+        if unknown and ended > _IMPORT_S * 1e9:
+            return STARTED.format(", ".join(dict.fromkeys(unknown)))
+        return None
+
+
+def _ended_ns() -> int:
+    """CPU time of all children that have ended and were waited for, and of theirs."""
+    if REAL.rusage is None:
+        return 0
+    used = REAL.rusage(_CHILDREN)
+    return int((used.ru_utime + used.ru_stime) * 1e9)
+
+
+def _alive() -> dict[int, int]:
+    """CPU time in ns of each living descendant, with that of its own ended children."""
+    if REAL.waitid is None or REAL.any_clock is None:
+        return {}
+    try:
+        REAL.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:  # ChildProcessError: there are none, which is the rule
+        return {}
+    me, found = REAL.getpid(), dict[int, int]()
+    parents = None if _lists_children(me) else _parents()
+    generation = {me}
+    while generation:
+        if parents is None:
+            born = {child for pid in generation for child in _children_of(pid)}
+        else:
+            born = {pid for pid, parent in parents.items() if parent in generation}
+        generation = born - set(found)
+        for pid in generation:
+            found[pid] = 0
+            with suppress(OSError, ValueError, IndexError):  # it has just ended
+                ended = sum(int(ticks) for ticks in _stat(pid)[13:15]) * 1_000_000_000 // _TICKS
+                found[pid] = REAL.any_clock((~pid << 3) | 2) + ended  # its CPU clock
+    return found
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of a process after its name: state, parent, …"""
+    with REAL.open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()  # type: ignore[no-any-return]
+
+
+def _lists_children(pid: int) -> bool:
+    """Whether the system says which children a process has."""
+    try:
+        with REAL.open(f"/proc/{pid}/task/{pid}/children", "rb"):
+            return True
+    except OSError:
+        return False
+
+
+def _children_of(pid: int) -> Iterator[int]:
+    with suppress(OSError):
+        for task in REAL.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), REAL.open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                yield from map(int, file.read().split())
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each process there is: slow, and only for systems that do not say it."""
+    parents: dict[int, int] = {}
+    with suppress(OSError):
+        for entry in filter(str.isdigit, REAL.listdir("/proc")):
+            with suppress(OSError, ValueError, IndexError):  # it has just ended
+                parents[int(entry)] = int(_stat(int(entry))[1])
+    return parents
+
+
+_CHILDREN = -1  # resource.RUSAGE_CHILDREN, on every system
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def _torch_in(pid: int) -> str | None:
+    """The name of a process that has torch loaded, or of which that is not known."""
+    try:
+        with REAL.open(f"/proc/{pid}/comm", "rb") as file:
+            name = file.read().decode("utf-8", "replace").strip()
+        with REAL.open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read()
+        with REAL.open(f"/proc/{pid}/maps", "rb") as file:
+            loaded = b"libtorch" in file.read()
+    except OSError:  # it has just ended, or is somebody else's
+        return None
+    if name == "pt_data_worker" or any(own in command for own in _TORCHS_OWN):
+        return None
+    return name if loaded else None

@@ -1,0 +1,69 @@
+"""Work of other threads of this process, Python's or not, of which our profiler sees nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+
+from pytest_torchprof.capture.real import REAL
+
+#: A team of OpenMP spins for a while after its work, which is not the test's.
+_SPIN_NS = 20_000_000
+#: CPU time of a thread that has done something, and as much as is nothing: clocks are read in turn.
+_STARTED_NS, _NOTHING_NS = 50_000, 5_000
+
+
+class Threads:
+    """CPU time of this process's threads other than the one that measures, Python's or not."""
+
+    def __init__(self) -> None:
+        self._me = self._mine = self._total = 0
+        self._tasks: dict[int, int] = {}
+        self._ours: set[int] = set()
+
+    def begin(self, ours: Collection[int] = ()) -> None:
+        """From here on; ``ours`` are native ids of threads that belong to us."""
+        self._ours, self._me = set(ours), REAL.native_id()
+        self._tasks = _task_clocks()
+        self._total, self._mine = REAL.cpu_clock(), REAL.thread_clock()
+
+    def end(self) -> tuple[bool, bool]:
+        """Whether threads that were started meanwhile have worked, and ones from before."""
+        if REAL.native_id() != self._me:  # the test ends in another thread than it began in
+            return False, True
+        mine, total = REAL.thread_clock() - self._mine, REAL.cpu_clock() - self._total
+        if total - mine < _NOTHING_NS or not (now := _task_clocks()):
+            return False, False
+        now.pop(self._me, None)
+        grown = {task: ns - self._tasks.get(task, 0) for task, ns in now.items()}
+        ended = total - mine - sum(grown.values())
+        python = {thread.native_id for thread in REAL.threads()}
+        started = ended > _STARTED_NS
+        others = False
+        for task, ns in grown.items():
+            if task in self._ours or _is_torchs(task):
+                continue
+            if task not in self._tasks:
+                started |= ns > _STARTED_NS
+            else:
+                others |= ns > (0 if task in python else _SPIN_NS)
+        return started, others
+
+
+def _task_clocks() -> dict[int, int]:
+    """CPU time in ns of each thread of the process, by native id; empty where nobody says."""
+    clocks: dict[int, int] = {}
+    with suppress(OSError):
+        for entry in REAL.listdir("/proc/self/task"):
+            with suppress(OSError):  # it has just ended
+                clocks[int(entry)] = REAL.any_clock((~int(entry) << 3) | 6)
+    return clocks
+
+
+def _is_torchs(task: int) -> bool:
+    """Whether torch's autograd runs there, whose work is profiled with that of its caller."""
+    try:
+        with REAL.open(f"/proc/self/task/{task}/comm", "rb") as file:
+            return bool(file.read().startswith((b"pt_autograd", b"cuda")))
+    except OSError:
+        return True  # it has just ended

@@ -1,0 +1,172 @@
+"""Work of other processes, threads and finalizers is counted or not measured, and never 0."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from helpers import run
+
+from pytest_torchprof.analysis.elsewhere import FINALIZED, WORKERS
+from pytest_torchprof.capture.processes import FORKED, STARTED
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
+
+HEAD = """
+    import ctypes, multiprocessing, os, subprocess, sys, _thread, threading, gc
+    import pytest, torch
+
+    torch.set_num_threads(1)  # a fork must not wait for a team of threads that it has not
+    X = torch.ones(64, 64)
+    FLOPS = 2 * 64**3
+
+    def work():
+        for _ in range(20): X @ X
+"""
+WORKING = f"""{HEAD}
+    @pytest.fixture(scope="module")
+    def pool():
+        with multiprocessing.get_context("fork").Pool(1) as pool: yield pool
+
+    @pytest.mark.max_flops(1)
+    def test_fork():
+        if (pid := os.fork()) == 0:
+            work()
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def test_multiprocessing():
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+
+    def test_pool_from_before(pool): pool.apply(work)
+
+    @pytest.mark.torchprof(warmup=0, rounds=0)
+    def test_python():
+        code = "import time, torch; torch.ones(2, 2) @ torch.ones(2, 2)"
+        subprocess.run([sys.executable, "-c", code])
+
+    def test_finalizer():
+        class Cycle:
+            def __init__(self): self.me = self
+            def __del__(self): work()
+        Cycle()
+"""
+HARMLESS = f"""{HEAD}
+    def test_git():
+        X @ X
+        subprocess.run(["git", "--version"])
+
+    def test_python_without_torch():
+        X @ X
+        subprocess.run([sys.executable, "-c", "print(1)"], preexec_fn=os.getpid)
+
+    def test_system():
+        X @ X
+        os.system("true")
+
+    def test_cycle_without_operators():
+        X @ X
+        cycle = [X + X]
+        cycle.append(cycle)
+
+    def test_idle_child(sleeper):
+        X @ X
+
+    @pytest.fixture
+    def sleeper():
+        child = subprocess.Popen(["sleep", "60"])
+        yield
+        child.kill()
+        child.wait()
+"""
+THREADS = f"""{HEAD}
+    def test_low_level():
+        done = threading.Event()
+        def run():
+            work()
+            done.set()
+        _thread.start_new_thread(run, ())
+        done.wait()
+
+    def test_not_of_python():
+        def run(_):
+            work()
+            return 0
+        libc, handle = ctypes.CDLL(None), ctypes.c_void_p()
+        begin = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(run)
+        assert libc.pthread_create(ctypes.byref(handle), None, begin, None) == 0
+        assert libc.pthread_join(handle, None) == 0
+
+    START = _thread.start_new_thread
+
+    def test_low_level_by_another_name():
+        done = threading.Event()
+        def run():
+            work()
+            done.set()
+        START(run, ())
+        done.wait()
+"""
+
+
+@linux
+def test_work_of_other_processes_and_of_finalizers_is_not_measured(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=WORKING)
+    ran = run(pytester, "--torchprof")
+    reasons = {name: test["metrics"]["flops"].get("reason") for name, test in ran.tests.items()}
+    python = reasons.pop("test_python")
+    assert python.startswith(STARTED.format("python")), python
+    pooled = reasons.pop("test_pool_from_before")
+    assert pooled.startswith(STARTED.format("")), pooled
+    assert {"test_fork": FORKED, "test_multiprocessing": FORKED, "test_finalizer": FINALIZED} == (
+        reasons
+    )
+    for name in ("ops", "peak_cpu_bytes", "self_cpu_ms", "findings"):
+        row = ran.metric(name, "test_fork")
+        assert (None, "not_measured", FORKED) == (row["value"], row["status"], row["reason"])
+    assert ran.metric("wall_ms", "test_fork")["value"] > 0
+    assert "budget max_flops not checked: " + FORKED in ran.out
+
+
+@linux
+def test_processes_that_run_no_torch_change_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=HARMLESS)
+    ran = run(pytester, "--torchprof")
+    values = {test["metrics"]["flops"]["value"] for test in ran.tests.values()}
+    assert ({2 * 64**3}, 5) == (values, len(ran.tests)), ran.out
+    assert {None} == {test["reason"] for test in ran.tests.values()}
+
+
+@linux
+def test_threads_that_python_does_not_list_are_counted(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=THREADS)
+    ran = run(pytester, "--torchprof")
+    values = {name: test["metrics"]["flops"]["value"] for name, test in ran.tests.items()}
+    names = ("test_low_level", "test_not_of_python", "test_low_level_by_another_name")
+    assert dict.fromkeys(names, 40 * 64**3) == values, ran.out
+
+
+def test_workers_of_a_dataloader_are_said_and_the_rest_is_counted(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        from torch.utils.data import DataLoader
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, i): return torch.ones(8, 8) @ torch.ones(8, 8)
+
+        def test_it():
+            for x in DataLoader(Rows(), 2, num_workers=1): x[0] @ x[1]
+        """
+    )
+    ran = run(pytester, "--torchprof", "-p", "no:warnings")
+    record = ran.tests["test_it"]
+    assert (2 * 2 * 8**3, WORKERS) == (record["metrics"]["flops"]["value"], record["reason"])
+    assert WORKERS in ran.out

@@ -48,7 +48,7 @@ def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> str
     accepted = {} if baseline is None else baseline.metrics
     if profile.metrics.get("ops") == 0 and not profile.kernels:
         return None if accepted.get("ops") == 0 else NOTHING
-    if "device" in metric.needs and not _on_device(profile):
+    if metric.of_device and not _on_device(profile):
         return None if accepted.get("kernels") == 0 else NOTHING_ON_DEVICE
     return None
 
@@ -57,5 +57,5 @@ def _on_device(profile: Profile) -> bool:
     """Whether anything at all shows on the device, or whether there is no telling."""
     if profile.kernels or profile.metrics.get("kernels") != 0:
         return True
-    values = (profile.metrics.get(name) for name, m in METRICS.items() if "device" in m.needs)
+    values = (profile.metrics.get(name) for name, m in METRICS.items() if m.of_device)
     return any(value for value in values if not isinstance(value, NotMeasured))

@@ -60,6 +60,11 @@ class Metric(NamedTuple):
         """Whether it is of the profiled run's events, not of the rounds or of the first run."""
         return "rounds" not in self.needs and not self.depends_on_order
 
+    @property
+    def of_device(self) -> bool:
+        """Whether it is of an accelerator, or of waiting for it."""
+        return not self.needs.isdisjoint({"device", "device_memory", "calls"})
+
 
 def measure(metric: Metric, trace: Trace) -> Value:
     """The value of the metric on this trace, or why there is none.

@@ -133,7 +133,7 @@ def test_tests_without_limits_are_as_they_were(pytester: pytest.Pytester) -> Non
 ON_HOST = {name: 0 for name, metric in METRICS.items() if metric.of_region} | {"ops": 7}
 
 
-@pytest.mark.parametrize("name", [n for n, m in METRICS.items() if "device" in m.needs])
+@pytest.mark.parametrize("name", [n for n, m in METRICS.items() if m.of_device])
 def test_a_limit_on_a_device_on_which_nothing_ran_is_not_checked(name: str) -> None:
     profile, budget = Profile(ON_HOST), [Budget(name, 5)]
     checked = {v.metric: v for v in compare(profile, None, budget, Policy())}[name]

@@ -15,14 +15,17 @@ from collections.abc import Sequence
 
 from pytest_torchprof.devices.amd import AMD
 from pytest_torchprof.devices.device import DTYPES, Device
+from pytest_torchprof.devices.geforce import GEFORCE
+from pytest_torchprof.devices.intel import INTEL
 from pytest_torchprof.devices.match import find_among
 from pytest_torchprof.devices.nvidia import NVIDIA
 from pytest_torchprof.devices.peaks import read_peaks
+from pytest_torchprof.devices.workstation import WORKSTATION
 
 __all__ = ["DEVICES", "DTYPES", "Device", "find", "read_peaks"]
 
 #: Every accelerator that is known without a user's file.
-DEVICES: tuple[Device, ...] = (*NVIDIA, *AMD)
+DEVICES: tuple[Device, ...] = (*NVIDIA, *WORKSTATION, *GEFORCE, *AMD, *INTEL)
 
 
 def find(properties: object, extra: Sequence[Device] = ()) -> Device | None:

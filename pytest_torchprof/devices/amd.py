@@ -23,6 +23,23 @@ _MI325X = f"AMD Instinct MI325X datasheet, {_ACCELERATORS}/mi300/mi325x.html"
 _MI350X = f"AMD Instinct MI350X datasheet, {_ACCELERATORS}/mi350/mi350x.html"
 _MI355X = f"AMD Instinct MI355X datasheet, {_ACCELERATORS}/mi350/mi355x.html"
 
+_RX_7900_XTX = (
+    "AMD Radeon RX 7900 XTX specifications, "
+    "https://www.amd.com/en/products/graphics/desktops/radeon/7000-series/amd-radeon-rx-7900xtx.html"
+)
+_W7900 = (
+    "AMD Radeon PRO W7900 specifications, "
+    "https://www.amd.com/en/products/graphics/workstations/radeon-pro/w7900.html"
+)
+_RX_9070_XT = (
+    "AMD Radeon RX 9070 XT specifications, "
+    "https://www.amd.com/en/products/graphics/desktops/radeon/9000-series/amd-radeon-rx-9070xt.html"
+)
+_R9700 = (
+    "AMD Radeon AI PRO R9700 specifications, "
+    "https://www.amd.com/en/products/graphics/workstations/radeon-ai-pro/ai-9000-series/amd-radeon-ai-pro-r9700.html"
+)
+
 _CDNA3_304 = {"fp64": 163.4, "fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4,
               "fp8": 2614.9, "int8": 2614.9}  # fmt: skip
 
@@ -52,5 +69,16 @@ AMD: tuple[Device, ...] = (
     make_row("MI355X", gfx="gfx950", sms=256, gb=288, gb_per_s=8000, source=_MI355X,
              peaks={"fp64": 78.6, "fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2,
                     "int8": 5033.2}),
+
+    # RDNA: fp32 is that of two operations issued at once, the others of the matrix instructions.
+    # Drivers report pairs of compute units or single ones, so there is no number of them.
+    make_row("Radeon PRO W7900", gfx="gfx1100", gb=48, gb_per_s=864, source=_W7900,
+             peaks={"fp32": 61.3, "bf16": 122.6, "fp16": 122.6, "int8": 122.6}),
+    make_row("Radeon RX 7900 XTX", gfx="gfx1100", gb=24, gb_per_s=960, source=_RX_7900_XTX,
+             peaks={"fp32": 61.4, "bf16": 122.8, "fp16": 122.8, "int8": 122.8}),
+    make_row("Radeon RX 9070 XT", gfx="gfx1201", gb=16, gb_per_s=640, source=_RX_9070_XT,
+             peaks={"fp32": 48.7, "bf16": 195.0, "fp16": 195.0, "fp8": 389.0, "int8": 389.0}),
+    make_row("Radeon AI PRO R9700", gfx="gfx1201", gb=32, gb_per_s=640, source=_R9700,
+             peaks={"fp32": 47.8, "bf16": 191.0, "fp16": 191.0, "fp8": 383.0, "int8": 383.0}),
 )
 # fmt: on

@@ -86,8 +86,13 @@ def measure(metric: Metric, trace: Trace) -> Value:
 
 def _at_least(metric: Metric, trace: Trace, reason: str) -> NotMeasured:
     found = metric.extract(trace) if metric.klass == "exact" else 0
-    some = found if isinstance(found, int) and found else None
-    return _unknown(reason, some, at_least=some is not None)
+    if not isinstance(found, int) or not found:
+        return _unknown(reason)
+    from pytest_torchprof.units import format_quantity
+
+    return _unknown(
+        f"at least {format_quantity(found, metric.unit)}: {reason}", found, at_least=True
+    )
 
 
 def bounded(metric: Metric, value: Value, trace: Trace) -> Value:

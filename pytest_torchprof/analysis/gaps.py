@@ -13,6 +13,7 @@ from pytest_torchprof.events import DEVICE_KINDS, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
 
 NO_DEVICE = "no accelerator in this capture"
 NO_WAITS_ON_XPU = "torch's profiler records no waits of the host on XPU, only what it submits"
@@ -121,12 +122,18 @@ def waits_gap(trace: Trace) -> str | None:
     return NO_CALLS if trace.is_kind(*DEVICE_KINDS).any() else None
 
 
+def _kernels(trace: Trace) -> Ints:
+    return np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
+
+
 def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> str | None:
     """Why the operators of some kernels, of those whose names concern, are not known.
 
     A graph launched them, or the trace has no operators at all.
     """
-    kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
+    kernels = trace.once(_kernels)
+    if not len(kernels):
+        return None
     kernels = kernels[trace.names_where(concern)[kernels]]
     launch = trace.launch[kernels]
     graph = (launch >= 0) & trace.names_where(_GRAPH_LAUNCH.search)[launch]

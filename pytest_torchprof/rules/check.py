@@ -96,7 +96,7 @@ def check(
                 if occurs:
                     unchecked[rule.code] = why
                 continue
-            if rule.blind is not None and (why := rule.blind(trace)) is not None:
+            if rule.blind is not None and (why := trace.once(rule.blind)) is not None:
                 partly[rule.code] = why
             if not occurs:
                 continue

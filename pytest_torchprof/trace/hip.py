@@ -16,7 +16,7 @@ from pytest_torchprof.arguments import CopyArgs, decode
 from pytest_torchprof.events import Kind, Trace
 
 _WITHIN: Final = re.compile(r"DtoD|DeviceToDevice")
-_CALL: Final = re.compile(r"hipMemcpy")
+_CALL: Final = "hipMemcpy"
 #: Names as ROCm writes them where it knows, by ``hipMemcpyKind``.
 #: Source: HIP's hip/driver_types.h: 1 is hipMemcpyHostToDevice, 2 is hipMemcpyDeviceToHost.
 _NAMES: Final[Mapping[str, str]] = {
@@ -29,12 +29,12 @@ _NAMES: Final[Mapping[str, str]] = {
 
 def with_directions(trace: Trace) -> Trace:
     """The trace with such copies named by their direction; any other as it is."""
-    if not (any(map(_CALL.match, trace.names)) and any(map(_WITHIN.search, trace.names))):
+    if not any(name.startswith(_CALL) for name in trace.names):
         return trace
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.names_where(_WITHIN.search))
     copies = copies[trace.launch[copies] >= 0]
     calls = trace.launch[copies]
-    made = trace.names_where(_CALL.match)[calls]
+    made = trace.names_where(lambda name: name.startswith(_CALL))[calls]
     copies, calls = copies[made], calls[made]
     names = {name: number for number, name in enumerate(trace.names)}
     column = trace.name.copy()

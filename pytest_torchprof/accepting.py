@@ -88,7 +88,7 @@ def accept(
             errors.append(str(error))
         else:
             done += _lines(written, root)
-    edits = [inline.Edit(*edit) for offer in offers for edit in offer["edits"]]
+    edits = [inline.read_edit(edit) for offer in offers for edit in offer["edits"]]
     rewritten, problems = inline.apply(edits)
     done += [_rewritten(edit, root) for edit in sorted(rewritten, key=_place)]
     problems.sort(key=lambda problem: _place(problem.edit))

@@ -16,6 +16,7 @@ from pytest_torchprof.errors import SettingsError, near
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pytest_torchprof.baseline.sources import Sources
     from pytest_torchprof.capture import Regions
     from pytest_torchprof.recorder import Recorder
     from pytest_torchprof.reruns import Runner
@@ -96,13 +97,14 @@ class Torchprof:
         runner: Runner | None = None,
         recorder: Recorder | None = None,
         *,
-        accept: bool = False,
+        sources: Sources | None = None,
         accept_command: str = "",
         mute: bool = False,
     ) -> None:
         self._runner = runner
         self._recorder = recorder
-        self._accept = accept
+        #: Test files as they were compiled, while accepting.
+        self._sources = sources
         self._accept_command = accept_command
         self._mute = mute
         self._entered = False
@@ -275,7 +277,12 @@ class Torchprof:
 
     def _compare_inline(self, expected: str, caller: FrameType, recorder: Recorder) -> None:
         __tracebackhide__ = True
-        from pytest_torchprof.baseline.inline import Edit, expected_metrics, refusal, render_inline
+        from pytest_torchprof.baseline.inline import (
+            expected_metrics,
+            located,
+            refusal,
+            render_inline,
+        )
         from pytest_torchprof.stats import NotMeasured
 
         names = expected_metrics(expected)
@@ -290,15 +297,14 @@ class Torchprof:
         actual = render_inline(values, names)
         if actual == expected:
             return
-        edit = Edit(caller.f_code.co_filename, caller.f_lineno, actual)
-        if self._accept:
-            recorder.edits.append((edit.file, edit.line, edit.text, expected))
+        if self._sources is not None:
+            recorder.edits.append(located(caller, actual, expected, self._sources))
             return
         from pytest_torchprof.recorder import Mismatch
         from pytest_torchprof.render import escape
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
 
-        message = inline_mismatch(expected, actual, self._accept_command, refusal(edit))
+        message = inline_mismatch(expected, actual, self._accept_command, refusal(caller, expected))
         changes = inline_changes(expected, actual).items()
         recorder.mismatch = Mismatch(message, {name: before for name, (before, _) in changes})
         pytest.fail(escape.block(message), pytrace=False)
@@ -349,7 +355,7 @@ def handle_for(session: TorchprofSession, item: pytest.Item) -> Torchprof:
     return Torchprof(
         session.runner,
         recorder,
-        accept=session.settings.accept,
+        sources=session.sources,
         accept_command=command_for(item.config, item.nodeid),
         mute=item.config.getoption("capture", "fd") != "fd",
     )

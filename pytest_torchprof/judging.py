@@ -293,7 +293,7 @@ def _offer(
         "kernels": dict(profile.kernels),
         "times": times,
         "times_changed": gated,
-        "edits": [list(edit) for edit in recorder.edits],
+        "edits": [edit.sent() for edit in recorder.edits],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 ACCEPT = "--accept"
 STRICT_HELP = "also fail on: no baseline, an unaccepted improvement, a budget that was not checked"
+#: When the session was started, before it imported anything of the user's: `time.time_ns`.
+STARTED_NS = pytest.StashKey[int]()
 #: Whoever types one of these wants something that there is only with profiling on.
 _ASKING = ("--torchprof-strict", "--torchprof-json", "--torchprof-traces")
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
@@ -233,6 +236,7 @@ def build_settings(config: pytest.Config) -> Settings:
     for path in ("json", "traces"):
         values[path] = here / values[path] if values[path] else None
     return Settings(
+        started_ns=config.stash.get(STARTED_NS, time.time_ns()),
         enabled=enabled(config),
         accept=bool(accept),
         strict=bool(config.getini("torchprof_strict") if strict is None else strict),

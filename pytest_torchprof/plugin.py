@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, None, None]:
     """Quieten Kineto before a conftest imports torch; ``--accept`` last, as others may own it."""
+    early_config.stash[options.STARTED_NS] = time.time_ns()
     given = early_config.known_args_namespace
     if options.enabled(early_config, given) or options.ACCEPT in args:
         from pytest_torchprof.capture import quiet_kineto

@@ -27,6 +27,7 @@ from pytest_torchprof.rules import RULES, Checked, Rule, check
 from pytest_torchprof.stats import NotMeasured
 
 if TYPE_CHECKING:
+    from pytest_torchprof.baseline.inline import Edit
     from pytest_torchprof.events import Trace
     from pytest_torchprof.rules.located import Located
     from pytest_torchprof.stats import Budget, Value
@@ -131,8 +132,8 @@ class Recorder:
     table_asked: bool = False
     tables: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
-    #: Inline expectations to be rewritten: file, line, new text, old text.
-    edits: list[tuple[str, int, str, str]] = field(default_factory=list)
+    #: Inline expectations to be rewritten, see `baseline.inline.Edit`.
+    edits: list[Edit] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
     one_thread: tuple[Trace, Path] | None = None
     #: Whether there is something of which to say where it happened; asked once, after the others.

@@ -15,6 +15,7 @@ import pytest
 
 from pytest_torchprof.accepting import ab_command_for, accept, command_for, shown
 from pytest_torchprof.baseline import store
+from pytest_torchprof.baseline.sources import Sources
 from pytest_torchprof.capture import SHELTER, Machine, prime, probe_machine, require_torch
 from pytest_torchprof.errors import BaselineError, TorchprofError
 from pytest_torchprof.files import why
@@ -94,6 +95,8 @@ class TorchprofSession(RunningHooks):
         self._machine: Machine | None = None
         self._folder: Path | None = None
         self._careful = _Careful(self.errors)
+        #: While accepting: what inline expectations are rewritten in.
+        self.sources = Sources(settings.started_ns) if settings.accept else None
         self.judge = Judge(settings, config.rootpath, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
@@ -163,6 +166,9 @@ class TorchprofSession(RunningHooks):
                 continue
             if plan is not None:
                 item.stash[PLAN] = plan
+            if self.sources is not None and "torchprof" in getattr(item, "fixturenames", ()):
+                with suppress(BaselineError):  # it is said of the literal that needs it
+                    self.sources.of(str(item.path))
         if problems:
             shown = problems[:10] + ([f"… and {len(problems) - 10} more"] if problems[10:] else [])
             raise pytest.UsageError("torchprof: " + "\n".join(map(escape.line, shown)))

@@ -18,7 +18,8 @@ class Settings:
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
     ``json`` and ``traces`` are absolute. ``thresholds``: rule → name → value, where not default.
-    ``min_time`` is in seconds. ``given`` are the names of options that have not their default.
+    ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`). ``given`` are
+    the names of options that have not their default.
     """
 
     enabled: bool
@@ -40,6 +41,7 @@ class Settings:
     threads: int | None
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
+    started_ns: int = 0
 
     @property
     def gate_time_s(self) -> float:

@@ -566,7 +566,7 @@ def test_many(torchprof, n):
     ran = run(pytester, "--accept")
     monkeypatch.undo()
     assert pytest.ExitCode.TESTS_FAILED == ran.ret
-    places = ["test_a_bad.py:7", "test_d_good.py:7"]
+    places = ["test_a_bad.py:7", "test_d_good.py:7", "test_e_latin.py:9"]
     assert [f"{place} rewritten" for place in places] == [
         line for line in ran.out.splitlines() if line.endswith(" rewritten")
     ]
@@ -579,7 +579,6 @@ def test_many(torchprof, n):
         "test_a_bad.py:18 was measured with different values.",
         "test_b_locked.py:7 cannot be rewritten: Permission denied (nothing was changed); make",
         "test_c_gone.py:7 cannot be rewritten: the file cannot be read: No such file",
-        "test_e_latin.py:9 cannot be rewritten: the file is not UTF-8",
     ]
     assert len(expected) == len(errors)
     for words, line in zip(expected, errors, strict=True):
@@ -608,6 +607,86 @@ def test_a_statement_keeps_its_line_ends_in_a_file_of_both_and_so_do_its_neighbo
     assert data.startswith(f"\ufeff{before}\n")
     assert data.endswith(f'\r\n""")\r{after}')
     assert 4 == data.count("\r\n")
+
+
+SITES = '''\
+from contextlib import nullcontext
+import pytest
+
+def test_dict(torchprof):
+    with torchprof: pass
+    assert {
+        """""": """""",
+        "b": torchprof.assert_expected_inline(LITERAL),
+    } == {"""""": """""", "b": None}
+
+def test_with(torchprof):
+    with torchprof: pass
+    with nullcontext(""""""), nullcontext(torchprof.assert_expected_inline(LITERAL)):
+        """"""
+
+def test_docstring(torchprof):
+    """"""; torchprof.__enter__(); torchprof.__exit__(None, None, None); """"""
+    """"""; torchprof.assert_expected_inline(LITERAL); """"""
+
+@pytest.mark.parametrize("text", [""""""])
+def test_else(torchprof, text):
+    with torchprof: pass
+    if text: torchprof.assert_expected_inline("""""")
+    else: torchprof.assert_expected_inline(LITERAL)
+'''
+
+
+def test_of_several_strings_the_one_that_was_compared_is_rewritten(
+    pytester: pytest.Pytester,
+) -> None:
+    write(pytester, SITES.replace("LITERAL", '""""""'))
+    accept(pytester)
+    after = '"""\\\nflops   0 FLOP\nops     0\n"""'
+    assert SITES.replace("LITERAL", after) == source(pytester)
+    assert {"passed": 4} == run(pytester, "--torchprof").outcomes
+
+
+def test_a_test_file_that_is_saved_while_it_runs_is_left_where_it_changed(
+    pytester: pytest.Pytester,
+) -> None:
+    tests = """
+def test_a(torchprof):
+    with torchprof: pass
+    torchprof.assert_expected_inline(\'\'\'\'\'\')
+
+def test_b(torchprof):
+    with torchprof: pass
+    torchprof.assert_expected_inline(\'\'\'\'\'\')
+"""
+    for file in ("test_shifted.py", "test_renamed.py"):
+        write(pytester, tests, file)
+    pytester.makeconftest(
+        """
+        from pathlib import Path
+        def pytest_runtest_logfinish(nodeid):
+            for file, old, new in (
+                ("test_shifted.py", "def test_a", "def test_new(): pass\\n\\ndef test_a"),
+                ("test_renamed.py", "def test_a", "def test_b2"),
+            ):
+                path = Path(file)
+                text = path.read_text("utf-8")
+                if new not in text: path.write_text(text.replace(old, new), "utf-8")
+        """
+    )
+    ran = run(pytester, "--accept")
+    assert pytest.ExitCode.TESTS_FAILED == ran.ret
+    assert 2 == source(pytester, "test_shifted.py").count("ops     0")
+    renamed = source(pytester, "test_renamed.py")
+    assert ("ops" not in renamed.partition("def test_b(")[0], 1) == (
+        True,
+        renamed.count("ops     0"),
+    )
+    (line,) = (line for line in ran.out.splitlines() if line.startswith("ERROR: "))
+    assert (
+        "ERROR: test_renamed.py:4 cannot be rewritten: the file was changed while the tests ran; "
+        "accept again"
+    ) == line
 
 
 # -------------------------------------------------------------------- shared with other plugins

@@ -18,7 +18,7 @@ TESTS = """
 """
 
 
-def broken(*_: Any, **__: Any) -> None:
+def broken(*_: Any, **__: Any) -> Any:
     raise KeyError("of ours")
 
 

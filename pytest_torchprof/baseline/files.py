@@ -29,15 +29,17 @@ def alone(path: Path, *, make: bool = False) -> Iterator[None]:
         yield
 
 
-def replace_file(path: Path, text: str, *, what: str, next_step: str) -> None:
-    """Write it at once, as UTF-8: a reader sees the old text or the new.
+def replace_file(
+    path: Path, text: str, *, what: str, next_step: str, encoding: str = "utf-8"
+) -> None:
+    """Write it at once: a reader sees the old text or the new.
 
     Raises:
         BaselineError: it cannot be written; the old file is as it was.
     """
     try:
         with replacing(path) as file:
-            file.write(text.encode())
+            file.write(text.encode(encoding))
     except OSError as error:
         found = f"{why(error)} (nothing was changed)"
         raise BaselineError(f"{what} cannot be written", found, next_step) from error

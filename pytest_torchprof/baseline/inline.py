@@ -5,13 +5,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
-from pytest_torchprof.baseline.files import replace_file
+from pytest_torchprof.baseline.files import alone, replace_file
+from pytest_torchprof.baseline.sources import (
+    Call,
+    ChangedError,
+    Site,
+    Source,
+    Sources,
+    contents,
+)
 from pytest_torchprof.errors import BaselineError, SettingsError
-from pytest_torchprof.files import why
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.stats import NotMeasured, Value
 from pytest_torchprof.units import format_quantity
@@ -19,20 +26,35 @@ from pytest_torchprof.units import format_quantity
 #: What an empty expectation is filled with: what identifies the work done, wherever it runs.
 DEFAULT_METRICS = ("flops", "ops")
 
+_MEND = "make it writable and accept again"
 _DIFFERENT = (
     "was measured with different values. A parametrized test needs one assert_expected_inline for "
     "each distinct output."
 )
 
 
-@dataclass(frozen=True)
-class Edit:
-    """A literal at a line of a file that shall read ``text``."""
+class Edit(NamedTuple):
+    """A literal at a line of a file that shall read ``text``, and reads ``old``.
+
+    ``site`` says which one it is; ``problem`` why that is not known.
+    """
 
     file: str
     line: int
     text: str
     old: str = ""
+    site: Site | None = None
+    problem: str = ""
+
+    def sent(self) -> list[Any]:
+        """As a list of plain values, which another process reads with `read_edit`."""
+        return [*self[:-2], list(self.site) if self.site else None, self.problem]
+
+
+def read_edit(sent: Sequence[Any]) -> Edit:
+    """An edit as it has come from another process, a list of lists."""
+    file, line, text, old, site, problem = sent
+    return Edit(file, line, text, old, Site(*site) if site is not None else None, problem)
 
 
 class Problem(NamedTuple):
@@ -75,95 +97,108 @@ def render_inline(metrics: Mapping[str, Value], names: Sequence[str]) -> str:
     return "".join(lines)
 
 
+def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edit:
+    """The edit of the literal that the frame's call was given, in the file that was compiled."""
+    edit = Edit(frame.f_code.co_filename, frame.f_lineno, text, expected)
+    try:
+        return edit._replace(site=sources.of(edit.file).locate(Call.of(frame), expected))
+    except BaselineError as error:
+        return edit._replace(problem=str(error))
+
+
+def refusal(frame: FrameType, expected: str) -> str | None:
+    """Why a later accept could not rewrite the literal; None if it could, as far as one can say."""
+    try:
+        Source(contents(Path(frame.f_code.co_filename))).locate(Call.of(frame), expected)
+    except ChangedError:
+        return None  # by then it is another program
+    except BaselineError as error:
+        return str(error)
+    return None
+
+
 def apply(edits: Iterable[Edit]) -> tuple[list[Edit], list[Problem]]:
     """Rewrite the literals; returns the edits that were made, and those that were not and why.
 
     A site or a file that cannot be rewritten stays as it is, and the others are rewritten.
     """
-    by_file: dict[str, dict[int, list[Edit]]] = {}
+    by_file: dict[str, dict[object, list[Edit]]] = {}
     for edit in edits:
-        sites = by_file.setdefault(edit.file, {}).setdefault(edit.line, [])
+        sites = by_file.setdefault(edit.file, {}).setdefault(edit.site or edit.line, [])
         if edit not in sites:
             sites.append(edit)
     done: list[Edit] = []
     problems: list[Problem] = []
-    for file, lines in by_file.items():
-        made, refused = _apply_to_file(Path(file), lines)
+    for file, sites_of_file in by_file.items():
+        made, refused = _apply_to_file(Path(file), list(sites_of_file.values()))
         done += made
         problems += refused
     return done, problems
 
 
-def refusal(edit: Edit) -> str | None:
-    """Why the literal could not be rewritten, before anybody tries; None if it can."""
-    try:
-        _rewrite(Path(edit.file).read_bytes().decode("utf-8"), edit)
-    except (BaselineError, OSError, UnicodeDecodeError) as error:
-        return str(error)
-    return None
-
-
-def _apply_to_file(
-    file: Path, lines: Mapping[int, Sequence[Edit]]
-) -> tuple[list[Edit], list[Problem]]:
-    done: list[Edit] = []
+def _apply_to_file(file: Path, sites: Iterable[Sequence[Edit]]) -> tuple[list[Edit], list[Problem]]:
     problems: list[Problem] = []
-    sites = [sites[0] for sites in lines.values()]
-    try:
-        before = source = file.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = "cannot be rewritten: the file " + (
-            f"cannot be read: {why(error)}" if isinstance(error, OSError) else "is not UTF-8"
-        )
-        return [], [Problem(site, what) for site in sites]
-    for line in sorted(lines, reverse=True):  # the last first, so that the others stay in place
-        edit, *others = lines[line]
-        if others:
+    wanted: list[Edit] = []
+    for edit, *others in sites:
+        if edit.problem:
+            problems.append(Problem(edit, edit.problem))
+        elif others:
             problems.append(Problem(edit, _DIFFERENT))
-            continue
-        try:
-            source = _rewrite(source, edit)
-        except BaselineError as error:
-            problems.append(Problem(edit, str(error)))
         else:
-            done.append(edit)
-    if source != before:
-        try:
-            replace_file(file, source, what="", next_step="make it writable and accept again")
-        except BaselineError as error:
-            what = f"cannot be rewritten: {error.found}; {error.next_step}"
-            return [], problems + [Problem(edit, what) for edit in done]
+            wanted.append(edit)
+    if not wanted:
+        return [], problems
+    done: list[Edit] = []
+    try:
+        with alone(file):
+            source = Source(contents(file))
+            changes: list[tuple[int, int, str]] = []
+            for edit in wanted:
+                try:
+                    changes.append(_change(source, edit))
+                    done.append(edit)
+                except BaselineError as error:
+                    problems.append(Problem(edit, str(error)))
+            _write(file, source, changes)
+    except BaselineError as error:
+        told = {problem.edit for problem in problems}
+        return [], problems + [Problem(e, str(error)) for e in wanted if e not in told]
     return done, problems
 
 
-def _rewrite(source: str, edit: Edit) -> str:
+def _write(file: Path, source: Source, changes: list[tuple[int, int, str]]) -> None:
+    text = source.text
+    for start, end, new in sorted(changes, reverse=True):  # so that the others stay in place
+        text = text[:start] + new + text[end:]
+    if not changes:
+        return
+    try:
+        replace_file(file, text, encoding=source.encoding, what="", next_step=_MEND)
+    except BaselineError as error:
+        raise BaselineError(f"cannot be rewritten: {error.found}; {error.next_step}") from error
+
+
+def _change(source: Source, edit: Edit) -> tuple[int, int, str]:
+    """Begin and end of the literal in the source, and what is to be there."""
+    assert edit.site is not None  # noqa: S101 - the caller has looked
+    start, literal = source.find(edit.site), edit.site.literal
+    new = _literal(literal, edit.text).replace("\n", source.line_end_at(start))
+    return start, start + len(literal), new
+
+
+def _literal(old: str, text: str) -> str:
+    """A literal of the same quotes, and prefix where it can be, that reads so."""
     import expecttest
 
+    prefix = old[: re.match("[a-zA-Z]*", old).end()]  # type: ignore[union-attr]
+    raw = "r" if prefix in ("r", "R") else ""
+    quotes = old[len(prefix) :][:3]
     try:
-        first, last = _statement(source, edit.line)
-        new, _ = expecttest.replace_string_literal(source, first, last, edit.text)
-    except (AssertionError, SyntaxError) as error:
+        new, _ = expecttest.replace_string_literal(f"{raw}{quotes}{quotes}", 1, 1, text)
+        if ast.literal_eval(new) != text:
+            raise BaselineError("cannot be rewritten: the new text does not fit into its quotes")
+    except (AssertionError, SyntaxError, ValueError) as error:
         raise BaselineError(f"cannot be rewritten: {error}") from error
-    if new == source:
-        raise BaselineError(
-            "has no triple-quoted string to rewrite. "
-            'Write torchprof.assert_expected_inline("""""").'
-        )
-    # Expecttest ends lines in its own way; in the statement they are to end as its first one does.
-    rows = source.split("\n")
-    if not rows[first - 1].endswith("\r"):
-        return new
-    head = len("\n".join(["", *rows[: first - 1]]))
-    tail = len(new) - len("\n".join(rows[last:]))
-    return new[:head] + re.sub(r"\r?\n", "\r\n", new[head:tail]) + new[tail:]
-
-
-def _statement(source: str, line: int) -> tuple[int, int]:
-    """First and last line of the innermost simple statement around the line."""
-    best = (line, line)
-    for node in ast.walk(ast.parse(source.removeprefix("\ufeff"))):
-        if not isinstance(node, ast.Expr | ast.Assign) or node.end_lineno is None:
-            continue
-        if node.lineno <= line <= node.end_lineno:
-            best = (node.lineno, node.end_lineno)
-    return best
+    if raw:
+        return prefix + new[1:] if new.startswith("r") else new
+    return prefix + new

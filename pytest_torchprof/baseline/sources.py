@@ -1,0 +1,242 @@
+"""Test files as Python compiled them, and the one literal in them that a call was given."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import os
+import re
+import tokenize
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from pytest_torchprof.errors import BaselineError
+from pytest_torchprof.files import why
+
+_LITERAL = re.compile(
+    r"(?P<prefix>[rRuU]?)(?P<quote>'''|\"\"\")(?:[^\\]|\\.)*?(?P=quote)", re.DOTALL
+)
+#: Of what a call is written in, the lines that Python's own parser sees.
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+NO_LITERAL = (
+    'has no triple-quoted string to rewrite. Write torchprof.assert_expected_inline("""""").'
+)
+_CHANGED = "cannot be rewritten: the file was changed {}; accept again"
+
+
+class ChangedError(BaselineError):
+    """The file is not what was compiled, so nobody knows where in it the call is."""
+
+
+class Call(NamedTuple):
+    """Where a frame is: the line, and the end of the call in it, in bytes of its line, if known."""
+
+    line: int
+    end: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, frame: FrameType) -> Call:
+        """The call that the frame is in; Python 3.10 knows the line only."""
+        positions = getattr(frame.f_code, "co_positions", None)
+        if positions is not None:
+            for index, (_, line, _, column) in enumerate(positions()):
+                if index == frame.f_lasti // 2 and line is not None and column is not None:
+                    return cls(frame.f_lineno, (line, column))
+        return cls(frame.f_lineno)
+
+
+class Site(NamedTuple):
+    """A literal in a file, so that it is found again where the rest of the file has changed.
+
+    ``function``: the outermost function around it, with its classes; ``text`` is that function's,
+    and begins at ``start`` of the file, of which there is a ``digest``; ``at`` is the literal's
+    place in ``text``, and ``literal`` how it reads.
+    """
+
+    function: str
+    text: str
+    start: int
+    at: int
+    literal: str
+    digest: str
+
+
+class Source:
+    """The text of a file, and what Python makes of it.
+
+    Raises:
+        BaselineError: it is no Python, or its encoding does not give the same bytes again.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            self.encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+            self.text = data.decode(self.encoding)
+            self._tree = ast.parse(data)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise BaselineError(f"cannot be rewritten: {error}") from error
+        if self.text.encode(self.encoding) != data:
+            raise BaselineError(f"cannot be rewritten: its encoding is {self.encoding}")
+        self.digest = hashlib.sha256(data).hexdigest()
+        self._starts = [0, *(match.end() for match in _LINE_END.finditer(self.text))]
+
+    def locate(self, call: Call, expected: str) -> Site:
+        """The literal that the call was given as its expectation.
+
+        Raises:
+            ChangedError: there is no such call, or it has another expectation.
+            BaselineError: its expectation is no triple-quoted literal, or there are several calls
+                that it may be.
+        """
+        found = list(self._calls(call))
+        if call.end is None and len(found) > 1:  # told apart by what they are given, and named
+            found = [node for node in found if _value(node) == expected]
+            named = [node for node in found if _is_ours(node)]
+            found = named or found
+            if len(found) > 1:
+                raise BaselineError("cannot be rewritten: several calls of its line look the same")
+        if not found:
+            raise ChangedError(_CHANGED.format("since it was imported"))
+        argument = _argument(found[0])
+        literal = "" if argument is None else self._segment(argument)
+        whole = _LITERAL.match(literal)
+        if argument is None or whole is None or whole.end() != len(literal):
+            raise BaselineError(NO_LITERAL)
+        if _value(found[0]) != expected:
+            raise ChangedError(_CHANGED.format("since it was imported"))
+        at = self._offset(argument.lineno, argument.col_offset)
+        for name, start, end in self._functions():
+            if start <= at < end:
+                text = self.text[start:end]
+                return Site(name, text, start, at - start, literal, self.digest)
+        return Site("", "", 0, at, literal, self.digest)
+
+    def find(self, site: Site) -> int:
+        """Where the literal is in this text, which may be another than it was located in.
+
+        Raises:
+            ChangedError: its function is not there any more as it was, or is there twice.
+        """
+        if site.digest == self.digest:
+            return site.start + site.at
+        same = [
+            start
+            for name, start, end in self._functions()
+            if name == site.function and self.text[start:end] == site.text
+        ]
+        if not site.function or len(same) != 1:
+            raise ChangedError(_CHANGED.format("while the tests ran"))
+        return same[0] + site.at
+
+    def line_of(self, offset: int) -> int:
+        """The line, from 1."""
+        return bisect_right(self._starts, offset)
+
+    def line_end_at(self, offset: int) -> str:
+        """How the line ends, or if it is the last, the first one."""
+        match = _LINE_END.search(self.text, offset) or _LINE_END.search(self.text)
+        return match[0] if match else "\n"
+
+    # ---------------------------------------------------------------- the tree
+
+    def _calls(self, call: Call) -> Iterator[ast.Call]:
+        """Calls that end where this one does; or around its line, if nothing else is known."""
+        for node in ast.walk(self._tree):
+            if not isinstance(node, ast.Call) or node.end_lineno is None:
+                continue
+            if call.end is not None:
+                if (node.end_lineno, node.end_col_offset) == call.end:
+                    yield node
+            elif node.lineno <= call.line <= node.end_lineno and _value(node) is not None:
+                yield node
+
+    def _functions(self) -> Iterator[tuple[str, int, int]]:
+        """Outermost functions: name with that of their classes, begin with decorators, end."""
+        pending: list[tuple[str, ast.AST]] = [("", self._tree)]
+        while pending:
+            name, parent = pending.pop()
+            for node in ast.iter_child_nodes(parent):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                    end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
+                    yield f"{name}{node.name}", self._starts[first - 1], end
+                elif isinstance(node, ast.ClassDef):
+                    pending.append((f"{name}{node.name}.", node))
+                elif not isinstance(node, ast.expr):  # an if, a try, a with
+                    pending.append((name, node))
+
+    def _segment(self, node: ast.expr) -> str:
+        end = self._offset(node.end_lineno or 0, node.end_col_offset or 0)
+        return self.text[self._offset(node.lineno, node.col_offset) : end]
+
+    def _offset(self, line: int, column: int) -> int:
+        """The place in the text of a column, which counts the bytes of UTF-8."""
+        start = self._starts[line - 1]
+        end = self._starts[line] if line < len(self._starts) else len(self.text)
+        return start + len(self.text[start:end].encode()[:column].decode(errors="ignore"))
+
+
+def _argument(call: ast.Call) -> ast.expr | None:
+    if call.args:
+        return call.args[0]
+    return next((word.value for word in call.keywords if word.arg == "expected"), None)
+
+
+def _value(call: ast.Call) -> str | None:
+    argument = _argument(call)
+    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+        return argument.value
+    return None
+
+
+def _is_ours(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "assert_expected_inline"
+
+
+class Sources:
+    """Files as they were when they were compiled: read once, and only if unchanged since then."""
+
+    def __init__(self, started_ns: int) -> None:
+        self._started_ns = started_ns
+        self._known: dict[str, Source | BaselineError] = {}
+
+    def of(self, file: str) -> Source:
+        """The file, whose modules were imported since ``started_ns``.
+
+        Raises:
+            ChangedError: it was changed since then, so what was compiled may be another text.
+            BaselineError: it cannot be read.
+        """
+        if file not in self._known:
+            try:
+                self._known[file] = self._read(file)
+            except BaselineError as error:
+                self._known[file] = error
+        found = self._known[file]
+        if isinstance(found, BaselineError):
+            raise found
+        return found
+
+    def _read(self, file: str) -> Source:
+        data = contents(Path(file))
+        stat = os.stat(file)  # noqa: PTH116 - no Path is needed
+        if max(stat.st_mtime_ns, stat.st_ctime_ns if os.name == "posix" else 0) > self._started_ns:
+            raise ChangedError(_CHANGED.format("since pytest was started"))
+        return Source(data)
+
+
+def contents(file: Path) -> bytes:
+    """The file's bytes.
+
+    Raises:
+        BaselineError: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except (OSError, ValueError) as error:
+        raise BaselineError(f"cannot be rewritten: the file cannot be read: {why(error)}") from None

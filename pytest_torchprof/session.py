@@ -133,6 +133,7 @@ class TorchprofSession(RunningHooks):
 
     def pytest_sessionstart(self) -> None:
         """Find out at once whether there is a torch to profile."""
+        SHELTER.forget()
         try:
             rules_of(self.config)
             if self.is_controller:  # which itself can do without

@@ -62,6 +62,10 @@ class Shelter:
         self._places = list(_places())
         self._known = {(id(p.owner), name) for p in self._places for name in p.names}
 
+    def forget(self) -> None:
+        """Shelter from nothing: another session begins in this process, with other plugins."""
+        self._places, self._known, self._finders, self._depth = [], set(), [], 0
+
     # ---------------------------------------------------------------- in and out
 
     def __enter__(self) -> None:

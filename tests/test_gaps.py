@@ -101,6 +101,26 @@ def test_other_devices_are_named(category: str) -> None:
     assert category in str(reason(trace, "kernels"))
 
 
+def test_an_npu_is_told_by_the_arrows_to_its_events_which_have_no_category() -> None:
+    def change(document: Event) -> Event:
+        for event in document["traceEvents"]:
+            if event.get("cat") == "kernel":
+                del event["cat"]
+            elif event.get("cat") == "ac2g":
+                event["cat"] = "async_npu"
+        return document
+
+    trace = recorded(step(), change)
+    assert str(reason(trace, "kernels")).startswith("events of NPU devices are not read")
+
+
+def test_events_without_a_category_are_named() -> None:
+    b = step()
+    b.metadata(FACTS_KEY, {"accelerator": None})
+    trace = recorded(b, categories(kernel="", gpu_memcpy="", cuda_runtime=""))
+    assert reason(trace, "kernels") == f"{NO_DEVICE}: events without a category in this trace"
+
+
 @pytest.mark.parametrize(
     ("accelerator", "said"),
     [(None, f"{NO_DEVICE}: category q9"), ("Q9", "the device's events are not read: category q9")],

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.arguments import Arguments, starts
-from pytest_torchprof.events import KINDS, OF_THE_PROFILER, Kind, Trace
+from pytest_torchprof.events import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind, Trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -100,12 +100,15 @@ class Columns:
 
     @property
     def _unread(self) -> tuple[str, ...]:
-        """Categories of events with a duration that nobody here knows; empty text for none."""
+        """Categories of events with a duration that nobody here knows; empty text for none.
+
+        An NPU's events have none, and the arrows to them do.
+        """
         kinds = zip(self._labels, self._labels.kinds, strict=True)
         found = {
             str(category or "")
             for (_, category, phase, _, _), kind in kinds
-            if kind == Kind.OTHER and phase == "X"
+            if kind == Kind.OTHER and (phase == "X" or (category or "").lower() in OTHER_DEVICES)
         }
         return tuple(sorted(one for one in found if one.lower() not in OF_THE_PROFILER))
 

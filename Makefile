@@ -16,8 +16,9 @@ test: .venv/.stamp  ## run the tests
 test-versions: .venv/.stamp  ## run the tests with other versions of torch and Python (gigabytes each; VERSIONS="NAME …" selects)
 	@$(BIN)/python tools/versions.py $(VERSIONS)
 
-corpus: .venv/.stamp  ## precision and recall of the anti-pattern rules on labelled examples
+corpus: .venv/.stamp  ## rules on labelled examples, FLOPs of a zoo of modules beside FlopCounterMode
 	@$(BIN)/python tools/labelled.py
+	@$(BIN)/python tools/zoo.py
 
 demo: .venv/.stamp  ## profile the example tests
 	@$(BIN)/python -m pytest --torchprof examples

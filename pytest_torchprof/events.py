@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, decode_part
 from pytest_torchprof.flops import FORMULAS, flops
-from pytest_torchprof.redispatch import ran
+from pytest_torchprof.redispatch import broken_off, ran
 
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import Arguments
@@ -438,15 +438,19 @@ class Trace:
     def _flops(self) -> tuple[Ints, Ints]:
         """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
         rows, args = self._formula_ops
-        known: dict[tuple[int, bytes, bytes, bytes], int] = {}
-        values: list[int] = []
+        known: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}
+        calls: list[int] = []
         for name, a in zip(self.name[rows].tolist(), args, strict=True):
-            key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete))
-            if key not in known:
-                value = flops(self.names[name], *map(decode_part, key[1:]))
-                known[key] = -1 if value is None else value
-            values.append(known[key])
-        return rows, _int64(values)
+            key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
+            calls.append(known.setdefault(key, len(known)))
+        found = (flops(self.names[name], *map(decode_part, parts)) for name, *parts in known)
+        counts, call = _int64([-1 if n is None else n for n in found]), _int64(calls)
+        if not any(key[-1] for key in known):
+            return rows, counts[call]  # in an old trace, calls that differ can look the same
+        allocating = self.enclosing(self.memory.event[self.memory.bytes > 0])
+        signs = np.concatenate([allocating, self.parent[self.kind == Kind.RUNTIME]])
+        broken = broken_off(rows, call, self.parent, signs[signs >= 0])
+        return rows, np.where(broken & (counts[call] > 0), 0, counts[call])
 
     @cached_property
     def _ran(self) -> Ran:

@@ -3,8 +3,9 @@
 What counts: a multiplication and an addition are two operations, as in
 `torch.utils.flop_counter.FlopCounterMode` (below: FCM). Only matrix products, convolutions,
 attention and recurrent layers count. Not counted: biases and other elementwise work. Counted in
-full, as in FCM: products with padding, the masked half of causal attention, sparse operands (a
-trace does not tell them from dense ones), complex numbers (as if they were real).
+full, as in FCM: products with padding, the masked half of causal attention, complex numbers (as if
+they were real). A sparse operand makes the count unknown, where a trace tells it from a dense one:
+FCM takes some for dense, and says 0 of others.
 
 The caller counts the outermost operator that has a number and nothing below it, unless what is
 below ran in its place (`redispatch`). So an operator has a row here if it is a leaf, or if its
@@ -39,6 +40,12 @@ class Call:
     dims: Any
     types: Any
     concrete: Any
+    strides: Any = None
+
+    def is_sparse(self, at: int) -> bool:
+        """Whether this is a tensor without strides, in a trace that has those of dense ones."""
+        known = isinstance(self.strides, list) and at < len(self.strides)
+        return known and not self.strides[at] and self.has_tensor(at)
 
     def shape(self, at: int) -> list[int]:
         """Shape of a tensor operand."""
@@ -63,20 +70,23 @@ class Call:
 Formula = Callable[[Call], int]
 
 
-def flops(name: str, dims: Any, types: Any, concrete: Any) -> int | None:
+def flops(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> int | None:
     """FLOPs of a call; `None` if there is no formula or the trace does not say what it needs.
+
+    The arguments are the trace's ``Input Dims``, ``Input type``, ``Concrete Inputs`` and, where it
+    has them, ``Input Strides``.
 
     >>> flops("aten::mm", [[4, 5], [5, 6]], ["float", "float"], ["", ""])
     240
     """
     try:
-        count = FORMULAS[name](Call(dims, types, concrete))
+        count = FORMULAS[name](Call(dims, types, concrete, strides))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return None  # junk, or not in this trace
     return count if 0 <= count <= _LARGEST else None
 
 
-def lacking(name: str, dims: Any, types: Any, concrete: Any) -> str:
+def lacking(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> str:
     """Of a call that has a formula and no number: what is missing, after the operator's name.
 
     >>> lacking("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)
@@ -86,6 +96,8 @@ def lacking(name: str, dims: Any, types: Any, concrete: Any) -> str:
         return "has a packed weight, of which there is no shape"
     if not dims:
         return "lacks Input Dims"
+    if strides and flops(name, dims, types, concrete) is not None:
+        return "has a sparse operand, of which only the shape is"
     if not isinstance(concrete, list) or not any(concrete):
         asked = _Asked()
         flops(name, dims, types, asked)
@@ -124,6 +136,8 @@ def _product(first: int, rank: int) -> Formula:
 
     def formula(call: Call) -> int:
         a, b = call.shape(first), call.shape(first + 1)
+        if call.is_sparse(first) or call.is_sparse(first + 1):
+            raise UnknownCallError  # how many elements it has is not in the trace
         if not len(a) == len(b) == rank or a[:-2] != b[:-2] or a[-1] != b[-2]:
             raise UnknownCallError
         return 2 * _packing(call) * prod(a) * b[-1]
@@ -168,13 +182,13 @@ def _distances(call: Call) -> int:
     """`_cdist_forward(x1, x2, p, compute_mode)`, the direct form, which torch takes up to 25 rows.
 
     From 26 on, Euclidean distances are a product of rows that are longer by two (`aten::mm` inside
-    of `_euclidean_dist`), and count the same here. Other distances are never made of products, nor
-    are those with `compute_mode="donot_use_mm_for_euclid_dist"`, which is 2. FCM says 0 up to 25.
+    of `_euclidean_dist`); they count the same in either form. Other distances are no products. FCM
+    says 0 in both cases, and counts the gradients from 26 rows on.
     """
     (*batch, rows, width), (*_, others, width_2) = call.shape(0), call.shape(1)
     if width != width_2:
         raise UnknownCallError
-    if float(call.concrete[2]) != 2 or call.concrete[3] == "2":
+    if float(call.concrete[2]) != 2:
         return 0
     return 2 * prod(batch) * rows * others * (width + 2)
 
@@ -190,7 +204,7 @@ def _vector_product(first: int, rank: int) -> Formula:
 
     def formula(call: Call) -> int:
         a, b = call.shape(first), call.shape(first + 1)
-        if len(a) != rank or a[-1:] != b:
+        if len(a) != rank or a[-1:] != b or call.is_sparse(first):
             raise UnknownCallError
         return 2 * prod(a)
 

@@ -106,7 +106,7 @@ def _without_arguments(trace: Trace) -> Iterable[Part]:
 
 def _lacking(trace: Trace, event: int) -> str:
     (args,) = trace.operands(np.array([event]))
-    parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete)))
+    parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete, args.strides)))
     return f"{lacking(trace.names[trace.name[event]], *parts)} in this trace"
 
 

@@ -80,7 +80,7 @@ def test_plain() -> None:
     assert PLAIN.ts[0] == EPOCH_NS
     assert 'void gemm<float, "\\quoted\\">' in PLAIN.names
     assert (np.diff(PLAIN.ts) >= 0).all()
-    assert exact(PLAIN)["flops"] == 240
+    assert exact(PLAIN)["flops"].at_hand == 240  # and what the graph launched
     assert exact(PLAIN)["h2d_bytes"] == 4096
 
 

@@ -130,7 +130,7 @@ def test_a_second_file_of_a_rank_gets_a_number_and_a_warning(tmp_path: Path) -> 
     found = read_ranks([first, second])
     assert seen(found) == [(0, 1), (1, 2)]
     assert found[0][1].warnings == ()
-    assert found[1][1].warnings == ("2.json is of rank 0, as 1.json is: counted as rank 1",)
+    assert found[1][1].warnings == ("2.json is of rank 0, as 1.json is: its number is 1",)
 
 
 def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from pytest_torchprof.events import Kind, Memory, Trace
@@ -187,10 +188,45 @@ def peaks(trace: Trace) -> list[PeakMemory]:
     return found
 
 
-def _peak_of(trace: Trace, memory: Memory, device_type: int, device_id: int) -> PeakMemory:
+def live_at_start(trace: Trace) -> dict[str, int | None]:
+    """Bytes that were live on each device before the first change in the selected part.
+
+    That is the accelerator's allocator's own count, ``Total Allocated`` of the first event less its
+    ``Bytes``. None where the trace does not have it, and for the host, whose allocator counts only
+    from when a profiler began (c10/core/CPUAllocator.cpp).
+    """
+    found: dict[str, int | None] = {}
+    for place in np.unique(trace.memory.place, axis=0):
+        device_type, device_id = place.tolist()
+        memory = trace.memory.where((trace.memory.place == place).all(axis=1))
+        events = memory.event[_selected(trace, memory)]
+        if not len(events):
+            continue
+        start = None
+        if device_type:
+            args = msgspec.json.decode(bytes(trace.args[events[0]] or b"null"))
+            counts = [_integer(args, key) for key in ("Total Allocated", "Bytes")]
+            if counts[0] is not None and counts[1] is not None and counts[0] >= counts[1]:
+                start = counts[0] - counts[1]
+        found[_device_name(device_type, device_id)] = start
+    return found
+
+
+def _integer(args: object, key: str) -> int | None:
+    value = args.get(key) if isinstance(args, dict) else None
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    return value if type(value) is int else None
+
+
+def _device_name(device_type: int, device_id: int) -> str:
     known = 0 <= device_type < len(DEVICE_TYPES)
     name = DEVICE_TYPES[device_type] if known else f"device type {device_type}"
-    device = f"{name}:{device_id}" if device_type and device_id >= 0 else name
+    return f"{name}:{device_id}" if device_type and device_id >= 0 else name
+
+
+def _peak_of(trace: Trace, memory: Memory, device_type: int, device_id: int) -> PeakMemory:
+    device = _device_name(device_type, device_id)
     row, block, size = _changes(memory, _selected(trace, memory), device_type != 0)
     peak, until = _peak(size)
     if not peak:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof import api
 from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
+from pytest_torchprof.analysis.memory import live_at_start
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.roofline import UNLINKED
 from pytest_torchprof.api import Trace
@@ -31,11 +32,14 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.commands.reading import (
+    Ranks,
+    calls_of,
     heading_of,
     listed,
     load,
     masked,
     no_flops,
+    notes_of,
     only,
     peaks,
     peaks_used,
@@ -80,23 +84,24 @@ def summary(options: Namespace) -> int:
     """Every metric of a trace."""
     ranks = load(options.traces, options.rank)
     values = {rank: trace.metrics() for rank, trace in ranks.items()}
-    total = _total_metrics(values.values())
+    total = _total_metrics(values.values(), ranks.apart)
     samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
     if options.format == "json":
         parts: Row = {"metrics": _reported(total, samples)}
-        parts["notes"] = [line for trace in ranks.values() if (line := uncounted(trace))]
+        parts["notes"] = notes_of(ranks, uncounted)
         if len(ranks) > 1:
-            parts["ranks"] = {str(rank): _reported(metrics) for rank, metrics in values.items()}
+            each = {str(ranks.value(rank)): _reported(values[rank]) for rank in ranks}
+            parts["by_trace" if ranks.apart else "ranks"] = each
         return write(tables.to_json(document("summary", ranks, parts)))
     rows = rows_of(ranks, Trace.summary)
-    if len(ranks) > 1:
+    if len(ranks) > 1 and not ranks.apart:
         rows += [{"rank": "total", **row} for row in api.metric_rows(total).to_dicts()]
     for row in rows:
         row["class"] = row.pop("klass")
     if options.format == "csv":
         fields = columns_of(ranks, ("metric", "value", "unit", "class", "reason"))
         return print_table(options, rows, fields)
-    notes = [line for trace in ranks.values() if (line := uncounted(trace))]
+    notes = notes_of(ranks, uncounted)
     if len(ranks) > 1:  # a line for each rank would say it over and over
         unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
         notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
@@ -113,8 +118,11 @@ def _measured(metrics: Metrics) -> set[str]:
     return {name for name, value in metrics.items() if not isinstance(value, NotMeasured)}
 
 
-def _total_metrics(ranks: Collection[Metrics]) -> Metrics:
+def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
     """Sums over the ranks of one job; a metric that one of them lacks has none."""
+    if apart:
+        why = NotMeasured(f"not the ranks of one job: {apart}")
+        return dict.fromkeys(next(iter(ranks)), why)
     total: Metrics = {}
     for name in next(iter(ranks)):
         values = [metrics[name] for metrics in ranks]
@@ -137,8 +145,8 @@ def ops(options: Namespace) -> int:
         lambda trace: trace.ops(options.by),
         order="share",
         notes=[
-            *(ungrouped(trace, options.by) for trace in ranks.values()),
-            *(no_flops(trace) for trace in ranks.values()),
+            *notes_of(ranks, lambda trace: ungrouped(trace, options.by), no_flops),
+            calls_of(ranks),
         ],
     )
 
@@ -147,10 +155,8 @@ def kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = peaks(options)
     ranks = load(options.traces, options.rank)
-    notes = [
-        line(trace) for line in (unlinked, uncounted, no_flops, masked) for trace in ranks.values()
-    ]
-    notes += [peaks_used(trace, chips) for trace in ranks.values()]
+    notes = notes_of(ranks, unlinked, uncounted, no_flops, masked)
+    notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
     return table(
         options,
         ranks,
@@ -166,7 +172,10 @@ def memory(options: Namespace) -> int:
     ranks = load(options.traces, options.rank)
     rows = rows_of(ranks, Trace.memory)
     if options.format == "json":
-        return write(tables.to_json(document("memory", ranks, {"rows": rows})))
+        starts = {str(ranks.value(rank)): live_at_start(ranks[rank].events) for rank in ranks}
+        start = starts if len(ranks) > 1 else next(iter(starts.values()))
+        parts = {"rows": rows, "start_bytes": start, "notes": _starts(ranks)}
+        return write(tables.to_json(document("memory", ranks, parts)))
     flat = [
         {**{k: v for k, v in row.items() if k != "rows"}, **live}
         for row in rows
@@ -175,8 +184,24 @@ def memory(options: Namespace) -> int:
     fields = columns_of(ranks, ("device", "peak_bytes", "at_ms", "operator", "bytes", "count"))
     shown, left = limited(options, flat)
     notes = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
-    notes += [why for trace in ranks.values() if (why := _no_memory(trace))]
+    notes += notes_of(ranks, _no_memory)
+    notes += _starts(ranks) if flat else []
     return print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
+
+
+def _starts(ranks: Ranks) -> list[str]:
+    """What the peaks are above: a line for all, and the amounts that are known."""
+    lines = []
+    for rank, trace in ranks.items():
+        mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
+        starts = live_at_start(trace.events)
+        known = [f"{format_quantity(size, 'B')} on {device}" for device, size in starts.items()
+                 if size is not None]  # fmt: skip
+        unknown = [device for device, size in starts.items() if size is None]
+        said = [f"{', '.join(known)} live then, by the allocator's own count"] if known else []
+        said += [f"not known how much was live then on {', '.join(unknown)}"] if unknown else []
+        lines += [f"{mark}{'; '.join(said)}"] if said else []
+    return ["peaks are above what was live as the trace, or its measured region, began", *lines]
 
 
 def _no_memory(trace: Trace) -> str | None:
@@ -189,6 +214,10 @@ def _no_memory(trace: Trace) -> str | None:
 def diff(options: Namespace) -> int:
     """What changed between two traces, or two folders of ranks."""
     before, now = load([options.a], options.rank), load([options.b], options.rank)
+    for side, ranks in ((options.a, before), (options.b, now)):
+        if ranks.apart:
+            what = f"{side}: not the ranks of one job"
+            raise SettingsError(what, ranks.apart, "compare one trace with another")
     if before.keys() != now.keys() and not len(before) == len(now) == 1:
         raise SettingsError(
             "the two sides are not of the same ranks",

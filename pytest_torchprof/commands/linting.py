@@ -108,7 +108,9 @@ def _told(ranks: Ranks, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
         if len(whose) == len(ranks) and len(distinct) == 1:
             told[rule] = distinct.pop()
         else:
-            told[rule] = ", ".join(f"rank {rank}: {reason}" for rank, reason in whose.items())
+            told[rule] = ", ".join(
+                f"{ranks.label(rank)}: {reason}" for rank, reason in whose.items()
+            )
     return told
 
 
@@ -118,7 +120,7 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
         return ["nothing was checked: every rule is ignored"]
     lines = []
     for rank, trace in ranks.items():
-        mark = f"rank {rank}: " if len(ranks) > 1 else ""
+        mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
         if len(checked[rank].unchecked) == wanted:
             why = next(iter(checked[rank].unchecked.values()))
             lines.append(f"{mark}nothing was checked: {why}")

@@ -39,12 +39,14 @@ def rows_of(ranks: Ranks, make: Callable[[Trace], Rows[Any]]) -> list[Row]:
 
 def with_rank(ranks: Ranks, rank: int, rows: Sequence[Row]) -> list[Row]:
     """These rows, with the rank where there are several."""
-    return [{"rank": rank, **row} for row in rows] if len(ranks) > 1 else list(rows)
+    if len(ranks) < 2:
+        return list(rows)
+    return [{ranks.column: ranks.value(rank), **row} for row in rows]
 
 
 def columns_of(ranks: Ranks, fields: Sequence[str]) -> list[str]:
     """These columns, below the rank where there are several."""
-    return ["rank", *fields] if len(ranks) > 1 else list(fields)
+    return [ranks.column, *fields] if len(ranks) > 1 else list(fields)
 
 
 def table(
@@ -69,22 +71,26 @@ def table(
     rows = [row for rank in ranks for row in with_rank(ranks, rank, each[rank].to_dicts())]
     fields = columns_of(ranks, every.fields)
     total = every.total()
-    if len(ranks) > 1 and "share" in total:
+    if len(ranks) > 1 and "share" in total and not ranks.apart:
         _share_over_ranks(rows, total)
     if options.sort == "share" and "share" not in fields:
         options.sort = order
     notes = [*notes, *_over_peak(rows)]
     rows = ordered(rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields)
     if options.format in ("table", "markdown") and "share" not in fields:
-        whole = total.get(order)
-        for row in (*rows, total):
-            row["share"] = (row[order] or 0) / whole if whole else None
+        whole: dict[Any, float] = {}
+        for row in rows:  # of its own trace's time, where several are of several jobs
+            key = row["trace"] if ranks.apart else None
+            whole[key] = whole.get(key, 0) + (row[order] or 0)
+        for row in (*rows, *(() if ranks.apart else (total,))):
+            part = whole.get(row.get("trace") if ranks.apart else None)
+            row["share"] = (row[order] or 0) / part if part else None
         fields.insert(fields.index(order) + 1, "share")
     if options.format in ("table", "markdown"):
         for row in rows:
             row.update({field: text for field, text in unknown.items() if row[field] is None})
     said = [note for note in dict.fromkeys(notes) if note]
-    show(options, ranks, rows, fields, total, said)
+    show(options, ranks, rows, fields, None if ranks.apart else total, said)
     return OK
 
 
@@ -153,7 +159,8 @@ def show(
         parts |= {**(extra or {}), "notes": list(notes)}
         write(tables.to_json(document(options.command, ranks, parts)))
         return
-    lines = [f"… and {plural(left, 'more row')}{_rest(rows, shown)}: --limit 0 shows all"]
+    rest = "" if ranks.apart else _rest(rows, shown)
+    lines = [f"… and {plural(left, 'more row')}{rest}: --limit 0 shows all"]
     if total:
         total = {fields[0]: "total", **total}
     print_table(
@@ -184,6 +191,7 @@ def _has_device(rows: Sequence[Row]) -> bool:
 def document(command: str, ranks: Ranks, parts: Row) -> dict[str, Any]:
     """The JSON object of a command."""
     warnings = [warning for trace in ranks.values() for warning in trace.warnings]
+    warnings += [f"not the ranks of one job: {ranks.apart}"] if ranks.apart else []
     return {
         "schema": f"torchprof-{command}/1",
         "traces": [str(trace.path) for trace in ranks.values()],

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pytest_torchprof import api
 from pytest_torchprof.analysis import roofline
 from pytest_torchprof.analysis.attribution import replayed
@@ -20,11 +22,37 @@ from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.events import DEVICE_KINDS, Kind
 from pytest_torchprof.render import doors, escape
 from pytest_torchprof.render.text import plural
+from pytest_torchprof.trace.jobs import several_jobs
 
 if TYPE_CHECKING:
     from pytest_torchprof.devices import Device
 
-Ranks = dict[int, Trace]
+
+class Ranks(dict[int, Trace]):
+    """Traces by rank; or by number, if they are not the ranks of one job.
+
+    ``apart`` says why they are not. Then each is called by its file, and nothing is added up.
+    """
+
+    apart: str = ""
+
+    @property
+    def column(self) -> str:
+        """What stands before the columns of each."""
+        return "trace" if self.apart else "rank"
+
+    def value(self, rank: int) -> int | str:
+        """What stands in that column."""
+        if not self.apart:
+            return rank
+        path = self[rank].path
+        alone = sum(trace.path.name == path.name for trace in self.values()) == 1
+        return path.name if alone else str(path)
+
+    def label(self, rank: int) -> str:
+        """What a line on one of several begins with."""
+        return f"{self.value(rank)}" if self.apart else f"rank {rank}"
+
 
 #: A file as large takes seconds to read: then a bar on stderr shows how far it is.
 _BAR_FROM_BYTES = 200 * 2**20
@@ -33,10 +61,13 @@ _BAR_FROM_BYTES = 200 * 2**20
 def load(paths: Sequence[str], rank: int | None) -> Ranks:
     """Read these files and folders, and say what was wrong with them."""
     with _bar(paths) as progress:
-        ranks = api.load_ranks(paths, rank, progress)
+        ranks = Ranks(api.load_ranks(paths, rank, progress))
+    ranks.apart = several_jobs([trace.events for trace in ranks.values()])
     for trace in ranks.values():
         for warning in trace.warnings:
             warn(f"{trace.path}: {warning}")
+    if ranks.apart:
+        warn(f"not the ranks of one job: {ranks.apart}; each is by itself, and there is no total")
     return ranks
 
 
@@ -69,15 +100,51 @@ def heading_of(ranks: Ranks) -> str:
     """What was read: file, device, size."""
     lines = []
     for rank, trace in list(ranks.items())[:8]:
-        names = [str(p.get("name") or "unnamed device") for p in trace.devices]
-        device = ", ".join(f"{n} × {names.count(n)}" if names.count(n) > 1 else n
-                           for n in dict.fromkeys(names)) or "no device named"  # fmt: skip
-        mark = f"rank {rank}: " if len(ranks) > 1 else ""
-        line = f"{mark}{trace.path.name}: {device}; {plural(len(trace.events), 'event')}"
+        mark = f"rank {rank}: " if len(ranks) > 1 and not ranks.apart else ""
+        name = ranks.value(rank) if ranks.apart else trace.path.name
+        line = f"{mark}{name}: {_devices(trace)}; {plural(len(trace.events), 'event')}"
         lines.append(escape.line(line))
     if len(ranks) > 8:
-        lines.append(f"… and {plural(len(ranks) - 8, 'more rank')}")
+        lines.append(f"… and {plural(len(ranks) - 8, f'more {ranks.column}')}")
     return "\n".join(lines)
+
+
+def _devices(trace: Trace) -> str:
+    """The devices of the machine, and which of them took part.
+
+    ROCm numbers what ran otherwise than what is there, so only how many took part is known.
+    """
+    names = [str(p.get("name") or "unnamed device") for p in trace.devices]
+    if not names:
+        return "no device named"
+    there = ", ".join(f"{n} × {names.count(n)}" if names.count(n) > 1 else n
+                      for n in dict.fromkeys(names))  # fmt: skip
+    used = used_devices(trace)
+    if not used:
+        return f"{there} there, none used"
+    if len(names) == 1:
+        return there
+    amd = any(key.startswith(("hip_", "roctracer_")) for key in trace.events.metadata)
+    which = "" if amd else f" (device {', '.join(map(str, sorted(used)))})"
+    return f"{there} there, {len(used)} used{which}"
+
+
+def notes_of(ranks: Ranks, *lines: Callable[[Trace], str | None]) -> list[str]:
+    """What these say of each trace: once, where they say the same of all, else with its name."""
+    notes = []
+    for line in lines:
+        said = {rank: text for rank, trace in ranks.items() if (text := line(trace))}
+        if len(said) == len(ranks) and len(set(said.values())) == 1:
+            notes.append(next(iter(said.values())))
+        else:
+            notes += [f"{ranks.label(rank)}: {text}" for rank, text in said.items()]
+    return notes
+
+
+def used_devices(trace: Trace) -> set[int]:
+    """Numbers of the devices that something ran on."""
+    events = trace.events
+    return {int(n) for n in np.unique(events.device[events.is_kind(*DEVICE_KINDS)]) if n >= 0}
 
 
 def unlinked(trace: Trace) -> str:
@@ -132,18 +199,31 @@ def masked(trace: Trace) -> str:
     return "; ".join(said) + "; flops is of all pairs, as in FlopCounterMode" if said else ""
 
 
+def calls_of(ranks: Ranks) -> str:
+    """A line on which of the calls are operators: annotations and runtime calls are rows, too."""
+    counts = {"operators": 0, "annotations": 0, "runtime calls": 0}
+    for trace in ranks.values():
+        for name, kind in zip(counts, (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME), strict=True):
+            counts[name] += int((trace.events.selection & trace.events.is_kind(kind)).sum())
+    parts = [f"{count:,} of {name}" for name, count in counts.items() if count]
+    more = ", which are the metric ops" if counts["operators"] else ""
+    return f"calls: {parts[0]}{more}{''.join(f', {part}' for part in parts[1:])}" if parts else ""
+
+
 def peaks_used(trace: Trace, chips: Sequence[Device]) -> str:
     """A line on the peaks that percentages are of, or why there are none."""
     if not trace.events.is_kind(*DEVICE_KINDS).any():
         return "no device events in this trace"
     if not trace.devices:
         return "the trace does not say which device it ran on, so no % of peak"
-    found = {device.name: device for p in trace.devices if (device := find(p, chips))}
+    used = used_devices(trace)
+    mine = [p for p in trace.devices if p.get("id") in used] or trace.devices
+    found = {device.name: device for p in mine if (device := find(p, chips))}
     if chips and not any(device in chips for device in found.values()):
-        named = ", ".join(dict.fromkeys(str(p.get("name") or "unnamed") for p in trace.devices))
+        named = ", ".join(dict.fromkeys(str(p.get("name") or "unnamed") for p in mine))
         warn(f"--device-peaks: none of its devices is the one in this trace ({named})")
     if not found:
-        name = trace.devices[0].get("name") or "a device without a name"
+        name = mine[0].get("name") or "a device without a name"
         return f"no peaks are known of {name}: --device-peaks FILE adds a chip"
     return f"% are of the peaks of {', '.join(found)}"
 
@@ -162,6 +242,8 @@ def ungrouped(trace: Trace, by: str) -> str:
 
 def listed(ranks: Ranks) -> str:
     """The ranks, in words."""
+    if ranks.apart:
+        return f"{', '.join(map(ranks.label, ranks))} (numbers {', '.join(map(str, ranks))})"
     return "rank" + ("s " if len(ranks) > 1 else " ") + ", ".join(map(str, ranks))
 
 

@@ -68,7 +68,7 @@ def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> 
 
 
 def _numbers(row: Row) -> tuple[str, ...]:
-    rank = f"rank {row['rank']}" if "rank" in row else ""
+    rank = f"rank {row['rank']}" if "rank" in row else escape.line(row.get("trace", ""))
     cost = format_quantity(row["cost_ms"], "ms") if row["cost_ms"] else UNKNOWN
     moved = format_quantity(row["bytes"], "B") if row["bytes"] else ""
     return rank, f"×{row['count']:,}", cost, moved

@@ -31,6 +31,7 @@ _TEXTS = {
     "device": 4,
     "bound": 7,
     "rank": 5,
+    "trace": 16,
     "metric": 16,
     "reason": 24,
     "rule": 12,
@@ -270,7 +271,19 @@ def _cut(field: str, text: str, width: int) -> str:
 
 #: Fields of Markdown that are code as a whole, of whatever words they are made.
 _NAMES = frozenset(
-    {"name", "kernel", "operator", "stack", "module", "shapes", "location", "path", "file", "test"}
+    {
+        "name",
+        "kernel",
+        "operator",
+        "stack",
+        "module",
+        "shapes",
+        "location",
+        "path",
+        "file",
+        "test",
+        "trace",
+    }
 )
 
 

@@ -123,10 +123,11 @@ def _claim(file: _File, *, look_inside: bool) -> int | None:
     if look_inside:
         with suppress(TraceError):
             rank = rank_of(peek(file.path))
-    return _rank_in_name(file.path) if rank is None else rank
+    return rank_in_name(file.path) if rank is None else rank
 
 
-def _rank_in_name(path: Path) -> int | None:
+def rank_in_name(path: Path) -> int | None:
+    """The rank that a file's name, or its folder's, says it is of."""
     for name in (path.name, path.absolute().parent.name):
         for pattern in _RANK:
             if match := pattern.search(name):
@@ -147,8 +148,8 @@ def _numbered(found: Sequence[_Found]) -> list[tuple[int, Trace | None]]:
             number = next(n for n in count() if n not in taken)
             taken[number] = path
             if claim is not None and trace is not None:
-                note = f"{path.name} is of rank {claim}, as {taken[claim].name} is: counted as "
-                trace = replace(trace, warnings=(*trace.warnings, f"{note}rank {number}"))
+                note = f"{path.name} is of rank {claim}, as {taken[claim].name} is: its number is "
+                trace = replace(trace, warnings=(*trace.warnings, f"{note}{number}"))
         numbered.append((number, trace))
     return sorted(numbered, key=itemgetter(0))
 

@@ -1,0 +1,114 @@
+"""Whether traces are the ranks of one job, or of several, and how that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.trace.ranks import rank_in_name, rank_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+
+#: Ranks of one job are recorded together. Clocks of hosts differ by less.
+_APART_NS = 60 * 10**9
+
+
+def several_jobs(traces: Sequence[Trace]) -> str:
+    """Why these are not the ranks of one job, in words; empty if nothing says so.
+
+    One rank is there once. All of a job are recorded at one time, and know of as many ranks, which
+    is at least as many as there are traces; all of them are distributed, or none. Traces that say
+    nothing of ranks, in no name either, are of one job only if they were recorded together.
+    """
+    if len(traces) < 2:
+        return ""
+    return next(filter(None, (check(traces) for check in _CHECKS)), "")
+
+
+def _name(trace: Trace) -> str:
+    return Path(trace.source).name or "a trace"
+
+
+def _rank(trace: Trace) -> int | None:
+    own = rank_of(trace.metadata)
+    return rank_in_name(Path(trace.source)) if own is None else own
+
+
+def _info(trace: Trace) -> dict[str, Any]:
+    info = trace.metadata.get("distributedInfo")
+    return info if isinstance(info, dict) else {}
+
+
+def _world(trace: Trace) -> int | None:
+    size = _info(trace).get("world_size")
+    return size if type(size) is int and size > 0 else None
+
+
+def _twice(traces: Sequence[Trace]) -> str:
+    by_rank: dict[int, list[str]] = {}
+    for trace in traces:
+        if (rank := _rank(trace)) is not None:
+            by_rank.setdefault(rank, []).append(_name(trace))
+    for rank, (first, *others) in sorted(by_rank.items()):
+        if others:
+            more = f" and {len(others) - 1} more" if others[1:] else ""
+            return f"{first}, {others[0]}{more} are each of rank {rank}"
+    return ""
+
+
+def _sizes(traces: Sequence[Trace]) -> str:
+    known = [(size, _name(trace)) for trace in traces if (size := _world(trace)) is not None]
+    for (size, name), (other, second) in combinations(known, 2):
+        if size != other:
+            return f"{name} is of a job of size {size}, {second} of one of size {other}"
+    if known and known[0][0] < len(traces):
+        return (
+            f"{known[0][1]} is of a job of size {known[0][0]}, and there are {len(traces)} traces"
+        )
+    return ""
+
+
+def _mixed(traces: Sequence[Trace]) -> str:
+    ranked = [trace for trace in traces if _info(trace)]
+    alone = [trace for trace in traces if _rank(trace) is None]
+    if ranked and alone:
+        return f"{_name(ranked[0])} is of a distributed job, {_name(alone[0])} says nothing of one"
+    return ""
+
+
+def _times(traces: Sequence[Trace]) -> str:
+    spans = sorted((*_span(trace), _name(trace)) for trace in traces if len(trace))
+    ranked = all(_rank(trace) is not None for trace in traces)
+    allowed = _APART_NS if ranked else 0
+    until, last = None, ""
+    for start, end, name in spans:
+        if until is not None and start - until > allowed:
+            return f"{name} begins {_lasting(start - until)} after {last} ends"
+        if until is None or end < until:  # what ends first must still run when the last begins
+            until, last = end, name
+    return ""
+
+
+def _span(trace: Trace) -> tuple[int, int]:
+    """Nanoseconds since the epoch, where the trace knows its base."""
+    base = trace.metadata.get("baseTimeNanoseconds")
+    zero = base if type(base) is int else 0
+    return zero + int(trace.ts[0]), zero + int((trace.ts + trace.dur).max())
+
+
+def _lasting(ns: int) -> str:
+    """In the unit that suits it.
+
+    >>> _lasting(5_000_000), _lasting(90 * 10**9), _lasting(2 * 86_400 * 10**9)
+    ('5 ms', '90 s', '2 days')
+    """
+    for size, unit in ((86_400 * 10**9, "days"), (60 * 10**9, "min"), (10**9, "s")):
+        if ns >= 2 * size:
+            return f"{ns / size:.0f} {unit}"
+    return f"{ns / 1e6:.3g} ms"
+
+
+_CHECKS: tuple[Callable[[Sequence[Trace]], str], ...] = (_twice, _sizes, _mixed, _times)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +12,11 @@ from trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.gaps import NO_CALLS, NO_DEVICE, NO_WAITS_ON_XPU
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.findings import found_in, within
 from pytest_torchprof.metrics import METRICS, measure, measure_all
 from pytest_torchprof.rules import RULES, check
 from pytest_torchprof.samples import Sample
-from pytest_torchprof.stats import NotMeasured
+from pytest_torchprof.stats import Budget, NotMeasured
 from pytest_torchprof.trace.read import parse
 
 if TYPE_CHECKING:
@@ -302,6 +304,25 @@ def test_what_a_rule_finds_outside_of_graphs_counts_all_the_same() -> None:
     assert found.counts == {"fp32-matmul": 1}
     assert found.unchecked == {}
     assert "2 kernels ran from graphs" in found.partly["fp32-matmul"]
+
+
+def test_a_budget_on_a_rule_that_saw_a_part_is_exceeded_or_not_checked() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    with b.op("aten::mm", [[64, 64], [64, 64]]):
+        b.launch(SGEMM)
+    b.graph_launch(["some_gemm"])
+    rules = [RULES[code] for code in ("fp32-matmul", "unaligned-matmul")]
+    plan: Any = SimpleNamespace(rules=rules, allowed={}, ignored=frozenset())
+    recorder: Any = SimpleNamespace(checked=check(recorded(b), rules), plan=plan)
+    found, unchecked = found_in(recorder)
+    assert found == {"fp32-matmul": 1}
+    assert set(unchecked) == {"fp32-matmul", "unaligned-matmul"}
+    seen, unseen = (
+        within(Budget("findings", 0, rules=(rule.code,)), found, unchecked, plan) for rule in rules
+    )
+    assert seen == 1
+    assert isinstance(unseen, NotMeasured)
+    assert "ran from graphs" in unseen.reason
 
 
 def test_kernels_without_any_operator_are_not_checked() -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.settings import Settings
 
 _MOST_SWAPPED = 4
+#: Of a trace's file name, without its number and ending.
+_STEM_BYTES = 150
 
 
 #: Metrics that operators or rules account for, which have places.
@@ -329,7 +331,9 @@ def all_unchecked(plan: Plan, reason: str) -> list[Verdict]:
 def _file_stem(nodeid: str) -> str:
     """A file name for a test; with a number where it would not lead back to this test alone."""
     words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
-    stem = words.replace("::", ".").replace("/", "+").replace(":", "_")[-150:]
+    whole = words.replace("::", ".").replace("/", "+").replace(":", "_")
+    # A file's name has 255 bytes in most systems, of which others than letters of ASCII take more.
+    stem = whole.encode(errors="replace")[-_STEM_BYTES:].decode(errors="ignore")
     file, _, names = stem.partition(".py.")
     names, bracket, parameters = names.partition("[")
     back = f"{file.replace('+', '/')}.py::{names.replace('.', '::')}{bracket}{parameters}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from pytest_torchprof.capture import (
     REAL,
@@ -101,7 +101,8 @@ class Recorder:
 
     plan: Plan
     machine: Machine
-    folder: Path
+    #: Where the profiler may write; None for the system's folder of temporary files.
+    folder: Path | None = None
     compiled: CompileCount = field(default_factory=CompileCount.now)
     #: What the test's own first run has compiled, once that is over.
     compilation: dict[str, Any] | None = None
@@ -112,7 +113,8 @@ class Recorder:
     longest_ns: int = 0
     trace: Trace | None = None
     stacks: Trace | None = None
-    file: Path | None = None
+    #: The trace's text, open; it has no name any more.
+    file: IO[bytes] | None = None
     reason: str | None = None
     #: Errors that are ours, or the system's: they end the session with a failure.
     faults: list[str] = field(default_factory=list)
@@ -135,7 +137,7 @@ class Recorder:
     #: Inline expectations to be rewritten, see `baseline.inline.Edit`.
     edits: list[Edit] = field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
-    one_thread: tuple[Trace, Path] | None = None
+    one_thread: tuple[Trace, IO[bytes]] | None = None
     #: Whether there is something of which to say where it happened; asked once, after the others.
     wants_lines: Callable[[], bool] = lambda: False
     #: Files that are the user's wherever they lie: the test's own.
@@ -174,12 +176,12 @@ class Recorder:
     def export(self, target: Path) -> None:
         """Write the trace's file, compressed; a test's patches may be in place."""
         assert self.file is not None  # noqa: S101 - the caller has looked
+        self.file.seek(0)
         with (
-            REAL.open(self.file, "rb") as source,
             replacing(target) as file,
             gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
         ):
-            shutil.copyfileobj(source, packed)
+            shutil.copyfileobj(self.file, packed)
 
     def keep_tables(self, printed: str) -> None:
         """Of the tables that a run has made, only those that it has printed."""
@@ -231,7 +233,7 @@ class Recorder:
         for file in files:
             if file is not None:
                 with suppress(OSError):
-                    REAL.unlink(file)
+                    file.close()
 
     def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
         """These, with as many rounds as the seconds asked for take, and one more where the profiled

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from pytest_torchprof.capture import (
     OWN_PROFILER,
-    REAL,
     SHELTER,
     Capture,
     CompileCount,
     LineTracer,
     Stopwatch,
+    hold,
+    passing_folder,
     sees_threads,
 )
 from pytest_torchprof.events import Kind as EventKind
@@ -118,17 +118,19 @@ class Run:
             facts = recorder.facts()
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY
-            trace, file = capture.stop(recorder.folder, facts)
+            with passing_folder(recorder.folder) as folder:
+                trace, path = capture.stop(folder, facts)
+                file = hold(path)
             self._hand_over(trace, file, capture)
 
-    def _hand_over(self, trace: Trace, file: Path, capture: Capture) -> None:
+    def _hand_over(self, trace: Trace, file: IO[bytes], capture: Capture) -> None:
         recorder = self.recorder
         if self.kind == "profile":
             self._keep(trace, file, capture)
         elif self.kind == "threads":
             self._choose(trace, file)
         else:
-            REAL.unlink(file)
+            file.close()
             if self.kind == "stacks":
                 # A module's forward may go on in a thread, of which this trace knows nothing.
                 others = capture.started_threads or capture.other_threads
@@ -139,7 +141,7 @@ class Run:
                     lines, modules = self._tracer.lines, self._tracer.modules
                     recorder.located = Located(trace, lines, modules)
 
-    def _keep(self, trace: Trace, file: Path, capture: Capture) -> None:
+    def _keep(self, trace: Trace, file: IO[bytes], capture: Capture) -> None:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""
         recorder = self.recorder
         recorder.forget()  # that of a profiled run that had to compile
@@ -160,7 +162,7 @@ class Run:
         else:
             recorder.trace, recorder.file = trace, file
 
-    def _choose(self, trace: Trace, file: Path) -> None:
+    def _choose(self, trace: Trace, file: IO[bytes]) -> None:
         """The trace of all threads where it holds more than that of one, which has memory."""
         recorder = self.recorder
         assert recorder.one_thread is not None  # noqa: S101 - this run was asked for because of it
@@ -169,7 +171,7 @@ class Run:
         if _operators(trace) <= _operators(other):
             trace, file, other_file = other, other_file, file
         recorder.trace, recorder.file = trace, file
-        REAL.unlink(other_file)
+        other_file.close()
 
     def _forget(self) -> None:
         """Close what is open, each whatever becomes of the other."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -93,7 +91,6 @@ class TorchprofSession(RunningHooks):
         self.messages: list[str] = []
         self.errors: list[str] = []
         self._machine: Machine | None = None
-        self._folder: Path | None = None
         self._careful = _Careful(self.errors)
         #: While accepting: what inline expectations are rewritten in.
         self.sources = Sources(settings.started_ns) if settings.accept else None
@@ -117,13 +114,6 @@ class TorchprofSession(RunningHooks):
         if self._machine is None:
             self._machine = probe_machine(self.settings.threads)
         return self._machine
-
-    @property
-    def folder(self) -> Path:
-        """Where exported traces lie until they are read."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="torchprof-"))
-        return self._folder
 
     def recorder_of(self, item: pytest.Item) -> Recorder | None:
         """The recorder of a test that is being profiled."""
@@ -243,7 +233,7 @@ class TorchprofSession(RunningHooks):
             item.stash[key] = {}
         item.stash.setdefault(RECORDER, None)
         subject, own_files = self._subject(item), (str(item.path),)
-        recorder = Recorder(plan, self.machine, self.folder, own_files=own_files)
+        recorder = Recorder(plan, self.machine, own_files=own_files)
         recorder.wants_lines = lambda: self.judge.wants_lines(subject, recorder)
         item.stash[RECORDER] = recorder
         with suppress(BaselineError):  # it is judged later
@@ -389,8 +379,6 @@ class TorchprofSession(RunningHooks):
             self._finish(session)
 
     def _finish(self, session: pytest.Session) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
         if self.is_worker:
             self.config.workeroutput["torchprof"] = {  # type: ignore[attr-defined]
                 "environment": self.environment,

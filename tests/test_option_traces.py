@@ -201,3 +201,14 @@ def test_no_threads_are_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TESTS)
     message = run(pytester, "--torchprof", "--torchprof-threads=0").usage_error()
     assert "'0' is not a number of threads, of 1 or more, or 'keep'" in message
+
+
+def test_a_name_of_many_bytes_is_cut_and_stays_its_own(pytester: pytest.Pytester) -> None:
+    name = "試" * 120
+    pytester.makepyfile(test_it=f"def test_{name}(): pass\ndef test_{name}い(): pass")
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert (0, {"passed": 2}) == (ran.ret, ran.outcomes)
+    names = kept(pytester)
+    assert 2 == len(names) == len({test["trace"] for test in ran.tests.values()})
+    assert all(len(name.encode()) <= 255 for name in names)
+    assert all(name.endswith(".pt.trace.json.gz") for name in names)

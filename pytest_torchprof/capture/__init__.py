@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pytest_torchprof.capture.busy import BusyWatch
 from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture.exports import hold, passing_folder
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import (
     Machine,
@@ -46,7 +47,9 @@ __all__ = [
     "allows_tf32",
     "conditions",
     "device_gap",
+    "hold",
     "muted",
+    "passing_folder",
     "prime",
     "probe_machine",
     "quiet_kineto",

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_torchprof.capture.exports import made, no_room
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.machine import accelerator, lend_threads, real_torch, synchronize
 from pytest_torchprof.capture.processes import Children, watch_forks
@@ -23,7 +24,7 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.turns import Tidy
-from pytest_torchprof.errors import CaptureError
+from pytest_torchprof.errors import CaptureError, TraceError
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.watchdog import LIMIT_SAID, Watchdog
@@ -344,6 +345,7 @@ class Capture:
 
         Raises:
             CaptureError: the session was taken over or ended by somebody else, or is empty.
+            StorageError: there is no room for the file, which is made if need be.
         """
         import msgspec
 
@@ -371,10 +373,18 @@ class Capture:
         if self._everywhere and not profiler.profiler.kineto_results.events():
             raise CaptureError("somebody else ended the profiler session of the test")
         path = folder / f"{self._pid}-{next(_FILE_NUMBERS)}.pt.trace.json"
-        profiler.export_chrome_trace(str(path))
-        _empty(profiler)
-        with REAL.open(path, "rb") as file:
-            trace = parse(file.read(), source=str(path))
+        try:
+            made(folder)
+            profiler.export_chrome_trace(str(path))
+            _empty(profiler)
+            with REAL.open(path, "rb") as file:
+                trace = parse(file.read(), source=str(path))
+        except FileNotFoundError:  # torch says nothing when there is no room for it
+            raise no_room(folder, "torch has left no file, as when there is no room") from None
+        except (OSError, TraceError) as error:
+            raise no_room(folder, error) from error
+        if trace.cut or (facts and not trace.facts):
+            raise no_room(folder, "a part of it is missing")
         if trace.region is None:
             REAL.unlink(path)
             raise CaptureError("the profiler recorded nothing, not even the measured region")

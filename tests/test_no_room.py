@@ -1,0 +1,138 @@
+"""Where the profiler may write: nothing stays there, and no room there is no pass."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers import ADD, run
+
+from pytest_torchprof.capture import hold, passing_folder
+from pytest_torchprof.capture.exports import made
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What torch does on a full disk: it leaves no file, and says nothing."""
+
+
+def half(self: Any, path: str) -> None:
+    text = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}, {"ph'
+    Path(path).write_text(text, "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("call", "fake", "why"),
+    [
+        ("pytest_torchprof.capture.exports.os.mkdir", full, "No space left on device"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", full, "No space left on device"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", nothing, "torch has left no file"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", half, "a part of it is missing"),
+    ],
+)
+def test_a_folder_without_room_fails_the_run_in_one_line(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, call: str, fake: Any, why: str
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    folder = pytester.mkdir("temporary")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr(call, fake)
+    ran = run(pytester, "--torchprof", "-pno:tmpdir")
+    monkeypatch.undo()
+    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 1}) == (ran.ret, ran.outcomes)
+    assert {"test_add": "not_profiled"} == ran.statuses
+    (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
+    assert line.startswith(f"ERROR: no trace can be written to {folder}: {why}")
+    assert "free some room there, or set TMPDIR to a folder with more (in 1 test: " in line
+    assert [] == list(folder.iterdir())
+
+
+def test_no_folder_for_temporary_files_fails_the_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(
+        "pytest_torchprof.capture.exports.tempfile", SimpleNamespace(gettempdir=none)
+    )
+    ran = run(pytester, "--torchprof", "-pno:tmpdir")
+    monkeypatch.undo()
+    assert (1, {"passed": 1}) == (ran.ret, ran.outcomes)
+    assert "ERROR: no trace can be written: No usable temporary directory found; " in ran.out
+
+
+def test_the_file_is_there_for_its_owner_only_and_goes_with_the_block(tmp_path: Path) -> None:
+    with passing_folder(tmp_path) as folder:
+        (made(folder) / "trace").write_bytes(b"text")
+        assert 0o700 == folder.stat().st_mode & 0o777
+        file = hold(folder / "trace")
+    assert [] == list(tmp_path.iterdir())
+    with file:
+        assert b"text" == file.read()
+    with pytest.raises(KeyError), passing_folder(tmp_path) as folder:  # noqa: PT012
+        (made(folder) / "trace").touch()
+        raise KeyError
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_signal_is_waited_for_within_the_block_only_and_where_nobody_else_does() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
+            signal.signal(signal.SIGTERM, handler)
+            with passing_folder():
+                ours = handler == signal.SIG_DFL
+                assert (signal.getsignal(signal.SIGTERM) != handler) is ours
+            assert handler == signal.getsignal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_ended_while_it_reads_a_trace_it_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from pytest_torchprof.capture.exports import made, passing_folder\n"
+        "with passing_folder() as folder:\n"
+        "    (made(folder) / 'trace').touch()\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    temporary = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=temporary, check=False)
+    assert (-signal.SIGTERM, []) == (ended.returncode, list(tmp_path.iterdir()))
+
+
+def test_while_a_test_runs_there_is_nothing_to_leave(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import os, signal, tempfile
+        import torch
+
+        def test_a():
+            torch.ones(1) + 1
+
+        def test_b():
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            assert [n for n in os.listdir(tempfile.gettempdir()) if "torchprof-" in n] == []
+        """
+    )
+    folder = pytester.mkdir("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert {"passed": 2} == ran.outcomes
+    assert 2 == len(list((pytester.path / "traces").iterdir()))

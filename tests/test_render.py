@@ -321,7 +321,7 @@ operator                                            calls    self_cpu_ms    cpu_
 ------------------------------------------------  -------  -------------  --------  --------------  ---------  --------  ----------------------  -----------------
 aten::linear                                            1          10 us     20 us
 aten::addmm                                             1           5 us     10 us           33 us          1  240 FLOP                   4 KiB              4 KiB
-aten::an_operator_with_…long_name_in_a_namespace        3           3 us      3 us
+aten::an_operator_with_…long_name_in_a_namespace        3           3 us      3 us                                    –
 """,
         )
 
@@ -331,7 +331,7 @@ aten::an_operator_with_…long_name_in_a_namespace        3           3 us      
             """\
 operator                                            calls    self_cpu_ms    cpu_ms    self_cuda_ms    kernels    flops    allocated_cuda_bytes    peak_cuda_bytes
 ------------------------------------------------  -------  -------------  --------  --------------  ---------  -------  ----------------------  -----------------
-aten::an_operator_with_…long_name_in_a_namespace        3           3 us      3 us
+aten::an_operator_with_…long_name_in_a_namespace        3           3 us      3 us                                   –
 … and 2 more
 """,
         )

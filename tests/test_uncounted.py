@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers import run
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.uncounted import uncounted
@@ -149,3 +150,37 @@ def test_a_lower_bound_is_compared_with_no_baseline(accepted: int) -> None:
     verdicts = compare(Profile({"flops": BOUND}), baseline, [], Policy())
     assert [("not_measured", accepted)] == [(v.status, v.baseline) for v in verdicts]
     assert "ok" == status_of(verdicts, has_baseline=True)
+
+
+LIVE = """
+import torch, pytest
+
+@pytest.mark.max_flops("1 GFLOP")
+def test_unknown():
+    torch.fft.rfft(torch.ones(8))
+
+@pytest.mark.max_flops("1 FLOP")
+def test_over():
+    torch.ones(4, 5) @ torch.ones(5, 6)
+    torch.fft.rfft(torch.ones(8))
+
+@pytest.mark.max_flops("240 FLOP")
+def test_known():
+    torch.ones(4, 5) @ torch.ones(5, 6)
+"""
+
+
+def test_a_live_test_that_computes_without_a_formula_passes_no_budget(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=LIVE)
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 2, "failed": 1} == ran.outcomes
+    assert "limited to 1 FLOP but measured at least 240 FLOP" in ran.out
+    (line,) = (line for line in ran.out.splitlines() if "max_flops not checked" in line)
+    assert "aten::_fft_r2c (1 call" in line
+    assert line.endswith("has no formula (test_it.py::test_unknown)")
+    run(pytester, "--accept")
+    ran = run(pytester, "--torchprof", "--torchprof-strict")
+    assert {"passed": 1, "failed": 2} == ran.outcomes
+    assert "strict: the budget flops could not be checked: aten::_fft_r2c" in ran.out

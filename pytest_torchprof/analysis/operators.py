@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pytest_torchprof.analysis.foreign import operator_may_multiply
 from pytest_torchprof.flops import FORMULAS
@@ -175,13 +175,25 @@ _OTHERS: Final[Mapping[Work, str]] = {
 }
 
 
-def _patterns(table: Mapping[Work, str]) -> Mapping[Work, re.Pattern[str]]:
-    words = {work: re.sub(r"#.*", "", text).split() for work, text in table.items()}
-    return {work: re.compile(f"(?:{'|'.join(parts)})$") for work, parts in words.items()}
+class _Names(NamedTuple):
+    """Whole names: plain ones, which need not be compiled, and patterns."""
+
+    plain: frozenset[str]
+    patterns: re.Pattern[str]
 
 
-_OF_ATEN: Final = _patterns(_ATEN)
-_OF_OTHERS: Final = _patterns(_OTHERS)
+def _names(table: Mapping[Work, str]) -> Mapping[Work, _Names]:
+    out = {}
+    for work, text in table.items():
+        words = re.sub(r"#.*", "", text).split()
+        plain = frozenset(word for word in words if re.fullmatch(r"[\w:]+", word))
+        patterns = "|".join(word for word in words if word not in plain)
+        out[work] = _Names(plain, re.compile(f"(?:{patterns})$"))
+    return out
+
+
+_OF_ATEN: Final = _names(_ATEN)
+_OF_OTHERS: Final = _names(_OTHERS)
 _OF_SCRIPT: Final = frozenset(_SCRIPT.split())
 
 
@@ -218,5 +230,6 @@ def listed(name: str) -> Work | None:
         own = shorter
 
 
-def _first(table: Mapping[Work, re.Pattern[str]], name: str) -> Work | None:
-    return next((work for work, pattern in table.items() if pattern.match(name)), None)
+def _first(table: Mapping[Work, _Names], name: str) -> Work | None:
+    fits = (work for work, n in table.items() if name in n.plain or n.patterns.match(name))
+    return next(fits, None)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, Kind, Trace
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class OpRow:
     self_cpu_ns: int = 0
     cpu_ns: int = 0
     self_cuda_ns: int = 0
-    #: None where the trace does not say what the formula of one of the calls needs.
+    #: None where nobody knows those of one of the calls.
     flops: int | None = 0
     allocated_cpu_bytes: int = 0
     allocated_cuda_bytes: int = 0
@@ -67,7 +68,8 @@ def ops(trace: Trace) -> dict[str, OpRow]:
     for column, values in columns.items():
         for name, total in _sum_by(trace.name[chosen], values):
             setattr(row(trace.names[name]), column, total)
-    for name in np.unique(trace.name[trace.unknown_flops]).tolist():
+    unknown = trace.unknown_flops | uncounted_operators(trace)
+    for name in np.unique(trace.name[unknown]).tolist():
         row(trace.names[name]).flops = None
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     owners = launching_operators(trace, device)

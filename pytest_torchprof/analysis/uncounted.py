@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof import nesting
-from pytest_torchprof.analysis.attribution import attribute, is_replayed
+from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device import launched_ns
 from pytest_torchprof.analysis.foreign import kernel_may_multiply
 from pytest_torchprof.analysis.operators import work_of
@@ -112,7 +112,7 @@ def _lacking(trace: Trace, event: int) -> str:
 
 def _without_formula(trace: Trace) -> Iterable[Part]:
     """They compute, and there is no formula."""
-    return _by_name(trace, _outermost(trace, _computing(trace)), lambda _: NO_FORMULA)
+    return _by_name(trace, trace.once(_computing), lambda _: NO_FORMULA)
 
 
 def _without_parts(trace: Trace) -> Iterable[Part]:
@@ -143,9 +143,9 @@ _ASKED: Final = frozenset({"parts", "unknown"})
 _WORKING: Final = frozenset({"counted", "none", "computes"})
 
 
-def _computing(trace: Trace) -> Bools:
-    ops = trace.selection & trace.is_kind(Kind.OP)
-    return ops & trace.names_where(lambda name: work_of(name) == "computes") & ~trace.only_shapes
+def _computing(trace: Trace) -> Ints:
+    ops = trace.selection & trace.is_kind(Kind.OP) & ~trace.only_shapes
+    return _outermost(trace, ops & trace.names_where(lambda name: work_of(name) == "computes"))
 
 
 def _outermost(trace: Trace, marked: Bools) -> Ints:
@@ -165,13 +165,8 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
     those that a graph replayed.
     """
     kernels = trace.selection & trace.is_kind(Kind.KERNEL)
-    kernels &= trace.names_where(kernel_may_multiply)
-    none = np.zeros(0, np.int64)
-    if not kernels.any():
-        return none, none, none
-    work = attribute(trace)
-    mine = kernels[work.event]
-    event, call = work.event[mine], work.call[mine]
+    event = np.flatnonzero(kernels & trace.names_where(kernel_may_multiply))
+    call = _calls(trace, event)
     replays = is_replayed(trace, trace.launch[event])
     kinds = _kinds(trace, call)
     known = call >= 0
@@ -181,6 +176,18 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
     alone = left & (kinds == "around")
     by_operator = left & np.isin(kinds, list(_ASKED))
     return event[alone], np.unique(call[by_operator]), event[replays]
+
+
+def _calls(trace: Trace, kernels: Ints) -> Ints:
+    """The innermost operator around the launch of each kernel, or -1."""
+    launch = trace.launch[kernels]
+    above = np.where(launch >= 0, trace.parent[launch], -1)
+    ops = trace.is_kind(Kind.OP)
+    todo = np.flatnonzero(above >= 0)
+    while len(todo := todo[~ops[above[todo]]]):
+        above[todo] = trace.parent[above[todo]]
+        todo = todo[above[todo] >= 0]
+    return above
 
 
 def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
@@ -246,6 +253,14 @@ def _whole(trace: Trace) -> int:
     if device.any():
         return int(trace.dur[device].sum())
     return int(trace.self_ns[trace.selection & trace.is_kind(Kind.OP)].sum())
+
+
+def uncounted_operators(trace: Trace) -> Bools:
+    """Operators that compute and have no formula."""
+    out = np.zeros(len(trace), bool)
+    for events in (trace.once(_computing), trace.once(_opaque)):
+        out[events] = True
+    return out
 
 
 def flops_gap(trace: Trace) -> str | None:

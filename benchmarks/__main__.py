@@ -23,6 +23,7 @@ from tabulate import tabulate
 from benchmarks.long_sessions import empty, rss
 from benchmarks.off import off
 from benchmarks.profiled import post, profile, rules
+from benchmarks.start import start
 from benchmarks.stored import stored
 from benchmarks.suite import suite
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 #: In this order; those that import torch into this process come last.
 THEMES: dict[str, Callable[..., Iterator[Row]]] = {
     "off": off,
+    "start": start,
     "suite": suite,
     "empty": empty,
     "rss": rss,

@@ -118,6 +118,18 @@ def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
     assert () == check(trace, []).findings(placing)
 
 
+def test_one_look_for_all_expressions_finds_what_each_finds(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*trace.names, "aten::mm", "Optimizer.step#SGD.step", "cudaLaunchKernel", "nothing"]
+    monkeypatch.setattr(NAMES, "_KNOWN", {})
+    one_by_one = NAMES.learn(names)
+    assert any(one_by_one)
+    monkeypatch.setattr(NAMES, "_KNOWN", {})
+    monkeypatch.setattr(NAMES, "_MANY", -1)
+    assert one_by_one == NAMES.learn(names)
+
+
 def test_a_name_is_looked_at_once_in_a_process(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

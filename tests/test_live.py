@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.capture import Capture
+from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import REGION, Kind, Trace
 from pytest_torchprof.metrics import METRICS, measure_all
@@ -251,3 +252,29 @@ def test_a_peak_that_hangs_on_how_far_workers_are_ahead_is_no_number(
     values = measure_all(captured(block, tmp_path))
     assert measured == (not isinstance(values["peak_cpu_bytes"], NotMeasured))
     assert values["allocated_cpu_bytes"] == 524  # two tensors, and the scalars
+
+
+@pytest.mark.skipif(real_torch().trace_only is None, reason="this torch has no such choice")
+def test_a_session_that_is_only_exported_writes_what_any_other_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = train(Residual(), torch.randn(2, 3, 8, 8))
+    captured(step, tmp_path), captured(step, tmp_path)  # as every further run
+
+    def written() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        document = json.loads(captured_file(step, tmp_path)[1].read_bytes())
+        return document, [_undated(event) for event in document.pop("traceEvents")]
+
+    document, events = written()
+    monkeypatch.setattr(real_torch(), "trace_only", None)
+    other, others = written()
+    assert others == events
+    assert {"aten::convolution_backward", "[memory]"} <= {event["name"] for event in events}
+    assert other.keys() == document.keys()
+
+
+def _undated(event: dict[str, Any]) -> dict[str, Any]:
+    """The event without time, address, and what is numbered through a process."""
+    numbered = {"External id", "Sequence number", "Addr", "Total Allocated", "id"}
+    args = {k: v for k, v in event.get("args", {}).items() if k not in numbered}
+    return {k: v for k, v in event.items() if k not in {"ts", "dur", "id", "args"}} | {"args": args}

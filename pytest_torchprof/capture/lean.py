@@ -7,6 +7,7 @@ the question itself imports inductor and dynamo. As long as nobody else has, the
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -51,3 +52,16 @@ def lean_profile() -> Any:
             prepare(self)
 
     return Profile
+
+
+def trace_only() -> Any:
+    """A configuration for sessions that are only exported, never looked at through Python.
+
+    Torch then makes no second copy of each event, which it takes as long to free as to write the
+    file; what is exported stays the same. None where torch has no such choice (before 2.13).
+    """
+    import torch
+
+    with suppress(TypeError):
+        return torch._C._profiler._ExperimentalConfig(trace_only=True)
+    return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
-from pytest_torchprof.capture.lean import lean_profile
+from pytest_torchprof.capture.lean import lean_profile, trace_only
 from pytest_torchprof.errors import CaptureError
 
 
@@ -139,6 +139,7 @@ def real_torch() -> SimpleNamespace:
         activity=torch.profiler.ProfilerActivity,
         supported=torch.profiler.supported_activities,
         config=torch._C._profiler._ExperimentalConfig,
+        trace_only=trace_only(),
         region=torch.profiler.record_function,
         get_threads=torch.get_num_threads,
         set_threads=torch.set_num_threads,

@@ -105,6 +105,8 @@ def _profiler(*, stacks: bool = False, everywhere: bool = False, details: bool =
         extra["experimental_config"] = t.config(verbose=True)
     if everywhere:
         extra["experimental_config"] = t.config(profile_all_threads=True)
+    if not extra and device is None and t.trace_only is not None:
+        extra["experimental_config"] = t.trace_only
     return t.profile(
         activities=activities,
         record_shapes=details,

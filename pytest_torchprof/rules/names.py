@@ -44,6 +44,8 @@ _ALL: Final[list[Names]] = []
 #: Of each name that was met, the bits of what it belongs to.
 _KNOWN: Final[dict[str, int]] = {}
 _MOST_KNOWN: Final = 100_000
+#: For fewer, one look for all would cost more to compile (6 ms) than it saves.
+_MANY: Final = 500
 #: Smaller traces are not sorted by name: to look at all of them is as quick.
 _SMALL: Final = 2000
 #: Constants of ours have bits that fit a column of numbers, triggers of users' rules need not.
@@ -62,8 +64,11 @@ def _joined() -> tuple[Callable[[str], object], list[Names]]:
 
 
 def _bits(name: str) -> int:
-    together, alone = _joined()
-    return sum(one.bit for one in (_ALL if together(name) else alone) if one.match(name))
+    looks = _ALL
+    if len(_KNOWN) > _MANY:
+        together, alone = _joined()
+        looks = _ALL if together(name) else alone
+    return sum(one.bit for one in looks if one.match(name))
 
 
 @lru_cache(maxsize=1000)

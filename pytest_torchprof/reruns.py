@@ -115,18 +115,14 @@ class Runner:
             return (yield)
         with SHELTER:
             undo = watch(run.saw_profiler)
-        if not run.recorder.own_region:
-            run.begin()
+            if not run.recorder.own_region:
+                run.begin()
         try:
             result = yield
         except BaseException:
-            run.cancel()
+            run.cancel(undo.close)
             raise
-        else:
-            run.end()
-        finally:
-            with SHELTER:
-                undo.close()
+        run.end(undo.close)
         return result
 
     def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -158,8 +154,7 @@ class Runner:
         if self.rerunning or self._first_teardown is None:
             return (yield)
         first, self._first_teardown = self._first_teardown, None
-        with SHELTER:
-            first.say()
+        first.say()
         result = yield
         if first.error is not None:
             raise first.error
@@ -290,11 +285,11 @@ class Runner:
             recorder.rounds.before_round()
         try:
             with heard(item, printed) if recorder.table_asked else nullcontext():
+                run = Run(kind, recorder, first=False)
                 with SHELTER.lifted:
                     item.ihook.pytest_runtest_setup(item=item)
-                self.run = Run(kind, recorder, first=False)
-                recorder.runs += 1
-                with SHELTER.lifted:
+                    self.run = run
+                    recorder.runs += 1
                     item.ihook.pytest_runtest_call(item=item)
         except KeyboardInterrupt:
             raise
@@ -354,12 +349,15 @@ class FirstTeardown:
 
     def say(self) -> None:
         """Say it now, while the teardown phase's output is captured."""
-        logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
-        for _, key, text in self._sections:
-            if key == "log" and logging_plugin is not None:
-                logging_plugin.report_handler.stream.write(f"{text}\n")
-            elif key in ("stdout", "stderr"):
-                getattr(sys, key).write(text)
+        if not self._sections:
+            return
+        with SHELTER:
+            logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
+            for _, key, text in self._sections:
+                if key == "log" and logging_plugin is not None:
+                    logging_plugin.report_handler.stream.write(f"{text}\n")
+                elif key in ("stdout", "stderr"):
+                    getattr(sys, key).write(text)
 
 
 def _cannot(error: BaseException, kind: str = "", threads: int | None = None) -> str:

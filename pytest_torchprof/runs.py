@@ -56,22 +56,27 @@ class Run:
                 if not begun:  # or a time limit, an interrupt
                     self._forget()
 
-    def end(self) -> None:
-        """Stop, and hand what was measured to the recorder."""
+    def end(self, *last: Callable[[], None]) -> None:
+        """Stop, and hand what was measured to the recorder; then call these."""
         try:
             if self._watch is not None:
                 self._watch.stop()
             with SHELTER:
-                self._end()
+                try:
+                    self._end()
+                finally:
+                    self._forget(*last)
+                    last = ()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             self.recorder.refuse(self.recorder.broke(error))
         finally:
-            self.cancel()
+            if last or self._watch is not None or self._capture is not None:
+                self.cancel(*last)
 
-    def cancel(self) -> None:
+    def cancel(self, *last: Callable[[], None]) -> None:
         """Stop without a result: the block raised, or measures a region of its own."""
         with SHELTER:
-            self._forget()
+            self._forget(*last)
 
     def _begin(self) -> None:
         if self.kind in ("profile", "stacks", "threads", "lines"):
@@ -173,13 +178,13 @@ class Run:
         recorder.trace, recorder.file = trace, file
         other_file.close()
 
-    def _forget(self) -> None:
+    def _forget(self, *last: Callable[[], None]) -> None:
         """Close what is open, each whatever becomes of the other."""
         watch, self._watch = self._watch, None
         capture, self._capture = self._capture, None
         closing: list[Callable[[], None]] = [watch.__exit__] if watch is not None else []
         closing += [capture.abandon] if capture is not None else []
-        for close in closing:
+        for close in (*closing, *last):
             try:
                 close()
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test

@@ -264,8 +264,7 @@ class TorchprofSession(RunningHooks):
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Tear down what the last rerun has left, unnoticed."""
         if not self.runner.rerunning:
-            with self._careful:
-                self.judge.forget()
+            self.judge.forget()
         return (yield from super().pytest_runtest_teardown(item))
 
     def pytest_enter_pdb(self) -> None:
@@ -277,18 +276,19 @@ class TorchprofSession(RunningHooks):
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Let the record ride on the report, which crosses to xdist's controller by itself."""
-        with self._careful:
-            if call.excinfo is not None:
+        if call.excinfo is not None:
+            with self._careful:
                 hide_us(call.excinfo)
         report = yield
-        with self._careful:
-            self._attach(item, call, report)
+        if _tells(report):
+            with self._careful:
+                self._attach(item, call, report)
         return report
 
     def _attach(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
-        if PLAN in item.stash and (call.when == "call" or not report.passed):
+        if PLAN in item.stash:
             recorder = item.stash.get(RECORDER, None)
             ours = call.excinfo is not None and str(call.excinfo.value) == self._message
             if call.when == "call" and report.failed and not ours:
@@ -337,13 +337,13 @@ class TorchprofSession(RunningHooks):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather records; under xdist they come from the workers."""
-        with self._careful:
-            self._gather(report)
+        if _tells(report):
+            with self._careful:
+                self._gather(report)
 
     def _gather(self, report: pytest.TestReport) -> None:
         self.runner.reported(report)
-        if report.when == "call" or not report.passed:
-            self.ran.add(report.nodeid)
+        self.ran.add(report.nodeid)
         record = getattr(report, "torchprof", None)
         if record is not None:
             self.records[report.nodeid] = record
@@ -356,8 +356,7 @@ class TorchprofSession(RunningHooks):
         known = self.records.get(report.nodeid)
         if known is None:
             return
-        if report.when == "call" or not report.passed:
-            known["outcome"] = _outcome(report)
+        known["outcome"] = _outcome(report)
         if report.failed and not getattr(report, "torchprof_ours", False):
             self.offers.pop(report.nodeid, None)
 
@@ -480,6 +479,11 @@ class TorchprofSession(RunningHooks):
 def name_of(item: pytest.Item) -> str:
     """A test's name within its file: node id after the file, parameters included."""
     return item.nodeid.partition("::")[2] or item.nodeid
+
+
+def _tells(report: pytest.TestReport) -> bool:
+    """Whether there is something to note: of a phase around the call only if it went wrong."""
+    return report.when == "call" or not report.passed
 
 
 def _why_not(report: pytest.TestReport) -> str:

@@ -1,0 +1,48 @@
+"""Whether a dict has changed since somebody looked, without a look at all that is in it.
+
+CPython numbers the states of dicts: PEP 509, ``ma_version_tag``, "incremented for each change". It
+is there until 3.13. Where it is not, or not where we look for it, nobody is told that it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from typing import Any
+
+#: After the reference count, the type, and the number of entries.
+_OFFSET = 24
+
+
+def version_of(names: dict[str, Any]) -> ctypes.c_uint64 | None:
+    """Its ``value`` is another one after each change of this dict, which must outlive it.
+
+    None where this Python does not tell.
+    """
+    return _at(names) if tells() else None
+
+
+def _at(names: dict[str, Any]) -> ctypes.c_uint64:
+    return ctypes.c_uint64.from_address(id(names) + _OFFSET)
+
+
+@cache
+def tells() -> bool:
+    """Whether the number is where it is expected, and does what it should."""
+    if sys.implementation.name != "cpython" or sys.getsizeof({}) < _OFFSET + 8:
+        return False
+    names: dict[str, Any] = {"a": 1, "b": 2}
+    version = _at(names)
+    seen = [version.value]
+    others = [names] * 10  # what counts references counts these
+    looked = names["a"], names.get("c"), dict(names), list(names), len(others)
+    still = version.value == seen[0] and len(looked) > 0
+    for change in ({"a": 3}, {"a": 1}, {"c": 4}, {"b": None}):
+        names.update(change)
+        seen.append(version.value)
+    del names["c"]
+    seen.append(version.value)
+    names["c"] = 4
+    seen.append(version.value)
+    return still and len(set(seen)) == len(seen)

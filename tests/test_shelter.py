@@ -1,0 +1,97 @@
+"""Inside the shelter all is as before the tests; whether Python numbers its dicts or not."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_torchprof.capture import versions
+from pytest_torchprof.capture.shelter import Shelter
+
+
+def replaced(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a test's patch was called")
+
+
+@pytest.fixture(params=["as this Python does", "no versions"])
+def shelter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shelter:
+    if request.param == "no versions":
+        monkeypatch.setattr(versions, "tells", lambda: False)
+    made = Shelter()
+    made.learn()
+    assert bool(made._versions) == versions.tells()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(os, "getcwd"), (random.Random, "getstate"), (Counter, "update"), (sys, "getprofile")],
+)
+def test_what_a_test_has_replaced_is_the_original_inside(
+    shelter: Shelter, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    original = vars(owner)[name]
+    for _ in range(2):  # what was verified once, too
+        with monkeypatch.context() as patch:
+            with shelter:
+                pass
+            patch.setattr(owner, name, replaced)
+            for _ in range(2):
+                with shelter:
+                    assert vars(owner)[name] is original
+                    with shelter.lifted:
+                        assert vars(owner)[name] is replaced
+                assert vars(owner)[name] is replaced
+        with shelter:
+            assert vars(owner)[name] is original
+
+
+def test_what_a_test_has_deleted_is_there_inside(
+    shelter: Shelter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "getcwd")
+    monkeypatch.setitem(sys.modules, "random", None)
+    with shelter:
+        assert os.getcwd()  # noqa: PTH109 - it is what is missing
+        assert sys.modules["random"] is random
+    assert not hasattr(os, "getcwd")
+    assert sys.modules["random"] is None
+
+
+CHANGES: list[Callable[[dict[str, Any]], object]] = [
+    lambda names: names.update(a=2),
+    lambda names: names.__setitem__("new", None),
+    lambda names: names.pop("a"),
+    lambda names: names.clear(),
+    lambda names: names.setdefault("new", 1),
+]
+
+
+@pytest.mark.skipif(not versions.tells(), reason="this Python does not number its dicts")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_dict_has_another_version_after_a_change_and_only_then(
+    change: Callable[[dict[str, Any]], object],
+) -> None:
+    names = {"a": 1, "b": 2}
+    version = versions.version_of(names)
+    assert version is not None
+    before = version.value
+    assert (1, None, ["a", "b"]) == (names["a"], names.get("c"), list(names))
+    assert before == version.value
+    change(names)
+    assert before != version.value
+
+
+@pytest.mark.parametrize(("name", "offset"), [("cpython", 8), ("cpython", 0), ("other", 24)])
+def test_where_the_number_is_no_version_nobody_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, name: str, offset: int
+) -> None:
+    monkeypatch.setattr(versions, "_OFFSET", offset)
+    monkeypatch.setattr(sys.implementation, "name", name)
+    assert not versions.tells.__wrapped__()

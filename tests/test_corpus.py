@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchprof.analysis.ops import OpRow, kernels, ops
+from pytest_torchprof.analysis.uncounted import uncounted
 from pytest_torchprof.errors import TraceError
 from pytest_torchprof.metrics import measure_all
 from pytest_torchprof.stats import NotMeasured
@@ -182,3 +183,26 @@ def test_flops_and_device_time_are_those_of_another_tool(name: str) -> None:
     found = (gemm / 1e9, attention / 1e9, convolution / 1e9)
     assert found == pytest.approx(KNOWN[name][:3], rel=0.01)
     assert (busy, busy + idle) == pytest.approx(KNOWN[name][3:], rel=0.01)
+
+
+#: FLOPs of a whole trace, and what is not in them: so many different operators and kernels, and the
+#: one of them that took longest.
+SUMS = {
+    "a100_sam_compiled": (9_327_035_908_096, 1, "customflash::custom_flash_aligned"),
+    "h100_bert_inference": (8_192_059_392, 0, ""),
+    "h100_vit_inference": (140_509_200_384, 0, ""),
+    "mi300_vllm_graph_replay": (37_064_540_160, 8, "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1"),
+    "v100_dlrm_rank0": (60_487_168, 0, ""),  # look-ups in tables are no products
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_flops_are_a_sum_or_a_lower_bound_with_names(name: str) -> None:
+    paths = [p for p in PATHS if p.name.startswith(name)]
+    if not paths:
+        pytest.skip(f"the folder has no {name}")
+    trace = read(paths[0])
+    gap = uncounted(trace)
+    parts = gap.parts if gap else ()
+    found = (int(trace.op_flops.sum()), len(parts), parts[0].name if parts else "")
+    assert found == SUMS[name]

@@ -10,6 +10,7 @@ from trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.uncounted import uncounted
 from pytest_torchprof.compare import Policy, compare, failures, status_of
+from pytest_torchprof.events import REGION
 from pytest_torchprof.metrics import METRICS, measure
 from pytest_torchprof.stats import Baseline, Budget, NotMeasured, Profile
 from pytest_torchprof.trace.read import parse
@@ -90,12 +91,13 @@ def test_operators_that_compute_without_a_formula_are_named(
         ([("aten::linear", "gemm_of_a_backend")], {"aten::linear"}),
         ([("aten::add", "odd_kernel")], set()),  # the operator is known
         # kernels that nothing answers for
-        ([f"alone {GEMM}"], {GEMM}),
-        ([f"alone {ADD}"], set()),
+        ([f"alone {GEMM}"], {"", GEMM}),
+        ([f"alone {ADD}"], {""}),
+        ([(*MM, GEMM), f"alone {ADD}"], set()),
         ([("MyFunction", GEMM)], {GEMM}),
         ([("triton_poi_fused_add_0", "triton__0d1d2d3de")], set()),
         ([("triton_tem_fused_mm_0", "triton__0d1d2d3de")], {"triton__0d1d2d3de"}),
-        (["graph _matmul_ogs_NNT_bf16", "graph triton_poi_fused_0"], {"_matmul_ogs_NNT_bf16"}),
+        (["graph _matmul_ogs_NNT_bf16", "graph triton_poi_fused_0"], {"", "_matmul_ogs_NNT_bf16"}),
         ([("flash_attn::_flash_attn_forward", [[2, 8, 4, 16]] * 3, "flash_fwd_kernel")], set()),
     ],
 )
@@ -103,6 +105,34 @@ def test_kernels_count_by_their_operator_else_by_their_name(
     calls: list[Call | str], expected: set[str]
 ) -> None:
     assert expected == set(gaps(*calls))
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ([f"alone {ADD}"], "no operators are recorded in this trace"),
+        (
+            [f"alone {GEMM}"],
+            (
+                f"{GEMM} (1 call, 100 % of the time) was launched by no operator that is known; "
+                "no operators are recorded in this trace"
+            ),
+        ),
+    ],
+)
+def test_a_trace_without_operators_has_no_flops_rather_than_none(
+    calls: list[Call | str], reason: str
+) -> None:
+    """A trace of kernels alone, as some have published."""
+    value = measure(METRICS["flops"], parse(built(*calls, device=GPU).to_bytes()))
+    assert NotMeasured(reason, 0, at_least=True) == value
+
+
+def test_a_capture_of_ours_without_operators_did_nothing() -> None:
+    b = TraceBuilder()
+    with b.annotation(REGION):
+        pass
+    assert 0 == measure(METRICS["flops"], parse(b.to_bytes()))
 
 
 def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:

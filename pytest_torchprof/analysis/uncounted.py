@@ -42,6 +42,8 @@ _NAMED, _LONGEST = 3, 60
 class Part:
     """An operator or a kernel by name, what is missing, and the part of all time that it took.
 
+    Without a name, what is missing is a sentence.
+
     ``share`` is of the device's time where there is a device, else of the time of all operators.
     """
 
@@ -83,6 +85,8 @@ def _uncounted(trace: Trace) -> Uncounted | None:
 
 def _said(missing: str, parts: Iterable[Part]) -> str:
     mine = [part for part in parts if part.missing == missing]
+    if not mine[0].name:
+        return missing
     shown = [_one(part) for part in mine[:_NAMED]]
     left = len(mine) - len(shown)
     more = f" and {left} more" if left else ""
@@ -205,6 +209,15 @@ def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
     return kinds
 
 
+def _unrecorded(trace: Trace) -> Iterable[Part]:
+    """A trace of kernels or of Python alone: what ran beside them is anybody's guess.
+
+    In a capture of ours, operators are recorded: where there are none, none ran.
+    """
+    if len(trace) and trace.region is None and not trace.is_kind(Kind.OP).any():
+        yield Part("", NO_OPERATORS, 0, 0.0)
+
+
 def _alone(trace: Trace) -> Iterable[Part]:
     """Kernels that no operator launched."""
     return _by_name(trace, trace.once(_unanswered)[0], lambda _: ALONE)
@@ -224,6 +237,7 @@ SOURCES: Final[tuple[Callable[[Trace], Iterable[Part]], ...]] = (
     _without_parts,
     _alone,
     _replayed,
+    _unrecorded,
 )
 
 

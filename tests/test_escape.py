@@ -219,6 +219,24 @@ def raw(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("print(name)", 1),
+        ("print(escape.line(name))", 0),
+        ("reporter.write_line(f'{name}')", 1),
+        ("pytest.fail(message, pytrace=False)", 1),
+        ("pytest.fail(escape.block(message), pytrace=False)", 0),
+        ("raise pytest.UsageError(str(error))", 1),
+        ("raise pytest.UsageError('all our own')", 0),
+        ("sys.stderr.write(text)", 1),
+        ("file.write(text)", 0),
+    ],
+)
+def test_a_call_that_lets_text_out_is_known(source: str, count: int) -> None:
+    assert count == len(raw(source))
+
+
 def test_no_output_forgets_to_escape() -> None:
     root = Path(escape.__file__).parents[1]
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}

@@ -340,7 +340,7 @@ aten::an_operator_with_…long_name_in_a_namespace        3           3 us      
         self.assertExpectedInline(
             ops_table(parse(b"[]"), "flops", 5),
             """\
-operator    flops
+operator      flops
 ----------  -------
 """,
         )

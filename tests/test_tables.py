@@ -81,6 +81,17 @@ def test_of_several_names_those_that_fit_are_shown_and_how_many_are_left() -> No
     assert "`aten::mm ×9, c ×7`" in markdown([row], ("kernel", "operator"))
 
 
+def test_wide_characters_take_two_columns() -> None:
+    rows = [{"name": "テスト" * 20, "calls": 1}, {"name": "aten::mm", "calls": 2}]
+    lines = table(rows, ("name", "calls"), width=40).splitlines()
+    assert [
+        "name                               calls",
+        "---------------------------------  -----",
+        "テストテストテス…ストテストテスト      1",
+        "aten::mm                               2",
+    ] == lines
+
+
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [

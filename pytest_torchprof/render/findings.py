@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.text import plural, shorten
+from pytest_torchprof.render.text import end_of, plural, shorten, width_of
 from pytest_torchprof.units import UNKNOWN, format_quantity
 
 Row = Mapping[str, Any]
@@ -87,7 +87,7 @@ def _place(row: Row, head: str, width: int, *, tell: bool) -> list[str]:
         parts += textwrap.wrap(escape.line(row["message"]), room)
     lines = list[str]()
     for part in parts or [UNKNOWN]:
-        if lines and len(lines[-1]) + len(_GAP) + len(part) <= room:
+        if lines and width_of(lines[-1]) + len(_GAP) + width_of(part) <= room:
             lines[-1] += _GAP + part
         else:
             lines.append(part)
@@ -96,7 +96,7 @@ def _place(row: Row, head: str, width: int, *, tell: bool) -> list[str]:
 
 def _tail(text: str, width: int) -> str:
     """The end of a location or a module says most."""
-    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+    return text if width_of(text) <= width else f"…{end_of(text, width - 1)}"
 
 
 def wrapped(lines: Iterable[str], width: int) -> str:

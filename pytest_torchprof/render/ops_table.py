@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import tabulate
-
 from pytest_torchprof.analysis.ops import OpRow, ops
 from pytest_torchprof.render import escape
+from pytest_torchprof.render.grid import Align, grid
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.units import format_quantity
 
@@ -39,12 +38,8 @@ def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
     names = [shorten(escape.line(row.name), 48) for row in shown]
     cells = [[_cell(row, column) for column in columns] for row in shown]
     body = [[name, *row] for name, row in zip(names, cells, strict=True)]
-    text = tabulate.tabulate(
-        body,
-        headers=["operator", *columns],
-        disable_numparse=True,
-        colalign=["left", *["right"] * len(columns)] if body else None,
-    )
+    align: list[Align] = ["left", *["right"] * len(columns)]  # type: ignore[list-item]
+    text = "\n".join(grid(["operator", *columns], body, align, padding=2))
     left = len(rows) - len(shown)
     return f"{text}\n… and {left} more\n" if left else f"{text}\n"
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.text import plural, shorten
+from pytest_torchprof.render.grid import Align, grid
+from pytest_torchprof.render.text import plural, shorten, width_of
 from pytest_torchprof.samples import NOISY
 from pytest_torchprof.units import UNKNOWN, format_quantity, format_spread
 
@@ -28,6 +29,8 @@ _MARKS = {"regressed": "!", "over_budget": "!", "improved": "*", "advisory": "~"
 _ORDER = ("over_budget", "regressed", "not_profiled", "improved", "new", "ok")
 _NARROWEST_TEST, _WIDEST_TEST = 36, 60
 _MOST_NOTES, _MOST_NAMES = 12, 3
+#: A column is at least so much wider than its heading.
+_PADDING = 2
 
 
 def summary_table(
@@ -38,8 +41,6 @@ def summary_table(
     width: int,
 ) -> list[str]:
     """Lines of the table: what needs attention first; ``top`` rows, 0 for all."""
-    import tabulate
-
     ordered = sorted(records, key=lambda r: _rank(r, sort))
     shown = ordered[:top] if top else ordered
     asked = list(columns)
@@ -51,18 +52,16 @@ def summary_table(
         for r in shown
     ]
     headers = ["test", "status", *columns, *(["findings"] if findings else [])]
-    # Tabulate pads headers by two, and puts two between columns.
-    columns_cells = zip((f"{header}  " for header in headers[1:]), *cells, strict=True)
-    rest = sum(max(len(cell) for cell in column) + 2 for column in columns_cells)
+    columns_cells = zip((header + " " * _PADDING for header in headers[1:]), *cells, strict=True)
+    rest = sum(max(map(width_of, column)) + 2 for column in columns_cells)
     room = min(_WIDEST_TEST, max(_NARROWEST_TEST, width - rest - 2))
     folder = _common_folder([r["nodeid"] for r in shown])
     body = [
         [shorten(escape.line(r["nodeid"][len(folder) :]), room), *row]
         for r, row in zip(shown, cells, strict=True)
     ]
-    align = ["left", "left", *["right"] * len(columns), *(["left"] if findings else [])]
-    text = tabulate.tabulate(body, headers=headers, disable_numparse=True, colalign=align)
-    lines = text.splitlines()
+    align: list[Align] = ["right" if h in columns else "left" for h in headers]
+    lines = grid(headers, body, align, padding=_PADDING)
     if left := len(ordered) - len(shown):
         lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
     return list(map(escape.line, [*lines, *_notes(shown, folder)]))

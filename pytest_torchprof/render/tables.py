@@ -6,13 +6,13 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pytest_torchprof.render import escape
+from pytest_torchprof.render.grid import Align, grid
 from pytest_torchprof.render.kernel_names import readable
-from pytest_torchprof.render.text import shorten
+from pytest_torchprof.render.text import end_of, shorten, width_of
 from pytest_torchprof.units import UNKNOWN, format_quantity
 
 Format = Literal["table", "json", "csv", "markdown"]
@@ -57,7 +57,7 @@ _SPARE = (
 _WHOLE = frozenset(
     {"change", "device", "bound", "rank", "metric", "reason", "message", "rule", "verdict"}
 )
-#: What tabulate puts between columns.
+#: What stands between columns.
 _GAP = 2
 
 #: Cells carry their units, so headings need none.
@@ -146,8 +146,6 @@ def table(
     ``width`` is that of the terminal; without one, nothing is cut. Where names cut as short as they
     may be are too wide still, columns are left out, and named below. ``total`` is the last row.
     """
-    import tabulate
-
     everything = [*rows, total] if total else list(rows)
     shown = [f for f in fields if any(row.get(f) is not None for row in everything)] or list(fields)
     cells = {f: [cell(f, row[f]) if f in row else "" for row in everything] for f in shown}
@@ -157,32 +155,37 @@ def table(
     if width is not None:
         columns = _fitted(shown, columns, width)
     body = [list(cells) for cells in zip(*columns, strict=True)]
-    with _no_padding():
-        text = tabulate.tabulate(
-            body,
-            headers=[heading(field) for field in shown],
-            tablefmt=style,
-            disable_numparse=True,
-            colalign=["left" if f in _TEXTS else "right" for f in shown] if body else None,
-        )
-    lines = text.splitlines()
-    if total and style == "simple":
-        lines.insert(len(lines) - 1, lines[1])
+    headers = [heading(field) for field in shown]
+    align: list[Align] = ["left" if f in _TEXTS else "right" for f in shown]
+    if style == "simple":
+        lines = grid(headers, body, align)
+        if total:
+            lines.insert(len(lines) - 1, lines[1])
+    else:
+        lines = _tabulated(headers, body, align, style)
     if dropped:
         lines.append(f"… without {', '.join(map(heading, dropped))}: COLUMNS=160 shows more")
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-@contextmanager
-def _no_padding() -> Iterator[None]:
-    """Tabulate pads each heading by two, which eleven columns do not have."""
+def _tabulated(
+    headers: Sequence[str], body: Sequence[Sequence[str]], align: Sequence[Align], style: str
+) -> list[str]:
+    """As Markdown or HTML."""
     import tabulate
 
     before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0
     try:
-        yield
+        text = tabulate.tabulate(
+            body,
+            headers=headers,
+            tablefmt=style,
+            disable_numparse=True,
+            colalign=align if body else None,
+        )
     finally:
         tabulate.MIN_PADDING = before
+    return text.splitlines()
 
 
 def _too_wide(cells: Mapping[str, Sequence[str]], width: int) -> list[str]:
@@ -199,7 +202,7 @@ def _too_wide(cells: Mapping[str, Sequence[str]], width: int) -> list[str]:
 
 def _widths(field: str, column: Sequence[str]) -> tuple[int, int]:
     """The widest cell, and as narrow as the column may be cut."""
-    widest = max([len(heading(field)), *map(len, column)])
+    widest = max([len(heading(field)), *map(width_of, column)])
     if field in _TEXTS and field not in _WHOLE:
         return widest, min(widest, max(len(heading(field)), _TEXTS[field]))
     return widest, widest
@@ -255,17 +258,17 @@ def _cut(field: str, text: str, width: int) -> str:
     >>> _cut("operator", "aten::mm ×3, aten::fill_ ×2, aten::add ×1", 20)
     'aten::mm ×3, +2 more'
     """
-    if len(text) > width and (found := _counted(text)):
+    if width_of(text) > width and (found := _counted(text)):
         for shown in range(len(found) - 1, 0, -1):
             parts = [f"{name} ×{count}" for name, count in found[:shown]]
             short = f"{', '.join(parts)}, +{len(found) - shown} more"
-            if len(short) <= width:
+            if width_of(short) <= width:
                 return short
         rest = f" ×{found[0][1]}, +{len(found) - 1} more"
         if len(rest) < width:
             return f"{shorten(found[0][0], width - len(rest))}{rest}"
-    if field in {"stack", "module"} and len(text) > width:
-        return f"…{text[len(text) - width + 1 :]}"
+    if field in {"stack", "module"} and width_of(text) > width:
+        return f"…{end_of(text, width - 1)}"
     return shorten(text, width)
 
 

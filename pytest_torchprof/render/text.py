@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
+import unicodedata
+
+
+def width_of(text: str) -> int:
+    """Columns of a terminal: two for a wide character, none for one that combines.
+
+    >>> width_of("test_a"), width_of("テスト"), width_of("e\u0301")
+    (6, 6, 1)
+    """
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def start_of(text: str, width: int) -> str:
+    """As many of the first characters as have room."""
+    if text.isascii():
+        return text[:width]
+    for end, character in enumerate(text):
+        width -= _columns(character)
+        if width < 0:
+            return text[:end]
+    return text
+
+
+def end_of(text: str, width: int) -> str:
+    """As many of the last characters as have room."""
+    if text.isascii():
+        return text[len(text) - width :]
+    for end in range(len(text), 0, -1):
+        width -= _columns(text[end - 1])
+        if width < 0:
+            return text[end:]
+    return text
+
 
 def shorten(text: str, width: int) -> str:
     """Cut in the middle, where long names differ least.
 
     >>> shorten("tests/test_a.py::test_step", 16)
-    'tests/te…st_step'
+    'tests/t…est_step'
     """
-    if len(text) <= width:
+    if width_of(text) <= width:
         return text
     head = (width - 1) // 2
     tail = width - 1 - head
-    return f"{text[:head]}…{text[len(text) - tail :]}"
+    return f"{start_of(text, head)}…{end_of(text, tail)}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: The annotation around the measured region of a live capture.
 REGION = "torchprof::call"
+#: Begins the name of an event that is open while a module runs; the rest is the module's class.
+MODULE_MARK = "torchprof::module:"
 
 #: The metadata key under which a live capture keeps what the events do not say.
 FACTS_KEY = "torchprof"
@@ -262,6 +264,7 @@ class Trace:
             roots = self.is_kind(Kind.PYTHON) & self.names_where(
                 lambda n: (m := MODULE.match(n)) is not None and m[1] == what
             )
+            roots |= self.named(f"{MODULE_MARK}{what}")
             parent, depth = self._python_nest
         below = _spread(roots, parent, depth)
         device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))

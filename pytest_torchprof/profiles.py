@@ -13,6 +13,7 @@ from pytest_torchprof.stats import NotMeasured, Profile, Value
 from pytest_torchprof.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
     from pytest_torchprof.recorder import Recorder
 
 _STORED_COLUMNS = (
@@ -37,6 +38,19 @@ def shown_operator(name: str) -> str:
     return _COMPILED.sub("", name)
 
 
+def _with_modules(recorder: Recorder) -> Trace | NotMeasured:
+    """The trace in which modules are marked, or why there is none."""
+    # A module's forward may go on in a thread, of which the run that marks modules knows nothing.
+    if recorder.trace is not None and "no_memory" in recorder.trace.facts:
+        return NotMeasured(
+            "the test works in several threads, and which modules run is known of one"
+        )
+    if recorder.modules is not None:
+        return recorder.modules
+    failed = "the test failed before the run in which modules are marked"
+    return NotMeasured(recorder.modules_gap or failed)
+
+
 def profile_of(recorder: Recorder) -> Profile:
     """Metrics, operators, kernels and scoped values of the captured trace."""
     trace = recorder.trace
@@ -48,19 +62,15 @@ def profile_of(recorder: Recorder) -> Profile:
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(recorder)
     for budget in recorder.plan.budgets:
-        source = recorder.stacks if budget.module else trace
+        source = trace if budget.module is None else _with_modules(recorder)
         if not budget.scoped:
             continue
         if budget.rules:
             count = within(budget, found, unchecked, recorder.plan)
             scoped[budget.label] = bounded(METRICS["findings"], count, trace)
             continue
-        if source is None:
-            scoped[budget.label] = NotMeasured(
-                "the test failed before its run with stacks"
-                if recorder.mismatch
-                else "the test works in several threads, of which the run with stacks sees one"
-            )
+        if isinstance(source, NotMeasured):
+            scoped[budget.label] = source
             continue
         view = source.within(op=budget.op, module=budget.module)
         ran = view.selection.any()

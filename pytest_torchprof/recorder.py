@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.located import Located
     from pytest_torchprof.stats import Budget, Value
 
-Kind = Literal["warmup", "round", "profile", "stacks", "threads", "lines"]
+Kind = Literal["warmup", "round", "profile", "modules", "threads", "lines"]
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Plan:
     @property
     def kinds(self) -> list[Kind]:
         """The runs in order; the first decides the functional outcome."""
-        stacks: list[Kind] = ["stacks"] if any(b.module for b in self.budgets) else []
+        modules: list[Kind] = ["modules"] if any(b.module for b in self.budgets) else []
         rounds = max(self.rounds, int(self.round_time_s > 0))  # `Recorder.runs_of` adds to them
-        return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *stacks]  # type: ignore[list-item]
+        return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,9 @@ class Recorder:
     rounds: Rounds = field(default_factory=Rounds)
     longest_ns: int = 0
     trace: Trace | None = None
-    stacks: Trace | None = None
+    #: A trace that says which modules run; or why there is none.
+    modules: Trace | None = None
+    modules_gap: str | None = None
     #: The trace's text, open; it has no name any more.
     file: IO[bytes] | None = None
     reason: str | None = None
@@ -228,7 +230,7 @@ class Recorder:
     def forget(self) -> None:
         """Let go of memory and files, when all is said about the test."""
         files = [self.file, self.one_thread[1] if self.one_thread else None]
-        self.trace = self.stacks = self.one_thread = self.file = None
+        self.trace = self.modules = self.one_thread = self.file = None
         self.located = self._checked = None
         for file in files:
             if file is not None:

@@ -11,11 +11,13 @@ from pytest_torchprof.capture import (
     Capture,
     CompileCount,
     LineTracer,
+    ModuleTracer,
     Stopwatch,
     hold,
     passing_folder,
     sees_threads,
 )
+from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import Kind as EventKind
 from pytest_torchprof.rounds import LONG_CALL_NS
 from pytest_torchprof.rules.located import Located
@@ -79,12 +81,13 @@ class Run:
             self._forget(*last)
 
     def _begin(self) -> None:
-        if self.kind in ("profile", "stacks", "threads", "lines"):
+        if self.kind in ("profile", "modules", "threads", "lines"):
             if self.kind == "lines":
                 self._tracer = LineTracer(self.recorder.own_files)
+            elif self.kind == "modules":
+                self._tracer = ModuleTracer()
             self._capture = Capture(
                 threads=self.recorder.plan.threads,
-                stacks=self.kind == "stacks",
                 first=self.first,
                 everywhere=self.kind == "threads",
                 watchdog=self.recorder.longest_ns > WATCHED_CALL_NS,
@@ -123,9 +126,15 @@ class Run:
             facts = recorder.facts()
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY
-            with passing_folder(recorder.folder) as folder:
-                trace, path = capture.stop(folder, facts)
-                file = hold(path)
+            try:
+                with passing_folder(recorder.folder) as folder:
+                    trace, path = capture.stop(folder, facts)
+                    file = hold(path)
+            except CaptureError as error:
+                if self.kind != "modules":
+                    raise
+                recorder.modules_gap = str(error)  # the test's other numbers are there
+                return
             self._hand_over(trace, file, capture)
 
     def _hand_over(self, trace: Trace, file: IO[bytes], capture: Capture) -> None:
@@ -136,11 +145,11 @@ class Run:
             self._choose(trace, file)
         else:
             file.close()
-            if self.kind == "stacks":
-                # A module's forward may go on in a thread, of which this trace knows nothing.
-                others = capture.started_threads or capture.other_threads
-                recorder.stacks = None if others else trace
-            elif self._tracer is not None:
+            assert self._tracer is not None  # noqa: S101 - both kinds have one
+            if self.kind == "modules":
+                recorder.modules_gap = self._tracer.gap
+                recorder.modules = None if self._tracer.gap else trace
+            else:
                 recorder.lines_gap = self._tracer.gap
                 if self._tracer.usable:
                     lines, modules = self._tracer.lines, self._tracer.modules

@@ -13,6 +13,7 @@ from pytest_torchprof.capture.machine import (
     quiet_kineto,
     require_torch,
 )
+from pytest_torchprof.capture.modules import ModuleTracer
 from pytest_torchprof.capture.profiler import (
     OWN_PROFILER,
     Capture,
@@ -39,6 +40,7 @@ __all__ = [
     "LineTracer",
     "Machine",
     "Meter",
+    "ModuleTracer",
     "Regions",
     "Round",
     "Stopwatch",

@@ -33,6 +33,10 @@ class LineTracer:
     ``usable`` whether those that are there are right.
     """
 
+    #: Whether numbers are taken from the run, so that shapes and memory are recorded.
+    measures = False
+    _MARKED = "of your lines"
+
     def __init__(self, own: Collection[str] = ()) -> None:
         self.gap: str | None = None
         self.usable = True
@@ -43,7 +47,7 @@ class LineTracer:
         #: Open markers, from the outermost in: the frame, the marker, whether it is a module's.
         self._open: list[tuple[FrameType, Any, bool]] = []
         self._left = _MOST_MARKS
-        self._names = ModuleNames(self._is_users)
+        self._names: Any = ModuleNames(self._is_users)
         self._on = False
         self._thread = 0
         self._depth = 0
@@ -77,12 +81,16 @@ class LineTracer:
             return
         _hide_from_dynamo()
         self._thread = REAL.current_thread()
-        older = [f for f in frames_of_test(REAL.frame(1)) if self._is_users(f)]
+        self._begin(REAL.frame(1))
+        _deeper(_SPARE_DEPTH, self._switch_on)
+
+    def _begin(self, innermost: FrameType) -> None:
+        """Take up what runs already, from this frame outwards."""
+        older = [f for f in frames_of_test(innermost) if self._is_users(f)]
         for frame in reversed(older):
             self._older.append((frame, frame.f_trace))
             self._enter(frame)
             frame.f_trace = self._local
-        _deeper(_SPARE_DEPTH, self._switch_on)
 
     def stop(self) -> None:
         """End, and give the thread's tracer back; at any time, again too."""
@@ -192,7 +200,7 @@ class LineTracer:
         self._open.append((frame, marker, module))
         self._left -= 1
         if not self._left:
-            self._give_up(f"it runs more than {_MOST_MARKS:,} of your lines")
+            self._give_up(f"it runs more than {_MOST_MARKS:,} {self._MARKED}")
 
     def _place(self, frame: FrameType) -> int:
         """The place of the frame's marker among the open ones, or behind all."""
@@ -246,8 +254,9 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 @cache
 def _hide_from_dynamo() -> None:
     """Dynamo compiles what runs under compiled code, and our functions do."""
-    methods = [*vars(LineTracer).values(), *vars(ModuleNames).values()]
-    functions = [*methods, is_users, frames_of_test, _debugs, _depth, _deeper]
+    rooms = (LineTracer, *LineTracer.__subclasses__(), ModuleNames)
+    methods = [method for room in rooms for method in vars(room).values()]
+    functions: list[Any] = [*methods, is_users, frames_of_test, _debugs, _depth, _deeper]
     codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
     while codes:
         code = codes.pop()

@@ -89,7 +89,7 @@ def device_gap() -> str | None:
     )
 
 
-def _profiler(*, stacks: bool = False, everywhere: bool = False, details: bool = True) -> Any:
+def _profiler(*, everywhere: bool = False, details: bool = True) -> Any:
     t = real_torch()
     ProfilerActivity = t.activity  # noqa: N806 - torch's name
     activities = [ProfilerActivity.CPU]
@@ -100,9 +100,6 @@ def _profiler(*, stacks: bool = False, everywhere: bool = False, details: bool =
         if (activity := getattr(ProfilerActivity, name)) in t.supported():
             activities.append(activity)
     extra: dict[str, Any] = {}
-    if stacks:
-        # Without it, Python events of torch's own frames are left out on some versions.
-        extra["experimental_config"] = t.config(verbose=True)
     if everywhere:
         extra["experimental_config"] = t.config(profile_all_threads=True)
     if not extra and device is None and t.trace_only is not None:
@@ -111,7 +108,6 @@ def _profiler(*, stacks: bool = False, everywhere: bool = False, details: bool =
         activities=activities,
         record_shapes=details,
         profile_memory=details,
-        with_stack=stacks,
         **extra,
     )
 
@@ -171,8 +167,8 @@ class Capture:
 
     ``first``: the block decides the test's outcome too, so what it can see of us is kept to a
     minimum. ``everywhere``: all threads are seen, at the price of memory events. ``watchdog``: a
-    capture that outgrows the machine is ended, see `Watchdog`. ``tracer``: marks the user's lines,
-    and the trace holds neither shapes nor memory.
+    capture that outgrows the machine is ended, see `Watchdog`. ``tracer``: marks what runs;
+    one that does not measure goes without shapes and memory.
     """
 
     #: A session of ours is about to start, so `watch` has nothing to report.
@@ -184,17 +180,16 @@ class Capture:
         self,
         *,
         threads: int | None = 1,
-        stacks: bool = False,
         first: bool = False,
         everywhere: bool = False,
         watchdog: bool = False,
         tracer: LineTracer | None = None,
     ) -> None:
         self._threads = threads
-        self._stacks = stacks
         self._first = first
         self._everywhere = everywhere
         self._tracer = tracer
+        self._details = tracer is None or tracer.measures
         self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_SAID)) if watchdog else None
         self._running = False
         self._in_region = False
@@ -214,23 +209,19 @@ class Capture:
         """Begin the measured region.
 
         Raises:
-            CaptureError: another profiler session is active, or a hook that stacks would end.
+            CaptureError: another profiler session is active.
         """
         if Capture.current is not None:
             Capture.current.abandon()  # left over, whatever has kept it from its end
         if profiler_active():
             raise CaptureError("another profiler session is active while the test runs")
-        if self._stacks and sys.getprofile() is not None:
-            raise CaptureError("a sys.setprofile hook is active, and recording stacks would end it")
         synchronize()
         with ExitStack() as undo:
             self._set_threads(undo)
             self._set_collector(undo)
             self._watch_threads(undo)
             self._children.watch(_replace, undo)
-            self._profiler = _profiler(
-                stacks=self._stacks, everywhere=self._everywhere, details=self._tracer is None
-            )
+            self._profiler = _profiler(everywhere=self._everywhere, details=self._details)
             Capture.starting = True
             try:
                 with muted(2, flush=False):  # Kineto, where torch was imported before us

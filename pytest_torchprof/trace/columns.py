@@ -13,7 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.arguments import Arguments, starts
-from pytest_torchprof.events import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind, Trace
+from pytest_torchprof.events import (
+    KINDS,
+    MODULE_MARK,
+    OF_THE_PROFILER,
+    OTHER_DEVICES,
+    Kind,
+    Trace,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -163,6 +170,8 @@ def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def _kind(category: str | None, phase: str | None, name: str | None, process: object) -> Kind:
     if phase not in {"X", "i", "I"}:
         return Kind.OTHER
+    if name is not None and name.startswith(MODULE_MARK):  # torch takes it for an operator
+        return Kind.ANNOTATION
     otherwise = Kind.OTHER
     if name == "[memory]":  # in 2021, these had no category
         otherwise = Kind.MEMORY

@@ -1,0 +1,72 @@
+"""Says which ``nn.Module`` runs: markers in a measuring profile, opened and closed by a tracer.
+
+``with_stack`` would not do: torch keeps an event of each Python function that is called, and a test
+that compiles, or that calls a million of them, takes all memory.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+from pytest_torchprof.capture.lines import LineTracer
+from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.events import MODULE_MARK
+
+
+class ModuleTracer(LineTracer):
+    """Marks modules by their class, of the thread that calls `start`, until `stop`.
+
+    A module runs while it is called, hooks and all, or while its ``forward`` is called directly.
+    """
+
+    measures = True
+    _MARKED = "modules"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names = self._inside = _Inside()
+        self._module = real_torch().module
+        self._entries = {*self._call_names, "forward"}
+
+    def _begin(self, innermost: FrameType) -> None:
+        """Modules that run already are none of the measured region's."""
+
+    def _called(self, frame: FrameType, event: str, arg: object) -> Any:
+        """A function begins: all but those of modules go on untraced."""
+        if not (self._on and self._left):
+            return super()._called(frame, event, arg)
+        code = frame.f_code
+        if code.co_name not in self._entries or not code.co_argcount:
+            return None
+        try:
+            module = frame.f_locals.get(code.co_varnames[0])
+            if self._inside.innermost is not module and issubclass(type(module), self._module):
+                self._inside.modules.append(module)
+                # What torch.compile wraps is known by its own class.
+                kind = type(vars(module).get("_modules", {}).get("_orig_mod", module))
+                self._push(frame, f"{MODULE_MARK}{kind.__name__}", module=True)
+                frame.f_trace_lines = False
+                return self._module_local
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
+            self._give_up(f"{type(error).__name__}: {error}")
+        return None
+
+
+class _Inside:
+    """The modules that run, from the outermost in."""
+
+    def __init__(self) -> None:
+        self.modules: list[Any] = []
+
+    @property
+    def innermost(self) -> Any:
+        return self.modules[-1] if self.modules else None
+
+    def leave(self) -> None:
+        """The last one has been left."""
+        self.modules.pop()
+
+    def forget(self) -> None:
+        """Let go of all of them."""
+        self.modules.clear()

@@ -248,6 +248,9 @@ def load_ranks(
 ) -> dict[int, Trace]:
     """The traces of one job by rank, from a folder, or from files and folders.
 
+    Traces of several jobs have numbers, too, of which a warning of a trace may say that it is not
+    its rank; `pytest_torchprof.trace.jobs.several_jobs` of their ``events`` tells them from ranks.
+
     Raises:
         TraceError: a file is no trace, a folder holds none, or there is no such rank.
     """

@@ -133,6 +133,14 @@ def test_a_second_file_of_a_rank_gets_a_number_and_a_warning(tmp_path: Path) -> 
     assert found[1][1].warnings == ("2.json is of rank 0, as 1.json is: its number is 1",)
 
 
+def test_another_file_of_the_rank_that_is_chosen_is_said_to_be_left_out(tmp_path: Path) -> None:
+    first, second = (save(tmp_path / f"{n}.json", n, rank=0) for n in (1, 2))
+    ((rank, trace),) = read_ranks([first, second], rank=0)
+    assert (rank, measure_all(trace)["ops"]) == (0, 1)
+    said = "left out: 2.json is of rank 0 too: of another job, or another step"
+    assert trace.warnings == (said,)
+
+
 def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:
     path = save(tmp_path / "a.json", 1)
     assert seen(read_ranks([path, path, tmp_path])) == [(0, 1)]

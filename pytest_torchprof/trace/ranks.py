@@ -76,9 +76,15 @@ def read_ranks(
     if not chosen:
         known = ", ".join(str(number) for number, _ in numbered)
         raise TraceError(f"there is no rank {rank}", f"the ranks are {known}", "choose one of them")
-    if skipped:
+    twins = [f.path.name for f in found if rank is not None and f.claim == rank]
+    if skipped or twins[1:]:
         number, first = chosen[0]
         notes = tuple(f"left out: {error}" for error in skipped)
+        notes += tuple(
+            f"left out: {name} is of rank {rank} too: of another job, or another step"
+            for name in twins
+            if name != Path(first.source).name
+        )
         chosen[0] = number, replace(first, warnings=(*first.warnings, *notes))
     return chosen
 

@@ -48,7 +48,8 @@ def _unseen_copies(trace: Trace) -> str | None:
 @rule(
     "repeated-cast",
     fix="cast once, before the loop (or keep the tensor in the dtype in which it is used); in "
-    "autocast: one context around all calls, its cache on, and weights that require grad",
+    "autocast: one context around all calls, its cache on, weights that require grad, and no_grad "
+    "rather than inference_mode, which has no cache",
     triggers=r"aten::_to_copy$",
     needs="shapes",
     blind=_unseen_casts,

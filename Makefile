@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-versions corpus demo demo-regression accept check format bench times times-table clean
+.PHONY: help test test-mocks test-versions corpus demo demo-regression accept check format bench times times-table clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -12,6 +12,9 @@ help:  ## list the targets
 # Workers share the processors: their OpenMP threads shall not spin while they wait.
 test: .venv/.stamp  ## run the tests
 	@GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --maxprocesses=4
+
+test-mocks: .venv/.stamp  ## replace all that our path calls, one after the other, private names too
+	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/test_outcomes_mocks.py
 
 test-versions: .venv/.stamp  ## run the tests with other versions of torch and Python (gigabytes each; VERSIONS="NAME …" selects)
 	@$(BIN)/python tools/versions.py $(VERSIONS)

@@ -229,6 +229,7 @@ class TorchprofSession(RunningHooks):
                 self._prepare(item, plan)
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
+        SHELTER.learn_more()
         for key in (RECORD, OFFER):
             item.stash[key] = {}
         item.stash.setdefault(RECORDER, None)

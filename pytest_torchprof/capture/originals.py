@@ -97,7 +97,7 @@ NAMES = {
     "uuid": "UUID UUID.__init__ uuid1 uuid4",
     "string": "Formatter Template",
     "textwrap": "dedent fill indent shorten wrap",
-    "shlex": "join quote split",
+    "shlex": "_find_unsafe join quote split",
     "shutil": "_rmtree_safe_fd copy copy2 copyfile copyfileobj get_terminal_size move rmtree which",
     "tempfile": (
         "NamedTemporaryFile TemporaryDirectory _RandomNameSequence.__next__ _get_candidate_names"
@@ -124,7 +124,7 @@ NAMES = {
     "keyword": "iskeyword",
     "typing": (
         "get_origin get_args get_type_hints cast _type_check _type_convert _GenericAlias.*"
-        " _SpecialForm.* _collect_parameters _deduplicate"
+        " _SpecialForm.* TypeVar.__typing_subst__ _collect_parameters _deduplicate"
     ),
     "logging": (
         "Filterer.addFilter Filterer.removeFilter Filterer.__init__ Logger.__init__"
@@ -151,30 +151,48 @@ NAMES = {
         " isin isnan issubdtype iterable lexsort log max maximum mean median min minimum ndarray"
         " nonzero ones ones_like percentile prod quantile ravel repeat round searchsorted sort"
         " split sqrt stack sum swapaxes unique vstack where zeros zeros_like"
-        " int8 int16 int32 int64 uint8 uint32 uint64 float32 float64 bool_ random"
+        " bool bool_ float32 float64 int16 int32 int64 int8 integer number random single uint16"
+        " uint32 uint64 uint8"
     ),
     "numpy._core.fromnumeric": (
         "_wrapfunc _wrapreduction _wrapreduction_any_all any argmax argsort cumsum max min nonzero"
-        " ravel searchsorted sort sum swapaxes asarray asanyarray"
+        " ravel searchsorted sort sum swapaxes asarray asanyarray _sum_ _any_dispatcher"
+        " _argmax_dispatcher _argsort_dispatcher _cumsum_dispatcher _max_dispatcher"
+        " _min_dispatcher _nonzero_dispatcher _ravel_dispatcher _searchsorted_dispatcher"
+        " _sort_dispatcher _swapaxes_dispatcher"
     ),
-    "numpy._core._methods": "_all _amax _amin _any _sum umr_all umr_any umr_maximum umr_minimum",
+    "numpy._core._methods": (
+        "_all _amax _amin _any _sum umr_all umr_any umr_maximum umr_minimum umr_sum asanyarray"
+    ),
     "numpy._core.numeric": (
         "arange array asanyarray asarray count_nonzero empty flatnonzero full ones zeros"
-        " zeros_like normalize_axis_index"
+        " zeros_like normalize_axis_index issubdtype _flatnonzero_dispatcher"
+        " _zeros_like_dispatcher"
     ),
+    "numpy._core.numerictypes": "issubclass_ issubdtype obj2sctype",
     "numpy._core.multiarray": (
         "arange array asanyarray asarray bincount concatenate count_nonzero copyto empty"
         " empty_like frombuffer fromiter lexsort normalize_axis_index where zeros"
     ),
-    "numpy._core.shape_base": "stack array asanyarray normalize_axis_index",
+    "numpy._core.shape_base": (
+        "_arrays_for_stack_dispatcher _stack_dispatcher stack array asanyarray normalize_axis_index"
+    ),
     "numpy._core.getlimits": "finfo.* iinfo.*",
-    "numpy.lib._arraysetops_impl": "_isin _unique1d _unpack_tuple isin unique",
+    "numpy.lib._arraysetops_impl": (
+        "_isin _isin_dispatcher _unique1d _unique_dispatcher _unique_hash _unpack_tuple isin"
+        " normalize_axis_index unique"
+    ),
     "numpy.lib._function_base_impl": (
         "_get_gamma _get_indexes _lerp _quantile _quantile_is_valid _quantile_unchecked"
         " _quantile_ureduce_func _ureduce append diff quantile arange array asanyarray asarray"
+        " _append_dispatcher _diff_dispatcher _quantile_dispatcher empty normalize_axis_index ones"
     ),
-    "numpy.lib._shape_base_impl": "array_split split array asanyarray asarray zeros",
+    "numpy.lib._shape_base_impl": (
+        "_array_split_dispatcher _arrays_for_stack_dispatcher _split_dispatcher array_split split"
+        " array asanyarray asarray normalize_axis_index zeros"
+    ),
     "numpy.lib._stride_tricks_impl": "broadcast_to _broadcast_to",
+    "numpy.ma.core": "get_mask getmask is_masked",
     "numpy.random": "get_state set_state",
     "torch": (
         "Generator Tensor _C add are_deterministic_algorithms_enabled autograd clamp cuda"
@@ -194,21 +212,17 @@ NAMES = {
     ),
     "torch.autograd": "profiler _profiler_enabled",
     "torch.autograd.profiler": (
-        "KinetoStepTracker.* _ProfilerStats _disable_profiler _enable_profiler"
-        " _maybe_cupti_monitor _prepare_profiler _run_on_profiler_start _run_on_profiler_stop"
+        "KinetoStepTracker.* _ProfilerStats _ProfilerStats.__init__ _disable_profiler"
+        " _enable_profiler _maybe_cupti_monitor _prepare_profiler _run_on_profiler_start _run_on_profiler_stop"
         " _set_is_profiler_enabled kineto_available perf_counter_ns profile profile.*"
         " record_function record_function.* _kineto_step _supported_activities"
         " _add_metadata_json _ExperimentalConfig"
     ),
     "torch.profiler": "ProfilerActivity profile record_function supported_activities",
     "torch.profiler.profiler": (
-        "ExecutionTraceObserver.build_execution_trace_obs_from_env _KinetoProfile.__init__"
-        " _KinetoProfile._get_distributed_info _KinetoProfile.add_metadata_json"
-        " _KinetoProfile.export_chrome_trace _KinetoProfile.prepare_trace"
-        " _KinetoProfile.start_trace _KinetoProfile.stop_trace _default_schedule_fn"
-        " _parse_activities _parse_custom_profiler_config is_initialized kineto_available prof"
-        " profile profile.__enter__ profile.__exit__ profile.__init__ profile._trace_ready"
-        " profile._transit_action profile.start profile.stop"
+        "ExecutionTraceObserver.build_execution_trace_obs_from_env _KinetoProfile"
+        " _KinetoProfile.* _default_schedule_fn _parse_activities _parse_custom_profiler_config"
+        " is_initialized kineto_available prof profile profile.*"
     ),
     "torch.cuda": (
         "current_device device_count get_rng_state_all is_available is_initialized"

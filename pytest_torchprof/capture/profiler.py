@@ -403,18 +403,16 @@ class Capture:
                 _begin_elsewhere()
             with muted(2, flush=False), suppress(RuntimeError):  # older torch: already ended
                 self._profiler.stop()
-        except BaseException:
-            _disable()
-            raise
         finally:
+            _disable()
             Capture.current = None
             self._undo.close()
 
 
 def _disable() -> None:
     """End a session of which torch's own way has failed: it must not outlive the test."""
-    with suppress(RuntimeError):  # it did not get so far as to have one
-        if profiler_active():
+    if profiler_active():
+        with suppress(RuntimeError):  # it did not get so far as to have one
             real_torch().disable()
 
 

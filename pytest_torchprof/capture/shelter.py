@@ -8,7 +8,7 @@ run in the midst of that, and so do the libraries below them. While the shelter 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from gc import get_referents
 from operator import itemgetter
 from types import MappingProxyType, ModuleType
@@ -56,6 +56,8 @@ class Shelter:
         #: What has been replaced by (owner, name), with what the test sees there.
         self._away: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self._known: set[tuple[int, str]] = set()
+        #: Modules that nobody had imported so far.
+        self._later: tuple[str, ...] = ()
         self._thread = 0
         self._depth = self._lowered = 0
         self._finders: list[Any] = []
@@ -67,14 +69,33 @@ class Shelter:
         self._thread = REAL.current_thread()
         self._depth = sys.getrecursionlimit()
         self._finders = list(sys.meta_path)
-        self._places = list(_places())
+        self._places, self._known = [], set()
+        modules = {
+            name: module
+            for name, module in list(sys.modules.items())
+            if name.partition(".")[0] in ROOTS or name in NAMES
+        }
+        self._add(_place(sys.modules, sys.modules, [*NAMES, *WATCHED], modules))
+        self._later = tuple(NAMES)
+        self.learn_more()
+
+    def learn_more(self) -> None:
+        """Learn of modules that were imported since: before a test, so not in the midst of one."""
+        new = [name for name in self._later if name in sys.modules]
+        if new:
+            self._later = tuple(name for name in self._later if name not in new)
+            self._add(place for name in new for place in _places(name))
+
+    def _add(self, places: Iterable[_Place]) -> None:
+        for place in places:
+            self._places.append(place)
+            self._known |= {(id(place.owner), name) for name in place.names}
         self._looks = [(one.fetch, one.seen, one.values, one) for one in self._places]
         versions = [version_of(one.seen) for one in self._places if isinstance(one.seen, dict)]
         self._versions = [one for one in versions if one is not None]
         if len(self._versions) < len(self._looks):
             self._versions = []
-        self._sound = [version.value for version in self._versions]
-        self._known = {(id(p.owner), name) for p in self._places for name in p.names}
+        self._sound = [0] * len(self._versions)
 
     def forget(self) -> None:
         """Shelter from nothing: another session begins in this process, with other plugins."""
@@ -194,26 +215,19 @@ def _put(owner: Any, name: str, value: Any) -> None:
         names[name] = value
 
 
-def _places() -> Iterator[_Place]:
-    """All that `NAMES` names and is there, and the modules themselves."""
-    for module_name, text in NAMES.items():
-        module = sys.modules.get(module_name)
-        if not isinstance(module, ModuleType):
-            continue
-        by_owner: dict[str, list[str]] = {}
-        for dotted in text.split():
-            owner_name, _, name = dotted.rpartition(".")
-            by_owner.setdefault(owner_name, []).append(name)
-        for owner_name, names in by_owner.items():
-            owner = vars(module).get(owner_name) if owner_name else module
-            if isinstance(owner, ModuleType | type):
-                yield from _place(owner, vars(owner), names)
-    modules = {
-        name: module
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in ROOTS or name in NAMES
-    }
-    yield from _place(sys.modules, sys.modules, [*NAMES, *WATCHED], modules)
+def _places(module_name: str) -> Iterator[_Place]:
+    """All that `NAMES` names of a module and is there."""
+    module = sys.modules.get(module_name)
+    if not isinstance(module, ModuleType):
+        return
+    by_owner: dict[str, list[str]] = {}
+    for dotted in NAMES[module_name].split():
+        owner_name, _, name = dotted.rpartition(".")
+        by_owner.setdefault(owner_name, []).append(name)
+    for owner_name, names in by_owner.items():
+        owner = vars(module).get(owner_name) if owner_name else module
+        if isinstance(owner, ModuleType | type):
+            yield from _place(owner, vars(owner), names)
 
 
 def _place(

@@ -88,12 +88,13 @@ def targets(pytester: pytest.Pytester) -> list[str]:
 
 
 def test_what_a_test_replaces_changes_no_outcome(pytester: pytest.Pytester) -> None:
-    names, select = targets(pytester), ()
+    names, select = targets(pytester), "test_"
     if not os.environ.get(EVERYTHING):
         names = [name for name in names if "._" not in name and ":_" not in name]
-        select = ("-kfixture or afterwards",)
+        select = "fixture or afterwards"
     (pytester.path / "targets.json").write_text(json.dumps(names), "utf-8")
-    seen = same(pytester, REPLACING, *select)
+    # What fails here belongs into `NAMES` of capture/originals.py.
+    seen = same(pytester, REPLACING, "-k", select)
     assert len(seen.records) > len(names) > 100
     assert {"new"} == set(seen.statuses.values()), seen.statuses
     assert {11} == {record["metrics"]["ops"]["value"] for record in seen.records.values()}

@@ -49,7 +49,7 @@ NAMES = {
     ),
     "random": (
         "Random Random.__init__ Random.choices Random.getstate Random.seed Random.setstate choice"
-        " choices getrandbits getstate randint random sample seed setstate shuffle uniform"
+        " SystemRandom SystemRandom.* choices getrandbits getstate randint random sample seed setstate shuffle uniform"
         " _bisect _floor _index _inst _isfinite _urandom"
     ),
     "re": "*",
@@ -97,6 +97,12 @@ NAMES = {
     "uuid": "UUID UUID.__init__ uuid1 uuid4",
     "string": "Formatter Template",
     "textwrap": "dedent fill indent shorten wrap",
+    "secrets": "choice token_bytes token_hex token_urlsafe",
+    "hmac": "compare_digest new",
+    "base64": "b64decode b64encode",
+    "binascii": "hexlify unhexlify",
+    "fcntl": "fcntl flock lockf",
+    "html": "escape unescape",
     "shlex": "_find_unsafe join quote split",
     "shutil": "_rmtree_safe_fd copy copy2 copyfile copyfileobj get_terminal_size move rmtree which",
     "tempfile": (
@@ -213,9 +219,9 @@ NAMES = {
     "torch.autograd": "profiler _profiler_enabled",
     "torch.autograd.profiler": (
         "KinetoStepTracker.* _ProfilerStats _ProfilerStats.__init__ _disable_profiler"
-        " _enable_profiler _maybe_cupti_monitor _prepare_profiler _run_on_profiler_start _run_on_profiler_stop"
-        " _set_is_profiler_enabled kineto_available perf_counter_ns profile profile.*"
-        " record_function record_function.* _kineto_step _supported_activities"
+        " _enable_profiler _maybe_cupti_monitor _prepare_profiler _run_on_profiler_start"
+        " _run_on_profiler_stop _set_is_profiler_enabled kineto_available perf_counter_ns"
+        " profile profile.* record_function record_function.* _kineto_step _supported_activities"
         " _add_metadata_json _ExperimentalConfig"
     ),
     "torch.profiler": "ProfilerActivity profile record_function supported_activities",

@@ -49,8 +49,8 @@ NAMES = {
     ),
     "random": (
         "Random Random.__init__ Random.choices Random.getstate Random.seed Random.setstate choice"
-        " SystemRandom SystemRandom.* choices getrandbits getstate randint random sample seed setstate shuffle uniform"
-        " _bisect _floor _index _inst _isfinite _urandom"
+        " SystemRandom SystemRandom.* choices getrandbits getstate randint random sample seed"
+        " setstate shuffle uniform _bisect _floor _index _inst _isfinite _urandom"
     ),
     "re": "*",
     "re._compiler": "compile isstring _code _compile _compile_info",

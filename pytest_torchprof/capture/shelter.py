@@ -99,7 +99,9 @@ class Shelter:
 
     def forget(self) -> None:
         """Shelter from nothing: another session begins in this process, with other plugins."""
-        self._places, self._known, self._finders, self._depth = [], set(), [], 0
+        self._places, self._known, self._later = [], set(), ()
+        self._looks, self._versions, self._sound = [], [], []
+        self._finders, self._depth = [], 0
 
     # ---------------------------------------------------------------- in and out
 

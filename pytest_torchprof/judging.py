@@ -337,4 +337,5 @@ def _file_stem(nodeid: str) -> str:
     file, _, names = stem.partition(".py.")
     names, bracket, parameters = names.partition("[")
     back = f"{file.replace('+', '/')}.py::{names.replace('.', '::')}{bracket}{parameters}"
-    return stem if back == nodeid else f"{stem}-{zlib.crc32(nodeid.encode()):08x}"
+    number = zlib.crc32(nodeid.encode(errors="backslashreplace"))
+    return stem if back == nodeid else f"{stem}-{number:08x}"

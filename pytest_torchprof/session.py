@@ -142,6 +142,11 @@ class TorchprofSession(RunningHooks):
         runs = f"{s.warmup} warm-up, {timed}, 1 profiled"
         return escape.line(f"torchprof: {where}; runs a test: {runs}")
 
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """No tests are looked for among baselines that may not be entered: theirs say so."""
+        named = collection_path.name == Path(self.settings.baselines).name
+        return True if named and not os.access(collection_path, os.R_OK | os.X_OK) else None
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from helpers import ADD, accept, baseline_file, doctor, read_baseline, run
 
@@ -324,3 +325,41 @@ def test_without_torch_and_off_tests_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_it(torchprof):\n    with torchprof: pass")
     pytester.makeconftest("import sys\nsys.modules['torch'] = None")
     assert {"passed": 1} == run(pytester, subprocess=True).outcomes
+
+
+def test_a_folder_that_may_not_be_entered_is_told_and_holds_no_tests(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    inside = put(pytester, "{}").parent
+    (inside / "test_inside.py").write_text("def test_inside(): pass", "utf-8")
+    read, access = Path.read_bytes, os.access
+
+    def refuse(path: Path) -> bytes:
+        if path.parent == inside:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("os.access", lambda path, mode: path != inside and access(path, mode))
+    for option in ("--torchprof", "--accept"):
+        ran = run(pytester, option)
+        assert (1, {"failed": 1}) == (ran.ret, ran.outcomes)
+        assert f"baseline {inside / 'test_it.json'} cannot be read: Permission denied" in ran.out
+
+
+def test_a_file_name_that_is_no_text_has_baseline_trace_and_report(
+    pytester: pytest.Pytester,
+) -> None:
+    name = os.fsdecode(b"test_\xff.py")
+    try:
+        (pytester.path / name).write_text("def test_it(): pass\n", "utf-8")
+    except OSError as error:
+        pytest.skip(f"this file system has no such names: {error}")
+    options = ("--import-mode=importlib", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    for expected in ("new", "ok"):
+        ran = run(pytester, "--accept", *options, ".")
+        assert (0, {"test_it": expected}) == (ran.ret, ran.statuses)
+    report = msgspec.json.decode((pytester.path / "report.json").read_bytes())
+    assert ["test_\\udcff.py::test_it"] == [test["nodeid"] for test in report["tests"]]
+    assert 1 == len(list((pytester.path / "traces").iterdir()))

@@ -11,12 +11,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import unified_diff
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
 from helpers import NO_OTHER_PLUGINS
 
-if TYPE_CHECKING:
-    import pytest
+#: Whether pytest itself has subtests; before it had, a failing one failed its test.
+SUBTESTS = hasattr(pytest, "Subtests")
+needs_subtests = pytest.mark.skipif(not SUBTESTS, reason="subtests came with pytest 9")
+#: What is said of threads where torch is too old for `profile_all_threads`.
+NO_THREADS = "the test starts threads, and this torch cannot profile them"
 
 #: Notes what a session reports; loaded by name, so that it works in a process of its own too.
 SESSION_LOG = """

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from helpers_outcomes import same, session
+from helpers_outcomes import NO_THREADS, same, session
+
+from pytest_torchprof.capture import sees_threads
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
 OWN = "the test runs torch.profiler itself, and two sessions cannot be nested"
@@ -314,8 +316,10 @@ def test_what_is_replaced_is_not_called_by_us(
             (tempfile, "mkdtemp"), (os, "close"), (os, "open"), (os, "dup"),
             (os, "unlink"), (os, "getpid"), (os, "getcwd"), (gc, "collect"),
             (pathlib.Path, "open"), (pathlib.Path, "read_bytes"), (pathlib.Path, "unlink"),
-            (threading.Thread, "start"), (sys.stdout, "flush"),
+            (threading.Thread, "start"),
         ]
+        if pytest.version_tuple >= (9,):  # an older one flushes while the test has its patch
+            NAMES.append((sys.stdout, "flush"))
 
         @pytest.fixture(params=range(len(NAMES)), ids=lambda i: NAMES[i][1])
         def mocked(request):
@@ -464,6 +468,8 @@ def test_work_in_threads_counts(pytester: pytest.Pytester) -> None:
     statuses = seen.statuses
     assert "failed" == statuses.pop("test_a_wrong_number")
     for name, status in statuses.items():
+        if not sees_threads() and status == NO_THREADS:
+            continue
         assert ("new", flops) == (status, seen.metric(name, "flops")), name
         peak = seen.records[name]["metrics"]["peak_cpu_bytes"]
         alone = name in {"test_in_the_main_thread", "test_a_thread_without_work"}

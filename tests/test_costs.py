@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from labelled import corpus
 from test_devices import CORPUS
 from trace_builder import TraceBuilder
 
@@ -144,6 +145,17 @@ def test_all_findings_together_cost_no_more_than_the_trace_lasted() -> None:
     total = sum(one.cost_ms for one in found)
     assert total == pytest.approx(trace.dur[trace.named("aten::mul")][0] / 1e6)
     assert len({one.cost_ms for one in found}) == 1
+
+
+@pytest.mark.parametrize("theme", ["waiting", "products", "copies", "outsider_moves"])
+def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
+    built = [b for case in corpus.themes()[theme] if isinstance(b := case.make(), TraceBuilder)]
+    assert len(built) > 10
+    for trace in map(recorded, built):
+        found = check(trace, RULES.values()).findings()
+        assert 0 <= sum(one.cost_ms for one in found) <= span_ms(trace) + 1e-9
+        waits = [one.cost_ms for one in found if one.rule == "host-sync"]
+        assert sum(waits) * 1e6 <= device_time(trace).idle_ns + 1e-6
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.gz")), ids=lambda p: p.name.split(".")[0])

@@ -169,8 +169,6 @@ def json_text(value: Any, indent: int | None = None) -> str:
     {"a": "\u009b\u202e テスト", "b": null}
     """
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False)
-    # Half a character, as in a file name that is no text, is in no JSON either: it is spelled out.
-    text = re.sub("[\ud800-\udfff]", lambda half: f"\\\\u{ord(half[0]):04x}", text)
     return _IN_BLOCK.sub(lambda match: _unicode(match[0]), text)
 
 

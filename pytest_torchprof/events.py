@@ -116,7 +116,7 @@ SYNC_CALL = re.compile(
 )
 #: Calls that put a kernel (or a graph of them) on a stream.
 LAUNCH_CALL = re.compile(
-    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|urEnqueueKernelLaunch"
+    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
 )
 H2D = re.compile(r"HtoD|HostToDevice|M2D")
 D2H = re.compile(r"DtoH|DeviceToHost|D2M")

@@ -237,6 +237,19 @@ def test_in_a_partial_capture_calls_and_memory_are_counted() -> None:
     assert (values["syncs"], values["allocated_cuda_bytes"]) == (1, 512)
 
 
+@pytest.mark.parametrize(
+    "call",
+    ["urEnqueueKernelLaunch", "urEnqueueCooperativeKernelLaunchExp", "piEnqueueKernelLaunch",
+     "zeCommandListAppendLaunchKernel", "hipLaunchKernel", "cuLaunchKernelEx"],
+)  # fmt: skip
+def test_a_lost_kernel_is_noticed_whatever_its_launch_is_called(call: str) -> None:
+    b = TraceBuilder("GPU")
+    with b.annotation(REGION):
+        b.launch("k", record_kernel=False)
+    trace = recorded(b, calls(cudaLaunchKernel=call))
+    assert "1 of 1 launches" in str(reason(trace, "kernels"))
+
+
 def test_in_a_partial_capture_counts_of_the_rest_are_a_lower_bound() -> None:
     values = measure_all(partial())
     least = {"kernels": 1, "d2h_copies": 1, "d2h_bytes": 8, "h2d_copies": None, "h2d_bytes": None}

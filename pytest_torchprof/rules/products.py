@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.chips import Chip
 
 #: Calls that launch kernels: without one, nothing ran on a device.
-LAUNCHES: Final = r"\w*(LaunchKernel|LaunchCooperativeKernel|ModuleLaunch|EnqueueKernelLaunch)"
+LAUNCHES: Final = (
+    r"\w*(LaunchKernel|LaunchCooperativeKernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
+)
 
 #: Kernels for products with a vector, and for outer products, that no tensor core speeds up.
 _VECTOR_KERNEL: Final = re.compile(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")

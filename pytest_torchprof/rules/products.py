@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Calls that launch kernels: without one, nothing ran on a device.
 LAUNCHES: Final = (
-    r"\w*(LaunchKernel|LaunchCooperativeKernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
+    r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
 )
 
 #: Kernels for products with a vector, and for outer products, that no tensor core speeds up.

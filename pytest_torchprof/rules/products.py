@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.chips import Chip
 
 #: Calls that launch kernels: without one, nothing ran on a device.
-LAUNCHES: Final = (
-    r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
-)
+LAUNCHES: Final = r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
 
 #: Kernels for products with a vector, and for outer products, that no tensor core speeds up.
 _VECTOR_KERNEL: Final = re.compile(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 from zoo.exhibit import (
-    CPU_ATTENTION,
     GROUPS,
     INSIDE,
     RECURRENT,
     Exhibit,
     Payload,
+    attends,
     differs,
     equal,
     infer,
@@ -24,7 +24,7 @@ from zoo.exhibit import (
 )
 
 
-def attends(need_weights: bool) -> Payload:
+def self_attention(*, need_weights: bool) -> Payload:
     layer = nn.MultiheadAttention(16, 4, batch_first=True)
     x = rand(2, 5, 16)
     return train(lambda: layer(x, x, x, need_weights=need_weights)[0])
@@ -127,7 +127,7 @@ MODULES: list[tuple[str, Make]] = [
     ("nn.LSTMCell", lambda: cell(nn.LSTMCell(6, 10), 10)),
     ("nn.GRUCell", lambda: cell(nn.GRUCell(6, 10), 10)),
     ("nn.RNNCell", lambda: cell(nn.RNNCell(6, 10), 10)),
-    ("nn.MultiheadAttention, its weights", lambda: attends(need_weights=True)),
+    ("nn.MultiheadAttention, its weights", lambda: self_attention(need_weights=True)),
     ("weight_norm", lambda: train(parametrizations.weight_norm(nn.Linear(8, 6)), leaf(4, 8))),
 ]
 
@@ -160,16 +160,14 @@ ROWS: list[Exhibit] = [
         2 * 2 * 3 * 5 * (4 + 1),  # the one operand with the weight, then with the other
     ),
     differs("nn.LSTM", lambda: recurrent(nn.LSTM(6, 10)), RECURRENT, 3 * 2 * 6 * 40 * (6 + 10)),
-    differs(
+    attends(
         "nn.MultiheadAttention",
-        lambda: attends(need_weights=False),
-        CPU_ATTENTION,
+        lambda: self_attention(need_weights=False),
         3 * PROJECTIONS - 2 * 10 * 16 * 48 + (2 + 5) * SCORES,  # the input needs no gradient
     ),
-    differs(
+    attends(
         "nn.TransformerEncoderLayer",
         lambda: encoder(training=True),
-        CPU_ATTENTION,
         3 * (PROJECTIONS + FEEDS) - 2 * 10 * 16 * 48 + (2 + 5) * SCORES,
     ),
     differs(
@@ -178,10 +176,9 @@ ROWS: list[Exhibit] = [
         INSIDE,
         PROJECTIONS + FEEDS + 2 * SCORES,
     ),
-    differs(
+    attends(
         "nn.TransformerDecoderLayer",
         decoder,
-        CPU_ATTENTION,
         # on itself, on 14 tokens that need no gradient, and two feed-forward layers
         3 * (2 * PROJECTIONS + FEEDS + 2 * (14 - 10) * 16 * 32)
         - 2 * 10 * 16 * 48

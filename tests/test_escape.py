@@ -138,11 +138,6 @@ def leaves(value: Any) -> Iterator[str]:
             yield from leaves(inner)
 
 
-def in_json(text: str) -> str:
-    """The same text, but that halves of a character are spelled out: strict readers refuse them."""
-    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
-
-
 CHECKS: dict[str, Callable[[str], Any]] = {
     "table": assert_terminal,
     "csv": assert_csv,
@@ -163,8 +158,7 @@ def test_any_text_is_harmless_in_every_output(text: str) -> None:
         assert_markdown(f"- {mark(text)}")
         assert_markdown(f"| {escape.table_cell(mark(text))} | 1 |\n| 2 | 3 |")
     assert_csv(f"a,b\n{_csv_row(escape.csv_value(text), 1)}")
-    kept = in_json(text)
-    assert {kept: [kept]} == assert_json(escape.json_text({text: [text]}))
+    assert {text: [text]} == assert_json(escape.json_text({text: [text]}))
 
 
 def _csv_row(*values: Any) -> str:
@@ -333,7 +327,7 @@ def test_any_row_is_harmless_in_every_format(text: str) -> None:
     assert_markdown(tables.markdown_page([text], tables.markdown(rows, fields), [text]))
     assert {"-1", "-2.5"} <= set(assert_csv(tables.to_csv(rows, fields))[1])
     document = assert_json(tables.to_json({"rows": rows}))
-    assert {in_json(text)} == set(leaves(list(document["rows"][0].values())))
+    assert {text} == set(leaves(list(document["rows"][0].values())))
     assert (-1, -2.5) == (document["rows"][0]["calls"], document["rows"][0]["total_ms"])
 
 

@@ -165,8 +165,6 @@ def _is_number(text: str) -> bool:
 def json_text(value: Any, indent: int | None = None) -> str:
     r"""JSON of the same content: what is hidden is escaped, what is not a finite number is null.
 
-    Of halves of a character alone, which strict readers refuse, the text is ``\\udcff``.
-
     >>> print(json_text({"a": "\x9b\u202e テスト", "b": float("nan")}))
     {"a": "\u009b\u202e テスト", "b": null}
     """

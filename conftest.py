@@ -1,3 +1,6 @@
+import signal
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +21,16 @@ def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inner sessions print the same everywhere: pytest cuts its summary lines, but not in CI."""
     for name in ("CI", "BUILD_NUMBER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_in_a_terminal() -> Iterator[None]:
+    """What is started in the background ignores these, and so would those that a test sends to."""
+    usual = {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_DFL}
+    numbers = {getattr(signal, name): how for name, how in usual.items() if hasattr(signal, name)}
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, numbers[number])
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)

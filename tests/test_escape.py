@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from handmade_rows import Fake, decided, undecided
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from trace_builder import TraceBuilder
 
@@ -114,7 +114,7 @@ def assert_csv(text: str) -> list[list[str]]:
     cells = list(csv.reader(io.StringIO(text)))
     assert len({len(row) for row in cells}) == 1
     for cell in (cell for row in cells for cell in row):
-        number = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", cell)
+        number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", cell)
         assert number or not re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", cell), cell
     return cells
 
@@ -148,6 +148,8 @@ CHECKS: dict[str, Callable[[str], Any]] = {
 # -------------------------------------------------------------------- the functions
 
 
+@example("-INFINITY")
+@example("-1_000")
 @given(st.text() | st.sampled_from([*HOSTILE, EVERY, LEGIT]))
 def test_any_text_is_harmless_in_every_output(text: str) -> None:
     for safe in (escape.line(text), escape.block(text)):

@@ -135,6 +135,7 @@ def table_cell(text: str) -> str:
 
 # -------------------------------------------------------------------- CSV and JSON
 
+_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 
 
@@ -151,15 +152,7 @@ def csv_value(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = line(value)
-    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text.isascii()
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

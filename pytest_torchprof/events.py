@@ -19,11 +19,13 @@ import numpy.typing as npt
 
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, decode_part
+from pytest_torchprof.compiled_graphs import graphs_of, key_of
 from pytest_torchprof.flops import FORMULAS, flops
-from pytest_torchprof.redispatch import broken_off, ran
+from pytest_torchprof.redispatch import broken_off, ran, sums
 
 if TYPE_CHECKING:
     from pytest_torchprof.arguments import Arguments
+    from pytest_torchprof.compiled_graphs import Graph
     from pytest_torchprof.nesting import Bools, Ints
     from pytest_torchprof.redispatch import Ran
 
@@ -276,7 +278,7 @@ class Trace:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
-        own = ("scope", "selection", "op_flops", "unknown_flops", "_ran", "_answers")
+        own = ("scope", "selection", "op_flops", "unknown_flops", "_ran", "graph_calls", "_answers")
         # What does not depend on the scope is not worked out again.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         return part
@@ -483,7 +485,27 @@ class Trace:
         out = np.zeros(len(self), np.int64)
         rows, counts = self._flops
         out[rows] = np.where(self.counts_flops[rows], counts, 0)
+        for graph, events in self.graph_calls.items():
+            # What the library did is inside; the rest are loops of inductor's own.
+            inside = sums(events, self.counts_flops, out, self.work_parent)
+            out[events] = np.maximum(self.graphs[graph].flops - inside, 0)
         return out
+
+    @cached_property
+    def graphs(self) -> Mapping[str, Graph]:
+        """Compiled graphs that do products, as a live capture found them, by inductor's key."""
+        return graphs_of(self.facts)
+
+    @cached_property
+    def graph_calls(self) -> dict[str, Ints]:
+        """The selected calls of these graphs."""
+        names = enumerate(self.names if self.graphs else ())
+        called = {key: i for i, name in names if (key := key_of(name))}
+        return {
+            key: np.flatnonzero((self.name == called[key]) & self.selection)
+            for key in self.graphs
+            if key in called
+        }
 
     @cached_property
     def unknown_flops(self) -> Bools:

@@ -18,6 +18,7 @@ from pytest_torchprof.capture import (
     World,
     allows_tf32,
     device_gap,
+    graph_facts,
 )
 from pytest_torchprof.errors import StorageError, TorchprofError
 from pytest_torchprof.files import replacing
@@ -278,6 +279,7 @@ class Recorder:
             **(compiled := CompileCount.now().since(self.compiled)),
             **(self.compilation or {}),
             "compiled": compiled["compiled"],
+            **graph_facts(),
             **({"no_device": gap} if (gap := device_gap()) else {}),
             **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
         }

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 #: Marks of torch's dispatcher. Source: aten/src/ATen/core/PythonFallbackKernel.cpp.
 _SUBCLASS: Final = "PythonSubclass"
 _MODE: Final = "PythonDispatchMode"
+#: … and of dynamo, which compiles with fake tensors. Source: torch/_dynamo/utils.py.
+_COMPILING: Final = "(dynamo_timed)"
 #: What forward mode takes of each input, when the operator itself is done.
 #: Source: tools/autograd/gen_variable_type.py, ``FW_DERIVATIVE_TEMPLATE``.
 _FORWARD_MODE: Final = "aten::_fw_primal"
@@ -62,7 +64,7 @@ _HANDED_TO: Final = {
 class Ran(NamedTuple):
     """``counts``: the events whose FLOPs count; of those nested by ``parent``, at most one.
 
-    ``fake``: those that worked on fake tensors, within the handler of a tensor subclass.
+    ``fake``: those that worked on fake tensors, for a tensor subclass or a compiler.
     """
 
     counts: Bools
@@ -78,12 +80,14 @@ def ran(flops: Ints, name: Numbers, names: Sequence[str], parent: Ints) -> Ran:
     """
     parent = _beside(name, names, parent)
     subclass = _events(_SUBCLASS, name, names)
-    fake = _fake(subclass, _events(_MODE, name, names), parent)
+    compiling = [known for known in names if known.endswith(_COMPILING)]
+    around = np.concatenate([subclass, *(_events(one, name, names) for one in compiling)])
+    fake = _fake(around, _events(_MODE, name, names), parent)
     real = (flops >= 0) & ~fake
     if len(handed := _handed_on(real, subclass, name, names, parent)):
         trial = real.copy()
         trial[handed] = False
-        inside = _sums(handed, _outermost(trial, parent), flops, parent)
+        inside = sums(handed, _outermost(trial, parent), flops, parent)
         # One that did what it was called for keeps its number: its name says more.
         real[handed[inside != flops[handed]]] = False
     return Ran(_outermost(real, parent), parent, fake)
@@ -112,7 +116,7 @@ def _outermost(real: Bools, parent: Ints) -> Bools:
     return out
 
 
-def _sums(roots: Ints, counts: Bools, flops: Ints, parent: Ints) -> Ints:
+def sums(roots: Ints, counts: Bools, flops: Ints, parent: Ints) -> Ints:
     """FLOPs of what counts within each of the roots."""
     wanted = np.zeros(len(flops), bool)
     wanted[roots] = True
@@ -149,13 +153,13 @@ def _beside(name: Numbers, names: Sequence[str], parent: Ints) -> Ints:
     return out
 
 
-def _fake(subclass: Ints, mode: Ints, parent: Ints) -> Bools:
-    """What ran on fake tensors: in a mode that the handler of a subclass has entered."""
+def _fake(around: Ints, mode: Ints, parent: Ints) -> Bools:
+    """What ran on fake tensors: in a mode that a subclass's handler, or dynamo, has entered."""
     fake = np.zeros(len(parent), bool)
-    if not (len(subclass) and len(mode)):
+    if not (len(around) and len(mode)):
         return fake
     handler = fake.copy()
-    handler[subclass] = True
+    handler[around] = True
     inner = mode[nesting.below(handler, parent, mode)]
     fake[inner] = True
     above = parent[inner]  # the operator that the mode took

@@ -124,6 +124,7 @@ class Run:
             if self.first:
                 recorder.compilation = CompileCount.now().since(recorder.compiled)
             facts = recorder.facts()
+            facts["packages"] = capture.packages.calls
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY
             try:

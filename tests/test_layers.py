@@ -16,6 +16,7 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
         "arguments",
         "nesting",
         "flops",
+        "compiled_graphs",
         "masks",
         "redispatch",
         "devices",
@@ -50,7 +51,8 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
 ACROSS = {  # what a room may import on its own level
     "units": {"errors"},
     "arguments": {"nesting"},
-    "events": {"arguments", "flops", "nesting", "redispatch"},
+    "events": {"arguments", "compiled_graphs", "flops", "nesting", "redispatch"},
+    "compiled_graphs": {"flops"},
     "masks": {"flops"},
     "redispatch": {"flops", "nesting"},
     "metrics": {"analysis", "rules"},

@@ -161,7 +161,8 @@ def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """
     ops = trace.is_kind(Kind.OP)
     notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    counts, formula = trace.counts_flops, trace.names_where(FORMULAS.__contains__) & ops
+    counts = trace.counts_flops | (trace.op_flops > 0)
+    formula = trace.names_where(FORMULAS.__contains__) & ops
     call, note, counted, typed = (np.full(len(start), -1, np.int64) for _ in range(4))
     above = start.copy()
     todo = np.flatnonzero(above >= 0)

@@ -22,8 +22,10 @@ from pytest_torchprof.analysis.device import launched_ns
 from pytest_torchprof.analysis.foreign import kernel_may_multiply
 from pytest_torchprof.analysis.operators import work_of
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.compiled_graphs import key_of
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
 from pytest_torchprof.flops import lacking
+from pytest_torchprof.redispatch import sums
 from pytest_torchprof.units import format_quantity
 
 if TYPE_CHECKING:
@@ -33,6 +35,10 @@ NO_FORMULA: Final = "has no formula"
 NO_PARTS: Final = "shows no operators inside"
 REPLAYED: Final = "was replayed from a graph"
 ALONE: Final = "was launched by no operator that is known"
+LOOPS: Final = "was compiled to loops that are not in the trace"
+DYNAMIC: Final = "was compiled to loops, for shapes that are not in the trace"
+COMPILED: Final = "torch.compile's code"
+PACKAGE: Final = "an AOTInductor package"
 NO_OPERATORS: Final = "no operators are recorded in this trace"
 
 _NAMED, _LONGEST = 3, 60
@@ -228,6 +234,51 @@ def _replayed(trace: Trace) -> Iterable[Part]:
     return _by_name(trace, trace.once(_unanswered)[2], lambda _: REPLAYED)
 
 
+# -------------------------------------------------------------------- compiled code
+
+
+def _in_loops(trace: Trace) -> Iterable[Part]:
+    """Products that inductor wrote as loops, where the graph does not say how large they are."""
+    for key, events in trace.graph_calls.items():
+        graph = trace.graphs[key]
+        counts = trace.counts_flops
+        shown = sums(events, counts, counts.astype(np.int64), trace.work_parent)
+        hidden = events[shown < graph.products] if graph.dynamic else events[:0]
+        yield from _named(trace, hidden, graph.dynamic, DYNAMIC)
+        yield from _named(trace, events, graph.loops, LOOPS)
+
+
+def _of_no_graph(trace: Trace) -> Iterable[Part]:
+    """Calls of compiled graphs of which nothing is known."""
+    lost = trace.facts.get("lost_loops")
+    calls = trace.selection & trace.names_where(key_of)
+    calls &= ~trace.names_where(lambda name: key_of(name) in trace.graphs)
+    events = np.flatnonzero(calls)
+    if not len(events):
+        return
+    if isinstance(lost, list):
+        yield from _named(trace, events, tuple(map(str, lost)), LOOPS)
+    elif not trace.facts:
+        silent = events[trace.once(launched_ns)[events] == 0]
+        yield from _named(trace, silent, (COMPILED,), LOOPS)
+
+
+def _packages(trace: Trace) -> Iterable[Part]:
+    """AOTInductor's code calls kernels without the dispatcher."""
+    calls = trace.facts.get("packages")
+    if isinstance(calls, int) and calls > 0:
+        yield Part(PACKAGE, NO_PARTS, calls, 0.0)
+
+
+def _named(trace: Trace, events: Ints, names: tuple[str, ...], missing: str) -> Iterable[Part]:
+    if not len(events):
+        return
+    whole = _whole(trace)
+    share = int(_time(trace, events).sum()) / whole if whole else 0.0
+    for name in dict.fromkeys(names):
+        yield Part(name, missing, len(events), min(share, 1.0))
+
+
 # -------------------------------------------------------------------- the table
 
 #: Whatever may leave a sum of FLOPs too low. To add a reason, add a function from trace to parts.
@@ -238,6 +289,9 @@ SOURCES: Final[tuple[Callable[[Trace], Iterable[Part]], ...]] = (
     _alone,
     _replayed,
     _unrecorded,
+    _in_loops,
+    _of_no_graph,
+    _packages,
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytest_torchprof.capture.busy import BusyWatch
 from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.exports import hold, passing_folder
+from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import (
     Machine,
@@ -49,6 +50,7 @@ __all__ = [
     "allows_tf32",
     "conditions",
     "device_gap",
+    "graph_facts",
     "hold",
     "muted",
     "passing_folder",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_torchprof.capture.exports import made, no_room
 from pytest_torchprof.capture.frames import foreign
+from pytest_torchprof.capture.inductor import Packages, look_for_graphs
 from pytest_torchprof.capture.machine import accelerator, lend_threads, real_torch, synchronize
 from pytest_torchprof.capture.processes import Children, watch_forks
 from pytest_torchprof.capture.real import REAL, muted, no_collection
@@ -204,6 +205,7 @@ class Capture:
         self._threads_at_work = Threads()
         self._children = Children()
         self._elsewhere: str | None = None
+        self.packages = Packages()
 
     def start(self) -> None:
         """Begin the measured region.
@@ -216,11 +218,13 @@ class Capture:
         if profiler_active():
             raise CaptureError("another profiler session is active while the test runs")
         synchronize()
+        look_for_graphs()  # the collector will not see them
         with ExitStack() as undo:
             self._set_threads(undo)
             self._set_collector(undo)
             self._watch_threads(undo)
             self._children.watch(_replace, undo)
+            self.packages.watch(_replace, undo)
             self._profiler = _profiler(everywhere=self._everywhere, details=self._details)
             Capture.starting = True
             try:

@@ -1,0 +1,114 @@
+"""The graphs that inductor has compiled in this process, as far as they do products.
+
+Torch keeps the text of each graph with what it compiled of it, also where that came from a cache on
+disk. The objects are found by the garbage collector, after something was compiled: nothing of
+torch's is replaced, and while inductor is not imported there is nothing to look for.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.compiled_graphs import Graph, loops_of_products, read_graph
+
+_objects = gc.get_objects
+#: Longer texts would take a second to read.
+_LONGEST = 20_000_000
+#: What dynamo counts whenever something is compiled, or taken from a cache.
+_COUNTERS = ("inductor", "aot_autograd", "stats")
+#: Where the class of a package is, by version.
+_PACKAGE_ROOMS = ("torch.export.pt2_archive._package", "torch._inductor.package.package")
+
+
+class _Graphs:
+    """Everything found so far; one for the process."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Graph] = {}
+        #: By the key of the code: its loops of products, where there is no graph of it.
+        self.lost: dict[str, list[str]] = {}
+        self._seen: set[str] = set()
+        self._modules = 0
+        self._counted: Any = None
+
+    def look(self) -> None:
+        """Take over what is new."""
+        codecache = sys.modules.get("torch._inductor.codecache")
+        room = sys.modules.get("torch._inductor.output_code")
+        modules = getattr(getattr(codecache, "PyCodeCache", None), "modules", [])
+        kind = getattr(room, "CompiledFxGraph", None)
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+        counted = len(modules), *(dict(counters.get(name, {})) for name in _COUNTERS)
+        if kind is None or counted == self._counted:
+            return
+        self._counted = counted
+        new = modules[self._modules :] if len(modules) > self._modules else modules[:]
+        self._modules = len(modules)
+        for found in _objects():
+            if type(found) is kind:
+                self._add(vars(found))
+        for module in new:
+            if (key := str(getattr(module, "key", None))) not in self._seen:
+                self._add_lost(key, module)
+
+    def _add(self, graph: Mapping[str, Any]) -> None:
+        key, name = graph.get("cache_key"), graph.get("_fx_graph_cache_key")
+        text, source = graph.get("inductor_post_grad_graph_str"), graph.get("source_code")
+        if not (isinstance(name, str) and isinstance(text, str) and isinstance(source, str)):
+            return
+        self._seen.add(str(key))
+        self.lost.pop(str(key), None)
+        if name not in self.known and len(text) <= _LONGEST:
+            self.known[name] = read_graph(text, source)
+
+    def _add_lost(self, key: str, module: Any) -> None:
+        with suppress(OSError, UnicodeError), REAL.open(module.__file__, encoding="utf-8") as file:
+            if loops := loops_of_products(file.read()):
+                self.lost[key] = loops
+
+
+_GRAPHS = _Graphs()
+
+
+def look_for_graphs() -> None:
+    """Find what was compiled since somebody looked, before objects are hidden from collections."""
+    _GRAPHS.look()
+
+
+def graph_facts() -> dict[str, Any]:
+    """What a trace shall say of compiled graphs; empty where none was compiled."""
+    _GRAPHS.look()
+    if not (_GRAPHS.known or _GRAPHS.lost):
+        return {}
+    some = {
+        name: [graph.flops, graph.products, list(graph.dynamic), list(graph.loops)]
+        for name, graph in _GRAPHS.known.items()
+        if _GRAPHS.lost or not graph.is_plain
+    }
+    return {"graphs": some, "lost_loops": sorted(set().union(*_GRAPHS.lost.values()))}
+
+
+class Packages:
+    """Notices calls of AOTInductor packages, which leave no operators in a trace."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
+        """Until ``undo``, if there can be a package at all."""
+        rooms = map(sys.modules.get, _PACKAGE_ROOMS)
+        kinds = {kind for room in rooms if (kind := getattr(room, "AOTICompiledModel", None))}
+        for kind in kinds:
+            replace(kind, "__call__", self._noted, undo)
+
+    def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return original(*args, **kwargs)
+
+        return call

@@ -144,7 +144,7 @@ def test_loops_of_which_nothing_is_known_are_named(
 ) -> None:
     value = measure(METRICS["flops"], called(facts, *inside))
     assert isinstance(value, NotMeasured)
-    assert value.reason.startswith(said)
+    assert said in value.reason
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,7 @@ def test_operators_that_dynamo_runs_to_compile_are_no_work() -> None:
 # ------------------------------------------------------------------------------- live
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_a_compiled_product_of_one_row(tmp_path: Path) -> None:
     """Inductor on a CPU writes it as a loop: the trace has no operator, and the graph has it."""
     pytest.importorskip("torch._inductor.output_code")

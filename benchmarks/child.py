@@ -90,6 +90,25 @@ def sessions() -> int:
     return 0
 
 
+def bare() -> int:
+    """Empty profiler sessions that nobody looks at: the ms each takes to start and to stop."""
+    import time
+
+    import torch
+
+    from benchmarks.payloads import session
+
+    torch.set_num_threads(1)
+    times = []
+    for _ in range(int(sys.argv[3])):
+        start = time.perf_counter()
+        with session():
+            pass
+        times.append((time.perf_counter() - start) * 1000)
+    report({"times": times})
+    return 0
+
+
 def resident_mib() -> float:
     """Resident memory now; its highest so far where the system does not say."""
     import resource
@@ -103,4 +122,4 @@ def resident_mib() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit({"watch": watch, "clock": clock, "sessions": sessions}[MODE]())
+    sys.exit({"watch": watch, "clock": clock, "sessions": sessions, "bare": bare}[MODE]())

@@ -46,7 +46,10 @@ def compare(
         _verdict(METRICS[name], profile, baseline, limits.get(name), policy)
         for name in profile.metrics
     ]
-    verdicts = [replace(v, sample=profile.samples.get(v.metric)) for v in verdicts]
+    samples = profile.samples
+    verdicts = [
+        replace(v, sample=samples[v.metric]) if v.metric in samples else v for v in verdicts
+    ]
     if baseline is not None:
         verdicts = [
             _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
@@ -311,6 +314,8 @@ def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
 
 def _against(value: Number, accepted: Number, tolerance: float) -> MetricStatus:
     """Less is better, for every metric there is; what is exactly the tolerance off is ok."""
+    if value == accepted:
+        return "ok"
     # As fractions, because 1.1 * 100 is more than 110 in floats, and large counts are rounded.
     before = _exact(accepted)
     change, margin = _exact(value) - before, abs(before) * _exact(tolerance)

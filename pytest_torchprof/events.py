@@ -205,9 +205,7 @@ class Trace:
 
     def is_kind(self, *kinds: Kind) -> Bools:
         """Events of any of these kinds."""
-        wanted = np.zeros(len(Kind), bool)
-        wanted[list(kinds)] = True
-        return wanted[self.kind]
+        return _wanted(kinds)[self.kind]
 
     def names_where(self, predicate: Callable[[str], object]) -> Bools:
         """Events whose name satisfies the predicate, which is asked once for each distinct name."""
@@ -528,6 +526,14 @@ class Trace:
     def operands(self, events: Ints) -> list[OpArgs]:
         """What the trace says of the operands of these calls."""
         return decode(OpArgs, self.args[events])
+
+
+@lru_cache(maxsize=100)
+def _wanted(kinds: tuple[Kind, ...]) -> Bools:
+    """Which kinds, by number, are among these."""
+    wanted = np.zeros(len(Kind), bool)
+    wanted[list(kinds)] = True
+    return wanted
 
 
 def _number(value: Any) -> int:

@@ -43,6 +43,7 @@ PLAN = pytest.StashKey[Plan]()
 RECORDER = pytest.StashKey["Recorder | None"]()
 RECORD = pytest.StashKey[dict[str, Any]]()
 OFFER = pytest.StashKey[dict[str, Any]]()
+SUBJECT = pytest.StashKey[Subject]()
 
 
 @dataclass
@@ -335,9 +336,12 @@ class TorchprofSession(RunningHooks):
         return message
 
     def _subject(self, item: pytest.Item) -> Subject:
+        if (known := item.stash.get(SUBJECT, None)) is not None:
+            return known
         path = store.path_for(item.path, self.settings.baselines, self.config.rootpath)
         commands = (command(self.config, item.nodeid) for command in (command_for, ab_command_for))
-        return Subject(item.nodeid, name_of(item), path, *commands)
+        item.stash[SUBJECT] = made = Subject(item.nodeid, name_of(item), path, *commands)
+        return made
 
     # ---------------------------------------------------------------- gathering
 

@@ -69,6 +69,8 @@ def usage(trace: Trace, *, on_device: bool) -> Usage:
 
 def _usage(trace: Trace, on_device: bool) -> Usage:
     memory = trace.memory.device(on_device)
+    if not len(memory.bytes):
+        return Usage(0, 0, 0, {}, {}, {})
     _, block, size = _changes(memory, _selected(trace, memory), on_device)
     owner = np.append(_owners(trace, memory.event), -2)[block]  # block -1 is the last one, -2
     peak, until_peak = _peak(size)

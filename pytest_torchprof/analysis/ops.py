@@ -65,19 +65,22 @@ def ops(trace: Trace) -> dict[str, OpRow]:
         "cpu_ns": np.where(outermost, trace.dur[chosen], 0),
         "flops": trace.op_flops[chosen],
     }
+    distinct, at = np.unique(trace.name[chosen], return_inverse=True)
+    own = [row(trace.names[name]) for name in distinct.tolist()]
     for column, values in columns.items():
-        for name, total in _sum_by(trace.name[chosen], values):
-            setattr(row(trace.names[name]), column, total)
+        for one, total in zip(own, _sums(len(own), at, values), strict=True):
+            setattr(one, column, total)
     unknown = trace.unknown_flops | uncounted_operators(trace)
     for name in np.unique(trace.name[unknown]).tolist():
         row(trace.names[name]).flops = None
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    owners = launching_operators(trace, device)
-    names = [*trace.names, NO_OPERATOR]  # -1
-    for name, total in _sum_by(owners, trace.dur[device]):
-        row(names[name]).self_cuda_ns = total
-    for name, total in _sum_by(owners, (trace.kind[device] == Kind.KERNEL).astype(np.int64)):
-        row(names[name]).kernels = total
+    if len(device):
+        owners = launching_operators(trace, device)
+        names = [*trace.names, NO_OPERATOR]  # -1
+        for name, total in _sum_by(owners, trace.dur[device]):
+            row(names[name]).self_cuda_ns = total
+        for name, total in _sum_by(owners, (trace.kind[device] == Kind.KERNEL).astype(np.int64)):
+            row(names[name]).kernels = total
     for where, on_device in (("cpu", False), ("cuda", True)):
         used = usage(trace, on_device=on_device)
         for what in ("allocated", "peak", "leaked"):
@@ -123,10 +126,18 @@ def launchers(trace: Trace, device: Ints) -> Ints:
 
 def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple[int, int]]:
     """(key, sum of its values) by ascending key."""
+    if not len(key):
+        return []
     distinct, at = np.unique(key, return_inverse=True)
-    total = np.zeros(len(distinct), np.int64)
+    return list(zip(distinct.tolist(), _sums(len(distinct), at, values), strict=True))
+
+
+def _sums(count: int, at: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[int]:
+    """The sum of the values of each of so many groups."""
+    total = np.zeros(count, np.int64)
     np.add.at(total, at, values)
-    return list(zip(distinct.tolist(), total.tolist(), strict=True))
+    found: list[int] = total.tolist()
+    return found
 
 
 def inside_itself(trace: Trace, events: Ints, group: npt.NDArray[np.signedinteger[Any]]) -> Bools:

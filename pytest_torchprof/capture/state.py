@@ -6,7 +6,9 @@ import os
 import random
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 
 class RandomState:
@@ -38,7 +40,7 @@ class World:
     def __init__(self) -> None:
         self._random = RandomState()
         self._filters = list(warnings.filters)
-        self._environ = dict(os.environ)
+        self._environ = dict(_variables())
         self._folder: str | None = None
         with suppress(OSError):  # a test has deleted it
             self._folder = os.getcwd()  # noqa: PTH109 - nothing of this is a Path
@@ -47,10 +49,25 @@ class World:
         """Put it back."""
         self._random.restore()
         warnings.filters[:] = self._filters  # type: ignore[index]
-        if dict(os.environ) != self._environ:
-            os.environ.clear()
-            os.environ.update(self._environ)
+        if _variables() != self._environ:
+            _restore_variables(self._environ)
         warnings._filters_mutated()  # type: ignore[attr-defined]
         if self._folder is not None:
             with suppress(OSError):
                 os.chdir(self._folder)
+
+
+def _variables() -> Mapping[Any, Any]:
+    """The environment, as the system has it where Python keeps it so: the rest is decoding."""
+    found: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+    return found
+
+
+def _restore_variables(before: Mapping[Any, Any]) -> None:
+    """Only what differs: pytest itself sets one in each phase."""
+    now = dict(_variables())
+    for key in now.keys() | before.keys():
+        if key not in before:
+            del os.environ[os.fsdecode(key)]
+        elif now.get(key) != before[key]:
+            os.environ[os.fsdecode(key)] = os.fsdecode(before[key])

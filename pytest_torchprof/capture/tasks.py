@@ -25,20 +25,23 @@ class Threads:
         """From here on; ``ours`` are native ids of threads that belong to us."""
         self._ours, self._me = set(ours), REAL.native_id()
         self._tasks = _task_clocks()
-        self._total, self._mine = REAL.cpu_clock(), REAL.thread_clock()
+        # In such an order, here and at the end, that what lies between the two reads is nobody's.
+        self._mine, self._total = REAL.thread_clock(), REAL.cpu_clock()
 
     def end(self) -> tuple[bool, bool]:
         """Whether threads that were started meanwhile have worked, and ones from before."""
         if REAL.native_id() != self._me:  # the test ends in another thread than it began in
             return False, True
-        mine, total = REAL.thread_clock() - self._mine, REAL.cpu_clock() - self._total
+        total, mine = REAL.cpu_clock() - self._total, REAL.thread_clock() - self._mine
         if total - mine < _NOTHING_NS or not (now := _task_clocks()):
             return False, False
+        self._tasks.pop(self._me, None)
         now.pop(self._me, None)
         grown = {task: ns - self._tasks.get(task, 0) for task, ns in now.items()}
         ended = total - mine - sum(grown.values())
         python = {thread.native_id for thread in REAL.threads()}
-        started = ended > _STARTED_NS
+        gone = len(self._tasks.keys() - now.keys())  # with the spinning of a team that shrinks
+        started = ended > _STARTED_NS + gone * _SPIN_NS
         others = False
         for task, ns in grown.items():
             if task in self._ours or _is_torchs(task):

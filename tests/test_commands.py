@@ -520,3 +520,16 @@ def test_a_sum_of_flops_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path
         said = "no total of FLOPs: at least 268 MFLOP: aten::convolution (1 call, "
         (note,) = (note for note in document["notes"] if note.startswith(said))
         assert note.endswith("lacks Concrete Inputs in this trace")
+
+
+def test_a_lower_bound_of_one_rank_is_no_total(say: Say, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank in (0, 1):
+        builder = builder_of(rank=rank)
+        if rank:
+            builder.kernel_without_runtime("my_kernel", 1)
+        builder.save(folder / f"rank{rank}.json")
+    rows = json.loads(say("summary", folder, "--format", "json")[1])["metrics"]["flops"]
+    assert (None, None) == (rows["value"], rows.get("at_least"))
+    assert rows["reason"].startswith("of one rank, at least 268 MFLOP: my_kernel (1 call")

@@ -12,6 +12,7 @@ from pytest_torchprof.analysis.uncounted import uncounted
 from pytest_torchprof.compare import Policy, compare, failures, status_of
 from pytest_torchprof.events import REGION
 from pytest_torchprof.metrics import METRICS, measure
+from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.stats import Baseline, Budget, NotMeasured, Profile
 from pytest_torchprof.trace.read import parse
 
@@ -168,6 +169,9 @@ def test_a_budget_on_a_lower_bound_is_checked_where_it_is_exceeded_already(
     profile = Profile({"flops": BOUND}, scoped={budget.label: BOUND})
     verdict = next(v for v in compare(profile, None, [budget], Policy()) if v.limit is not None)
     assert (expected, BOUND.reason) == (verdict.status, verdict.reason)
+    assert {"value": 240 if limit < 240 else None, "at_least": 240}.items() <= metrics_of(
+        [verdict]
+    )[budget.label].items()
     strict = failures([verdict], Policy(strict=True), has_baseline=True, accept=False)
     unchecked = f"strict: the budget {budget.label} could not be checked: {BOUND.reason}"
     assert strict == (["over budget"] if expected == "over_budget" else [unchecked])

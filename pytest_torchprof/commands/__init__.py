@@ -128,8 +128,13 @@ def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
         values = [metrics[name] for metrics in ranks]
         missing = [value for value in values if isinstance(value, NotMeasured)]
         known = [value for value in values if not isinstance(value, NotMeasured)]
-        total[name] = missing[0] if missing else sum(known)
+        total[name] = _of_one(missing[0]) if missing else sum(known)
     return total
+
+
+def _of_one(value: NotMeasured) -> NotMeasured:
+    """Why a total is unknown: a lower bound of one rank is none of all."""
+    return NotMeasured(f"of one rank, {value.reason}") if value.at_least else value
 
 
 def _reported(metrics: Metrics, samples: Mapping[str, Sample] | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.files import replacing
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.render import escape
-from pytest_torchprof.stats import NotMeasured, Profile, Verdict
+from pytest_torchprof.stats import NotMeasured, Number, Profile, Verdict
 
 if TYPE_CHECKING:
     from pytest_torchprof.samples import Sample
@@ -55,10 +55,20 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "limit": verdict.limit,
             "status": verdict.status,
             **({"reason": verdict.reason} if verdict.reason else {}),
+            **_bound(verdict),
             **(noise_of(verdict.sample) if verdict.sample else {}),
             **(_multiples(*verdict.multiples) if verdict.multiples else {}),
         }
     return metrics
+
+
+def _bound(verdict: Verdict) -> dict[str, Number]:
+    """What a metric is at least, where more than that is not known."""
+    value = verdict.value
+    if isinstance(value, NotMeasured):
+        at_hand = value.at_hand if value.at_least else None
+        return {} if at_hand is None else {"at_least": at_hand}
+    return {"at_least": value} if verdict.at_least else {}
 
 
 def noise_of(sample: Sample) -> dict[str, float | None]:

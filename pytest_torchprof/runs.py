@@ -14,7 +14,7 @@ from pytest_torchprof.capture import (
     ModuleTracer,
     Stopwatch,
     hold,
-    passing_folder,
+    passing_file,
     sees_threads,
 )
 from pytest_torchprof.errors import CaptureError
@@ -128,8 +128,8 @@ class Run:
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY
             try:
-                with passing_folder(recorder.folder) as folder:
-                    trace, path = capture.stop(folder, facts)
+                with passing_file(recorder.folder) as place:
+                    trace, path = capture.stop(place, facts)
                     file = hold(path)
             except CaptureError as error:
                 if self.kind != "modules":

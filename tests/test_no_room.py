@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from helpers import ADD, run
+from live import captured_file
 
-from pytest_torchprof.capture import hold, passing_folder
-from pytest_torchprof.capture.exports import made
+from pytest_torchprof.capture import hold, passing_file
+from pytest_torchprof.capture.exports import reserve
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -35,7 +36,7 @@ def half(self: Any, path: str) -> None:
 @pytest.mark.parametrize(
     ("call", "fake", "why"),
     [
-        ("pytest_torchprof.capture.exports.os.mkdir", full, "No space left on device"),
+        ("pytest_torchprof.capture.profiler.reserve", full, "No space left on device"),
         ("torch.profiler._KinetoProfile.export_chrome_trace", full, "No space left on device"),
         ("torch.profiler._KinetoProfile.export_chrome_trace", nothing, "torch has left no file"),
         ("torch.profiler._KinetoProfile.export_chrome_trace", half, "a part of it is missing"),
@@ -76,17 +77,28 @@ def test_no_folder_for_temporary_files_fails_the_run(
 
 
 def test_the_file_is_there_for_its_owner_only_and_goes_with_the_block(tmp_path: Path) -> None:
-    with passing_folder(tmp_path) as folder:
-        (made(folder) / "trace").write_bytes(b"text")
-        assert 0o700 == folder.stat().st_mode & 0o777
-        file = hold(folder / "trace")
+    with passing_file(tmp_path) as path:
+        reserve(path)
+        with pytest.raises(FileExistsError):
+            reserve(path)
+        (unfinished,) = tmp_path.iterdir()
+        assert 0o600 == unfinished.stat().st_mode & 0o777
+        unfinished.rename(path)
+        path.write_bytes(b"text")
+        file = hold(path)
     assert [] == list(tmp_path.iterdir())
     with file:
         assert b"text" == file.read()
-    with pytest.raises(KeyError), passing_folder(tmp_path) as folder:  # noqa: PT012
-        (made(folder) / "trace").touch()
+    with pytest.raises(KeyError), passing_file(tmp_path) as path:  # noqa: PT012
+        reserve(path)
         raise KeyError
     assert [] == list(tmp_path.iterdir())
+
+
+def test_torch_writes_to_what_was_reserved(tmp_path: Path) -> None:
+    captured_file(lambda: None, tmp_path)
+    (trace,) = tmp_path.glob("*.json")
+    assert 0o600 == trace.stat().st_mode & 0o777
 
 
 def test_a_signal_is_waited_for_within_the_block_only_and_where_nobody_else_does() -> None:
@@ -94,7 +106,7 @@ def test_a_signal_is_waited_for_within_the_block_only_and_where_nobody_else_does
     try:
         for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
             signal.signal(signal.SIGTERM, handler)
-            with passing_folder():
+            with passing_file():
                 ours = handler == signal.SIG_DFL
                 assert (signal.getsignal(signal.SIGTERM) != handler) is ours
             assert handler == signal.getsignal(signal.SIGTERM)
@@ -106,9 +118,9 @@ def test_a_signal_is_waited_for_within_the_block_only_and_where_nobody_else_does
 def test_ended_while_it_reads_a_trace_it_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"
-        "from pytest_torchprof.capture.exports import made, passing_folder\n"
-        "with passing_folder() as folder:\n"
-        "    (made(folder) / 'trace').touch()\n"
+        "from pytest_torchprof.capture.exports import passing_file, reserve\n"
+        "with passing_file() as path:\n"
+        "    reserve(path)\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
     )
     temporary = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_torchprof.capture.busy import BusyWatch
 from pytest_torchprof.capture.compilation import CompileCount
-from pytest_torchprof.capture.exports import hold, passing_folder
+from pytest_torchprof.capture.exports import hold, passing_file
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import (
@@ -53,7 +53,7 @@ __all__ = [
     "graph_facts",
     "hold",
     "muted",
-    "passing_folder",
+    "passing_file",
     "prime",
     "probe_machine",
     "quiet_kineto",

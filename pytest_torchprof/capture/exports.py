@@ -22,22 +22,23 @@ _NEXT_STEP = "free some room there, or set TMPDIR to a folder with more"
 
 
 @contextmanager
-def passing_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A name for a folder of one's own that is gone at the end of the block, with what is in it.
+def passing_file(parent: Path | None = None) -> Iterator[Path]:
+    """A file of one's own that nobody can guess, whose name is gone at the end of the block.
 
-    Whoever needs it makes it, with `made`. A SIGTERM that would end the process ends it after the
-    folder. Nobody sees that we wait for one: the block is ours, not a test's.
+    A SIGTERM that would end the process ends it after the file. Nobody sees that we wait for one:
+    the block is ours, not a test's.
 
     Raises:
         StorageError: the system has no folder for temporary files.
     """
     try:
-        folder = (parent or Path(tempfile.gettempdir())) / f"torchprof-{secrets.token_hex(8)}"
+        folder = parent or Path(tempfile.gettempdir())
     except OSError as error:
         raise StorageError("no trace can be written", why(error), _NEXT_STEP) from error
+    path = folder / f"torchprof-{secrets.token_hex(16)}.pt.trace.json"
 
     def end(number: int, _: FrameType | None) -> None:
-        _clear(folder)
+        _clear(path)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -46,36 +47,34 @@ def passing_folder(parent: Path | None = None) -> Iterator[Path]:
     try:
         if ours:
             signal.signal(signal.SIGTERM, end)
-        yield folder
+        yield path
     finally:
-        _clear(folder)
+        _clear(path)
         if ours:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _clear(folder: Path) -> None:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - quick
-    except OSError:  # nobody needed it
-        return
-    for name in names:
-        with suppress(OSError):
-            os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118
-    with suppress(OSError):
-        os.rmdir(folder)  # noqa: PTH106
+def _clear(path: Path) -> None:
+    for name in (path, _unfinished(path)):
+        with suppress(OSError):  # never made, or renamed
+            os.unlink(name)  # noqa: PTH108 - quick
 
 
-def made(folder: Path) -> Path:
-    """The folder, there for nobody but us."""
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)  # noqa: PTH102
-    return folder
+def _unfinished(path: Path) -> str:
+    """What Kineto writes to, and renames at the end."""
+    return f"{path}.tmp"
 
 
-def no_room(folder: Path, error: Exception | str) -> StorageError:
+def reserve(path: Path) -> None:
+    """Have the file that torch is about to write be its owner's only, and nobody else's link."""
+    handle = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    REAL.close(handle)
+
+
+def no_room(path: Path, error: Exception | str) -> StorageError:
     """What is said where a trace could not be written, or not all of it."""
     found = why(error) if isinstance(error, Exception) else error
-    return StorageError(f"no trace can be written to {folder.parent}", found, _NEXT_STEP)
+    return StorageError(f"no trace can be written to {path.parent}", found, _NEXT_STEP)
 
 
 def hold(path: Path) -> IO[bytes]:

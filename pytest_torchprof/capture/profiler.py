@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_torchprof.capture.exports import made, no_room
+from pytest_torchprof.capture.exports import no_room, reserve
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
 from pytest_torchprof.capture.machine import accelerator, lend_threads, real_torch, synchronize
@@ -334,15 +334,15 @@ class Capture:
         else:
             self._taken_over = True  # a session ends only in the thread that began it
 
-    def stop(self, folder: Path, facts: Mapping[str, Any]) -> tuple[Trace, Path]:
-        """The trace of the region, and the file in ``folder`` that holds it.
+    def stop(self, place: Path, facts: Mapping[str, Any]) -> tuple[Trace, Path]:
+        """The trace of the region, and the file that holds it: ``place``, or one in this folder.
 
         ``facts`` go into the trace's metadata, so that the file says all that was known; with the
         work of other processes, if there was any.
 
         Raises:
             CaptureError: the session was taken over or ended by somebody else, or is empty.
-            StorageError: there is no room for the file, which is made if need be.
+            StorageError: there is no room for the file.
         """
         import msgspec
 
@@ -369,19 +369,21 @@ class Capture:
         # Torch crashes on writing a session that another one has ended.
         if self._everywhere and not profiler.profiler.kineto_results.events():
             raise CaptureError("somebody else ended the profiler session of the test")
-        path = folder / f"{self._pid}-{next(_FILE_NUMBERS)}.pt.trace.json"
+        path = place
+        if place.is_dir():
+            path = place / f"{self._pid}-{next(_FILE_NUMBERS)}.pt.trace.json"
         try:
-            made(folder)
+            reserve(path)
             profiler.export_chrome_trace(str(path))
             _empty(profiler)
             with REAL.open(path, "rb") as file:
                 trace = parse(file.read(), source=str(path))
         except FileNotFoundError:  # torch says nothing when there is no room for it
-            raise no_room(folder, "torch has left no file, as when there is no room") from None
+            raise no_room(path, "torch has left no file, as when there is no room") from None
         except (OSError, TraceError) as error:
-            raise no_room(folder, error) from error
+            raise no_room(path, error) from error
         if trace.cut or (facts and not trace.facts):
-            raise no_room(folder, "a part of it is missing")
+            raise no_room(path, "a part of it is missing")
         if trace.region is None:
             REAL.unlink(path)
             raise CaptureError("the profiler recorded nothing, not even the measured region")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchprof.capture import REAL, SHELTER, Regions, World, muted, watch
+from pytest_torchprof.deadline import Deadline, Overdue
 from pytest_torchprof.runs import Run
 from pytest_torchprof.silence import (
     alarm_stopped,
@@ -53,6 +54,7 @@ class Runner:
         self._recorder: Recorder | None = None
         self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
+        self._deadline: Deadline | None = None
 
     # ---------------------------------------------------------------- around the call phase
 
@@ -103,6 +105,7 @@ class Runner:
         if recorder.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
         if recorder.reason is None and rest and not recorder.complete:
+            self._deadline = Deadline(item, (REAL.clock() - recorder.started) / 1e9)
             error = self._rerun_all(item, recorder, rest, globs)
             say(item, "".join(recorder.tables))
             return error
@@ -243,8 +246,11 @@ class Runner:
         hook = _own_hook(item, "pytest_runtest_teardown") if first else None
         try:
             teardown = hook or item.ihook.pytest_runtest_teardown
-            with SHELTER.lifted:
-                teardown(item=item, nextitem=_Sibling(item))
+            if first or self._deadline is None:
+                with SHELTER.lifted:
+                    teardown(item=item, nextitem=_Sibling(item))
+            else:
+                self._deadline.run("", lambda: teardown(item=item, nextitem=_Sibling(item)))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
@@ -286,11 +292,15 @@ class Runner:
         try:
             with heard(item, printed) if recorder.table_asked else nullcontext():
                 run = Run(kind, recorder, first=False)
-                with SHELTER.lifted:
+
+                def phases() -> None:
                     item.ihook.pytest_runtest_setup(item=item)
                     self.run = run
                     recorder.runs += 1
                     item.ihook.pytest_runtest_call(item=item)
+
+                assert self._deadline is not None  # noqa: S101 - set before the first rerun
+                self._deadline.run(kind, phases)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
@@ -362,6 +372,8 @@ class FirstTeardown:
 
 def _cannot(error: BaseException, kind: str = "", threads: int | None = None) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, Overdue):
+        return f"cannot be run twice: {error}"
     if kind == "profile" and threads is not None and isinstance(error, AssertionError):
         return (
             f"fails in the profiled run, which has {threads} intra-op thread{'s' * (threads > 1)} "
@@ -433,7 +445,8 @@ def _tmp_path_of(item: pytest.Item) -> Path | None:
 def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
     """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
     package = str(Path(__file__).parent)
-    ours = {os.path.join(package, name) for name in ("reruns.py", "running.py", "session.py")}  # noqa: PTH118
+    names = ("deadline.py", "reruns.py", "running.py", "session.py")
+    ours = {os.path.join(package, name) for name in names}  # noqa: PTH118
     if any(str(entry.path) in ours for entry in error.traceback):
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
 

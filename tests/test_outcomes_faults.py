@@ -75,7 +75,7 @@ def test_little_depth():
     depth, frame = 0, sys._getframe()
     while frame is not None: depth, frame = depth + 1, frame.f_back
     work()
-    sys.setrecursionlimit(depth + 30)
+    sys.setrecursionlimit(depth + 90)
 
 def test_depth_is_back():
     sys.setrecursionlimit(1000)

@@ -176,6 +176,20 @@ class Shelter:
 
     # ---------------------------------------------------------------- patches of our own
 
+    @property
+    def depth_of_test(self) -> int:
+        """The recursion limit as the test sees it."""
+        return self._lowered or int(REAL.recursion_limit())
+
+    def set_depth_of_test(self, depth: int) -> None:
+        """Set it, from here on or from the way out."""
+        if self._inside and depth < self._depth:
+            self._lowered = depth
+            depth = self._depth
+        elif self._inside:
+            self._lowered = 0
+        REAL.set_recursion_limit(depth)
+
     def seen_by_test(self, owner: Any, name: str) -> Any:
         """An attribute as the test sees it."""
         if (patched := self._away.get((_id(owner), name))) is not None:

@@ -1,0 +1,112 @@
+"""A limit for each run after the first, which ran to its end: what blocks must not hold a session.
+
+A test that takes a lock, a port or a file for good passes once and blocks when it is run again. A
+run that ends the process cannot be helped, but its name is among the frames that Python's fault
+handler prints.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.capture import SHELTER
+
+if TYPE_CHECKING:
+    import pytest
+
+#: A rerun may take so many seconds, and so many times what the first run has taken besides: a
+#: profiled run of a loop of small operators takes five times as long, with stacks seven times.
+LEAST_S, TIMES = 60.0, 20
+#: Where pytest-timeout gives a test less than that, its seconds; or so many times the first run.
+TIMES_OF_TIMEOUT = 10
+#: Until it is heard: a test may catch what is raised in it.
+_AGAIN_S = 1.0
+
+HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
+
+_SAID = {
+    "warmup": "warm-up run",
+    "round": "timed run",
+    "profile": "profiled run",
+    "stacks": "profiled run with stacks",
+    "threads": "profiled run of all threads",
+    "lines": "run that locates lines",
+    "": "teardown of a further run",
+}
+
+
+class Overdue(BaseException):
+    """A run did not end within its limit; raised where it is, as an interrupt would be."""
+
+
+class Deadline:
+    """The limit of further runs of one test, of which the first took ``first_s`` seconds."""
+
+    def __init__(self, item: pytest.Item, first_s: float) -> None:
+        self._nodeid = item.nodeid
+        self.limit_s = LEAST_S + TIMES * first_s
+        if (theirs := timeout_of(item)) is not None:
+            self.limit_s = min(self.limit_s, max(theirs, TIMES_OF_TIMEOUT * first_s))
+
+    def run(self, kind: str, function: Callable[[], None]) -> None:
+        """Call the function, which is a run of this kind or, without one, a teardown.
+
+        Raises:
+            Overdue: it did not end in time; and whatever it raises.
+        """
+        what = _SAID.get(kind, kind)
+        with self._alarm(what):
+            _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")(function)
+
+    @contextmanager
+    def _alarm(self, what: str) -> Iterator[None]:
+        """Other alarms are stopped meanwhile, so this one is free; elsewhere there is no limit."""
+        here = threading.current_thread() is threading.main_thread()
+        if not (here and hasattr(signal, "setitimer")):
+            with SHELTER.lifted:
+                yield
+            return
+        over = False
+
+        def ring(_: int, __: FrameType | None) -> None:
+            if not over:
+                raise Overdue(
+                    f"its {what} did not end within {self.limit_s:.2g} s; {HOW_TO_LEAVE_OUT}"
+                )
+
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, self.limit_s, _AGAIN_S)
+        try:
+            with SHELTER.lifted:
+                yield
+        finally:
+            over = True
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if signal.getsignal(signal.SIGALRM) is ring and before is not None:
+                signal.signal(signal.SIGALRM, before)
+
+
+def timeout_of(item: pytest.Item) -> float | None:
+    """Seconds that pytest-timeout gives the test; None where it has no limit."""
+    module = sys.modules.get("pytest_timeout")
+    settings_of: Callable[..., Any] | None = getattr(module, "_get_item_settings", None)
+    if settings_of is None or not item.config.pluginmanager.is_registered(module):
+        return None
+    timeout = getattr(settings_of(item), "timeout", None)
+    return float(timeout) if timeout and timeout > 0 else None
+
+
+def _named(name: str) -> Callable[[Callable[[], None]], None]:
+    """What calls a function in a frame of this name, for whoever prints frames."""
+    code = _call.__code__.replace(co_name=name.encode("ascii", "replace").decode())
+    return FunctionType(code, {})
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()

@@ -452,7 +452,7 @@ class Trace:
             return rows, counts[call]  # in an old trace, calls that differ can look the same
         allocating = self.enclosing(self.memory.event[self.memory.bytes > 0])
         signs = np.concatenate([allocating, self.parent[self.kind == Kind.RUNTIME]])
-        broken = broken_off(rows, call, self.parent, signs[signs >= 0])
+        broken = broken_off(rows, call, self.name, self.names, self.parent, signs[signs >= 0])
         return rows, np.where(broken & (counts[call] > 0), 0, counts[call])
 
     @cached_property

@@ -93,18 +93,27 @@ def ran(flops: Ints, name: Numbers, names: Sequence[str], parent: Ints) -> Ran:
     return Ran(_outermost(real, parent), parent, fake)
 
 
-def broken_off(rows: Ints, call: Ints, parent: Ints, signs: Ints) -> Bools:
+#: What the hook of a checkpoint does with an operand that it keeps.
+_KEEPING: Final = frozenset({"aten::detach", "detach"})
+
+
+def broken_off(
+    rows: Ints, call: Ints, name: Numbers, names: Sequence[str], parent: Ints, signs: Ints
+) -> Bools:  # fmt: skip
     """Which of these events raised before they did anything, as the last of a recomputation does.
 
     A checkpoint recomputes until it has what the gradients need: then it raises, out of the
-    operator that was about to begin. Such an event shows no sign of work, where another of the same
-    ``call`` (a number for name and operands) does. ``signs`` are the events that called the runtime
-    of a device or allocated memory themselves.
+    operator that was about to begin. Such an event has nothing inside but what is kept of its
+    operands, and shows no sign of work where another of the same ``call`` (a number for name and
+    operands) does. ``signs`` are the events that called the runtime of a device or allocated memory
+    themselves.
     """
     works = nesting.above(signs, parent)
     works[signs] = True
     some = np.zeros(int(call.max(initial=0)) + 1, bool)
     some[call[works[rows]]] = True
+    keeping = np.fromiter((n in _KEEPING for n in names), bool, len(names))
+    works[parent[(parent >= 0) & ~keeping[name]]] = True
     idle: Bools = ~works[rows] & some[call]
     return idle
 

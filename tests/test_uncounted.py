@@ -218,3 +218,33 @@ def test_a_live_test_that_computes_without_a_formula_passes_no_budget(
     ran = run(pytester, "--torchprof", "--torchprof-strict")
     assert {"passed": 1, "failed": 2} == ran.outcomes
     assert "strict: the budget flops could not be checked: aten::_fft_r2c" in ran.out
+
+
+TURNED = {"strides": [[1, 4], [6, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("inside", "options", "expected"),
+    [
+        ([], {}, 240),  # broken off
+        (["aten::detach"], {}, 240),  # as in a checkpoint, which keeps the operands
+        (["aten::resolve_conj"], {}, 480),  # on the host, the same product
+        ([], TURNED, 480),  # another product: perhaps it needs no copy
+    ],
+)
+def test_a_product_that_was_broken_off_does_not_count(
+    inside: list[str], options: dict[str, Any], expected: int
+) -> None:
+    """It shows no sign of work, where the same product does that ran."""
+    b = TraceBuilder(GPU)
+    with b.op(*MM):
+        b.launch(GEMM)
+    with b.op(*MM, **options):
+        for name in inside:
+            b.op(name)
+    assert expected == measure(METRICS["flops"], parse(b.to_bytes()))
+
+
+def test_a_product_counts_where_nothing_shows_work() -> None:
+    """Recorded on the host alone, without memory."""
+    assert 480 == measure(METRICS["flops"], parse(built((*MM, ("aten::t",)), MM).to_bytes()))

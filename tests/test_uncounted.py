@@ -68,6 +68,8 @@ def gaps(*calls: Call | str, device: str | None = GPU) -> dict[str, str]:
         ([("torchvision::nms",)], set()),
         ([("MyFunctionBackward", (*MM,))], set()),
         ([("Optimizer.step#SGD.step",)], set()),
+        ([("aten::linalg_matrix_rank", [[0, 3]])], set()),
+        ([("aten::linalg_matrix_rank", [[3, 3]])], {"aten::linalg_matrix_rank"}),
         # an operator that has a number answers for what is inside
         ([("flash_attn::_flash_attn_forward", [[2, 8, 4, 16]] * 3, ("mylib::my_mm",))], set()),
         ([("aten::add",), ("aten::copy_",), ("aten::sum",)], set()),

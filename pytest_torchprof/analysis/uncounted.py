@@ -144,9 +144,20 @@ def _opaque(trace: Trace) -> Ints:
     shown = nesting.above(np.flatnonzero(working), trace.parent)[rows]
     launched = trace.once(launched_ns)[rows] > 0
     silent = np.zeros(len(trace), bool)
-    silent[rows[~shown & ~launched]] = True
+    rows = rows[~shown & ~launched]
+    silent[rows[~_empty(trace, rows)]] = True
     silent[trace.once(_unanswered)[1]] = True
     return _outermost(trace, silent)
+
+
+def _empty(trace: Trace, calls: Ints) -> Bools:
+    """Calls with an operand that has no elements: nothing inside is all that they do."""
+    shapes = (decode_part(bytes(args.dims)) for args in trace.operands(calls))
+    found = [
+        isinstance(dims, list) and any(isinstance(d, list) and 0 in d for d in dims)
+        for dims in shapes
+    ]
+    return np.array(found, bool)
 
 
 _ASKED: Final = frozenset({"parts", "unknown"})

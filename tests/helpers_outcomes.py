@@ -106,7 +106,7 @@ def session(
     with warnings.catch_warnings(record=True), _light_heap(given):
         warnings.simplefilter("default")  # what the outer session makes an error is not ours
         if subprocess:
-            result = pytester.runpytest_subprocess(*given, timeout=60)
+            result = pytester.runpytest_subprocess(*given, timeout=600)
         else:
             result = pytester.runpytest_inprocess(*given, no_reraise_ctrlc=True)
     noted = json.loads(file.read_text("utf-8")) if file.exists() else {}

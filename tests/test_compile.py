@@ -78,8 +78,10 @@ def test_the_profiled_run_does_what_compiled_code_does_not_what_compiling_does(
     pytester.makepyfile(test_it=SHARED)
     pytester.makeconftest("import torch\ntorch.set_num_threads(2)")
     ran = run(pytester, "--torchprof", f"--torchprof-threads={threads}")
-    # Cache lookup, region and its bytecode are events of the operators' category too.
-    assert [6, 6] == [ran.metric("ops", name)["value"] for name in ran.tests]
+    # Cache lookup, region and, since torch 2.7, its bytecode are events of operators' category too.
+    one, other = (ran.metric("ops", name)["value"] for name in ran.tests)
+    assert one == other
+    assert one in {5, 6}
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -260,6 +262,10 @@ def test_branches_on_values_and_frames_left_to_python_are_graph_breaks(
     )
     found = run(pytester, "--torchprof").metric("graph_breaks", "test_it")
     status = "over_budget" if breaks else "new"
+    if found["value"] is None:  # of a torch that does not say it
+        assert "step was left to Python, and this torch does not say" in found["reason"]
+        assert "in range" in body
+        return
     assert (breaks, status) == (found["value"], found["status"])
 
 
@@ -289,4 +295,4 @@ def test_the_kept_trace_says_where_and_why(pytester: pytest.Pytester) -> None:
     file = run(pytester, "--torchprof", *args).tests["test_anew"]["trace"]
     (finding,) = check(read(Path(str(file))), [RULES["graph-break"]]).findings()
     assert (1, f"{pytester.path}/test_it.py:7") == (finding.count, finding.location)
-    assert "`print`" in finding.message
+    assert "print" in finding.message

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 from importlib.metadata import requires
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,7 +50,7 @@ def test_sizes_are_said_and_a_full_disk_stops_it_before_anything_is_downloaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(versions, "WHERE", tmp_path)
-    monkeypatch.setattr(versions.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
     assert 1 == main(["torch-2.6"])
     out = capsys.readouterr().out
     assert "downloads about 2.8 GB, takes 5.4 GB" in out

@@ -51,6 +51,7 @@ class Compilation(NamedTuple):
 
     ``location`` is the function, if it is of the ``users``, else where one of them called it. A
     ``forward`` is compiled by dynamo itself; other records are of what a backend does later.
+    ``left``: dynamo has left the frame to Python, and is of a version that does not say why.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Compilation(NamedTuple):
     forward: bool
     users: bool
     breaks: tuple[Break, ...]
+    left: bool = False
 
 
 def break_of(reason: Any) -> Break:
@@ -118,7 +120,15 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         forward=forward,
         users=bool(_field(record, "co_filename")) and is_users(_field(record, "co_filename")),
         breaks=breaks if forward else (),
+        left=forward and not breaks and _is_left(record),
     )
+
+
+def _is_left(record: Any) -> bool:
+    """Whether nothing was compiled, be it for a graph break in a loop or for want of operators."""
+    if hasattr(record, "recompile_reason"):  # newer records have a failure for the former
+        return False
+    return _field(record, "has_guarded_code") is False and not _field(record, "fail_type")
 
 
 def _guard_failure(record: Any, utils: Any) -> str | None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import func, nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 from trace_builder import TraceBuilder
+from zoo.halved import Halved
 
 from pytest_torchprof.analysis.roofline import kernel_rows
 from pytest_torchprof.metrics import METRICS, measure
@@ -246,26 +246,6 @@ def test_the_gradient_of_each_samples_filters(
     each = func.vmap(func.grad(lambda w, x: F.conv2d(x[None], w).sum()), in_dims=(None, 0))
     forward = 2 * 5 * 36 * FILTERS.numel()
     assert counted(lambda: each(FILTERS, IMAGES)) == 2 * forward
-
-
-class Halved(torch.Tensor):
-    """Stands for two copies of the rows that it holds."""
-
-    rows: torch.Tensor
-
-    @classmethod
-    def of(cls, half: torch.Tensor) -> Halved:
-        shape = (2 * half.shape[0], *half.shape[1:])
-        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=half.dtype)
-        made.rows = half
-        return made
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, op: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        args = tree_map(lambda a: a.rows if isinstance(a, Halved) else a, args)
-        return Halved.of(op(*args, **(kwargs or {})))
 
 
 def test_a_tensor_subclass_counts_what_it_did(

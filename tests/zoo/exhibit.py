@@ -27,6 +27,7 @@ GROUPS = "it counts the gradient of a grouped weight once for each group"
 SPARSE = "zeros are not multiplied, and how many there are is not recorded"
 PACKED = "it has no formula, and the shape of a packed weight is not recorded"
 NESTED = "it fails on nested tensors"
+CALL = "it counts the call of a tensor subclass, and not what that does"
 OPAQUE = "nobody has a formula"
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 from zoo.exhibit import (
+    CALL,
     FORMULA,
     INSIDE,
     NESTED,
@@ -26,8 +27,10 @@ from zoo.exhibit import (
     rand,
     train,
 )
+from zoo.halved import Halved
 
 Make = Callable[[], Payload]
+dual_numbers: Any = torch.autograd.forward_ad
 
 # -------------------------------------------------------------------- operators of one's own
 
@@ -68,6 +71,17 @@ class Square(torch.autograd.Function):
 
 
 # -------------------------------------------------------------------- payloads
+
+
+def dual() -> Payload:
+    """Of two factors, each with a tangent."""
+
+    def step() -> None:
+        with dual_numbers.dual_level():
+            a, b = (dual_numbers.make_dual(t, t) for t in (rand(4, 5), rand(5, 6)))
+            dual_numbers.unpack_dual(a @ b)
+
+    return step
 
 
 def mlp() -> nn.Module:
@@ -260,6 +274,13 @@ SPARSELY: list[tuple[str, Make, str]] = [
 
 ROWS: list[Exhibit] = [
     *(equal(name, make) for name, make in CODE),
+    equal("forward mode, both factors", dual),
+    differs(
+        "a tensor subclass that does the half",
+        lambda: infer(torch.mm, Halved.of(rand(16, 8)), rand(8, 4)),
+        CALL,
+        2 * 16 * 8 * 4,
+    ),
     differs(
         "a custom operator of torch's",
         lambda: infer(shown, rand(4, 5), rand(5, 6)),

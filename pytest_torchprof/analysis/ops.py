@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,23 +54,8 @@ def ops(trace: Trace) -> dict[str, OpRow]:
         return rows.setdefault(name, OpRow(name))
 
     chosen = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION))
-    # A recursive operator must not add its inner time to its outer one.
-    outermost = ~inside_itself(trace, chosen, trace.name[chosen])
-    parent = trace.parent[chosen]
-    accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
-    accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
-    columns: dict[str, Ints] = {
-        "accumulations": accumulates.astype(np.int64),
-        "calls": np.ones(len(chosen), np.int64),
-        "self_cpu_ns": trace.self_ns[chosen],
-        "cpu_ns": np.where(outermost, trace.dur[chosen], 0),
-        "flops": trace.op_flops[chosen],
-    }
-    distinct, at = np.unique(trace.name[chosen], return_inverse=True)
-    own = [row(trace.names[name]) for name in distinct.tolist()]
-    for column, values in columns.items():
-        for one, total in zip(own, _sums(len(own), at, values), strict=True):
-            setattr(one, column, total)
+    if len(chosen):
+        _fill(trace, chosen, row)
     unknown = trace.unknown_flops | uncounted_operators(trace)
     for name in np.unique(trace.name[unknown]).tolist():
         row(trace.names[name]).flops = None
@@ -87,6 +73,27 @@ def ops(trace: Trace) -> dict[str, OpRow]:
             for owner, size in getattr(used, f"{what}_by").items():
                 setattr(row(owner), f"{what}_{where}_bytes", size)
     return rows
+
+
+def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
+    """Calls, host time and FLOPs of these operators and annotations, into their rows."""
+    # A recursive operator must not add its inner time to its outer one.
+    outermost = ~inside_itself(trace, chosen, trace.name[chosen])
+    parent = trace.parent[chosen]
+    accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
+    accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
+    columns: dict[str, Ints] = {
+        "accumulations": accumulates.astype(np.int64),
+        "calls": np.ones(len(chosen), np.int64),
+        "self_cpu_ns": trace.self_ns[chosen],
+        "cpu_ns": np.where(outermost, trace.dur[chosen], 0),
+        "flops": trace.op_flops[chosen],
+    }
+    distinct, at = np.unique(trace.name[chosen], return_inverse=True)
+    own = [row(trace.names[name]) for name in distinct.tolist()]
+    for column, values in columns.items():
+        for one, total in zip(own, _sums(len(own), at, values), strict=True):
+            setattr(one, column, total)
 
 
 def kernels(trace: Trace) -> dict[str, tuple[int, int]]:

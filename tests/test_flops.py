@@ -470,7 +470,7 @@ def at_least(count: int, why: str) -> NotMeasured:
             at_least(
                 240,
                 "aten::convolution (2 calls), aten::_flash_attention_forward (1 call): "
-                "lacks Concrete Inputs in this trace",
+                "each lacks Concrete Inputs in this trace",
             ),
         ),
         ([(BARE, (CUDNN_CALL,))], 236_027_904),  # the part has the number

@@ -96,7 +96,7 @@ def _said(missing: str, parts: Iterable[Part]) -> str:
     shown = [_one(part) for part in mine[:_NAMED]]
     left = len(mine) - len(shown)
     more = f" and {left} more" if left else ""
-    return f"{', '.join(shown)}{more}: {missing}" if len(mine) > 1 else f"{shown[0]} {missing}"
+    return f"{', '.join(shown)}{more}: each {missing}" if len(mine) > 1 else f"{shown[0]} {missing}"
 
 
 def _one(part: Part) -> str:

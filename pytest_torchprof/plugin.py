@@ -28,15 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(
-    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+    early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, None, None]:
-    """Quieten Kineto before a conftest imports torch; ``--accept`` last, as others may own it."""
+    """Register ``--accept`` last, as others may own it."""
     early_config.stash[options.STARTED_NS] = time.time_ns()
-    given = early_config.known_args_namespace
-    if options.enabled(early_config, given) or options.ACCEPT in args:
-        from pytest_torchprof.capture import quiet_kineto
-
-        quiet_kineto()
     yield
     options.add_accept(parser)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchprof.bystanders import coverage_paused, folders_noted, snapshots_uncounted
 from pytest_torchprof.capture import REAL, SHELTER, Regions, World, muted, watch
 from pytest_torchprof.deadline import Deadline, Overdue
 from pytest_torchprof.runs import Run
@@ -55,6 +56,8 @@ class Runner:
         self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
         self._deadline: Deadline | None = None
+        #: Temporary folders that only further runs have asked for.
+        self._folders: list[Path] = []
 
     # ---------------------------------------------------------------- around the call phase
 
@@ -138,6 +141,8 @@ class Runner:
                     if item in item.session._setupstate.stack:
                         with self._apart(item, recorder):
                             self._teardown_run(item)
+                    while self._folders:
+                        shutil.rmtree(self._folders.pop(), ignore_errors=True)
                     _restore(item, self._stash)
                     self._first_teardown.show()
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
@@ -222,7 +227,13 @@ class Runner:
     def _apart(self, item: pytest.Item, recorder: Recorder) -> Iterator[None]:
         """What happens within leaves no mark: no clock runs, and nothing is heard or changed."""
         world = World()
-        with self._timers_stopped(item, recorder), unnoticed(item, self.reported):
+        with (
+            self._timers_stopped(item, recorder),
+            unnoticed(item, self.reported),
+            coverage_paused(),
+            snapshots_uncounted(item),
+            folders_noted(item, self._folders),
+        ):
             try:
                 yield
             finally:

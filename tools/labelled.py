@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,9 +12,7 @@ import tabulate
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT / "tests")  # instead of this folder, where `labelled` is this script
 
-from pytest_torchprof.capture import quiet_kineto  # noqa: E402 - found on the path set above
-
-quiet_kineto()
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before the profiler is used
 
 from labelled import corpus  # noqa: E402
 

@@ -5,6 +5,7 @@ Exit 1 unless each difference is explained.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,9 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT / "tests")
 
-from pytest_torchprof.capture import quiet_kineto  # noqa: E402 - found on the path set above
-
-quiet_kineto()
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before the profiler is used
 
 from zoo import keeper  # noqa: E402
 

@@ -51,9 +51,7 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     import pytest
 
     from pytest_torchprof.ab.served import Served
-    from pytest_torchprof.capture import quiet_kineto
 
-    quiet_kineto()
     folder = Path(side["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     found: Callable[[], dict[str, Any]] = lambda: {"origins": imports.origins(root, others)}  # noqa: E731

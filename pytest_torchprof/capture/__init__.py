@@ -11,7 +11,6 @@ from pytest_torchprof.capture.machine import (
     Machine,
     allows_tf32,
     probe_machine,
-    quiet_kineto,
     require_torch,
 )
 from pytest_torchprof.capture.modules import ModuleTracer
@@ -56,7 +55,6 @@ __all__ = [
     "passing_file",
     "prime",
     "probe_machine",
-    "quiet_kineto",
     "require_torch",
     "run_reference",
     "sees_threads",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 from pytest_torchprof.capture.lean import lean_profile, trace_only
 from pytest_torchprof.errors import CaptureError
+
+_LEVEL = "KINETO_LOG_LEVEL"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,20 @@ class Machine:
         return key if self.threads == 1 else f"{key}, {self.threads} threads"
 
 
-def quiet_kineto() -> None:
-    """Keep Kineto's own lines off stderr; works only before torch is imported."""
-    if "torch" not in sys.modules:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+@contextmanager
+def kineto_quietened() -> Iterator[None]:
+    """Keep Kineto's own lines off stderr, for good where the process's first session is within.
+
+    Kineto looks at its variable once; neither tests nor their children shall see it.
+    """
+    if _LEVEL in os.environ:
+        yield
+        return
+    os.environ[_LEVEL] = "99"
+    try:
+        yield
+    finally:
+        os.environ.pop(_LEVEL, None)
 
 
 def require_torch() -> None:

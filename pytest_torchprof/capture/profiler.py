@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pytest_torchprof.capture.exports import no_room, reserve
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
-from pytest_torchprof.capture.machine import accelerator, lend_threads, real_torch, synchronize
+from pytest_torchprof.capture.machine import (
+    accelerator,
+    kineto_quietened,
+    lend_threads,
+    real_torch,
+    synchronize,
+)
 from pytest_torchprof.capture.processes import Children, watch_forks
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.reference import run_reference
@@ -51,7 +57,7 @@ def prime(*, whole: bool = False) -> None:
     watch_forks()
     if profiler_active():
         return  # somebody profiles the session; each test will say so
-    with muted(2):
+    with muted(2), kineto_quietened():
         older = torch.ones(1)
         profiler = _profiler()
         profiler.start()

@@ -148,6 +148,22 @@ def test_loops_of_which_nothing_is_known_are_named(
 
 
 @pytest.mark.parametrize(
+    ("inside", "unknown"), [([], True), ([MM], False)], ids=["a loop", "the library"]
+)
+def test_an_older_torch_marks_no_more_than_the_compiled_function(
+    inside: list[tuple[str, Any]], unknown: bool
+) -> None:
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, {"graphs": {}, "lost_loops": ["cpp_fused_bmm_0"]})
+    with b.annotation(REGION), b.op("Torch-Compiled Region: 0/0"):
+        for name, dims in inside:
+            b.op(name, dims)
+    value = measure(METRICS["flops"], parse(b.to_bytes()))
+    assert isinstance(value, NotMeasured) == unknown
+    assert ("cpp_fused_bmm_0" in str(value)) == unknown
+
+
+@pytest.mark.parametrize(
     "facts",
     [
         {"graphs": "junk", "lost_loops": "junk", "packages": "junk"},

@@ -39,6 +39,7 @@ LOOPS: Final = "was compiled to loops that are not in the trace"
 DYNAMIC: Final = "was compiled to loops, for shapes that are not in the trace"
 COMPILED: Final = "torch.compile's code"
 PACKAGE: Final = "an AOTInductor package"
+_REGION: Final = "Torch-Compiled Region"
 NO_OPERATORS: Final = "no operators are recorded in this trace"
 
 _NAMED, _LONGEST = 3, 60
@@ -263,6 +264,9 @@ def _of_no_graph(trace: Trace) -> Iterable[Part]:
     """Calls of compiled graphs of which nothing is known."""
     lost = trace.facts.get("lost_loops")
     calls = trace.selection & trace.names_where(key_of)
+    if not calls.any():  # an older torch marks the function only
+        calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
+        calls[nesting.above(np.flatnonzero(trace.counts_flops), trace.work_parent)] = False
     calls &= ~trace.names_where(lambda name: key_of(name) in trace.graphs)
     events = np.flatnonzero(calls)
     if not len(events):

@@ -109,7 +109,9 @@ NAMES = {
         "NamedTemporaryFile TemporaryDirectory _RandomNameSequence.__next__ _get_candidate_names"
         " _gettempdir _infer_return_type _sanitize_params gettempdir mkdtemp mkstemp"
     ),
-    "pathlib": "Path PosixPath PurePath PurePosixPath Path.* PurePath.* _is_wildcard_pattern",
+    "pathlib": (
+        "Path PosixPath PurePath PurePosixPath Path.* PurePath.* _ignore_error _is_wildcard_pattern"
+    ),
     "fnmatch": "filter fnmatch fnmatchcase translate",
     "glob": "glob iglob",
     "stat": "S_ISDIR S_ISREG S_ISLNK S_IMODE",

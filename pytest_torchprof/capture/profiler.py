@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.capture.lines import LineTracer
 
 OWN_PROFILER = "the test runs torch.profiler itself, and two sessions cannot be nested"
+OTHER_THREADS = "other threads worked too, and this torch cannot profile them"
 _FILE_NUMBERS = itertools.count()
 
 
@@ -324,6 +325,8 @@ class Capture:
             started, self.other_threads = self._threads_at_work.end()
             self.started_threads |= started
             self._elsewhere = self._children.end()
+            if self.other_threads and self._elsewhere is None and not sees_threads():
+                self._elsewhere = OTHER_THREADS
         self._in_region = False
 
     def _end_lines(self) -> None:

@@ -198,7 +198,7 @@ class Measured(Examples):
                 return b
 
             make.__name__ = body.__name__
-            self.positive(rule, matches, also=also, **(thresholds or {}))(make)
+            self.positive(rule, matches, also=also, unlike="", **(thresholds or {}))(make)
             return body
 
         return add

@@ -25,9 +25,10 @@ def test_add():
 
 
 class Clock:
-    """A clock that a test moves on."""
+    """A clock that a test moves on, from the time at which it was put in place."""
 
-    now = 0
+    def __init__(self) -> None:
+        self.now = REAL.clock()
 
     def __call__(self) -> int:
         return self.now

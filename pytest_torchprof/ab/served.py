@@ -43,6 +43,8 @@ class Served(RunningHooks):
     """In place of our own session's plugin: profiles each test, compares nothing, and times it."""
 
     settings: Settings
+    #: Nothing is accepted here, so no sources are kept.
+    sources = None
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ _OTHERS: Final[Mapping[Work, str]] = {
         quantized::make_\w+ mkldnn::(_is|_get|_nbytes|data_ptr)\w*
         inductor::(?!accumulate)\w+
         (prim|cuda|coor|mempool|profiler|streams|export|debug\w*|_dtensor|fsdp)::\w+
-        _?(c10d\w*|symm_mem|inductor_prims|rngprims|inductor_test)::\w+
+        _?(c10d\w*|symm_mem|inductor_prims|rngprims|inductor_test|cplib)::\w+
     """,
     "computes": r"""
         quantized::(linear|conv|matmul|int4mm|quantized_\w+_cell)\w*
@@ -169,7 +169,7 @@ _OTHERS: Final[Mapping[Work, str]] = {
         (mkldnn_)?prepacked::\w+_run _native::(\w*mm|linalg)\w*
     """,
     "none": r"""
-        _?(quantized|onednn|prims|inductor|static_runtime|quantization|test|onnx)::\w+
+        _?(quantized(_decomposed)?|onednn|prims|inductor|static_runtime|quantization|test|onnx)::\w+
         flex_lib::\w+ onnx_symbolic::\w+ debugprims::\w+ _native(_aot)?::\w+ flex_gemm::\w+
     """,
 }

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from pytest_torchprof.idle import not_vacuous
 from pytest_torchprof.metrics import METRICS, Metric
 from pytest_torchprof.samples import NORMALISED, Normalised
 from pytest_torchprof.stats import (
@@ -22,6 +21,7 @@ from pytest_torchprof.stats import (
     Value,
     Verdict,
 )
+from pytest_torchprof.vacuous import not_vacuous
 
 #: A stored time is not worth more: with 5 % four of ten comparisons of identical code fail, and a
 #: slowdown of 50 % passes 25 % as good as never. Source: our measurements, see the README.

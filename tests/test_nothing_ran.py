@@ -6,9 +6,9 @@ import pytest
 from helpers import accept, run
 
 from pytest_torchprof.compare import Policy, compare, failures
-from pytest_torchprof.idle import NOTHING, NOTHING_ON_DEVICE
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.stats import Baseline, Budget, Profile
+from pytest_torchprof.vacuous import NOTHING, NOTHING_ON_DEVICE
 
 KEPT = """
     from functools import lru_cache

@@ -304,6 +304,8 @@ ODD = {
     "no sections": "[]",
     "400 digits": f'{{"metrics": {{"ops": {"9" * 400}}}}}',
     "5,000 digits": f'{{"metrics": {{"ops": {"9" * 5000}}}}}',
+    "400 digits of a time": f'{{"times": {{"wall_ms": {"9" * 400}}}}}',
+    "400 digits within": f'{{"times": {{"normalised": {{"wall_ms": [{"9" * 400}]}}}}}}',
     "minus": f'{{"metrics": {{"ops": -{"9" * 400}}}}}',
     "beyond floats": '{"metrics": {"ops": 1e999}}',
     "NaN": '{"metrics": {"ops": NaN}}',

@@ -22,7 +22,7 @@ NO_CALLS = "the calls of the device's driver were not recorded"
 #: Calls of interfaces whose names for a wait are known, see `events.SYNC_CALL`.
 _KNOWN_CALL = re.compile(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
 #: Calls of SYCL's adapters and of Level Zero, as an Intel device's trace has them.
-_XPU_CALL = re.compile(r"(ur|ze|pi)[A-Z]")
+XPU_CALL = re.compile(r"(ur|ze|pi)[A-Z]")
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
 
 
@@ -88,14 +88,6 @@ def _listed(categories: Sequence[str]) -> str:
     return " and ".join(parts)
 
 
-#: Calls of interfaces whose names for a wait are known, see `SYNC_CALL`.
-_KNOWN_CALL = re.compile(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
-#: Calls of SYCL's adapters and of Level Zero, as an Intel device's trace has them.
-_XPU_CALL = re.compile(r"(ur|ze|pi)[A-Z]")
-NO_WAITS_ON_XPU = "torch's profiler records no waits of the host on XPU, only what it submits"
-NO_CALLS = "the calls of the device's driver were not recorded"
-
-
 def waits_gap(trace: Trace) -> str | None:
     """Why the calls in which the host waits for the device are not known.
 
@@ -109,7 +101,7 @@ def waits_gap(trace: Trace) -> str | None:
     device_type = trace.facts.get("device_type")
     if (gap := _foreign(trace)) is not None:
         return gap
-    if device_type == "xpu" or any(map(_XPU_CALL.match, calls)):
+    if device_type == "xpu" or any(map(XPU_CALL.match, calls)):
         return NO_WAITS_ON_XPU
     if any(map(_KNOWN_CALL.match, calls)):
         return None

@@ -141,6 +141,19 @@ def _numbers(sections: Sections) -> Iterator[int | float]:
         yield from section.values()
     for counts in sections.operators.values():
         yield from counts.values()
+    yield from _within(sections.times)
+
+
+def _within(value: Any) -> Iterator[int | float]:
+    """The numbers of a section that newer versions may nest as they like."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _within(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _within(item)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def _short(value: object) -> str:

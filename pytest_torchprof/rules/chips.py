@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof import devices
+from pytest_torchprof.analysis.gaps import XPU_CALL
 from pytest_torchprof.events import Kind
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def device_type(trace: Trace) -> str:
     noted = trace.facts.get("device_type")
     if isinstance(noted, str):
         return noted
-    xpu = trace.is_kind(Kind.RUNTIME) & trace.names_where(re.compile(r"(ur|ze|pi)[A-Z]").match)
+    xpu = trace.is_kind(Kind.RUNTIME) & trace.names_where(XPU_CALL.match)
     return "xpu" if xpu.any() else "cuda"
 
 

@@ -79,7 +79,8 @@ def test_the_profiler_of_torch_itself_stays_as_it_is() -> None:
 def test_a_profiler_that_is_made_otherwise_is_used_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torch.profiler._KinetoProfile.prepare_trace", print)
+    for name in ("prepare_trace", "start_trace"):
+        monkeypatch.setattr(f"torch.profiler._KinetoProfile.{name}", print)
     assert lean_profile() is torch.profiler.profile
     monkeypatch.delattr("torch.profiler._KinetoProfile")
     assert lean_profile() is torch.profiler.profile

@@ -1,7 +1,7 @@
 """torch's profiler, begun without the seconds that its first start of a process takes.
 
-``prepare_trace`` asks ``hasattr(torch, "_inductor")``, to learn whether CUDA graphs are in use, and
-the question itself imports inductor and dynamo. As long as nobody else has, the answer is no.
+It asks ``hasattr(torch, "_inductor")``, to learn whether CUDA graphs are in use, and the question
+itself imports inductor and dynamo. As long as nobody else has, the answer is no.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import sys
 from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
+
+
+#: Where torch asks: in the former, and up to 2.6 or later in the latter.
+_ASKING = ("prepare_trace", "start_trace")
 
 
 class _WithoutInductor:
@@ -32,26 +36,31 @@ def lean_profile() -> Any:
     import torch
 
     base = getattr(torch.profiler, "_KinetoProfile", torch.profiler.profile)
-    original = getattr(base, "prepare_trace", None)
-    if base is torch.profiler.profile or not isinstance(original, FunctionType):
-        return torch.profiler.profile  # of another shape, or somebody has replaced it
-    prepare = FunctionType(
+    if base is torch.profiler.profile:
+        return base  # of another shape
+    asking = {name: copy for name in _ASKING if (copy := _blind(getattr(base, name, None), torch))}
+    if not asking:
+        return torch.profiler.profile  # somebody has replaced it
+
+    def prepare_trace(self: Any) -> None:
+        config = sys.modules.get("torch._inductor.config")
+        self.has_cudagraphs = bool(getattr(getattr(config, "triton", None), "cudagraphs", 0))
+        asking.get("prepare_trace", base.prepare_trace)(self)
+
+    return type("Profile", (base,), {**asking, "prepare_trace": prepare_trace})
+
+
+def _blind(original: Any, torch: ModuleType) -> FunctionType | None:
+    """The function as it is, but for what it sees of torch; None where it does not ask."""
+    if not isinstance(original, FunctionType) or "_inductor" not in original.__code__.co_consts:
+        return None
+    return FunctionType(
         original.__code__,
         {**original.__globals__, "torch": _WithoutInductor(torch)},
         original.__name__,
         original.__defaults__,
         original.__closure__,
     )
-
-    class Profile(base):  # type: ignore[misc, valid-type]
-        """One session."""
-
-        def prepare_trace(self) -> None:
-            config = sys.modules.get("torch._inductor.config")
-            self.has_cudagraphs = bool(getattr(getattr(config, "triton", None), "cudagraphs", 0))
-            prepare(self)
-
-    return Profile
 
 
 def trace_only() -> Any:

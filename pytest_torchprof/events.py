@@ -209,7 +209,7 @@ class Trace:
 
     def names_where(self, predicate: Callable[[str], object]) -> Bools:
         """Events whose name satisfies the predicate, which is asked once for each distinct name."""
-        verdicts = np.fromiter((bool(predicate(n)) for n in self.names), bool, len(self.names))
+        verdicts = np.fromiter(map(bool, map(predicate, self.names)), bool, len(self.names))
         return verdicts[self.name] if len(self.names) else np.zeros(len(self), bool)
 
     @cached_property
@@ -221,7 +221,9 @@ class Trace:
 
     def named(self, name: str) -> Bools:
         """Events of exactly this name."""
-        return self.names_where(name.__eq__)
+        if name not in self.names:
+            return np.zeros(len(self), bool)
+        return self.name == self.names.index(name)  # each is there once
 
     # ---------------------------------------------------------------- region and selection
 

@@ -74,6 +74,12 @@ class Compared:
         explained = any(metric.split("[")[0] in _HAS_PLACES for metric in bad)
         return explained or bool(grown(self.profile, self.baseline))
 
+    @property
+    def fails(self) -> bool:
+        """Whether the test fails by what was measured, where nothing is being accepted."""
+        known = self.baseline is not None
+        return bool(failures(self.verdicts, self.policy, has_baseline=known, accept=False))
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -159,14 +165,16 @@ class Judge:
     def wants_lines(self, subject: Subject, recorder: Recorder) -> bool:
         """Whether there is something to locate: a finding that is not accepted, or a failure.
 
-        Nothing is located while accepting.
+        Nothing is located while accepting, nor where nobody would read it: findings that fail no
+        test have their places in the report alone.
         """
         if self._settings.accept or recorder.mismatch is not None:
             return False
         try:
-            return self._compare(subject, recorder).has_places
+            compared = self._compare(subject, recorder)
         except BaselineError:
             return False
+        return compared.has_places and (self._settings.json is not None or compared.fails)
 
     def _compare(self, subject: Subject, recorder: Recorder) -> Compared:
         """Worked out once for a trace, by whoever asks first."""

@@ -43,7 +43,7 @@ class Plan:
     ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
     and ``ignored`` which are switched off. Rounds go on until ``min_time_s`` are spent, or where
     nobody has said how many rounds there shall be, ``gate_time_s``. ``time`` is what a time
-    difference does.
+    difference does; the reference kernel's laps may be those of the test before (``shares_laps``).
     """
 
     warmup: int
@@ -57,6 +57,7 @@ class Plan:
     min_time_s: float = 0.0
     gate_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
+    shares_laps: bool = False
 
     def with_counts(
         self,
@@ -159,7 +160,7 @@ class Recorder:
     def replan(self, plan: Plan) -> None:
         """Measure by this plan, from here on, and forget the rounds that there were."""
         self.plan = plan
-        self.rounds = Rounds(plan.round_time_s, plan.time, plan.threads)
+        self.rounds = Rounds(plan.round_time_s, plan.time, plan.threads, plan.shares_laps)
 
     def refuse(self, reason: str) -> None:
         """Keep the first reason why the test is not profiled."""

@@ -221,6 +221,7 @@ class TorchprofSession(RunningHooks):
             min_time_s=s.min_time,
             gate_time_s=s.gate_time_s,
             time=s.time,
+            shares_laps=s.time == "advisory" and not s.accept,
         )
         return base.with_counts(**overrides)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bdb
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -646,6 +647,34 @@ def test_the_reason_for_missing_lines_is_in_the_message(pytester: pytest.Pyteste
     lines = messages(run(pytester, "--torchprof").out)["test_it"]
     said = "  your lines are not known: cannot be run twice: AssertionError: again"
     assert any(line.startswith(said) for line in lines), lines
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_what_fails_no_test_is_located_only_for_a_report(
+    pytester: pytest.Pytester, report: bool
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest, torch
+
+        def note(name):
+            with open("calls", "a") as file:
+                print(name, file=file)
+
+        def test_new():
+            note("new")
+            torch.ones(4) * 2
+
+        @pytest.mark.no_antipatterns
+        def test_forbidden():
+            note("forbidden")
+            torch.ones(4) * 2
+        """
+    )
+    args = ["--torchprof", "-p", "no:randomly", *(["--torchprof-json=r.json"] if report else [])]
+    pytester.runpytest_inprocess(*args).assert_outcomes(passed=1, failed=1)
+    counted = Counter((pytester.path / "calls").read_text("utf-8").split())
+    assert counted == {"new": 3 + report, "forbidden": 4}
 
 
 def test_a_call_that_fails_while_locating_returns_what_the_one_before_did(

@@ -192,6 +192,28 @@ def test_the_reference_kernel_runs_between_rounds_and_short_rounds_share_it(
     assert len(asked) == 3
 
 
+def test_short_tests_whose_times_only_advise_share_the_laps_of_the_reference_kernel(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def reference(times: int) -> list[Lap]:
+        asked.append(clock.now // 10**6)
+        return [Lap(clock.now, 1)] * times
+
+    clock.now = 10**9
+    monkeypatch.setattr(rounds, "run_reference", reference)
+    monkeypatch.setattr(Rounds, "_latest", (0, ()))
+    laps = []
+    for shares in (True, True, False, True, True):
+        timed = Rounds(shares=shares)
+        timed.before_round()
+        laps.append((timed.laps[0].wall_ns // 10**6, len(timed.laps)))
+        clock.now += 70 * 10**6
+    assert asked == [1000, 1140, 1280]
+    assert laps == [(1000, 5), (1000, 5), (1140, 5), (1140, 5), (1280, 5)]
+
+
 def test_samples_know_their_spread() -> None:
     sample = Sample.of([3.0, 1.0, 2.0, 5.0, 4.0])
     assert (5, 3.0, 2.0, 4.0, 1.0) == (

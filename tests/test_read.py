@@ -195,6 +195,23 @@ def test_memory_without_addresses_is_a_running_sum() -> None:
     assert usage(trace, on_device=False).peak_bytes == 1
 
 
+def test_metadata_after_the_events_are_told_from_them() -> None:
+    event = (
+        b'{"ph": "X", "cat": "cpu_op", "name": "a\\n  ],b", "ts": 1, "dur": 2, "pid": 1, "tid": 1}'
+    )
+    for after in (
+        b'"traceName": "x"',
+        b'"more": [\n  1\n  ],"traceName": "x"',
+        b'"traceEvents": [\n  ],"traceName": "x"',
+        b'"traceName": "x",\n"more": [\n  {"ts": 1}\n  ],"last": {"a": [\n  ],"b": 2}',
+    ):
+        text = b'{"first": 1,\n  "traceEvents": [\n  ' + event + b"\n  ]," + after + b"}"
+        trace = parse(text)
+        expected = json.loads(text)
+        assert trace.names == [e["name"] for e in expected.pop("traceEvents")]
+        assert dict(trace.metadata) == expected
+
+
 def test_metadata() -> None:
     b = build()
     facts = {"accelerator": "Some GPU", "odd": '"traceEvents": ["]'}

@@ -7,6 +7,7 @@ run in the midst of that, and so do the libraries below them. While the shelter 
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from gc import get_referents
@@ -22,6 +23,7 @@ _MISSING: Any = object()
 
 # Bound here, as a test may replace any of them.
 _dict, _id, _isinstance, _zip = dict, id, isinstance, zip
+_joined, _numbers = b"".join, struct.Struct("Q").iter_unpack
 
 
 class _Place(NamedTuple):
@@ -50,7 +52,7 @@ class Shelter:
         self._looks: list[tuple[Any, Mapping[str, Any], tuple[Any, ...], _Place]] = []
         #: The dicts' versions, and those with which all was well; empty where there are none.
         self._versions: list[Any] = []
-        self._sound: list[int] = []
+        self._sound = b""
         self._inside = False
         self._before: list[bool] = []
         #: What has been replaced by (owner, name), with what the test sees there.
@@ -95,12 +97,12 @@ class Shelter:
         self._versions = [one for one in versions if one is not None]
         if len(self._versions) < len(self._looks):
             self._versions = []
-        self._sound = [0] * len(self._versions)
+        self._sound = bytes(8 * len(self._versions))
 
     def forget(self) -> None:
         """Shelter from nothing: another session begins in this process, with other plugins."""
         self._places, self._known, self._later = [], set(), ()
-        self._looks, self._versions, self._sound = [], [], []
+        self._looks, self._versions, self._sound = [], [], b""
         self._finders, self._depth = [], 0
 
     # ---------------------------------------------------------------- in and out
@@ -135,12 +137,12 @@ class Shelter:
         if not sys.meta_path and self._finders:
             sys.meta_path[:] = self._finders
             self._emptied = sys.meta_path
-        looks, now = self._looks, [version.value for version in self._versions]
+        looks, now = self._looks, _joined(self._versions)  # in one call: they are many
         if now:
             if now == self._sound:
                 return
-            pairs = _zip(looks, now, self._sound, strict=True)
-            looks = [look for look, version, sound in pairs if version != sound]
+            pairs = _zip(looks, _numbers(now), _numbers(self._sound), strict=True)
+            looks = [look for look, (version,), (sound,) in pairs if version != sound]
         for fetch, seen, values, place in looks:
             try:
                 if fetch(seen) == values:
@@ -148,7 +150,7 @@ class Shelter:
             except Exception:  # noqa: BLE001, S110 - a name is gone, or cannot even be compared
                 pass
             self._restore(place)
-        self._sound = [version.value for version in self._versions]
+        self._sound = _joined(self._versions)
 
     def _restore(self, place: _Place) -> None:
         originals = _dict(_zip(place.names, place.values, strict=True))

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 #: Between two events as Kineto prints them; it misleads in no file of Kineto's.
 _BETWEEN = b"\n  },\n  {"
+#: After the last event, as Kineto prints it: the metadata that follow need no second look at all
+#: of the events.
+_END = b"\n  ],"
 _ANY_BETWEEN = re.compile(rb'\}\s*,\s*\{\s*"\w+"')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 #: Text before the events, or in one of them, that is longer is no trace's.
@@ -250,6 +253,16 @@ class _Reader:
         if self._head == b"[":
             self._columns.add(_LIST.decode(text))
             return {}
+        at = text.rfind(_END)
+        if at > 0 and b'"traceEvents"' not in text[at:]:
+            try:
+                events = _LIST.decode(memoryview(text)[: at + len(_END) - 1])
+                metadata = _metadata(self._head + b"]}") | _metadata(b"{" + text[at + len(_END) :])
+            except _REFUSED:
+                pass  # elsewhere than it seems, or something is wrong, which is told below
+            else:
+                self._columns.add(events)
+                return metadata
         document = self._head[:-1] + text
         events = _FILE.decode(document).events
         metadata = _metadata(document)

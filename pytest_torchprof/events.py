@@ -223,7 +223,8 @@ class Trace:
         """Events of exactly this name."""
         if name not in self.names:
             return np.zeros(len(self), bool)
-        return self.name == self.names.index(name)  # each is there once
+        found: Bools = self.name == self.names.index(name)  # each is there once
+        return found
 
     # ---------------------------------------------------------------- region and selection
 

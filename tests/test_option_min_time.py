@@ -28,7 +28,7 @@ class Clock:
     """A clock that a test moves on, from the time at which it was put in place."""
 
     def __init__(self) -> None:
-        self.now = REAL.clock()
+        self.now: int = REAL.clock()
 
     def __call__(self) -> int:
         return self.now

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import pytest
-from helpers import calls
+from helpers import calls, run
 from helpers_outcomes import needs_subtests, same
 
 #: Everything that prints, logs or warns, in every phase.
@@ -579,3 +580,49 @@ def test_random_numbers_are_those_of_one_run(pytester: pytest.Pytester) -> None:
     """
     seen = same(pytester, source, "-rA")
     assert {"new"} == set(seen.statuses.values())
+
+
+def test_logging_works_in_further_runs(pytester: pytest.Pytester) -> None:
+    """Where pytest's handler is attached once for all their phases, too."""
+    pytester.makepyfile(
+        test_it="""
+        import logging
+        import pytest
+        from _pytest.logging import LogCaptureHandler
+
+        APART = logging.getLogger("apart")
+        APART.propagate = False
+        ROOT = logging.getLogger()
+
+        @pytest.fixture
+        def phase(request):
+            logging.warning("setup")
+            yield
+            assert any(isinstance(h, LogCaptureHandler) for h in ROOT.handlers)
+
+        def test_asks_late_for_records(phase, request):
+            APART.warning("in the test")
+            caplog = request.getfixturevalue("caplog")
+            logging.warning("in the test, too")
+            assert caplog.messages == ["in the test", "in the test, too"]
+            assert [r.message for r in caplog.get_records("setup")] == ["setup"]
+
+        def test_takes_all_handlers_away(phase):
+            ROOT.handlers.clear()
+
+        def test_has_level_and_handlers(phase, capsys):
+            assert ROOT.level == logging.INFO
+            assert ROOT.hasHandlers() and APART.hasHandlers()
+            APART.warning("for nobody")
+            assert capsys.readouterr() == ("", "")
+
+        def test_fails(phase):
+            APART.warning("why")
+            assert 0
+        """
+    )
+    ran = run(pytester, "--torchprof", "--log-level=INFO")
+    ran.result.assert_outcomes(passed=3, failed=1)
+    assert ran.out.count("why") == 1 + ran.out.count('APART.warning("why")')
+    assert list(ran.statuses.values()) == ["new", "new", "new", "not_profiled"]
+    assert len(logging.getLogger().handlers) == len(set(logging.getLogger().handlers))

@@ -11,7 +11,6 @@ from contextlib import suppress
 from types import FunctionType, ModuleType
 from typing import Any
 
-
 #: Where torch asks: in the former, and up to 2.6 or later in the latter.
 _ASKING = ("prepare_trace", "start_trace")
 

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.ops import kernels, ops
+from pytest_torchprof.events import Kind
 from pytest_torchprof.findings import found_in, within
 from pytest_torchprof.metrics import METRICS, bounded, measure
 from pytest_torchprof.stats import NotMeasured, Profile, Value
@@ -45,10 +46,20 @@ def _with_modules(recorder: Recorder) -> Trace | NotMeasured:
         return NotMeasured(
             "the test works in several threads, and which modules run is known of one"
         )
-    if recorder.modules is not None:
-        return recorder.modules
+    if recorder.modules is not None and recorder.trace is not None:
+        profiled, marked = (_operators(trace) for trace in (recorder.trace, recorder.modules))
+        if profiled == marked:
+            return recorder.modules
+        return NotMeasured(
+            f"the run in which modules are marked had {marked:,} operators, the profiled one "
+            f"{profiled:,}; if an earlier run keeps a result, make it anew in each"
+        )
     failed = "the test failed before the run in which modules are marked"
     return NotMeasured(recorder.modules_gap or failed)
+
+
+def _operators(trace: Trace) -> int:
+    return int((trace.selection & trace.is_kind(Kind.OP)).sum())
 
 
 def profile_of(recorder: Recorder) -> Profile:
@@ -75,9 +86,10 @@ def profile_of(recorder: Recorder) -> Profile:
         view = source.within(op=budget.op, module=budget.module)
         ran = view.selection.any()
         what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
+        # What did not run did nothing, which only a limit of 0 asks for.
         scoped[budget.label] = (
             measure(METRICS[budget.metric], view)
-            if ran
+            if ran or budget.limit == 0
             else NotMeasured(f"{what} did not run in the measured region")
         )
     return Profile(

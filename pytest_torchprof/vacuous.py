@@ -19,6 +19,9 @@ NOTHING_ON_DEVICE = (
     "nothing ran on the device in the profiled run; if an earlier run keeps the result, use "
     "warmup=0, rounds=0"
 )
+NO_PRODUCT = (
+    "no product ran in the profiled run; if an earlier run keeps the result, use warmup=0, rounds=0"
+)
 #: A limit of 0 on one of these asks for nothing to run; on others, for nothing bad in what runs.
 _AMOUNTS = frozenset({"ops", "flops", "kernels"})
 
@@ -30,6 +33,8 @@ def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -
     """
     metric = METRICS[verdict.metric.split("[")[0]]
     why = _nothing(metric, profile, baseline)
+    if why is None and metric.name == "flops" and verdict.value == 0:
+        why = None if baseline is not None and baseline.metrics.get("flops") == 0 else NO_PRODUCT
     if why is None:
         return verdict
     if verdict.metric == "ops" and verdict.status == "improved":

@@ -238,12 +238,20 @@ def test_a_limit_within_one_module(
 
 @pytest.mark.parametrize("scope", ['op="aten::sub"', 'module="Embedding"'])
 def test_a_scope_that_did_not_run_is_not_measured(pytester: pytest.Pytester, scope: str) -> None:
-    pytester.makepyfile(test_it=MODULES.format(marker=f"@pytest.mark.max_ops(0, {scope})"))
+    pytester.makepyfile(test_it=MODULES.format(marker=f"@pytest.mark.max_ops(1, {scope})"))
     ran = run(pytester, "--torchprof")
     (row,) = (row for name, row in ran.tests["test_it"]["metrics"].items() if "[" in name)
     assert (None, "not_measured") == (row["value"], row["status"])
     assert "did not run in the measured region" in row["reason"]
     assert {"failed": 1} == run(pytester, "--torchprof", "--torchprof-strict").outcomes
+
+
+@pytest.mark.parametrize("scope", ['op="aten::sub"', 'module="Embedding"'])
+def test_a_limit_of_0_asks_that_a_scope_does_not_run(pytester: pytest.Pytester, scope: str) -> None:
+    pytester.makepyfile(test_it=MODULES.format(marker=f"@pytest.mark.max_ops(0, {scope})"))
+    ran = run(pytester, "--torchprof")
+    (row,) = (row for name, row in ran.tests["test_it"]["metrics"].items() if "[" in name)
+    assert (0, {"passed": 1}) == (row["value"], ran.outcomes)
 
 
 def test_one_metric_may_have_a_limit_for_the_whole_and_for_each_scope(

@@ -8,7 +8,7 @@ from helpers import accept, run
 from pytest_torchprof.compare import Policy, compare, failures
 from pytest_torchprof.metrics import METRICS
 from pytest_torchprof.stats import Baseline, Budget, Profile
-from pytest_torchprof.vacuous import NOTHING, NOTHING_ON_DEVICE
+from pytest_torchprof.vacuous import NO_PRODUCT, NOTHING, NOTHING_ON_DEVICE
 
 KEPT = """
     from functools import lru_cache
@@ -156,3 +156,40 @@ def test_a_run_that_does_nothing_any_more_says_so_beside_the_improvement() -> No
     idle = Profile({**ON_HOST, "ops": 0})
     verdicts = compare(idle, Baseline({"ops": 7}), [], Policy())
     assert [("improved", NOTHING)] == [(v.status, v.reason) for v in verdicts if v.metric == "ops"]
+
+
+BESIDE = """
+    import pytest
+    import torch
+    from torch import nn
+
+    class Attention(nn.Module):
+        kept = None
+
+        def forward(self, x):
+            if self.kept is None:
+                self.kept = x @ x
+            return x + self.kept
+
+    NET = Attention()
+
+    {marker}
+    def test_it(): NET(torch.ones(8, 8))
+"""
+
+
+def test_a_kept_product_beside_other_work_is_not_checked(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=BESIDE.format(marker="@pytest.mark.max_flops(1)"))
+    row = run(pytester, "--torchprof").metric("flops", "test_it")
+    assert (0, "not_measured", NO_PRODUCT) == (row["value"], row["status"], row["reason"])
+
+
+def test_a_module_that_does_less_in_the_run_that_marks_it_is_not_checked(
+    pytester: pytest.Pytester,
+) -> None:
+    marker = """@pytest.mark.torchprof(warmup=0, rounds=0)
+    @pytest.mark.max_flops(1, module="Attention")"""
+    pytester.makepyfile(test_it=BESIDE.format(marker=marker))
+    row = run(pytester, "--torchprof").metric("flops[module=Attention]", "test_it")
+    assert (None, "not_measured") == (row["value"], row["status"])
+    assert "the run in which modules are marked had" in row["reason"]

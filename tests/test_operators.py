@@ -69,6 +69,15 @@ def test_each_family_is_told_by_its_work(work: Work, names: str) -> None:
     }
 
 
+THEIRS = (
+    *("test::matmul", "_test::mm", "test::step", "onnx::my_gemm", "quantization::mm"),
+    *("cuda::gemm", "cuda::step", "debugging::mm", "export::conv", "inductor::mygemm"),
+    *("fsdp::matmul", "prim::my_mm", "c10d_mine::gemm", "flex_lib::attention", "prims::my_mm"),
+    *("static_runtime::mm", "mylib::unpack_matmul", "quantized::unpack_mm", "onednn::mm"),
+    *("mylib::gated_mlp_silu", "mylib::scaled_product", "mylib::lstm_relu"),
+)
+
+
 @pytest.mark.parametrize(
     ("name", "work"),
     [
@@ -82,6 +91,11 @@ def test_each_family_is_told_by_its_work(work: Work, names: str) -> None:
         ("quantized::linear_prepack", "idle"),
         ("quantized::add_relu", "none"),
         ("mylib::my_mm", "unknown"),
+        # namespaces that torch has too are not torch's alone
+        *dict.fromkeys(THEIRS, "unknown").items(),
+        ("inductor::quack_symmetric_mm", "computes"),
+        ("fsdp::chunk_cat_mixed_dtype", "idle"),
+        ("quantized::linear_prepack_fp16_legacy", "idle"),
         ("aiter::mha_batch_prefill", "unknown"),
         ("_C::fused_add_rms_norm", "none"),
         ("vllm::rotary_embedding", "none"),

@@ -70,6 +70,9 @@ def gaps(*calls: Call | str, device: str | None = GPU) -> dict[str, str]:
         ([("Optimizer.step#SGD.step",)], set()),
         ([("aten::linalg_matrix_rank", [[0, 3]])], set()),
         ([("aten::linalg_matrix_rank", [[3, 3]])], {"aten::linalg_matrix_rank"}),
+        # a workspace or an absent mask of no elements says nothing of an unknown operator
+        ([("mylib::mul", [[64, 64], [64, 64], [0]])], {"mylib::mul"}),
+        ([("mylib::mul", [[0, 64], [0, 64]])], set()),
         # an operator that has a number answers for what is inside
         ([("flash_attn::_flash_attn_forward", [[2, 8, 4, 16]] * 3, ("mylib::my_mm",))], set()),
         ([("aten::add",), ("aten::copy_",), ("aten::sum",)], set()),
@@ -79,6 +82,24 @@ def test_operators_that_compute_without_a_formula_are_named(
     calls: list[Call], expected: set[str]
 ) -> None:
     assert expected == set(gaps(*calls, device=None))
+
+
+@pytest.mark.parametrize(
+    ("dims", "types", "named"),
+    [
+        ([[0, 64], []], ["float", "Scalar"], False),
+        ([[0, 64], []], ["float", ""], False),
+        ([[0, 64], []], ["float", "float"], True),  # a tensor of one number
+        ([[], []], ["Scalar", ""], True),
+    ],
+)
+def test_an_operator_on_nothing_but_numbers_and_empty_tensors_does_nothing(
+    dims: list[list[int]], types: list[str], named: bool
+) -> None:
+    b = TraceBuilder()
+    with b.op("mylib::mul", dims, types):
+        pass
+    assert named == (uncounted(parse(b.to_bytes())) is not None)
 
 
 @pytest.mark.parametrize(

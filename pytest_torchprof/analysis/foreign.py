@@ -28,6 +28,12 @@ _PRODUCTS: Final = re.compile(
     r"|trsm|trmm|syrk|symm|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft",
     re.IGNORECASE,
 )
+#: Operators, not kernels, that are made of products: a layer, a decomposition.
+_LAYERS: Final = re.compile(
+    r"mlp|ffn|feed_?forward"
+    r"|(?<![a-z])(lstm|gru|proj|projection|matvec|product|cdist|bilinear|svd|cholesky)(?![a-z])",
+    re.IGNORECASE,
+)
 _WORK_WITHOUT: Final = (
     "elementwise|pointwise|vectorized_|unrolled_|reduce|reduction|softmax|soft_max|norm|bn_fw|bn_bw"
     "|activation|silu|gelu|relu|swish|swiglu|sigmoid|tanh|act_and_mul|dropout|rotary|rope(?![a-z])"
@@ -74,4 +80,13 @@ def operator_may_multiply(name: str) -> bool:
     if _NEVER.search(name):
         return False
     own = name.partition("::")[2]
-    return is_main(own) or bool(_PRODUCTS.search(own)) or not _WORDS.search(own)
+    return names_products(own) or not _WORDS.search(own)
+
+
+def names_products(own: str) -> bool:
+    """Whether the name of an operator, without its namespace, stands for products.
+
+    >>> names_products("my_gemm"), names_products("gated_mlp_silu"), names_products("step")
+    (True, True, False)
+    """
+    return is_main(own) or bool(_PRODUCTS.search(own) or _LAYERS.search(own))

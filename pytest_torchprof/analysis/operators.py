@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
-from pytest_torchprof.analysis.foreign import operator_may_multiply
+from pytest_torchprof.analysis.foreign import names_products, operator_may_multiply
 from pytest_torchprof.flops import FORMULAS
 
 Work = Literal["counted", "idle", "none", "parts", "computes", "unknown", "around"]
@@ -149,28 +149,42 @@ _DERIVED: Final = re.compile(
     r"(_backward|_backward_data|_double_backward|_forward|_copy|_functional|_jvp|_like|_as|_impl"
     r"|_out|_)$"
 )
-#: torch's other namespaces, in the same way, with the namespace.
+#: Of torch's other namespaces, in the same way, with the namespace.
 _OTHERS: Final[Mapping[Work, str]] = {
     "parts": r"""
         prims::(svd|fft_\w+) prim::(mkldnn_convolution|MM\w+|\w+(Group|Graph|Subgraph))
         symm_mem::(fused|_async)_\w+ inductor::_mm_plus_mm onnx::Attention
     """,
     "idle": r"""
-        \w+::\w*((prepack|unpack)(_\w+)?|_reorder_\w+)
+        (_?quantized|sparse|onednn|(mkldnn_)?prepacked)::\w*(prepack|unpack)(_fp16|_sizes|_legacy)*
+        prepacked::unpack_prepacked_sizes_\w+ mkl(dnn)?::\w*_reorder_\w+
         quantized::conv\w*_(stride|padding|dilation|groups|output_padding|transpose)
         quantized::make_\w+ mkldnn::(_is|_get|_nbytes|data_ptr)\w*
-        inductor::(?!accumulate)\w+
-        (prim|cuda|coor|mempool|profiler|streams|export|debug\w*|_dtensor|fsdp)::\w+
-        _?(c10d\w*|symm_mem|inductor_prims|rngprims|inductor_test|cplib)::\w+
+        _quantized::wrapped_fbgemm_pack_gemm_matrix_fp16 export::access_subclass_inner_tensor
+        cuda::(_?(current|default|set|exchange|maybe_exchange)_(device|stream)|device_(count|index))
+        cuda::synchronize _test::get_first onnx::(Resh|Sh)ape
     """,
     "computes": r"""
         quantized::(linear|conv|matmul|int4mm|quantized_\w+_cell)\w*
         _quantized::\w*(linear|conv)\w* sparse::qlinear\w* onednn::q?(linear|conv)\w*
-        (mkldnn_)?prepacked::\w+_run _native::(\w*mm|linalg)\w*
+        (mkldnn_)?prepacked::\w+_run _native::(\w*mm|linalg)\w* inductor::quack_symmetric_mm
     """,
     "none": r"""
-        _?(quantized(_decomposed)?|onednn|prims|inductor|static_runtime|quantization|test|onnx)::\w+
-        flex_lib::\w+ onnx_symbolic::\w+ debugprims::\w+ _native(_aot)?::\w+ flex_gemm::\w+
+        _test::(cat|leaky_relu) onnx::RotaryEmbedding
+        quantization::(_Bfloat16QuantizedToFloat|_FloatToBfloat16Quantized)
+    """,
+}
+#: Namespaces in which torch has nothing else that does products, whatever a later one adds. Where
+#: a name there stands for products, it is somebody else's.
+_SPACES: Final[Mapping[Work, str]] = {
+    "idle": r"""
+        inductor::(?!accumulate)\w+
+        (prim|coor|mempool|profiler|streams|debug_mode_ops|_dtensor|fsdp)::\w+
+        _?(c10d(_functional(_autograd)?)?|symm_mem|inductor_prims|rngprims|inductor_test|cplib)::\w+
+    """,
+    "none": r"""
+        (_?quantized|quantized_decomposed|onednn|prims|inductor|static_runtime)::\w+
+        (flex_lib|onnx_symbolic|debugprims|_native|_native_aot|flex_gemm)::\w+
     """,
 }
 
@@ -194,6 +208,7 @@ def _names(table: Mapping[Work, str]) -> Mapping[Work, _Names]:
 
 _OF_ATEN: Final = _names(_ATEN)
 _OF_OTHERS: Final = _names(_OTHERS)
+_OF_SPACES: Final = _names(_SPACES)
 _OF_SCRIPT: Final = frozenset(_SCRIPT.split())
 
 
@@ -217,7 +232,9 @@ def listed(name: str) -> Work | None:
     """What the tables say of an operator that has no formula; None if they do not know it."""
     space, _, own = name.partition("::")
     if space != "aten":
-        return _first(_OF_OTHERS, name)
+        return _first(_OF_OTHERS, name) or (
+            None if names_products(own) else _first(_OF_SPACES, name)
+        )
     while True:
         own = own.strip("_")
         if own in _OF_SCRIPT:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from pytest_torchprof import nesting
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device import launched_ns
 from pytest_torchprof.analysis.foreign import kernel_may_multiply
-from pytest_torchprof.analysis.operators import work_of
+from pytest_torchprof.analysis.operators import Work, work_of
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.compiled_graphs import key_of
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
@@ -152,15 +153,31 @@ def _opaque(trace: Trace) -> Ints:
 
 
 def _empty(trace: Trace, calls: Ints) -> Bools:
-    """Calls with an operand that has no elements: nothing inside is all that they do."""
-    shapes = (decode_part(bytes(args.dims)) for args in trace.operands(calls))
+    """Calls on nothing: that nothing is inside is all that they do.
+
+    What is made of others stops where one operand has no elements. Any other operator may have an
+    empty workspace or an absent mask, and computes with the rest.
+    """
+    works = (work_of(trace.names[number]) for number in trace.name[calls].tolist())
     found = [
-        isinstance(dims, list) and any(isinstance(d, list) and 0 in d for d in dims)
-        for dims in shapes
+        _on_nothing(decode_part(bytes(args.dims)), decode_part(bytes(args.types)), work)
+        for args, work in zip(trace.operands(calls), works, strict=True)
     ]
     return np.array(found, bool)
 
 
+def _on_nothing(dims: Any, types: Any, work: Work) -> bool:
+    kinds = types if isinstance(types, list) else []
+    shapes = [
+        shape
+        for shape, kind in zip_longest(dims if isinstance(dims, list) else [], kinds)
+        if isinstance(shape, list) and (shape or kind not in _NO_TENSOR)
+    ]
+    return bool(shapes) and (any if work == "parts" else all)(0 in shape for shape in shapes)
+
+
+#: What a trace calls an argument that is a number, a list of them, a text or nothing.
+_NO_TENSOR: Final = frozenset({"", "Scalar", "ScalarList"})
 _ASKED: Final = frozenset({"parts", "unknown"})
 _WORKING: Final = frozenset({"counted", "none", "computes"})
 

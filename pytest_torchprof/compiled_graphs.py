@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -31,6 +32,19 @@ _PRODUCT: Final = re.compile(r"(?:^|_)(mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot)(?
 _PLAIN: Final = re.compile(
     r"(?:(?:mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot|add|sub|neg|sum|view|permute|transpose|t|expand"
     r"|unsqueeze|squeeze|clone|copy|select|slice|cat|relu|_unsafe_view|_to_copy)(?:_|$))+"
+)
+#: Calls of a library's products.
+_LIBRARY: Final = re.compile(r"\bextern_kernels\.(\w+)\(")
+#: Views and casts of a product before something is added to it.
+_SAME: Final = (
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "convert_element_type",
+    "_to_copy",
+    "slice",
+    "permute",
+    "expand",
 )
 #: An operator whose parts another one in the graph is.
 _MADE_OF: Final = {"addmm": "mm", "baddbmm": "bmm", "addmv": "mv", "vdot": "dot"}
@@ -94,21 +108,21 @@ def read_graph(text: str, source: str) -> Graph:
     """From a graph as `GraphModule.print_readable` writes it, and the code that became of it."""
     text = _INNER.split(text, maxsplit=1)[0]
     shapes = {name: _numbers(inner) for name, inner in _SHAPE.findall(text)}
-    total, count, dynamic, present = 0, 0, list[str](), set[str]()
+    total, dynamic, held = 0, list[str](), Counter[str]()
     multiplied = list[int | None]()
     for name, line in _nodes(text):
         if name == "aten::mul":
             multiplied += _product_of_tensors(line, shapes)
         if name not in FORMULAS and name not in _FLEX:
             continue
-        present.add(name.partition("::")[2])
-        count += 1
+        held[name.partition("::")[2]] += 1
         number = _flops(name, line, shapes)
         if number is None:
             dynamic.append(name)
         else:
             total += number
-    lost = loops_of_products(source, present) if multiplied else {}
+    count = held.total()
+    lost = loops_of_products(source, _expected(text, source, held)) if multiplied else []
     if lost:
         every = [fused for _, fused in _LOOP.findall(source)]
         if None in multiplied or not all(map(_PLAIN.fullmatch, every)):
@@ -118,18 +132,49 @@ def read_graph(text: str, source: str) -> Graph:
     return Graph(total, count, tuple(dynamic))
 
 
-def loops_of_products(source: str, present: set[str] | frozenset[str] = frozenset()) -> list[str]:
-    r"""Loops in this code that bear the name of a product, other than those ``present``.
+def loops_of_products(source: str, expected: Mapping[str, int] | None = None) -> list[str]:
+    r"""Loops in this code that bear the name of a product, where they are more than ``expected``.
 
-    >>> loops_of_products("cpp_fused_mv_0(a, b)\ncpp_fused_addmm_relu_1(c)", {"mm"})
+    >>> loops_of_products("cpp_fused_mv_0(a, b)\ncpp_fused_addmm_relu_1(c)", {"addmm": 1})
     ['cpp_fused_mv_0']
     """
-    found = dict[str, None]()
+    bearing = dict[str, dict[str, None]]()
     for loop, fused in _LOOP.findall(source):
-        names = set(_PRODUCT.findall(fused))
-        if any(not {name, _MADE_OF.get(name, name)} & present for name in names):
-            found[loop] = None
+        for name in _PRODUCT.findall(fused):
+            bearing.setdefault(name, {})[loop] = None
+    found = dict[str, None]()
+    for name, loops in bearing.items():
+        if len(loops) > (expected or {}).get(name, 0):
+            found |= loops
     return list(found)
+
+
+def _expected(text: str, source: str, held: Counter[str]) -> Counter[str]:
+    """How many loops may bear the name of each product without one that the graph does not have.
+
+    Those of the graph's products that no library does, what is added to a product (the bias of an
+    ``addmm`` whose ``mm`` is in the graph), and what is padded for one.
+    """
+    pads = sum(name == "aten::constant_pad_nd" for name, _ in _nodes(text))
+    loops = held - Counter(_LIBRARY.findall(source))
+    for name in held:
+        loops[name] += pads
+    for whole, part in _MADE_OF.items():
+        loops[whole] += _additions(text, part) + held[part] * (whole == "vdot")
+        loops[whole] += pads if held[part] else 0
+    return loops
+
+
+def _additions(text: str, product: str) -> int:
+    """Additions to a result of this product, or to a multiple of one."""
+    results, found = set[str](), 0
+    for name, line in _nodes(text):
+        own = name.partition("::")[2]
+        operands = set(re.findall(r"\w+", line.partition("(")[2].partition(";")[0]))
+        if own == product or (own in {"mul", *_SAME} and operands & results):
+            results.add(line.partition(":")[0])
+        found += own in {"add", "sub"} and bool(operands & results)
+    return found
 
 
 def _nodes(text: str) -> Iterator[tuple[str, str]]:

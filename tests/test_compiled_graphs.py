@@ -38,6 +38,10 @@ CONVOLVED = (
 )
 A, B = 'a: "f32[4, 5][5, 1]cpu"', 'b: "f32[5, 6][6, 1]cpu"'
 PRODUCT = '        mm: "f32[4, 6][6, 1]cpu" = torch.ops.aten.mm.default(a, b);  a = b = None\n'
+BIASED = '        add: "f32[4, 6][6, 1]cpu" = torch.ops.aten.add.Tensor(mm, c);  mm = c = None\n'
+PADDED = (
+    '        p: "f32[4, 8][8, 1]cpu" = torch.ops.aten.constant_pad_nd.default(a, [0, 3], 0.0)\n'
+)
 FLEX = (
     "        flex_attention = torch.ops.higher_order.flex_attention(q, q, q, score0, (1, 1, full, "
     "None), 0.25, {'BACKEND': 'AUTO'}, (), ());  q = None\n"
@@ -72,6 +76,39 @@ INNER = '\n    class score0(torch.nn.Module):\n        def forward(self, q: "f32
         (
             f"{HEAD}{A}, {B}):\n{PRODUCT}",
             "extern_kernels.mm(a, b)\ncpp_fused_addmm_relu_0(c)",
+            Graph(240, 1),
+        ),
+        # the same where something else is multiplied, and a bias that the graph does not add
+        (
+            f"{HEAD}{A}, {B}, {M}, {V}):\n{PRODUCT}{BIASED}{MUL}",
+            "extern_kernels.mm(a, b)\ncpp_fused_addmm_gelu_mul_0(c)",
+            Graph(240, 1),
+        ),
+        (
+            f"{HEAD}{A}, {B}, {M}, {V}):\n{PRODUCT}{MUL}{SUM}",
+            "extern_kernels.mm(a, b)\ncpp_fused_addmm_relu_0(m, v)",
+            Graph(240 + 4_096, 2),
+        ),
+        # a product that is lost beside another of its name: of a row and a column, or of vectors
+        (
+            f"{HEAD}{A}, {B}, {M}, {V}):\n{PRODUCT}{MUL}{SUM}",
+            "cpp_fused_mm_0(m, v)\nextern_kernels.mm(a, b)",
+            Graph(240 + 4_096, 2),
+        ),
+        (
+            f"{HEAD}{A}, {B}, {M}, {V}):\n{PRODUCT}{MUL}",
+            "cpp_fused_mm_0(m, v)\ncpp_fused_cos_1(m)\nextern_kernels.mm(a, b)",
+            Graph(240, 1, (), ("cpp_fused_mm_0",)),
+        ),
+        # a loop that is the graph's own product, a template, and what is padded for the library
+        (
+            f"{HEAD}{A}, {B}, {M}, {V}):\n{PRODUCT}{MUL}",
+            "triton_tem_fused_mm_0.run(a, b)\ntriton_poi_fused_mul_1.run(m, v)",
+            Graph(240, 1),
+        ),
+        (
+            f"{HEAD}{A}, {B}, {M}, {V}):\n{PADDED}{PRODUCT}{MUL}",
+            "triton_poi_fused_mm_0.run(a)\nextern_kernels.mm(a, b)\ntriton_poi_fused_mul_1.run(m)",
             Graph(240, 1),
         ),
         (  # shapes that are not known before the call

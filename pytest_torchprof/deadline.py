@@ -12,9 +12,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.bell import bell
 from pytest_torchprof.capture import SHELTER
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _SAID = {
     "warmup": "warm-up run",
     "round": "timed run",
     "profile": "profiled run",
-    "stacks": "profiled run with stacks",
+    "modules": "run that marks modules",
     "threads": "profiled run of all threads",
     "lines": "run that locates lines",
     "": "teardown of a further run",
@@ -66,7 +67,7 @@ class Deadline:
 
     @contextmanager
     def _alarm(self, what: str) -> Iterator[None]:
-        """Other alarms are stopped meanwhile, so this one is free; elsewhere there is no limit."""
+        """Only the main thread hears one, and only where there are timers."""
         here = threading.current_thread() is threading.main_thread()
         if not (here and hasattr(signal, "setitimer")):
             with SHELTER.lifted:
@@ -74,22 +75,18 @@ class Deadline:
             return
         over = False
 
-        def ring(_: int, __: FrameType | None) -> None:
+        def ring() -> None:
             if not over:
                 raise Overdue(
                     f"its {what} did not end within {self.limit_s:.2g} s; {HOW_TO_LEAVE_OUT}"
                 )
 
-        before = signal.signal(signal.SIGALRM, ring)
-        signal.setitimer(signal.ITIMER_REAL, self.limit_s, _AGAIN_S)
-        try:
-            with SHELTER.lifted:
-                yield
-        finally:
-            over = True
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            if signal.getsignal(signal.SIGALRM) is ring and before is not None:
-                signal.signal(signal.SIGALRM, before)
+        with bell(self.limit_s, _AGAIN_S, ring):
+            try:
+                with SHELTER.lifted:
+                    yield
+            finally:
+                over = True
 
 
 def timeout_of(item: pytest.Item) -> float | None:

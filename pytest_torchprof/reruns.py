@@ -119,17 +119,19 @@ class Runner:
         run = self.run
         if run is None:
             return (yield)
-        with SHELTER:
-            undo = watch(run.saw_profiler)
-            if not run.recorder.own_region:
-                run.begin()
-        try:
-            result = yield
-        except BaseException:
-            run.cancel(undo.close)
-            raise
-        run.end(undo.close)
-        return result
+        with ExitStack() as undo:
+            try:
+                with _safely(run.recorder):
+                    watch(run.saw_profiler, undo)
+                with SHELTER:
+                    if not run.recorder.own_region:
+                        run.begin()
+                result = yield
+            except BaseException:  # a time limit or an interrupt may come before the test begins
+                run.cancel(undo.close)
+                raise
+            run.end(undo.close)
+            return result
 
     def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """The outermost wrapper of the teardown phase: what a rerun has left is torn down."""
@@ -153,7 +155,7 @@ class Runner:
             return (yield)
         finally:
             if not self.rerunning and recorder is not None:
-                with SHELTER:
+                with _safely(recorder):
                     recorder.forget()
                 self._recorder = None
 
@@ -162,7 +164,9 @@ class Runner:
         if self.rerunning or self._first_teardown is None:
             return (yield)
         first, self._first_teardown = self._first_teardown, None
-        first.say()
+        assert self._recorder is not None  # noqa: S101 - set before the first run
+        with _safely(self._recorder):
+            first.say()
         result = yield
         if first.error is not None:
             raise first.error
@@ -324,6 +328,16 @@ class Runner:
             return collected[0].value  # type: ignore[no-any-return]
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
         return AssertionError(f"the rerun {failed}") if failed is not None else None
+
+
+@contextmanager
+def _safely(recorder: Recorder) -> Iterator[None]:
+    """Around what must not fail the test, which is on its way."""
+    with SHELTER:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            recorder.refuse(recorder.broke(error))
 
 
 def _own_hook(item: pytest.Item, name: str) -> Callable[..., Any]:

@@ -272,7 +272,8 @@ class TorchprofSession(RunningHooks):
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Tear down what the last rerun has left, unnoticed."""
         if not self.runner.rerunning:
-            self.judge.forget()
+            with self._careful:
+                self.judge.forget()
         return (yield from super().pytest_runtest_teardown(item))
 
     def pytest_enter_pdb(self) -> None:
@@ -288,9 +289,13 @@ class TorchprofSession(RunningHooks):
             with self._careful:
                 hide_us(call.excinfo)
         report = yield
-        if _tells(report):
-            with self._careful:
+        with self._careful:
+            if _tells(report):
                 self._attach(item, call, report)
+            recorder = item.stash.get(RECORDER, None)
+            if recorder is not None and recorder.faults and call.when != "setup":
+                riding: Any = report  # of the teardown's, too, in which a last run ends
+                riding.torchprof_faults, recorder.faults = recorder.faults, []
         return report
 
     def _attach(
@@ -316,7 +321,6 @@ class TorchprofSession(RunningHooks):
             )
             riding.torchprof_ours = ours
             riding.torchprof_offer = item.stash.get(OFFER, None) or None
-            riding.torchprof_faults = recorder.faults if recorder and call.when == "call" else []
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
 
     def _judge(self, item: pytest.Item, recorder: Recorder) -> str | None:
@@ -348,8 +352,10 @@ class TorchprofSession(RunningHooks):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather records; under xdist they come from the workers."""
-        if _tells(report):
-            with self._careful:
+        with self._careful:
+            for fault in dict.fromkeys(getattr(report, "torchprof_faults", ())):
+                self.faults.setdefault(fault, []).append(report.nodeid)
+            if _tells(report):
                 self._gather(report)
 
     def _gather(self, report: pytest.TestReport) -> None:
@@ -362,8 +368,6 @@ class TorchprofSession(RunningHooks):
             if (offer := getattr(report, "torchprof_offer", None)) is not None:
                 self.offers[report.nodeid] = offer
             self.runs += getattr(report, "torchprof_runs", 0)
-            for fault in dict.fromkeys(getattr(report, "torchprof_faults", ())):
-                self.faults.setdefault(fault, []).append(report.nodeid)
         known = self.records.get(report.nodeid)
         if known is None:
             return

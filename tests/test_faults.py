@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch.autograd.profiler as room
 from helpers import accept, baseline_file, replaced_rules, run
 
+from pytest_torchprof.deadline import Overdue
 from pytest_torchprof.rules import RULES
+from pytest_torchprof.runs import Run
 
 RULES_BEFORE = dict(RULES)
 
@@ -46,6 +49,47 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
         "ERROR: internal error, please report it: KeyError: 'of ours', test_faults.py:"
     )
     assert line.endswith(" (in 2 tests: test_it.py::test_one, …)")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "pytest_torchprof.reruns.watch",
+        "pytest_torchprof.reruns.FirstTeardown.show",
+        "pytest_torchprof.reruns.FirstTeardown.say",
+        "pytest_torchprof.recorder.Recorder.forget",
+        "pytest_torchprof.judging.Judge.forget",
+    ],
+)
+def test_an_internal_error_around_a_phase_leaves_the_tests_too(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    monkeypatch.setattr(place, broken)
+    ran = run(pytester, "--torchprof")
+    monkeypatch.undo()
+    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 2}) == (ran.ret, ran.outcomes)
+    (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
+    assert line.startswith("ERROR: internal error, please report it: KeyError: 'of ours'")
+
+
+def test_an_interrupt_before_a_run_begins_leaves_nothing_in_torch(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    before = vars(room)["_prepare_profiler"]
+    begin = Run.begin
+
+    def overdue(ran: Run) -> None:
+        if not ran.first:
+            raise Overdue("its timed run did not end")
+        begin(ran)
+
+    monkeypatch.setattr(Run, "begin", overdue)
+    ran = run(pytester, "--torchprof")
+    assert (0, {"passed": 2}) == (ran.ret, ran.outcomes)
+    assert {"not_profiled"} == set(ran.statuses.values())
+    assert vars(room)["_prepare_profiler"] is before
 
 
 def test_an_internal_error_in_a_worker_fails_the_run(pytester: pytest.Pytester) -> None:

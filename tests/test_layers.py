@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
-    {"", "units", "errors", "files", "watchdog", "hookspecs"},  # "" is the package itself
+    {"", "units", "errors", "files", "watchdog", "bell", "hookspecs"},  # "" is the package itself
     {
         "events",
         "arguments",

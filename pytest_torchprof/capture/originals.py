@@ -2,7 +2,8 @@
 
 A ``*`` stands for all that can be called, ``Class.*`` for all methods of a class. What a version of
 Python or of a library does not have is passed over. The test that replaces everything our path
-calls, one after the other, says what is missing here.
+calls, one after the other, says what is missing here. Of values there are those that our path
+reads: flags, the name of the system, the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ NAMES = {
     "sys": (
         "_getframe addaudithook audit exc_info exception getprofile getrecursionlimit gettrace"
         " getswitchinterval intern meta_path modules path_hooks path_importer_cache"
-        " setprofile setrecursionlimit settrace"
+        " setprofile setrecursionlimit settrace platform"
     ),
     "gc": "*",
     "time": "*",
-    "signal": "getsignal setitimer signal Handlers Signals _enum_to_int _int_to_enum alarm",
-    "_signal": "alarm getitimer getsignal setitimer signal",
+    "signal": (
+        "getsignal setitimer signal sigpending Handlers Signals _enum_to_int _int_to_enum alarm"
+        " ITIMER_REAL SIGALRM SIGTERM SIG_DFL"
+    ),
+    "_signal": "alarm getitimer getsignal setitimer signal sigpending",
     "threading": (
         "Condition Condition.* Event Event.* Lock RLock Thread Thread.__init__ Thread.daemon"
         " Thread.ident Thread.is_alive Thread.join Thread.start Thread._wait_for_tstate_lock"
@@ -33,6 +37,7 @@ NAMES = {
         " kill link listdir lstat makedirs mkdir open path pipe putenv read readlink remove rename"
         " replace rmdir scandir sched_getaffinity stat sysconf times umask unlink unsetenv urandom"
         " utime waitpid walk write"
+        " O_CREAT O_EXCL O_RDONLY O_WRONLY P_ALL WEXITED WNOHANG WNOWAIT devnull name sep"
     ),
     "posix": (
         "_path_normpath chdir close cpu_count dup dup2 fspath fstat getcwd getpid listdir lstat"
@@ -107,7 +112,7 @@ NAMES = {
     "shutil": "_rmtree_safe_fd copy copy2 copyfile copyfileobj get_terminal_size move rmtree which",
     "tempfile": (
         "NamedTemporaryFile TemporaryDirectory _RandomNameSequence.__next__ _get_candidate_names"
-        " _gettempdir _infer_return_type _sanitize_params gettempdir mkdtemp mkstemp"
+        " _gettempdir _infer_return_type _sanitize_params gettempdir mkdtemp mkstemp tempdir"
     ),
     "pathlib": (
         "Path PosixPath PurePath PurePosixPath Path.* PurePath.* _ignore_error _is_wildcard_pattern"
@@ -115,7 +120,7 @@ NAMES = {
     "fnmatch": "filter fnmatch fnmatchcase translate",
     "glob": "glob iglob",
     "stat": "S_ISDIR S_ISREG S_ISLNK S_IMODE",
-    "resource": "getrusage getrlimit getpagesize",
+    "resource": "getrusage getrlimit getpagesize RUSAGE_SELF",
     "faulthandler": "cancel_dump_traceback_later dump_traceback dump_traceback_later",
     "linecache": "checkcache getline getlines updatecache",
     "traceback": "extract_stack extract_tb format_exception format_tb",

@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -54,6 +55,8 @@ def prime(*, whole: bool = False) -> None:
 
     if whole:
         import torch._dynamo
+    with suppress(OSError):  # of a system that has none a test says it
+        tempfile.gettempdir()  # keeps it as a module's value, which tests may replace
     foreign()  # looks at the file system as it is now
     watch_forks()
     if profiler_active():
@@ -135,8 +138,8 @@ def sees_threads() -> bool:
     return True
 
 
-def watch(on_start: Callable[[], None]) -> ExitStack:
-    """Until what is returned is closed: call ``on_start`` before each session that is not ours."""
+def watch(on_start: Callable[[], None], undo: ExitStack) -> None:
+    """Until ``undo`` is closed: call ``on_start`` before each session that is not ours."""
     import torch.autograd.profiler as room
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,12 +150,10 @@ def watch(on_start: Callable[[], None]) -> ExitStack:
 
         return start
 
-    undo = ExitStack()
     for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
         for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
             if hasattr(where, name):
                 _replace(where, name, wrap, undo)
-    return undo
 
 
 def _replace(

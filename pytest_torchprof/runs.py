@@ -160,7 +160,8 @@ class Run:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""
         recorder = self.recorder
         recorder.forget()  # that of a profiled run that had to compile
-        if not (capture.started_threads or capture.other_threads):
+        again = recorder.compiled_late  # so the threads are the compiler's, and this is not kept
+        if again or not (capture.started_threads or capture.other_threads):
             recorder.trace, recorder.file = trace, file
         elif self.first:
             recorder.trace, recorder.file = trace, file

@@ -8,7 +8,9 @@ import pytest
 from helpers import run
 
 from pytest_torchprof.analysis.elsewhere import FINALIZED, WORKERS
+from pytest_torchprof.capture.processes import _UNNAMED as UNNAMED
 from pytest_torchprof.capture.processes import FORKED, STARTED
+from pytest_torchprof.capture.profiler import FIRST_OF_POOL
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
 
@@ -81,6 +83,54 @@ HARMLESS = f"""{HEAD}
         child.kill()
         child.wait()
 """
+#: A child that has worked for as long as an import of torch takes, and has not imported it.
+LONG = f"""{HEAD}
+    import signal, time
+
+    pytestmark = pytest.mark.torchprof(warmup=0, rounds=0)
+    CODE = "import time\\nwhile time.process_time() < 0.35: pass\\nprint(1, flush=True)"
+    COMMAND = [sys.executable, "-ISc", CODE]
+    WAITING = [sys.executable, "-ISc", "input();" + "exec(" + repr(CODE) + ");input()"]
+    PIPES = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    @pytest.fixture
+    def child():
+        with subprocess.Popen(WAITING, **PIPES) as child:
+            yield child
+            child.kill()
+
+    def test_system():
+        os.system(f"{{sys.executable}} -ISc '{{CODE}}'")
+
+    def test_posix_spawn():
+        os.waitpid(os.posix_spawn(sys.executable, COMMAND, os.environ), 0)
+
+    def test_without_close_fds():
+        subprocess.run(COMMAND, close_fds=False)
+
+    def test_spawn():
+        os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-ISc", "1"])
+
+    def test_child_from_before(child):
+        child.stdin.write(b"1\\n")
+        child.stdout.readline()
+        child.stdin.write(b"1\\n")
+        child.wait()
+
+    def test_zombie(child):
+        child.stdin.write(b"1\\n")
+        child.stdout.readline()
+        child.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    @pytest.mark.torchprof(warmup=1, rounds=0)  # its threads need another run
+    def test_dataloader():
+        X @ X
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self): return 1
+            def __getitem__(self, i): exec(CODE.replace("time.process", "time.thread")); return i
+        list(torch.utils.data.DataLoader(Rows(), num_workers=1))
+"""
 THREADS = f"""{HEAD}
     def test_low_level():
         done = threading.Event()
@@ -139,6 +189,44 @@ def test_processes_that_run_no_torch_change_nothing(pytester: pytest.Pytester) -
     values = {test["metrics"]["flops"]["value"] for test in ran.tests.values()}
     assert ({2 * 64**3}, 5) == (values, len(ran.tests)), ran.out
     assert {None} == {test["reason"] for test in ran.tests.values()}
+
+
+@linux
+def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=LONG)
+    ran = run(pytester, "--torchprof")
+    reasons = {name: test["metrics"]["flops"].get("reason") for name, test in ran.tests.items()}
+    assert reasons.pop("test_dataloader") is None, ran.out
+    assert FORKED == reasons.pop("test_spawn")
+    assert reasons.pop("test_system") == STARTED.format(UNNAMED)
+    assert 4 == len(reasons)
+    for name, reason in reasons.items():
+        assert (reason or "").startswith(STARTED.format("python")), (name, reason)
+
+
+@linux
+def test_the_only_run_of_a_test_does_not_pass_over_a_pool_that_was_there_before(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    from concurrent.futures import ThreadPoolExecutor
+
+    POOL = ThreadPoolExecutor(1)
+    POOL.submit(work).result()
+
+    @pytest.mark.max_flops("1 kFLOP")
+    @pytest.mark.torchprof(warmup=0, rounds=0)
+    def test_it():
+        POOL.submit(work).result()
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    row = ran.metric("flops", "test_it")
+    assert (None, "not_measured", FIRST_OF_POOL) == (row["value"], row["status"], row["reason"])
+    assert "budget max_flops not checked: " + FIRST_OF_POOL in ran.out
 
 
 @linux

@@ -27,12 +27,16 @@ _WORKED_NS = 100_000
 #: Programs that run no torch, whatever time they take, by the last part of their names.
 _HARMLESS = re.compile(
     r"(^|-)(git|hg|uname|gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld|lld|as|ar|nm|objdump|readelf|make|"
-    r"cmake|ninja|nvcc|hipcc|ptxas|cuobjdump|nvdisasm|nvidia-smi|rocm-smi|tar|gzip|unzip|curl|wget)"
+    r"cmake|ninja|nvcc|hipcc|ptxas|cuobjdump|nvdisasm|nvidia-smi|rocm-smi|tar|gzip|unzip|curl|wget|"
+    r"pt_data_worker|pt_compile_worker)"
     r"(-?[\d.]+)?$"
 )
 #: Processes of torch's own that run no operators of a test, as their command lines name them.
 _TORCHS_OWN = (b"torch._inductor.compile_worker", b"_inductor/compile_worker")
-_DATALOADER = "torch.utils.data._utils.worker"
+_DATALOADER, _WORKER = "torch.utils.data._utils.worker", "pt_data_worker"
+_COMPILER = "pt_compile_worker"
+#: Of a program that was started with neither `subprocess` nor `os.posix_spawn`, as by `os.system`.
+_UNNAMED = "a program whose name is not known"
 
 #: The hook stays for good, as Python has no way to take it back: it counts while there is somebody.
 _WATCHING: list[Children] = []
@@ -52,23 +56,26 @@ _STARTS: set[CodeType] = set()
 
 def _forked() -> None:
     for children in _WATCHING:
-        if not _known(REAL.frame(1)):
+        known = _known(REAL.frame(1))
+        if known is None:
             children.forks += 1
+        elif known:
+            children.programs.append(known)
 
 
-def _known(frame: FrameType | None) -> bool:
-    """Whether this starts a program, which is noted as such, or a DataLoader's worker."""
+def _known(frame: FrameType | None) -> str | None:
+    """The name of a DataLoader's worker; empty for a program, which is noted as such."""
     for _ in range(8):
         if frame is None:
-            return False
+            return None
         if frame.f_code in _STARTS:
-            return True
+            return ""
         process = frame.f_locals.get("process_obj")
         if process is not None:
             target = getattr(process, "_target", None)
-            return getattr(target, "__module__", None) == _DATALOADER
+            return _WORKER if getattr(target, "__module__", None) == _DATALOADER else None
         frame = frame.f_back
-    return False
+    return None
 
 
 class Children:
@@ -77,52 +84,66 @@ class Children:
     def __init__(self) -> None:
         #: Forks, and programs that were started, other than a DataLoader's workers.
         self.forks = 0
-        self._programs: list[str] = []
+        #: The names of what was started meanwhile.
+        self.programs: list[str] = []
         self._ended_ns = 0
         self._alive: dict[int, int] = {}
+        self._names: dict[int, str] = {}
 
     def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
         """Note forks and programs that are started until ``undo``; ``replace`` wraps a function."""
         _WATCHING.append(self)
         undo.callback(self._unwatch)
-        for room in ("_posixsubprocess", "subprocess"):
-            for name in ("fork_exec", "_fork_exec"):
-                if hasattr(module := sys.modules.get(room), name):
-                    replace(module, name, self._noting, undo)
+        for room, name in (
+            ("_posixsubprocess", "fork_exec"),
+            ("subprocess", "_fork_exec"),
+            ("os", "posix_spawn"),
+            ("os", "posix_spawnp"),
+        ):
+            if hasattr(module := sys.modules.get(room), name):
+                replace(module, name, self._noting, undo)
 
     def _unwatch(self) -> None:
         with suppress(ValueError):  # in a forked child it is gone
             _WATCHING.remove(self)
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def fork_exec(args: Any, *rest: Any) -> Any:
+        def start(*args: Any, **options: Any) -> Any:
             with suppress(Exception):  # what cannot be started is for the original to say
-                if not _known(REAL.frame(1)):
-                    self._programs.append(os.path.basename(os.fsdecode(args[0])))  # noqa: PTH119
-            return original(args, *rest)
+                path = args[0] if isinstance(args[0], (str, bytes, os.PathLike)) else args[0][0]
+                name = os.path.basename(os.fsdecode(path))  # noqa: PTH119
+                if (known := _known(REAL.frame(1))) != "":
+                    self.programs.append(known or name)
+            return original(*args, **options)
 
-        _STARTS.add(fork_exec.__code__)
-        return fork_exec
+        _STARTS.add(start.__code__)
+        return start
 
     def begin(self) -> None:
         """From here on."""
         self._ended_ns = _ended_ns()
         self._alive = _alive()
+        self._names = {pid: _name(pid) for pid in self._alive}
 
     def end(self) -> str | None:
         """Why what this process did is not all; None where it is, or as good as sure to be."""
         ended, alive = _ended_ns() - self._ended_ns, _alive()
         # What had run before, and was waited for meanwhile, has worked before.
         ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)
-        worked = [pid for pid, ns in alive.items() if ns - self._alive.get(pid, 0) > _WORKED_NS]
+        grown = {pid: ns - self._alive.get(pid, 0) for pid, ns in alive.items()}
+        worked = [pid for pid, ns in grown.items() if ns > _WORKED_NS]
         if self.forks and (ended > 0 or worked):
             return FORKED
+        names = self.programs + [name for pid, name in self._names.items() if pid not in alive]
         for pid in worked:
-            if (name := _torch_in(pid)) is not None:
-                return STARTED.format(name)
-        unknown = [name for name in self._programs if not _HARMLESS.search(name)]
-        if unknown and ended > _IMPORT_S * 1e9:
-            return STARTED.format(", ".join(dict.fromkeys(unknown)))
+            if _is_zombie(pid):  # it has ended too, and no more can be known of it
+                ended += grown[pid]
+                names.append(_name(pid))
+            elif (torchs := _torch_in(pid)) is not None:
+                return STARTED.format(torchs)
+        unknown = [name for name in names if not _HARMLESS.search(name)]
+        if ended > _IMPORT_S * 1e9 and (unknown or not names):
+            return STARTED.format(", ".join(dict.fromkeys(unknown)) or _UNNAMED)
         return None
 
 
@@ -197,15 +218,28 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 def _torch_in(pid: int) -> str | None:
     """The name of a process that has torch loaded, or of which that is not known."""
+    name = _name(pid)
+    try:
+        with REAL.open(f"/proc/{pid}/maps", "rb") as file:
+            loaded = b"libtorch" in file.read()
+    except OSError:  # it has just ended, or is somebody else's
+        return None
+    return name if loaded and not _HARMLESS.search(name) else None
+
+
+def _name(pid: int) -> str:
+    """What a process calls itself."""
     try:
         with REAL.open(f"/proc/{pid}/comm", "rb") as file:
             name = file.read().decode("utf-8", "replace").strip()
         with REAL.open(f"/proc/{pid}/cmdline", "rb") as file:
             command = file.read()
-        with REAL.open(f"/proc/{pid}/maps", "rb") as file:
-            loaded = b"libtorch" in file.read()
-    except OSError:  # it has just ended, or is somebody else's
-        return None
-    if name == "pt_data_worker" or any(own in command for own in _TORCHS_OWN):
-        return None
-    return name if loaded else None
+    except OSError:  # it has just ended
+        return _UNNAMED
+    return _COMPILER if any(own in command for own in _TORCHS_OWN) else name
+
+
+def _is_zombie(pid: int) -> bool:
+    with suppress(OSError, IndexError):
+        return _stat(pid)[0] in b"ZX"
+    return False

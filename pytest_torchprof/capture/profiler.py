@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 OWN_PROFILER = "the test runs torch.profiler itself, and two sessions cannot be nested"
 OTHER_THREADS = "other threads worked too, and this torch cannot profile them"
+FIRST_OF_POOL = (
+    "other threads worked too, and only another run can count what they do: give it a warm-up run"
+)
 _FILE_NUMBERS = itertools.count()
 
 
@@ -326,8 +329,11 @@ class Capture:
             started, self.other_threads = self._threads_at_work.end()
             self.started_threads |= started
             self._elsewhere = self._children.end()
-            if self.other_threads and self._elsewhere is None and not sees_threads():
-                self._elsewhere = OTHER_THREADS
+            if self._elsewhere is None and (self.other_threads or self.started_threads):
+                if not sees_threads():
+                    self._elsewhere = OTHER_THREADS
+                elif self._first and (self.started_threads or self._threads_at_work.pool_worked):
+                    self._elsewhere = FIRST_OF_POOL
         self._in_region = False
 
     def _end_lines(self) -> None:

@@ -7,8 +7,9 @@ from contextlib import suppress
 
 from pytest_torchprof.capture.real import REAL
 
-#: A team of OpenMP spins for a while after its work, which is not the test's.
-_SPIN_NS = 20_000_000
+#: A team of OpenMP spins for a while after its work, and OpenBLAS's from its import on for 2**26
+#: cycles, or until a fork ends it: 20 to 35 ms that are not the test's.
+_SPIN_NS = 50_000_000
 #: CPU time of a thread that has done something, and as much as is nothing: clocks are read in turn.
 _STARTED_NS, _NOTHING_NS = 50_000, 5_000
 
@@ -20,6 +21,8 @@ class Threads:
         self._me = self._mine = self._total = 0
         self._tasks: dict[int, int] = {}
         self._ours: set[int] = set()
+        #: Whether, by `end`, Python threads from before have worked: those spin for nobody.
+        self.pool_worked = False
 
     def begin(self, ours: Collection[int] = ()) -> None:
         """From here on; ``ours`` are native ids of threads that belong to us."""
@@ -50,6 +53,7 @@ class Threads:
                 started |= ns > _STARTED_NS
             else:
                 others |= ns > (0 if task in python else _SPIN_NS)
+                self.pool_worked |= task in python and ns > _STARTED_NS
         return started, others
 
 

@@ -95,6 +95,7 @@ THEIRS = (
         *dict.fromkeys(THEIRS, "unknown").items(),
         ("inductor::quack_symmetric_mm", "computes"),
         ("fsdp::chunk_cat_mixed_dtype", "idle"),
+        ("quantized_decomposed::choose_qparams_symmetric", "none"),
         ("quantized::linear_prepack_fp16_legacy", "idle"),
         ("aiter::mha_batch_prefill", "unknown"),
         ("_C::fused_add_rms_norm", "none"),

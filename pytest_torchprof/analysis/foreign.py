@@ -25,7 +25,7 @@ _NEVER: Final = re.compile(
 _PRODUCTS: Final = re.compile(
     r"(?<!co)mm(?![a-z])|(?<![a-z])\w*mv(?![a-z])|matmul|gemm|conv(?!ert)|attention|attn|einsum|marlin"
     r"|(?<![a-z])(moe|mla|mha|gqa|sdpa|lora|dot|linear)(?![a-z])|mamba|selective_scan|chunk_scan"
-    r"|trsm|trmm|syrk|symm|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft",
+    r"|trsm|trmm|syrk|symm(?!etric)|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft",
     re.IGNORECASE,
 )
 #: Operators, not kernels, that are made of products: a layer, a decomposition.

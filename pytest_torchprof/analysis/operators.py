@@ -179,7 +179,7 @@ _OTHERS: Final[Mapping[Work, str]] = {
 _SPACES: Final[Mapping[Work, str]] = {
     "idle": r"""
         inductor::(?!accumulate)\w+
-        (prim|coor|mempool|profiler|streams|debug_mode_ops|_dtensor|fsdp)::\w+
+        (prim|coor|mempool|profiler|streams|debug_mode_ops|bucketing|_dtensor|fsdp)::\w+
         _?(c10d(_functional(_autograd)?)?|symm_mem|inductor_prims|rngprims|inductor_test|cplib)::\w+
     """,
     "none": r"""

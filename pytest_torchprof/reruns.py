@@ -119,19 +119,19 @@ class Runner:
         run = self.run
         if run is None:
             return (yield)
-        with ExitStack() as undo:
-            try:
-                with _safely(run.recorder):
-                    watch(run.saw_profiler, undo)
-                with SHELTER:
-                    if not run.recorder.own_region:
-                        run.begin()
-                result = yield
-            except BaseException:  # a time limit or an interrupt may come before the test begins
-                run.cancel(undo.close)
-                raise
-            run.end(undo.close)
-            return result
+        undo = ExitStack()  # closed in the shelter only: it calls what a test may have replaced
+        try:
+            with _safely(run.recorder):
+                watch(run.saw_profiler, undo)
+            with SHELTER:
+                if not run.recorder.own_region:
+                    run.begin()
+            result = yield
+        except BaseException:  # a time limit or an interrupt may come before the test begins
+            run.cancel(undo.close)
+            raise
+        run.end(undo.close)
+        return result
 
     def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """The outermost wrapper of the teardown phase: what a rerun has left is torn down."""

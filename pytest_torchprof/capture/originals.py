@@ -83,6 +83,7 @@ NAMES = {
     "types": "ModuleType SimpleNamespace MappingProxyType new_class",
     "enum": "EnumMeta.* Enum.__hash__ Enum.__new__ Flag.__and__ property.__get__ _is_dunder",
     "abc": "ABCMeta.* _abc_instancecheck _abc_subclasscheck",
+    "warnings": "catch_warnings catch_warnings.*",
     "weakref": "WeakKeyDictionary WeakMethod WeakSet WeakValueDictionary finalize proxy ref",
     "_weakrefset": "WeakSet.add WeakSet.__init__ WeakSet.__iter__",
     "bisect": "*",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch.autograd.profiler as room
-from helpers import accept, baseline_file, replaced_rules, run
+from helpers import Ran, accept, baseline_file, replaced_rules, run
 
 from pytest_torchprof.deadline import Overdue
 from pytest_torchprof.rules import RULES
@@ -25,6 +25,16 @@ def broken(*_: Any, **__: Any) -> Any:
     raise KeyError("of ours")
 
 
+def with_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str) -> Ran:
+    """A session with this function of ours broken: its tests pass, and it fails."""
+    pytester.makepyfile(test_it=TESTS)
+    monkeypatch.setattr(place, broken)
+    ran = run(pytester, "--torchprof")
+    monkeypatch.undo()
+    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 2}) == (ran.ret, ran.outcomes)
+    return ran
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -38,11 +48,7 @@ def broken(*_: Any, **__: Any) -> Any:
 def test_an_internal_error_leaves_the_tests_and_fails_the_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    pytester.makepyfile(test_it=TESTS)
-    monkeypatch.setattr(place, broken)
-    ran = run(pytester, "--torchprof")
-    monkeypatch.undo()
-    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 2}) == (ran.ret, ran.outcomes)
+    ran = with_fault(pytester, monkeypatch, place)
     assert {"test_one": "not_profiled", "test_two": "not_profiled"} == ran.statuses
     (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
     assert line.startswith(
@@ -64,11 +70,7 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
 def test_an_internal_error_around_a_phase_leaves_the_tests_too(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    pytester.makepyfile(test_it=TESTS)
-    monkeypatch.setattr(place, broken)
-    ran = run(pytester, "--torchprof")
-    monkeypatch.undo()
-    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 2}) == (ran.ret, ran.outcomes)
+    ran = with_fault(pytester, monkeypatch, place)
     (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
     assert line.startswith("ERROR: internal error, please report it: KeyError: 'of ours'")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import coverage  # noqa: F401  # here, since its C tracer can be imported once in a process
 import pytest
 from helpers_outcomes import same, session
 
@@ -60,7 +61,6 @@ def pytest_unconfigure(config):
 
 
 def test_coverage_is_that_of_one_run(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("coverage", reason="coverage.py, of which this is, is not installed")
     pytester.makepyfile(covered=MODULE, test_it=COVERED)
     pytester.makeconftest(MEASURES)
     lines = {}

@@ -51,6 +51,8 @@ class Deadline:
 
     def __init__(self, item: pytest.Item, first_s: float) -> None:
         self._nodeid = item.nodeid
+        #: Which run of which test Ctrl-C has ended, where it was one of these.
+        self.interrupted: str | None = None
         self.limit_s = LEAST_S + TIMES * first_s
         if (theirs := timeout_of(item)) is not None:
             self.limit_s = min(self.limit_s, max(theirs, TIMES_OF_TIMEOUT * first_s))
@@ -62,8 +64,15 @@ class Deadline:
             Overdue: it did not end in time; and whatever it raises.
         """
         what = _SAID.get(kind, kind)
-        with self._alarm(what):
-            _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")(function)
+        try:
+            with self._alarm(what):
+                _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")(function)
+        except KeyboardInterrupt:
+            self.interrupted = (
+                f"{self._nodeid} has passed, and was interrupted in a further run of ours, "
+                f"its {what}; {HOW_TO_LEAVE_OUT}"
+            )
+            raise
 
     @contextmanager
     def _alarm(self, what: str) -> Iterator[None]:

@@ -59,6 +59,11 @@ class Runner:
         #: Temporary folders that only further runs have asked for.
         self._folders: list[Path] = []
 
+    @property
+    def interrupted(self) -> str | None:
+        """Which further run has been interrupted, in a sentence."""
+        return self._deadline.interrupted if self._deadline is not None else None
+
     # ---------------------------------------------------------------- around the call phase
 
     def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:

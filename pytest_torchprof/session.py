@@ -88,6 +88,8 @@ class TorchprofSession(RunningHooks):
         self.faults: dict[str, list[str]] = {}
         #: What the current test was failed with by us.
         self._message: str | None = None
+        #: The session has not come to its end.
+        self.interrupted = False
         self.environment: dict[str, Any] = {}
         self.messages: list[str] = []
         self.errors: list[str] = []
@@ -129,10 +131,15 @@ class TorchprofSession(RunningHooks):
             rules_of(self.config)
             if self.is_controller:  # which itself can do without
                 require_torch()
-                return
-            self.environment = {**asdict(self.machine), "key": self.machine.key}
+            else:
+                self.environment = {**asdict(self.machine), "key": self.machine.key}
         except TorchprofError as error:
             raise pytest.UsageError(escape.line(str(error))) from None
+        # That of an earlier session is not to be taken for ours, should the process be killed.
+        report = self.settings.json
+        with suppress(OSError):  # it is said at the end
+            if report is not None and report.is_file() and not self.is_worker:
+                write_report(report, self.environment, (), interrupted=True)
 
     def pytest_report_header(self) -> str:
         """One line: what is measured here, and how often a test runs."""
@@ -386,6 +393,14 @@ class TorchprofSession(RunningHooks):
 
     # ---------------------------------------------------------------- the end
 
+    def pytest_keyboard_interrupt(self) -> None:
+        """Ctrl-C, `pytest.exit`, or errors of collection: what was measured until then is kept."""
+        self.interrupted = True
+
+    def pytest_internalerror(self) -> None:
+        """An error that ends the session."""
+        self.interrupted = True
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write baselines and report, in one process only."""
@@ -419,11 +434,18 @@ class TorchprofSession(RunningHooks):
             if rule in CODES:  # a user's own is the user's
                 self.faults[f"internal error, please report it: {line}"] = []
         self.errors += [*self.judge.errors, *faults(self.faults)]
+        self.messages += [self.runner.interrupted] if self.runner.interrupted else []
         if self.settings.json is not None:
             try:
                 records = list(self.records.values())
                 raised = list(raised_rules(records, RAISED).values())
-                write_report(self.settings.json, self.environment, records, raised)
+                write_report(
+                    self.settings.json,
+                    self.environment,
+                    records,
+                    raised,
+                    interrupted=self.interrupted,
+                )
             except OSError as error:
                 self.errors.append(f"report {self.settings.json} cannot be written: {why(error)}")
         if self.errors and session.exitstatus in (

@@ -113,10 +113,12 @@ def run(
     *args: str | Path,
     needs: Collection[str] = (),
     subprocess: bool = False,
+    fresh: bool = True,
 ) -> Ran:
     """Run pytest on what the test has made; ``needs`` are the other plugins that it is about."""
     file = pytester.path / "report.json"
-    file.unlink(missing_ok=True)
+    if fresh:  # no report is there
+        file.unlink(missing_ok=True)
     off = [flag for flag in NO_OTHER_PLUGINS if flag.partition(":")[2] not in needs]
     start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
     extra = {} if subprocess else {"no_reraise_ctrlc": True}

@@ -145,6 +145,16 @@ def test_an_interrupted_session_leaves_a_report(pytester: pytest.Pytester, end: 
     assert pytest.ExitCode.INTERRUPTED == ran.ret
     assert "new" == ran.statuses["test_before"]
     assert "test_after" not in ran.tests
+    assert ran.report["interrupted"]
+
+
+def test_a_session_that_dies_leaves_no_report_of_an_earlier_one(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it="def test_reads(): print(open('report.json').read())")
+    (pytester.path / "report.json").write_text('{"tests": ["of an earlier session"]}', "utf-8")
+    ran = run(pytester, "--torchprof", "-rP", fresh=False)
+    assert '"tests": []' in ran.out
+    assert '"interrupted": true' in ran.out
+    assert "interrupted" not in ran.report
 
 
 def test_a_session_that_stops_at_a_failure_leaves_a_report(pytester: pytest.Pytester) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers_outcomes import same, session
+from helpers import run
+from helpers_outcomes import same
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
 BOTH = pytest.mark.parametrize("args", [(), ONLY_RUN], ids=["reruns", "only-run"])
@@ -41,24 +42,36 @@ def test_a_test_that_ends_the_session(
     assert "test_never" not in seen.statuses
 
 
-def test_an_interrupt_in_a_later_run_ends_the_session_and_the_report_is_there(
-    pytester: pytest.Pytester,
+@pytest.mark.parametrize(
+    ("late", "which"), [(False, "timed run"), (True, "teardown of a further run")]
+)
+def test_an_interrupt_in_a_further_run_is_said_to_be_in_one(
+    pytester: pytest.Pytester, late: bool, which: str
 ) -> None:
     pytester.makepyfile(
-        test_it="""
-        import torch
+        test_it=f"""
+        import pytest, torch
         runs = []
-        def test_before(): torch.ones(2)
-        def test_interrupted():
+        @pytest.fixture
+        def interrupted():
             runs.append(1)
-            if len(runs) == 3: raise KeyboardInterrupt
+            yield
+            if {late} and len(runs) == 2: raise KeyboardInterrupt
+        def test_before(): torch.ones(2)
+        def test_interrupted(interrupted):
+            if not {late} and len(runs) == 2: raise KeyboardInterrupt
         def test_never(): pass
         """
     )
-    seen = session(pytester)
-    assert pytest.ExitCode.INTERRUPTED == seen.ret
-    assert "new" == seen.statuses["test_before"]
-    assert "test_never" not in seen.statuses
+    ran = run(pytester, "--torchprof", "-q")
+    assert pytest.ExitCode.INTERRUPTED == ran.ret
+    assert {"test_before": "new"} == ran.statuses
+    assert ran.report["interrupted"]
+    said = (
+        f"test_it.py::test_interrupted has passed, and was interrupted in a further run of ours, "
+        f"its {which}; @pytest.mark.torchprof(enabled=False) leaves the test out"
+    )
+    assert said in ran.out
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
 
 def _write_report(path: Path, found: Found) -> None:
     environment = {**_described(found), "interrupted": found.interrupted}
-    write_report(path, environment, map(ab_report.record, found.rows))
+    records = map(ab_report.record, found.rows)
+    write_report(path, environment, records, interrupted=found.interrupted)
 
 
 def _described(found: Found) -> dict[str, Any]:

@@ -92,8 +92,10 @@ def write_report(
     environment: Mapping[str, Any],
     tests: Iterable[Mapping[str, Any]],
     errors: Sequence[str] = (),
+    *,
+    interrupted: bool = False,
 ) -> None:
-    """Write the whole report, see `replacing`; ``errors`` only if there are any.
+    """Write the whole report, see `replacing`; what begins with ``errors`` only if it is so.
 
     Raises:
         OSError: the file cannot be written.
@@ -101,6 +103,8 @@ def write_report(
     report = {"schema": SCHEMA, "environment": dict(environment), "tests": list(tests)}
     if errors:
         report["errors"] = list(errors)
+    if interrupted:
+        report["interrupted"] = True
     text = escape.json_text(report, indent=1)
     if "\\ud" in text:
         text = escape.json_text(_spelled(report), indent=1)

@@ -100,7 +100,11 @@ def write_report(
     Raises:
         OSError: the file cannot be written.
     """
-    report = {"schema": SCHEMA, "environment": dict(environment), "tests": list(tests)}
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "environment": dict(environment),
+        "tests": list(tests),
+    }
     if errors:
         report["errors"] = list(errors)
     if interrupted:

@@ -80,18 +80,27 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _name(text: str) -> str:
+    if not text:  # of a variable that is not set, and not the folder that we are in
+        raise ValueError
+    return text
+
+
 # As argparse names what it refuses.
+_name.__name__ = "file name"
 _percent.__name__, _count.__name__ = "percentage", "count"
 _some.__name__, _seconds.__name__ = "number of 1 or more", "time in seconds"
 
-_TRACES = _argument("traces", nargs="+", metavar="TRACE", help=_PATHS)
+_TRACES = _argument("traces", nargs="+", type=_name, metavar="TRACE", help=_PATHS)
 _FORMAT = _argument("--format", choices=_FORMATS, default="table", help="how to print (table)")
 _RANK = _argument("--rank", type=_count, metavar="N", help="of several ranks, only this one")
 _LIMIT = _argument(
     "--limit", type=_count, metavar="N", help="print so many rows, 0 for all (tables: 30)"
 )
 _SORT = _argument("--sort", metavar="FIELD", help="order by this field, largest first")
-_PEAKS = _argument("--device-peaks", metavar="FILE", help="JSON file with the peaks of a chip")
+_PEAKS = _argument(
+    "--device-peaks", type=_name, metavar="FILE", help="JSON file with the peaks of a chip"
+)
 
 COMMANDS = (
     Command("summary", "TRACE…", "every metric of a trace", (_TRACES, _FORMAT, _RANK)),
@@ -159,8 +168,8 @@ COMMANDS = (
         "A B [--by op|kernel] [--fail-over PCT]",
         "what appeared, vanished, or changed between two traces",
         (
-            _argument("a", metavar="A", help="the trace before (or a folder of ranks)"),
-            _argument("b", metavar="B", help="the trace now"),
+            _argument("a", type=_name, metavar="A", help="the trace before (or a folder of ranks)"),
+            _argument("b", type=_name, metavar="B", help="the trace now"),
             _argument("--by", choices=("op", "kernel"), default="op"),
             _argument(
                 "--fail-over",
@@ -179,8 +188,9 @@ COMMANDS = (
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
-            _argument("trace", metavar="IN", help="the trace, or a folder of ranks"),
-            _argument("target", metavar="OUT", help="the file to write; .gz compresses it"),
+            _argument("trace", type=_name, metavar="IN", help="the trace, or a folder of ranks"),
+            _argument("target", type=_name, metavar="OUT",
+                      help="the file to write; .gz compresses it"),
             _PEAKS,
             _FORMAT,
             _RANK,
@@ -191,8 +201,8 @@ COMMANDS = (
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
-            _argument("trace", metavar="TRACE", help="the trace, or a folder of ranks"),
-            _argument("target", metavar="OUT", help="the file to write"),
+            _argument("trace", type=_name, metavar="TRACE", help="the trace, or a folder of ranks"),
+            _argument("target", type=_name, metavar="OUT", help="the file to write"),
             _argument("--metric", choices=("self_cpu_ms", "self_cuda_ms"), default="self_cpu_ms"),
             _FORMAT,
             _RANK,
@@ -211,8 +221,10 @@ COMMANDS = (
         (
             _argument("ref", nargs="?", metavar="REF", help="git revision that is side A; B is the "
                       "working tree, with changes that are not committed"),
-            _argument("--a", metavar="PATH", help="a source tree for side A, instead of REF"),
-            _argument("--b", metavar="PATH", help="a source tree for side B (the working tree)"),
+            _argument("--a", type=_name, metavar="PATH",
+                      help="a source tree for side A, instead of REF"),
+            _argument("--b", type=_name, metavar="PATH",
+                      help="a source tree for side B (the working tree)"),
             _argument("--python-a", metavar="PY", help="interpreter of side A (this one)"),
             _argument("--python-b", metavar="PY", help="interpreter of side B (this one)"),
             _argument("--min-time", type=_seconds, default=1.0, metavar="S", help="seconds of "

@@ -51,6 +51,11 @@ def not_onto_itself(target: object) -> TraceError:
     )
 
 
+def not_written(target: object, found: str) -> TraceError:
+    """What is said of a place for an output that is none."""
+    return TraceError(f"{target}: cannot be written", found, "name another file")
+
+
 class CaptureError(TorchprofError):
     """A profiler session that gave nothing to measure."""
 

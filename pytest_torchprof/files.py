@@ -1,10 +1,14 @@
-"""The one way to write a file: never lost, never half-written, and never another kind of file."""
+"""The one way to write a file: never lost, never half-written, and never another kind of file.
+
+And to open one that may be a pipe, without waiting for ever.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import select
 import shutil
 import stat
 import sys
@@ -25,6 +29,8 @@ if sys.platform != "win32":
 PREFIX = ".torchprof-"
 #: Another process merges a file in milliseconds; a suspended one is not waited for.
 _LOCK_S = 30.0
+#: Whoever is to write into a named pipe has begun within this time.
+_PIPE_S = 5.0
 #: A folder or a mount that lets nobody rename over this file, though it may be written to.
 _FIXED = {errno.EACCES, errno.EPERM, errno.EBUSY}
 
@@ -269,6 +275,26 @@ def _descriptor(path: Path) -> int | None:
         except (OSError, ValueError):
             return None
     return None
+
+
+def opened(path: Path) -> IO[bytes]:
+    """A file to read. A named pipe that nobody writes into is refused, not waited for.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    # Ours already, such as /dev/stdin, has somebody at its other end, who may take his time.
+    if not path.is_fifo() or _descriptor(path) is not None:
+        return path.open("rb")
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    waiting = select.poll()
+    waiting.register(handle, select.POLLIN)
+    if not waiting.poll(_PIPE_S * 1000):
+        os.close(handle)
+        said = "it is a named pipe, and nobody writes into it"
+        raise OSError(errno.EAGAIN, said, str(path))
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "rb")
 
 
 def same_file(one: Path, other: Path) -> bool:

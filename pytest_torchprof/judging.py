@@ -14,6 +14,7 @@ from pytest_torchprof.analysis.elsewhere import WORKERS, uses_workers
 from pytest_torchprof.baseline import store
 from pytest_torchprof.compare import GATED_TIMES, Policy, compare, failures, grown, status_of
 from pytest_torchprof.errors import BaselineError
+from pytest_torchprof.files import why
 from pytest_torchprof.findings import (
     Roots,
     Whereabouts,
@@ -99,7 +100,6 @@ class Judge:
         self._compared: Compared | None = None
         self._is_worker = is_worker
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
-        self.errors: list[str] = []
 
     def judge(self, subject: Subject, recorder: Recorder) -> Judgement:
         """Judge what the recorder holds.
@@ -256,7 +256,8 @@ class Judge:
             recorder.export(kept)
             return str(kept)
         except OSError as error:
-            self.errors.append(f"trace of {nodeid} was not kept: {error}")
+            place = f"traces cannot be kept in {self._settings.traces}"
+            recorder.faults.append(f"{place}: {why(error)}; name another with --torchprof-traces")
             return None
 
 

@@ -413,7 +413,7 @@ class TorchprofSession(RunningHooks):
                 "environment": self.environment,
                 "names": self.collected.names,
                 "partial": sorted(self.collected.partial),
-                "errors": self.errors + self.judge.errors,
+                "errors": self.errors,
             }
             return
         if self.settings.accept:
@@ -433,7 +433,7 @@ class TorchprofSession(RunningHooks):
         for rule, line in raised_rules(list(self.records.values()), RAISED).items():
             if rule in CODES:  # a user's own is the user's
                 self.faults[f"internal error, please report it: {line}"] = []
-        self.errors += [*self.judge.errors, *faults(self.faults)]
+        self.errors += faults(self.faults)
         self.messages += [self.runner.interrupted] if self.runner.interrupted else []
         if self.settings.json is not None:
             try:
@@ -447,7 +447,8 @@ class TorchprofSession(RunningHooks):
                     interrupted=self.interrupted,
                 )
             except OSError as error:
-                self.errors.append(f"report {self.settings.json} cannot be written: {why(error)}")
+                what = f"report {self.settings.json} cannot be written: {why(error)}"
+                self.errors.append(f"{what}; name another with --torchprof-json")
         if self.errors and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,

@@ -152,6 +152,16 @@ def test_a_folder_in_its_place_is_told(pytester: pytest.Pytester) -> None:
         assert f"baseline {baseline_file(pytester)} cannot be read: Is a directory" in ran.out
 
 
+def test_a_pipe_in_its_place_is_told(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    baseline_file(pytester).parent.mkdir()
+    os.mkfifo(baseline_file(pytester))
+    ran = run(pytester, "--torchprof")
+    assert {"failed": 1} == ran.outcomes
+    said = "cannot be read: it is no file; put its file back, or name another folder with --torchp"
+    assert f"baseline {baseline_file(pytester)} {said}" in ran.out
+
+
 def test_a_file_in_place_of_the_folder_is_told(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     baseline_file(pytester).parent.touch()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -461,6 +463,8 @@ def test_what_is_no_trace_is_one_line_on_stderr(
         ("stacks", "x.json", "out", "--metric", "flops"),
         ("stacks", "x.json", "x.json/out"),
         ("augment", "x.json", "x.json/out.json"),
+        ("summary", ""),
+        ("kernels", "x.json", "--device-peaks", ""),
     ],
 )
 def test_bad_usage_is_one_line_on_stderr(
@@ -471,6 +475,52 @@ def test_bad_usage_is_one_line_on_stderr(
     status, out, err = say(*arguments)
     assert (2, "", 1) == (status, out, err.count("\n")), err
     assert "internal error" not in err
+
+
+MISSING = "No such file or directory; give a .json or .json.gz trace of torch.profiler, or a folder"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("summary", "gone"), f"gone: cannot be read: {MISSING} of them"),
+        (("diff", "x.json", "x.json/a"), "x.json/a: cannot be read: Not a directory; give a"),
+        (("lint", "folder"), "no file ends in .json or .json.gz; give the folder of --torchprof-"),
+        (("augment", "x.json", "folder"), "folder: cannot be written: Is a directory; name ano"),
+        (("stacks", "x.json", "folder"), "folder: cannot be written: Is a directory; name another"),
+        (("ops", "cut.gz"), "while decompressing data: invalid block type; copy it again"),
+        (("summary", "pipe"), "pipe: cannot be read: it is a named pipe, and nobody writes into"),
+        (("kernels", "x.json", "--device-peaks", "pipe"), "it is a named pipe, and nobody writes"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_none_says_what_it_is_and_what_to_give(
+    say: Say,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pytest_torchprof.files._PIPE_S", 0.01)
+    builder_of().save("x.json")
+    Path("folder").mkdir()
+    Path("cut.gz").write_bytes(gzip.compress(b"{}")[:10] + b"\xff" * 9)
+    os.mkfifo("pipe")
+    status, out, err = say(*arguments)
+    assert (2, "", 1) == (status, out, err.count("\n")), err
+    assert said in err
+    assert "Errno" not in err
+
+
+@pytest.mark.parametrize("source", ["/dev/stdin", "pipe"])
+def test_a_pipe_that_somebody_writes_into_is_read(trace: Path, tmp_path: Path, source: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    feed = f"cat {trace} > pipe &" if source == "pipe" else f"cat {trace} |"
+    command = f"{feed} {sys.executable} -m pytest_torchprof ops {source} --rank 0 --format csv"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "aten::mm,1," in done.stdout
 
 
 def test_a_closed_pipe_is_no_error(trace: Path) -> None:

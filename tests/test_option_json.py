@@ -250,4 +250,4 @@ def test_a_report_that_has_no_place_is_one_line_and_fails_the_session(
     assert (pytest.ExitCode.TESTS_FAILED, {"passed": 1}) == (ran.ret, ran.outcomes)
     (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
     assert line.startswith("ERROR: report ")
-    assert line.endswith(f" cannot be written: {why}")
+    assert line.endswith(f" cannot be written: {why}; name another with --torchprof-json")

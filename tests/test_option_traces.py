@@ -147,11 +147,15 @@ def test_tests_whose_names_differ_in_a_separator_keep_a_trace_each(
 def test_a_folder_that_cannot_be_made_is_one_error_and_no_test_fails(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(test_it="def test_ok(): pass")
+    pytester.makepyfile(test_it="def test_ok(): pass\ndef test_too(): pass")
     (pytester.path / "traces").touch()
     ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
-    assert ({"passed": 1}, 1) == (ran.outcomes, ran.ret)
-    assert "ERROR: trace of test_it.py::test_ok was not kept: " in ran.out
+    assert ({"passed": 2}, 1) == (ran.outcomes, ran.ret)
+    (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
+    assert (
+        f"ERROR: traces cannot be kept in {pytester.path / 'traces'}: File exists; "
+        "name another with --torchprof-traces (in 2 tests: test_it.py::test_ok, …)"
+    ) == line
 
 
 def test_an_unknown_choice_is_a_usage_error(pytester: pytest.Pytester) -> None:
@@ -183,7 +187,8 @@ def test_a_trace_that_cannot_be_written_leaves_no_part_of_itself(
 
     monkeypatch.setattr("shutil.copyfileobj", full)
     ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
-    assert "was not kept: [Errno 28] No space left on device" in ran.out
+    assert "cannot be kept in" in ran.out
+    assert "traces: No space left on device; name another with --torchprof-traces" in ran.out
     assert [] == kept(pytester)
 
 

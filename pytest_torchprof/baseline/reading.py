@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ SCHEMA = "torchprof-baseline/1"
 _FAMILY = SCHEMA.split("/", maxsplit=1)[0]
 _LARGEST = 2.0**64
 _MEND = "Restore it from version control, or delete it and accept anew."
+_UNREADABLE = "put its file back, or name another folder with --torchprof-baselines"
 _SHAPE = "'tests' must map test → environment → sections, and metrics be numbers"
 
 
@@ -57,11 +59,14 @@ def read(path: Path, *, merging: bool = False) -> Document | None:
         BaselineError: unreadable, damaged, of another tool, or of a newer version of this one.
     """
     try:
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # a pipe could be read for ever
+            raise BaselineError(f"baseline {path} cannot be read", "it is no file", _UNREADABLE)
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BaselineError(f"baseline {path} cannot be read: {why(error)}") from error
+        raise BaselineError(f"baseline {path} cannot be read", why(error), _UNREADABLE) from error
     sides = _sides(data)
     if sides is None:
         return Document(_checked(path, data, _MEND))

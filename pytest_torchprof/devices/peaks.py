@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_torchprof.devices.device import DTYPES, Device
 from pytest_torchprof.errors import SettingsError, UnitError
+from pytest_torchprof.files import opened, why
 from pytest_torchprof.units import parse_quantity
 
 _Value = TypeVar("_Value")
@@ -29,6 +30,8 @@ _KEYS = (
     "peaks",
     "source",
 )
+#: No table of chips is as long, and some devices never end.
+_LARGEST = 2**24
 _EXAMPLE = '{"name": "X1", "bandwidth": "3.35 TB/s", "peaks": {"bf16": "989.4 TFLOP/s"}}'
 
 
@@ -59,10 +62,11 @@ def read_peaks(path: Path) -> tuple[Device, ...]:
         SettingsError: the file cannot be read, is not JSON, or says something that cannot be.
     """
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        with opened(path) as file:
+            document = msgspec.json.decode(file.read(_LARGEST))
     except OSError as error:
-        what, found = f"cannot read the device peaks {path}", error.strerror or str(error)
-        raise SettingsError(what, found, "name a JSON file") from None
+        what = f"the device peaks {path} cannot be read"
+        raise SettingsError(what, why(error), "name a JSON file") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"the device peaks {path} are not JSON", str(error), f"write {_EXAMPLE}"

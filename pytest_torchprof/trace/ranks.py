@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.errors import TraceError
+from pytest_torchprof.files import why
 from pytest_torchprof.trace.read import peek, read
+from pytest_torchprof.trace.stream import WANTED
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -111,7 +113,7 @@ def _files(paths: Sequence[Path]) -> list[_File]:
                 if file.name.lower().endswith(_NAMES) and file.is_file():
                     files.setdefault(file, _File(file, named=False, size=file.stat().st_size))
         except (OSError, ValueError) as error:
-            raise TraceError(f"{path}: cannot be read", str(error)) from error
+            raise TraceError(f"{path}: cannot be read", why(error), WANTED) from error
     if not files:
         raise _nothing(paths, [])
     return list(files.values())
@@ -126,7 +128,7 @@ def _naturally(path: Path) -> list[tuple[int, str]]:
 def _claim(file: _File, *, look_inside: bool) -> int | None:
     """The rank of a file without reading its events, as far as it can be known."""
     rank = None
-    if look_inside:
+    if look_inside and file.path.is_file():  # a pipe can be read but once
         with suppress(TraceError):
             rank = rank_of(peek(file.path))
     return rank_in_name(file.path) if rank is None else rank
@@ -164,7 +166,8 @@ def _nothing(paths: Sequence[Path], skipped: Sequence[TraceError]) -> TraceError
     found = "no file ends in .json or .json.gz"
     if skipped:
         found = f"none of {len(skipped)}, the first: {skipped[0]}"
-    return TraceError(f"{', '.join(map(str, paths))}: no trace in there", found)
+    mend = "give the folder of --torchprof-traces, or of export_chrome_trace"
+    return TraceError(f"{', '.join(map(str, paths))}: no trace in there", found, mend)
 
 
 def _tracker(progress: Progress | None, total: int) -> Callable[[], Progress | None]:

@@ -92,8 +92,7 @@ def _trace(stream: Stream) -> Trace:
         try:
             return reader.trace()
         except MemoryError as error:
-            found = f"not enough memory after {stream.size:,} bytes of text"
-            raise TraceError(f"{stream.source}: cannot be read", found) from error
+            raise stream.beyond_memory() from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.ops import NO_OPERATOR
-from pytest_torchprof.errors import TraceError, not_onto_itself
+from pytest_torchprof.errors import not_onto_itself, not_written
 from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, STEP, Trace
 from pytest_torchprof.files import replacing, same_file, why
 
@@ -67,7 +67,7 @@ def write_stacks(trace: Trace, target: Path, metric: StackMetric = "self_cpu_ms"
             for lines, line in enumerate(fold(trace, metric), 1):  # noqa: B007 - the last counts
                 file.write(f"{line}\n".encode(errors="backslashreplace"))
     except OSError as error:
-        raise TraceError(f"{target}: cannot be written", why(error)) from error
+        raise not_written(target, why(error)) from error
     return lines
 
 

@@ -6,9 +6,10 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from pytest_torchprof.errors import TraceError
+from pytest_torchprof.files import opened, why
 
 #: Bytes that are read, unpacked and decoded at a time: what is made of them fits into a cache.
 CHUNK = 2**20
@@ -30,6 +31,9 @@ _FOREIGN = {
     b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
     b"<": "HTML or XML",
 }
+_SMALLER = "read it where there is more memory, or profile fewer steps"
+#: What to give instead of a path that leads to nothing.
+WANTED = "give a .json or .json.gz trace of torch.profiler, or a folder of them"
 _EXPECTED = "expected the JSON that torch.profiler's export_chrome_trace writes, or that in gzip"
 
 
@@ -63,9 +67,10 @@ class Stream:
                 self.size += len(chunk)
                 self.check_room(self.size)
                 yield chunk
-        except (OSError, ValueError, MemoryError) as error:
-            found = str(error) or "not enough memory"
-            raise TraceError(f"{self.source}: cannot be read", found) from error
+        except MemoryError as error:
+            raise self.beyond_memory() from error
+        except (OSError, ValueError) as error:
+            raise TraceError(f"{self.source}: cannot be read", why(error), WANTED) from error
         if not self.size:
             raise TraceError(f"{self.source}: not a Chrome trace", "the file is empty", _EXPECTED)
 
@@ -73,7 +78,7 @@ class Stream:
         return free_bytes()
 
     def _text(self) -> Iterator[bytes]:
-        with self._path.open("rb") as file:
+        with opened(self._path) as file:
             raw = self._raw(file)
             first = next(raw, b"")
             if first[:2] == _GZIP:
@@ -85,7 +90,7 @@ class Stream:
                 yield first.removeprefix(b"\xef\xbb\xbf")  # the mark that Windows puts first
             yield from raw
 
-    def _raw(self, file: BinaryIO) -> Iterator[bytes]:
+    def _raw(self, file: IO[bytes]) -> Iterator[bytes]:
         total, done = os.fstat(file.fileno()).st_size, 0
         while chunk := file.read(CHUNK):
             done += len(chunk)
@@ -101,7 +106,8 @@ class Stream:
                 text = inflate.decompress(packed, CHUNK)
             except zlib.error as error:
                 found = f"damaged gzip data, after {self.size:,} bytes of text: {error}"
-                raise TraceError(f"{self.source}: cannot be read", found) from error
+                mend = "copy it again from where it is whole, or profile again"
+                raise TraceError(f"{self.source}: cannot be read", found, mend) from error
             if text:
                 yield text
             if not inflate.eof:
@@ -123,6 +129,11 @@ class Stream:
             found = f"begins with {start.lstrip()[:12]!r}, which is no JSON object or list"
             raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
 
+    def beyond_memory(self) -> TraceError:
+        """What is said where the system has no more memory."""
+        found = f"not enough memory after {self.size:,} bytes of text"
+        return TraceError(f"{self.source}: cannot be read", found, _SMALLER)
+
     def check_room(self, needed: int) -> None:
         """Refuse what needs more than was free at the start: a small file may unpack to anything.
 
@@ -133,7 +144,7 @@ class Stream:
             raise TraceError(
                 f"{self.source}: too large for this machine",
                 f"it needs more than {needed:,} bytes of memory, and {self._room:,} were free",
-                "read it where there is more memory, or profile fewer steps",
+                _SMALLER,
             )
 
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.errors import TraceError, not_onto_itself
+from pytest_torchprof.errors import not_onto_itself, not_written
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
 from pytest_torchprof.files import replacing, same_file, why
 from pytest_torchprof.trace.layout import Layout, Placed, device_events, lay_out
@@ -100,7 +100,7 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
         with replacing(target) as file, _packed(file, target) as out:
             _splice(layout, sorted(insertions), out)
     except OSError as error:
-        raise TraceError(f"{target}: cannot be written", why(error)) from error
+        raise not_written(target, why(error)) from error
     return Augmented(len(additions), len(samples), layout.warnings)
 
 

@@ -83,7 +83,7 @@ def key_of(name: str) -> str | None:
     >>> key_of("## Call CompiledFxGraph f2p2cq ##"), key_of("aten::mm")
     ('f2p2cq', None)
     """
-    found = CALL.match(name)
+    found = CALL.match(name) if name.startswith("## ") else None
     return found[1] if found else None
 
 

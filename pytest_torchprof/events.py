@@ -207,10 +207,25 @@ class Trace:
         """Events of any of these kinds."""
         return _wanted(kinds)[self.kind]
 
+    def has(self, *kinds: Kind) -> bool:
+        """Whether there is an event of any of these kinds: mostly a look that saves another."""
+        there = self._has
+        return any(there[kind] for kind in kinds)
+
+    @cached_property
+    def _has(self) -> list[bool]:
+        there: list[bool] = (np.bincount(self.kind, minlength=len(Kind)) > 0).tolist()
+        return there
+
+    @cached_property
+    def device_rows(self) -> Ints:
+        """Kernels, copies and memsets."""
+        return self.is_kind(*DEVICE_KINDS).nonzero()[0] if self.has(*DEVICE_KINDS) else _NONE
+
     def names_where(self, predicate: Callable[[str], object]) -> Bools:
         """Events whose name satisfies the predicate, which is asked once for each distinct name."""
-        verdicts = np.fromiter(map(bool, map(predicate, self.names)), bool, len(self.names))
-        return verdicts[self.name] if len(self.names) else np.zeros(len(self), bool)
+        verdicts = [bool(found) for found in map(predicate, self.names)]
+        return np.array(verdicts)[self.name] if True in verdicts else np.zeros(len(self), bool)
 
     @cached_property
     def shown_names(self) -> tuple[list[str], Ints]:
@@ -231,14 +246,16 @@ class Trace:
     @cached_property
     def region(self) -> tuple[int, int] | None:
         """(start, end) in ns of the measured region of a live capture; None for other traces."""
-        marks = np.flatnonzero(self._is_region & (self.dur > 0))
+        marks = self._region_marks[self.dur[self._region_marks] > 0]
         if not len(marks):
             return None
         return int(self.ts[marks].min()), int((self.ts[marks] + self.dur[marks]).max())
 
-    @property
-    def _is_region(self) -> Bools:
-        return self.is_kind(Kind.ANNOTATION) & self.named(REGION)
+    @cached_property
+    def _region_marks(self) -> Ints:
+        marks = self.named(REGION).nonzero()[0]
+        found: Ints = marks[self.kind[marks] == Kind.ANNOTATION]
+        return found
 
     @cached_property
     def in_region(self) -> Bools:
@@ -247,11 +264,11 @@ class Trace:
             return np.ones(len(self), bool)
         start, end = self.region
         inside = (self.ts >= start) & (self.ts < end)
-        inside &= ~self._is_region
-        device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))
-        launch = self.launch[device]
-        # A kernel may start after the region has ended: its launch decides, else its own start.
-        inside[device] = np.where(launch >= 0, inside[launch], inside[device])
+        inside[self._region_marks] = False
+        if len(device := self.device_rows):
+            launch = self.launch[device]
+            # A kernel may start after the region has ended: its launch decides, else its own start.
+            inside[device] = np.where(launch >= 0, inside[launch], inside[device])
         return inside
 
     @cached_property
@@ -270,7 +287,7 @@ class Trace:
             roots |= self.named(f"{MODULE_MARK}{what}")
             parent, depth = self._python_nest
         below = _spread(roots, parent, depth)
-        device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))
+        device = self.device_rows
         launch = self.launch[device]
         below[device] = (launch >= 0) & below[launch]
         return below & self.in_region
@@ -298,10 +315,11 @@ class Trace:
     # ---------------------------------------------------------------- nesting
 
     def _nest(self, *kinds: Kind) -> tuple[Ints, Ints]:
-        rows = np.flatnonzero(self.is_kind(*kinds))
+        rows = self.is_kind(*kinds).nonzero()[0]
         above, level = nesting.nest(self.ts[rows], self.dur[rows], self.thread[rows])
-        parent, depth = np.full(len(self), -1, np.int64), np.full(len(self), -1, np.int64)
-        parent[rows] = np.where(above >= 0, rows[above], -1)
+        parent, depth = np.full((2, len(self)), -1, np.int64)
+        inner = above >= 0
+        parent[rows[inner]] = rows[above[inner]]
         depth[rows] = level
         return parent, depth
 
@@ -326,29 +344,31 @@ class Trace:
     @property
     def frames(self) -> tuple[Ints, Ints]:
         """As (`parent`, `depth`), with Python functions and modules among what encloses."""
-        has_python = bool(self.is_kind(Kind.PYTHON).any())
-        return self._python_nest if has_python else self._host_nest
+        return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
 
     @cached_property
     def self_ns(self) -> Ints:
         """Duration less the duration of direct children (host events)."""
         own = self.dur.copy()
-        children = np.flatnonzero(self.parent >= 0)
+        children = (self.parent >= 0).nonzero()[0]
         np.subtract.at(own, self.parent[children], self.dur[children])
         return np.maximum(own, 0)
 
     def enclosing(self, events: Ints) -> Ints:
         """For events that are points in time (memory): the innermost host event around each."""
-        host = np.flatnonzero(self.depth >= 0)
         return nesting.enclosing(
-            self.ts, self.ts + self.dur, self.parent, host, self.thread, events
+            self.ts, self.ts + self.dur, self.parent, self._host_rows, self.thread, events
         )
+
+    @cached_property
+    def _host_rows(self) -> Ints:
+        return (self.depth >= 0).nonzero()[0]
 
     # ---------------------------------------------------------------- device links
 
     @cached_property
     def _device_args(self) -> tuple[Ints, list[DeviceArgs]]:
-        rows = np.flatnonzero(self.is_kind(Kind.RUNTIME, *DEVICE_KINDS))
+        rows = self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0]
         return rows, decode(DeviceArgs, self.args[rows])
 
     @cached_property
@@ -375,10 +395,11 @@ class Trace:
     @cached_property
     def launch(self) -> Ints:
         """For a device event, the runtime call that caused it, by correlation id; else -1."""
-        out = np.full(len(self), -1, np.int64)
-        calls = np.flatnonzero(self.is_kind(Kind.RUNTIME) & (self.correlation > 0))
-        device = np.flatnonzero(self.is_kind(*DEVICE_KINDS))
-        if len(calls) and len(device):
+        out, device = np.full(len(self), -1, np.int64), self.device_rows
+        if not (len(device) and self.has(Kind.RUNTIME)):
+            return out
+        calls = (self.is_kind(Kind.RUNTIME) & (self.correlation > 0)).nonzero()[0]
+        if len(calls):
             calls = calls[np.argsort(self.correlation[calls], kind="stable")]
             ids = self.correlation[calls]
             at = np.minimum(np.searchsorted(ids, self.correlation[device]), len(ids) - 1)
@@ -399,7 +420,9 @@ class Trace:
     @cached_property
     def memory(self) -> Memory:
         """All allocations and frees of the trace, selected or not."""
-        rows = np.flatnonzero(self.is_kind(Kind.MEMORY) & self.named("[memory]"))
+        if not self.has(Kind.MEMORY):
+            return Memory(_NONE, _NONE, _NONE, np.zeros((0, 2), np.int64))
+        rows = (self.is_kind(Kind.MEMORY) & self.named("[memory]")).nonzero()[0]
         args = decode(MemoryArgs, self.args[rows])
         addresses = [a.addr for a in args]
         indices = [_number(a.device_id) for a in args]
@@ -415,7 +438,7 @@ class Trace:
     @cached_property
     def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
         formula = self.names_where(FORMULAS.__contains__)
-        rows = np.flatnonzero(self.is_kind(Kind.OP) & formula)
+        rows = (self.is_kind(Kind.OP) & formula).nonzero()[0]
         return rows, decode(OpArgs, self.args[rows])
 
     @cached_property
@@ -449,10 +472,13 @@ class Trace:
         for name, a in zip(self.name[rows].tolist(), args, strict=True):
             key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
             calls.append(known.setdefault(key, len(known)))
-        found = (flops(self.names[name], *map(decode_part, parts)) for name, *parts in known)
+        if not known:
+            return rows, _NONE
+        found = [_flops_of(self.names[name], *parts) for name, *parts in known]
         counts, call = _int64([-1 if n is None else n for n in found]), _int64(calls)
-        if not any(key[-1] for key in known):
-            return rows, counts[call]  # in an old trace, calls that differ can look the same
+        # In an old trace, calls that differ can look the same; a call that is alone is like none.
+        if len(known) == len(calls) or not any(key[-1] for key in known):
+            return rows, counts[call]
         allocating = self.enclosing(self.memory.event[self.memory.bytes > 0])
         signs = np.concatenate([allocating, self.parent[self.kind == Kind.RUNTIME]])
         broken = broken_off(rows, call, self.name, self.names, self.parent, signs[signs >= 0])
@@ -485,7 +511,8 @@ class Trace:
         """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
         out = np.zeros(len(self), np.int64)
         rows, counts = self._flops
-        out[rows] = np.where(self.counts_flops[rows], counts, 0)
+        if len(rows):
+            out[rows] = np.where(self.counts_flops[rows], counts, 0)
         for graph, events in self.graph_calls.items():
             # What the library did is inside; the rest are loops of inductor's own.
             inside = sums(events, self.counts_flops, out, self.work_parent)
@@ -500,7 +527,9 @@ class Trace:
     @cached_property
     def graph_calls(self) -> dict[str, Ints]:
         """The selected calls of these graphs."""
-        names = enumerate(self.names if self.graphs else ())
+        if not self.graphs:
+            return {}
+        names = enumerate(self.names)
         called = {key: i for i, name in names if (key := key_of(name))}
         return {
             key: np.flatnonzero((self.name == called[key]) & self.selection)
@@ -517,6 +546,8 @@ class Trace:
         """
         rows, counts = self._flops
         unknown = np.zeros(len(self), bool)
+        if not (counts < 0).any():
+            return unknown
         known, parent = self.counts_flops, self.work_parent
         found = rows[(counts < 0) & (self.selection & ~self.only_shapes)[rows]]
         if len(found):
@@ -529,6 +560,16 @@ class Trace:
     def operands(self, events: Ints) -> list[OpArgs]:
         """What the trace says of the operands of these calls."""
         return decode(OpArgs, self.args[events])
+
+
+_NONE: Ints = np.zeros(0, np.int64)
+_NONE.setflags(write=False)
+
+
+@lru_cache(maxsize=10_000)
+def _flops_of(name: str, *parts: bytes) -> int | None:
+    """FLOPs of a call by what the trace says of its operands: tests call the same again."""
+    return flops(name, *map(decode_part, parts))
 
 
 @lru_cache(maxsize=100)

@@ -126,17 +126,22 @@ def _unknown(reason: str, at_hand: int | None = None, *, at_least: bool = False)
 
 
 def _missing(metric: Metric, trace: Trace) -> str | None:
+    return trace.once(_lacking, metric.needs)
+
+
+def _lacking(trace: Trace, needs: frozenset[Need]) -> str | None:
+    """Why the capture does not hold what metrics of these needs are made of."""
     if trace.facts and trace.region is None:
         return NO_REGION
     from pytest_torchprof.analysis import gaps
 
     questions = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
     for need, question in {**questions, "calls": gaps.waits_gap}.items():
-        if need in metric.needs and (reason := trace.once(question)):
+        if need in needs and (reason := trace.once(question)):
             return reason
-    if "shapes" in metric.needs and not trace.has_shapes:
+    if "shapes" in needs and not trace.has_shapes:
         return "recorded without shapes (record_shapes=True gives them)"
-    if "memory" in metric.needs and not _has_memory(trace):
+    if "memory" in needs and not _has_memory(trace):
         return str(trace.facts.get("no_memory") or NO_MEMORY)
     return None
 

@@ -82,8 +82,10 @@ def by_thread(thread: npt.NDArray[np.int32]) -> list[Ints]:
     """Positions of each thread's events, in order."""
     if not len(thread):
         return []
-    order = np.argsort(thread, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(thread[order])) + 1)
+    order = thread.argsort(kind="stable")
+    ordered = thread[order]
+    cuts = ((ordered[1:] != ordered[:-1]).nonzero()[0] + 1).tolist()
+    return [order[a:b] for a, b in pairwise([0, *cuts, len(order)])]
 
 
 def levels(depth: Ints) -> Iterator[Ints]:

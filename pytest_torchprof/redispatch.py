@@ -84,6 +84,8 @@ def ran(flops: Ints, name: Numbers, names: Sequence[str], parent: Ints) -> Ran:
     around = np.concatenate([subclass, *(_events(one, name, names) for one in compiling)])
     fake = _fake(around, _events(_MODE, name, names), parent)
     real = (flops >= 0) & ~fake
+    if not real.any():
+        return Ran(real, parent, fake)
     if len(handed := _handed_on(real, subclass, name, names, parent)):
         trial = real.copy()
         trial[handed] = False
@@ -119,7 +121,7 @@ def broken_off(
 
 
 def _outermost(real: Bools, parent: Ints) -> Bools:
-    rows = np.flatnonzero(real)
+    rows = real.nonzero()[0]
     out = real.copy()
     out[rows[nesting.below(real, parent, rows)]] = False
     return out
@@ -142,14 +144,17 @@ def sums(roots: Ints, counts: Bools, flops: Ints, parent: Ints) -> Ints:
 
 
 def _events(wanted: str, name: Numbers, names: Sequence[str]) -> Ints:
+    if wanted not in names:
+        return np.zeros(0, np.int64)
     numbers = [i for i, known in enumerate(names) if known == wanted]
-    return np.flatnonzero(np.isin(name, numbers)) if numbers else np.zeros(0, np.int64)
+    return np.flatnonzero(np.isin(name, numbers))
 
 
 def _beside(name: Numbers, names: Sequence[str], parent: Ints) -> Ints:
     """Parents, with the derivatives of forward mode beside the operator that they are of."""
     taken = _events(_FORWARD_MODE, name, names)
-    taken = taken[parent[taken] >= 0]
+    if len(taken):
+        taken = taken[parent[taken] >= 0]
     if not len(taken):
         return parent
     first = np.full(len(parent), len(parent), np.int64)
@@ -182,8 +187,10 @@ def _handed_on(
     real: Bools, subclass: Ints, name: Numbers, names: Sequence[str], parent: Ints
 ) -> Ints:  # fmt: skip
     """Events that another one, inside, ran in place of."""
-    rows = np.flatnonzero(real)
+    rows = real.nonzero()[0]
     rows = rows[nesting.below(real, parent, rows)]
+    if not len(rows):
+        return rows
     own, kind = np.unique(name[rows], return_inverse=True)
     others, number = np.unique(name[real], return_inverse=True)
     kind_of = np.zeros(len(real), np.int64)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.events import DEVICE_KINDS, LAUNCH_CALL, Kind, Trace
+from pytest_torchprof.events import LAUNCH_CALL, Kind, Trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -38,7 +38,7 @@ def device_time(trace: Trace) -> DeviceTime:
 
 
 def _device_time(trace: Trace) -> DeviceTime:
-    events = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    events = trace.device_rows[trace.selection[trace.device_rows]]
     busy = idle = 0
     for device in np.unique(trace.device[events]):
         mine = events[trace.device[events] == device]  # in time order, as all events
@@ -52,8 +52,10 @@ def _device_time(trace: Trace) -> DeviceTime:
 
 def launched_ns(trace: Trace) -> Ints:
     """For each host event the device time of all that was launched in it; 0 for other events."""
-    below = np.zeros(len(trace), np.int64)
-    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS) & (trace.launch >= 0))
+    below, device = np.zeros(len(trace), np.int64), trace.device_rows
+    if not len(device):
+        return below
+    device = device[trace.selection[device] & (trace.launch[device] >= 0)]
     np.add.at(below, trace.launch[device], trace.dur[device])
     for level in reversed([*nesting.levels(trace.depth)]):
         np.add.at(below, trace.parent[level], below[level])
@@ -62,10 +64,12 @@ def launched_ns(trace: Trace) -> Ints:
 
 def launched_in(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
     """Of each of these host events: a kernel that was launched in it, -1 for none; their time."""
+    first, below = np.full(len(events), -1, np.int64), np.zeros(len(events), np.int64)
+    if not trace.has(Kind.KERNEL):
+        return first, below
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL) & (trace.launch >= 0))
     kernels = kernels[np.argsort(trace.launch[kernels], kind="stable")]
     thread, called = trace.thread[trace.launch[kernels]], trace.ts[trace.launch[kernels]]
-    first, below = np.full(len(events), -1, np.int64), np.zeros(len(events), np.int64)
     start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
     for one in np.unique(trace.thread[events]):
         asked, mine = np.flatnonzero(trace.thread[events] == one), kernels[thread == one]
@@ -84,12 +88,13 @@ def lost_launches(trace: Trace) -> tuple[int, int]:
     A launch that another one makes is part of it. One that a stream captures into a graph runs
     only when the graph is launched.
     """
+    if not trace.has(Kind.RUNTIME):
+        return 0, 0
     calls = trace.is_kind(Kind.RUNTIME)
     is_launch = calls & trace.names_where(LAUNCH_CALL.search)
     launches = np.flatnonzero(is_launch & trace.in_region)
     launches = launches[~_captured(trace, launches)]
-    device = trace.is_kind(*DEVICE_KINDS)
-    answered = np.isin(trace.correlation[launches], trace.correlation[device])
+    answered = np.isin(trace.correlation[launches], trace.correlation[trace.device_rows])
     outer = trace.parent[launches]
     inner = (outer >= 0) & is_launch[outer]
     answered |= np.isin(launches, outer[inner & answered])

@@ -65,7 +65,7 @@ def memory_gap(trace: Trace) -> str | None:
 
 
 def _device_ran(trace: Trace) -> bool:
-    return bool((trace.in_region & trace.is_kind(*DEVICE_KINDS)).any())
+    return bool(trace.in_region[trace.device_rows].any())
 
 
 def _foreign(trace: Trace) -> str | None:
@@ -96,7 +96,9 @@ def waits_gap(trace: Trace) -> str | None:
     Source: libkineto/src/plugin/xpupti/XpuptiActivityApi.cpp, which enables the calls of the class
     PTI_API_CLASS_GPU_OPERATION_CORE alone.
     """
-    called = np.unique(trace.name[trace.is_kind(Kind.RUNTIME)]).tolist()
+    called: list[int] = []
+    if trace.has(Kind.RUNTIME):
+        called = np.unique(trace.name[trace.is_kind(Kind.RUNTIME)]).tolist()
     calls = [trace.names[number] for number in called]
     device_type = trace.facts.get("device_type")
     if (gap := _foreign(trace)) is not None:
@@ -111,7 +113,7 @@ def waits_gap(trace: Trace) -> str | None:
         return gap
     if device_type not in {None, "cuda"}:
         return f"which calls wait is not known of {device_type} devices"
-    return NO_CALLS if trace.is_kind(*DEVICE_KINDS).any() else None
+    return NO_CALLS if trace.has(*DEVICE_KINDS) else None
 
 
 def _kernels(trace: Trace) -> Ints:
@@ -123,14 +125,13 @@ def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> str | None:
 
     A graph launched them, or the trace has no operators at all.
     """
-    kernels = trace.once(_kernels)
-    if not len(kernels):
+    if not (trace.has(Kind.KERNEL) and len(kernels := trace.once(_kernels))):
         return None
     kernels = kernels[trace.names_where(concern)[kernels]]
     launch = trace.launch[kernels]
     graph = (launch >= 0) & trace.names_where(_GRAPH_LAUNCH.search)[launch]
     if count := int(graph.sum()):
         return f"{count} kernel{'s' * (count > 1)} ran from graphs, without their operators"
-    if len(kernels) and not trace.is_kind(Kind.OP).any():
+    if len(kernels) and not trace.has(Kind.OP):
         return "kernels were recorded without their operators"
     return None

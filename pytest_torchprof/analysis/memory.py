@@ -68,7 +68,9 @@ def usage(trace: Trace, *, on_device: bool) -> Usage:
 
 
 def _usage(trace: Trace, on_device: bool) -> Usage:
-    memory = trace.memory.device(on_device)
+    memory = trace.memory
+    if len(memory.bytes):
+        memory = memory.device(on_device)
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
     _, block, size = _changes(memory, _selected(trace, memory), on_device)
@@ -87,8 +89,8 @@ def _usage(trace: Trace, on_device: bool) -> Usage:
 
 def _peak(size: Ints) -> tuple[int, slice]:
     """The highest sum above 0 of changes up to one of them, and those up to the first such one."""
-    live = np.cumsum(size)
-    top = int(np.argmax(live)) if len(live) else 0
+    live = size.cumsum()
+    top = int(live.argmax()) if len(live) else 0
     peak = max(int(live[top]), 0) if len(live) else 0
     return peak, slice(0, top + 1 if peak else 0)
 
@@ -102,19 +104,20 @@ def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints
     rows, size = np.arange(len(memory.bytes)), memory.bytes
     fresh = inside & (size > 0)
     if memory.addr is None:  # then a free does not say of what
-        changed = np.flatnonzero(inside & (size != 0))
+        changed = (inside & (size != 0)).nonzero()[0]
         return changed, np.where(fresh, rows, -1)[changed], size[changed]
-    order = np.argsort(memory.addr, kind="stable")
+    order = memory.addr.argsort(kind="stable")
     order = order[size[order] != 0]
-    follows = np.diff(memory.addr[order]) == 0
+    follows = memory.addr[order[1:]] == memory.addr[order[:-1]]
     before = np.full(len(rows), -1, np.int64)
     before[order[1:][follows]] = order[:-1][follows]
     ends = (before >= 0) & fresh[before]
     older = inside & (size < 0) & ~ends & on_device
     row = np.concatenate([rows[ends], rows[older], rows[fresh]])
-    block = np.concatenate([before[ends], np.full(older.sum(), -1), rows[fresh]])
-    change = np.concatenate([-size[before[ends]], size[older], size[fresh]])
-    in_time = np.argsort(row, kind="stable")  # an address is free before it is given out again
+    freed = before[ends]
+    block = np.concatenate([freed, np.full(older.sum(), -1), rows[fresh]])
+    change = np.concatenate([-size[freed], size[older], size[fresh]])
+    in_time = row.argsort(kind="stable")  # an address is free before it is given out again
     return row[in_time], block[in_time], change[in_time]
 
 
@@ -131,13 +134,14 @@ def _owners(trace: Trace, events: Ints) -> Ints:
     more = ops & ~trace.names_where(ALLOCATORS.__contains__)
     owner = np.full(len(events), -1, np.int64)
     around = trace.enclosing(events)
-    todo = np.flatnonzero(around >= 0)
+    todo = (around >= 0).nonzero()[0]
+    at = around[todo]
     while len(todo):
-        at = around[todo]
-        owner[todo[ops[at]]] = trace.name[at[ops[at]]]
-        todo = todo[~more[at]]
-        around[todo] = trace.parent[around[todo]]
-        todo = todo[around[todo] >= 0]
+        is_op = ops[at]
+        owner[todo[is_op]] = trace.name[at[is_op]]
+        up = trace.parent[at]
+        left = (up >= 0) & ~more[at]
+        todo, at = todo[left], up[left]
     return owner
 
 
@@ -145,7 +149,8 @@ def _by_owner(trace: Trace, owner: Ints, size: Ints) -> dict[str, int]:
     names = [*trace.names, BEFORE, OUTSIDE]  # -2 and -1
     total = np.zeros(len(names), np.int64)
     np.add.at(total, owner, size)
-    return {names[i]: int(total[i]) for i in np.flatnonzero(total)}
+    some = total.nonzero()[0]
+    return {names[i]: size for i, size in zip(some.tolist(), total[some].tolist(), strict=True)}
 
 
 # -------------------------------------------------------------------- peaks, device by device

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
-from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, REGION, Kind, Trace
+from pytest_torchprof.events import HOST_KINDS, REGION, Kind, Trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -51,16 +51,17 @@ def ops(trace: Trace) -> dict[str, OpRow]:
     rows: dict[str, OpRow] = {}
 
     def row(name: str) -> OpRow:
-        return rows.setdefault(name, OpRow(name))
+        if (found := rows.get(name)) is None:
+            found = rows[name] = OpRow(name)
+        return found
 
-    chosen = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION))
+    chosen = (trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION)).nonzero()[0]
     if len(chosen):
         _fill(trace, chosen, row)
-    unknown = trace.unknown_flops | uncounted_operators(trace)
-    for name in np.unique(trace.name[unknown]).tolist():
+    unknown = (trace.unknown_flops | uncounted_operators(trace)).nonzero()[0]
+    for name in sorted(set(trace.name[unknown].tolist())):
         row(trace.names[name]).flops = None
-    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    if len(device):
+    if len(device := selected_on_device(trace)):
         owners = launching_operators(trace, device)
         names = [*trace.names, NO_OPERATOR]  # -1
         for name, total in _sum_by(owners, trace.dur[device]):
@@ -70,9 +71,17 @@ def ops(trace: Trace) -> dict[str, OpRow]:
     for where, on_device in (("cpu", False), ("cuda", True)):
         used = usage(trace, on_device=on_device)
         for what in ("allocated", "peak", "leaked"):
-            for owner, size in getattr(used, f"{what}_by").items():
-                setattr(row(owner), f"{what}_{where}_bytes", size)
+            by_owner = getattr(used, f"{what}_by")
+            column = f"{what}_{where}_bytes"
+            for owner, size in by_owner.items():
+                setattr(row(owner), column, size)
     return rows
+
+
+def selected_on_device(trace: Trace) -> Ints:
+    """Kernels, copies and memsets of the selected part."""
+    device = trace.device_rows
+    return device[trace.selection[device]]
 
 
 def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
@@ -80,17 +89,19 @@ def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
     # A recursive operator must not add its inner time to its outer one.
     outermost = ~inside_itself(trace, chosen, trace.name[chosen])
     parent = trace.parent[chosen]
-    accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
-    accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
     columns: dict[str, Ints] = {
-        "accumulations": accumulates.astype(np.int64),
-        "calls": np.ones(len(chosen), np.int64),
         "self_cpu_ns": trace.self_ns[chosen],
         "cpu_ns": np.where(outermost, trace.dur[chosen], 0),
         "flops": trace.op_flops[chosen],
     }
-    distinct, at = np.unique(trace.name[chosen], return_inverse=True)
+    if ACCUMULATE in trace.names:
+        accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
+        accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
+        columns["accumulations"] = accumulates.astype(np.int64)
+    distinct, at, calls = np.unique(trace.name[chosen], return_inverse=True, return_counts=True)
     own = [row(trace.names[name]) for name in distinct.tolist()]
+    for one, count in zip(own, calls.tolist(), strict=True):
+        one.calls = count
     for column, values in columns.items():
         for one, total in zip(own, _sums(len(own), at, values), strict=True):
             setattr(one, column, total)
@@ -98,7 +109,8 @@ def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
 
 def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
     """(calls, total ns) of each kernel, copy and memset of the selected part, by name."""
-    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+    if not len(device := selected_on_device(trace)):
+        return {}
     name = trace.name[device]
     calls = _sum_by(name, np.ones(len(device), np.int64))
     times = _sum_by(name, trace.dur[device])
@@ -149,16 +161,18 @@ def _sums(count: int, at: npt.NDArray[np.signedinteger[Any]], values: Ints) -> l
 
 def inside_itself(trace: Trace, events: Ints, group: npt.NDArray[np.signedinteger[Any]]) -> Bools:
     """Which of these host events run inside another of their group: their time is in its."""
-    groups = np.full(len(trace), -1, np.int64)
+    groups, parent = np.full(len(trace), -1, np.int64), trace.parent
     groups[events] = group
     found = np.zeros(len(events), bool)
-    above = trace.parent[events]
-    todo = np.flatnonzero(above >= 0)
+    above = parent[events]
+    todo = (above >= 0).nonzero()[0]
+    at, own = above[todo], group[todo]
     while len(todo):
-        found[todo] = groups[above[todo]] == group[todo]
-        todo = todo[~found[todo]]
-        above[todo] = trace.parent[above[todo]]
-        todo = todo[above[todo] >= 0]
+        same = groups[at] == own
+        found[todo[same]] = True
+        up = parent[at]
+        left = (up >= 0) & ~same
+        todo, at, own = todo[left], up[left], own[left]
     return found
 
 

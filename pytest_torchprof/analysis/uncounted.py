@@ -137,11 +137,11 @@ def _opaque_why(trace: Trace, event: int) -> str:
 
 
 def _opaque(trace: Trace) -> Ints:
+    asked = trace.names_where(lambda name: work_of(name) in _ASKED)
     ops = trace.selection & trace.is_kind(Kind.OP)
-    asked = ops & trace.names_where(lambda name: work_of(name) in _ASKED) & ~trace.only_shapes
-    if not asked.any():
-        return np.flatnonzero(asked)
-    rows = np.flatnonzero(asked)
+    rows = (ops & asked & ~trace.only_shapes).nonzero()[0]
+    if not len(rows):
+        return rows
     working = ops & trace.names_where(lambda name: work_of(name) in _WORKING)
     shown = nesting.above(np.flatnonzero(working), trace.parent)[rows]
     launched = trace.once(launched_ns)[rows] > 0
@@ -183,8 +183,11 @@ _WORKING: Final = frozenset({"counted", "none", "computes"})
 
 
 def _computing(trace: Trace) -> Ints:
+    computing = [work_of(name) == "computes" for name in trace.names]
+    if True not in computing:
+        return np.zeros(0, np.int64)
     ops = trace.selection & trace.is_kind(Kind.OP) & ~trace.only_shapes
-    return _outermost(trace, ops & trace.names_where(lambda name: work_of(name) == "computes"))
+    return _outermost(trace, ops & np.array(computing)[trace.name])
 
 
 def _outermost(trace: Trace, marked: Bools) -> Ints:
@@ -203,6 +206,8 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
     Those launched by no operator; the operators, not known or made of others, that launched some;
     those that a graph replayed.
     """
+    if not trace.has(Kind.KERNEL):
+        return (np.zeros(0, np.int64),) * 3
     kernels = trace.selection & trace.is_kind(Kind.KERNEL)
     event = np.flatnonzero(kernels & trace.names_where(kernel_may_multiply))
     call = _calls(trace, event)
@@ -249,7 +254,7 @@ def _unrecorded(trace: Trace) -> Iterable[Part]:
 
     In a capture of ours, operators are recorded: where there are none, none ran.
     """
-    if len(trace) and trace.region is None and not trace.is_kind(Kind.OP).any():
+    if len(trace) and trace.region is None and not trace.has(Kind.OP):
         yield Part("", NO_OPERATORS, 0, 0.0)
 
 
@@ -279,6 +284,8 @@ def _in_loops(trace: Trace) -> Iterable[Part]:
 
 def _of_no_graph(trace: Trace) -> Iterable[Part]:
     """Calls of compiled graphs of which nothing is known."""
+    if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
+        return
     lost = trace.facts.get("lost_loops")
     calls = trace.selection & trace.names_where(key_of)
     if not calls.any():  # an older torch marks the function only
@@ -342,7 +349,7 @@ def _by_name(trace: Trace, events: Ints, missing: Callable[[int], str]) -> list[
 
 def _time(trace: Trace, events: Ints) -> Ints:
     """Nanoseconds that each took on the device, or on the host where there is none."""
-    if not (trace.selection & trace.is_kind(*DEVICE_KINDS)).any():
+    if not (trace.has(*DEVICE_KINDS) and trace.selection[trace.device_rows].any()):
         return trace.dur[events]
     on_device = trace.is_kind(*DEVICE_KINDS)[events]
     return np.where(on_device, trace.dur[events], trace.once(launched_ns)[events])

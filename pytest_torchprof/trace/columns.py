@@ -70,7 +70,10 @@ class Columns:
     def __init__(self) -> None:
         self.seen = self.kept = 0
         self._labels = _Labels()
-        self._label, self._ts, self._dur, self._length = (list[npt.NDArray[Any]]() for _ in "1234")
+        self._label: list[npt.NDArray[Any]] = []
+        self._ts: list[npt.NDArray[Any]] = []
+        self._dur: list[npt.NDArray[Any]] = []
+        self._length: list[npt.NDArray[Any]] = []
         self._text = BytesIO()
 
     def add(self, events: list[Event]) -> None:

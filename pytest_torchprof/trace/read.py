@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -34,6 +34,7 @@ _BETWEEN = b"\n  },\n  {"
 _END = b"\n  ],"
 _ANY_BETWEEN = re.compile(rb'\}\s*,\s*\{\s*"\w+"')
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_IS_LIST = re.compile(rb"\s*\[")
 #: Text before the events, or in one of them, that is longer is no trace's.
 _LONGEST = 2**28
 #: Top-level keys that Kineto writes; a trace that has one may well hold no event.
@@ -117,7 +118,8 @@ class _Reader:
     def __init__(self, stream: Stream) -> None:
         self._stream, self._chunks = stream, iter(stream)
         self._columns = Columns()
-        self._text, self._at = bytearray(), 0
+        self._text: bytes | bytearray = b""
+        self._at = 0
         self._head = b""
         self._between = _BETWEEN
         self._repairs = 0
@@ -130,7 +132,7 @@ class _Reader:
         if self._head:
             self._add_pieces()
         for chunk in self._chunks:
-            self._text += chunk
+            self._append(chunk)
             self._stream.check_room(3 * len(self._text))  # as text, and decoded all at once
         metadata = self._add_rest()
         if self._repairs:
@@ -152,8 +154,8 @@ class _Reader:
         """Leave in ``_head`` what precedes the list of events, or nothing if none is found."""
         searched = 0
         for chunk in self._chunks:
-            self._text += chunk
-            if not searched and self._text.lstrip()[:1] == b"[":
+            self._append(chunk)
+            if not searched and _IS_LIST.match(self._text):
                 self._behead(self._text.index(b"["))
                 self._head = b"["
                 return
@@ -166,8 +168,14 @@ class _Reader:
             searched = max(searched, len(self._text) - 64)
             self._limit("the events do not begin")
 
+    def _append(self, chunk: bytes) -> None:
+        """The first chunk as it is: mostly there is no other, and each copy of it takes time."""
+        if self._text and isinstance(self._text, bytes):
+            self._text = bytearray(self._text)
+        self._text += chunk
+
     def _behead(self, count: int) -> None:
-        self._text = self._text[count:]
+        self._text = bytearray(memoryview(self._text)[count:])
         self._at += count
 
     def _limit(self, what: str) -> None:
@@ -200,14 +208,16 @@ class _Reader:
 
     def _add_piece(self, at: int) -> bool:
         """Whether the text up to this comma is a list of events; then it is in the columns."""
-        self._text[at : at + 1] = b"]"
+        text = cast("bytearray", self._text)  # as it is from the first event on
+        text[at : at + 1] = b"]"
         try:
-            self._add(memoryview(self._text)[: at + 1])
+            self._add(memoryview(text)[: at + 1])
         except _REFUSED:
-            self._text[at : at + 1] = b","
+            text[at : at + 1] = b","
             return False
-        self._text, self._at = self._text[at:], self._at + at
-        self._text[:1] = b"["
+        self._behead(at)
+        text = cast("bytearray", self._text)
+        text[:1] = b"["
         return True
 
     def _add(self, piece: memoryview) -> None:
@@ -228,12 +238,15 @@ class _Reader:
 
     def _add_rest(self) -> dict[str, Any]:
         """Decode the last events and what follows them; the metadata."""
-        text = bytes(self._text.rstrip(b"\0"))  # which a crash leaves behind
-        self._text = bytearray()
+        text = self._text
+        self._text = b""
+        if text.endswith(b"\0"):  # which a crash leaves behind
+            text = text.rstrip(b"\0")
         try:
             return self._add_document(text)
         except _REFUSED as error:
             fault: Exception = error
+        text = bytes(text)
         if not isinstance(fault, msgspec.ValidationError):
             mended, count = repaired(text)
             try:
@@ -247,7 +260,7 @@ class _Reader:
                 return self._salvage(mended, count, fault, self._at + len(text))
         raise self._refusal(fault)
 
-    def _add_document(self, text: bytes) -> dict[str, Any]:
+    def _add_document(self, text: bytes | bytearray) -> dict[str, Any]:
         """Add the events of this end of the stream, all or none."""
         if self._head == b"[":
             self._columns.add(_LIST.decode(text))
@@ -331,7 +344,8 @@ def _breaks_off(fault: BaseException, size: int) -> bool:
 
 def _head(text: bytes) -> bytes | None:
     """Text up to a list of events as valid JSON; None if this key is not one of the top level."""
-    for head in (text, repaired(text)[0]):
+    for mend in (bytes, _mended):
+        head = mend(text)
         try:
             # Elsewhere than at the top, the text leaves more open than the object.
             if "traceEvents" in _HEADER.decode(head + b"]}"):
@@ -339,6 +353,10 @@ def _head(text: bytes) -> bytes | None:
         except _FAULTS:
             continue
     return None
+
+
+def _mended(text: bytes) -> bytes:
+    return repaired(text)[0]
 
 
 def _metadata(document: bytes) -> dict[str, Any]:

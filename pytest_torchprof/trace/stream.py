@@ -14,6 +14,9 @@ from pytest_torchprof.files import opened, why
 #: Bytes that are read, unpacked and decoded at a time: what is made of them fits into a cache.
 CHUNK = 2**20
 
+#: What needs no more chunks than this fits anywhere: to ask how much is free takes longer.
+_SMALL = 16
+
 #: Called with how many bytes of a file have been read, and how many there are in all.
 Progress = Callable[[int, int], None]
 
@@ -46,12 +49,12 @@ class Stream:
         cut: whether compressed data broke off before its end.
     """
 
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path | str, progress: Progress | None = None) -> None:
         self.source = str(path)
         self.size = 0
         self.cut = False
         self._path, self._progress = path, progress
-        self._room: int | None = None
+        self._room: list[int | None] = []
 
     def __iter__(self) -> Iterator[bytes]:
         """Chunks of `CHUNK` bytes or so, none of them empty.
@@ -59,7 +62,6 @@ class Stream:
         Raises:
             TraceError: unreadable, damaged, empty, plainly no JSON, or larger than memory.
         """
-        self._room = self._free()
         try:
             for chunk in self._text():
                 if not self.size:
@@ -78,7 +80,7 @@ class Stream:
         return free_bytes()
 
     def _text(self) -> Iterator[bytes]:
-        with opened(self._path) as file:
+        with opened(Path(self._path)) as file:
             raw = self._raw(file)
             first = next(raw, b"")
             if first[:2] == _GZIP:
@@ -92,7 +94,8 @@ class Stream:
 
     def _raw(self, file: IO[bytes]) -> Iterator[bytes]:
         total, done = os.fstat(file.fileno()).st_size, 0
-        while chunk := file.read(CHUNK):
+        # Room for a whole chunk that is not there takes as long as to read a small file.
+        while chunk := file.read(min(CHUNK, max(total - done + 1, 2**16))):
             done += len(chunk)
             if self._progress is not None:
                 self._progress(done, max(total, done))
@@ -122,12 +125,14 @@ class Stream:
         self.cut = True
 
     def _check(self, start: bytes) -> None:
+        start = start.lstrip()
+        if start[:1] in b"{[":
+            return
         for magic, what in _FOREIGN.items():
-            if start.lstrip().startswith(magic):
+            if start.startswith(magic):
                 raise TraceError(f"{self.source}: not a Chrome trace", what, _EXPECTED)
-        if (begin := start.lstrip()[:1]) and begin not in b"{[":
-            found = f"begins with {start.lstrip()[:12]!r}, which is no JSON object or list"
-            raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
+        found = f"begins with {start[:12]!r}, which is no JSON object or list"
+        raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
 
     def beyond_memory(self) -> TraceError:
         """What is said where the system has no more memory."""
@@ -140,10 +145,15 @@ class Stream:
         Raises:
             TraceError: it needs more bytes than that.
         """
-        if self._room is not None and needed > self._room:
+        if needed <= _SMALL * CHUNK:
+            return
+        if not self._room:
+            self._room.append(self._free())
+        room = self._room[0]
+        if room is not None and needed > room:
             raise TraceError(
                 f"{self.source}: too large for this machine",
-                f"it needs more than {needed:,} bytes of memory, and {self._room:,} were free",
+                f"it needs more than {needed:,} bytes of memory, and {room:,} were free",
                 _SMALLER,
             )
 
@@ -152,15 +162,18 @@ class Text(Stream):
     """The chunks of a text that is in memory already."""
 
     def __init__(self, data: bytes | bytearray, source: str) -> None:
-        super().__init__(Path(source))
-        self.source, self._data = source, memoryview(data)
+        super().__init__(source)
+        self._data = data
 
     def _free(self) -> None:
         """Without bound: there is room for it already."""
 
     def _text(self) -> Iterator[bytes]:
+        if len(self._data) <= CHUNK:
+            yield bytes(self._data)
+            return
         for at in range(0, len(self._data), CHUNK):
-            yield bytes(self._data[at : at + CHUNK])
+            yield bytes(memoryview(self._data)[at : at + CHUNK])
 
 
 def free_bytes() -> int | None:

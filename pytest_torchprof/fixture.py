@@ -243,6 +243,7 @@ class Torchprof:
         Raises:
             SettingsError: ``sort_by`` is not a column.
         """
+        __tracebackhide__ = True
         recorder = self._recorder
         if recorder is None:
             return ""
@@ -279,6 +280,7 @@ class Torchprof:
         __tracebackhide__ = True
         from pytest_torchprof.baseline.inline import (
             expected_metrics,
+            holds,
             located,
             refusal,
             render_inline,
@@ -294,9 +296,9 @@ class Torchprof:
         recorder.unchecked += missing
         if missing:  # no number is no text to compare with, and none to write
             return
-        actual = render_inline(values, names)
-        if actual == expected:
+        if holds(expected, values):
             return
+        actual = render_inline(values, names, expected)
         if self._sources is not None:
             recorder.edits.append(located(caller, actual, expected, self._sources))
             return

@@ -122,6 +122,21 @@ def parse_quantity(value: object, unit: str) -> float:
     return _plain(quantity)
 
 
+def says(text: str, value: float, unit: str) -> bool:
+    """Whether a text is this number: rounded to as many digits as it has after its point, if any.
+
+    >>> says("2.36 GFLOP", 2_359_296_000, "FLOP"), says("2 kFLOP", 2_001, "FLOP")
+    (True, False)
+    """
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None or match["unit"] not in SCALES[unit]:
+        return False
+    size, number = SCALES[unit][match["unit"]], match["number"].replace(",", "")
+    off = abs(Fraction(number) * size - _exact(value))
+    digits = 0 if "e" in number.lower() else len(number.partition(".")[2])
+    return off * 2 * 10**digits <= size if digits else not off
+
+
 def format_quantity(value: float | None, unit: str, digits: int = 3) -> str:
     """Print with about `digits` significant digits, in the unit that suits the size.
 

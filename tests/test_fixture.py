@@ -7,6 +7,9 @@ import re
 import pytest
 from helpers import ADD, accept, calls, run
 
+from pytest_torchprof.baseline.inline import holds, render_inline
+from pytest_torchprof.metrics import METRICS
+
 HEAD = """
     import pytest
     import torch
@@ -479,25 +482,50 @@ def test_a_table_loads_nothing_while_profiling_is_off(pytester: pytest.Pytester)
 @pytest.mark.parametrize(
     ("expected", "outcome"),
     [
-        ("ops   1\\n", "passed"),
-        ("ops   1\\nflops   0 FLOP\\n", "failed"),  # columns are not aligned
-        ("ops     1\\nflops   0 FLOP\\n", "passed"),
-        ("ops   2\\n", "failed"),
+        ("ops 1", "passed"),
+        ("\n  ops\t1\n\n flops     3,998   FLOP", "passed"),  # no matter how it is aligned
+        ("flops 3998 FLOP", "passed"),
+        ("flops 4 kFLOP", "failed"),
+        ("flops 4.0 kFLOP", "passed"),
+        ("flops 4.00 kFLOP", "passed"),
+        ("flops 4.000 kFLOP", "failed"),
+        ("flops 3.998 kFLOP", "passed"),
+        ("ops 2", "failed"),
+        ("ops 1\nopps 1", "failed"),
         ("", "failed"),
-        ("ops   1", "failed"),
     ],
 )
-def test_an_inline_expectation_is_compared_to_the_letter(
-    pytester: pytest.Pytester, expected: str, outcome: str
+def test_an_inline_expectation_is_compared_to_the_digits_that_it_has(
+    expected: str, outcome: str
 ) -> None:
+    values = {**dict.fromkeys(METRICS, 0), "ops": 1, "flops": 3998}
+    assert holds(expected, values) is (outcome == "passed")
+
+
+def test_an_inline_expectation_is_written_with_all_digits_and_keeps_what_holds() -> None:
+    values = {"flops": 3998, "allocated_cpu_bytes": 2**29, "leaked_cpu_bytes": -5000, "ops": 7}
+    text = render_inline(values, [*values], "flops 4.00 kFLOP\nops 3")
+    assert (
+        "flops                 4.00 kFLOP\n"
+        "allocated_cpu_bytes   512 MiB\n"
+        "leaked_cpu_bytes      -5,000 B\n"
+        "ops                   7\n"
+    ) == text
+    assert "flops   3,998 FLOP\n" == render_inline({"flops": 3998}, ["flops"], "flops")
+    assert holds(text, values)
+
+
+def test_an_inline_expectation_that_is_aligned_otherwise_holds(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it=f"""{HEAD}
     def test_it(torchprof):
         with torchprof: X + X
-        torchprof.assert_expected_inline({expected!r})
-        """.replace("\\\\n", "\\n")
+        torchprof.assert_expected_inline("ops 1")
+        """
     )
-    assert {outcome: 1} == run(pytester, "--torchprof").outcomes
+    before = (pytester.path / "test_it.py").read_bytes()
+    assert 0 == run(pytester, "--accept").ret
+    assert before == (pytester.path / "test_it.py").read_bytes()
 
 
 def test_an_inline_expectation_works_after_a_callable(pytester: pytest.Pytester) -> None:
@@ -599,6 +627,22 @@ def test_a_time_in_an_inline_expectation_is_refused(
         "@pytest.mark.max_wall_ms(…), or assert torchprof.stats.wall_ms <= …"
     ) in ran.out
     assert before == (pytester.path / "test_it.py").read_bytes()
+    assert "test_it.py:9: SettingsError" in ran.out
+    assert "expected_metrics" not in ran.out
+
+
+def test_an_expectation_that_is_no_text_is_refused_at_its_line(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        with torchprof: X + X
+        torchprof.assert_expected_inline(None)
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert "an inline expectation is a text: this one is a value of the type NoneType; " in ran.out
+    assert "_compare_inline" not in ran.out
+    assert "expected_metrics" not in ran.out
 
 
 # -------------------------------------------------------------------- where it does nothing

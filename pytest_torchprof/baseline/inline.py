@@ -19,9 +19,9 @@ from pytest_torchprof.baseline.sources import (
     contents,
 )
 from pytest_torchprof.errors import BaselineError, SettingsError
-from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.metrics import METRICS, Metric
 from pytest_torchprof.stats import NotMeasured, Value
-from pytest_torchprof.units import format_quantity
+from pytest_torchprof.units import format_exact, format_quantity, says
 
 #: What an empty expectation is filled with: what identifies the work done, wherever it runs.
 DEFAULT_METRICS = ("flops", "ops")
@@ -68,8 +68,15 @@ def expected_metrics(expected: str) -> Sequence[str]:
     """The metrics that an expectation names, one a line; the default ones for an empty one.
 
     Raises:
-        SettingsError: it names a time.
+        SettingsError: it is no text, or names a time.
     """
+    __tracebackhide__ = True
+    if not isinstance(expected, str):
+        raise SettingsError(
+            "an inline expectation is a text",
+            f"this one is a value of the type {type(expected).__name__}",
+            'write assert_expected_inline("""""") and have it filled with --accept',
+        )
     names = [line.split()[0] for line in expected.splitlines() if line.strip()]
     known = [name for name in names if name in METRICS]
     for name in known:
@@ -82,19 +89,47 @@ def expected_metrics(expected: str) -> Sequence[str]:
     return known or DEFAULT_METRICS
 
 
-def render_inline(metrics: Mapping[str, Value], names: Sequence[str]) -> str:
-    """``name   value`` lines, as they stand in the source."""
+def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: str = "") -> str:
+    """``name   value`` lines, as they stand in the source: those that hold with their own text."""
     width = max(len(name) for name in names) + 3
+    before = dict(_rows(expected))
     lines = []
     for name in names:
-        value = metrics[name]
-        text = (
-            f"not measured ({value.reason})"
-            if isinstance(value, NotMeasured)
-            else format_quantity(value, METRICS[name].unit)
-        )
+        value, said = metrics[name], before.get(name, "")
+        if isinstance(value, NotMeasured):
+            text = f"not measured ({value.reason})"
+        else:
+            text = said if _holds(said, value, METRICS[name]) else _written(value, METRICS[name])
         lines.append(f"{name:<{width}}{text}\n")
     return "".join(lines)
+
+
+def holds(expected: str, metrics: Mapping[str, Value]) -> bool:
+    """Whether every line of an expectation says what was measured, however it is aligned."""
+    rows = _rows(expected)
+    return bool(rows) and all(
+        name in METRICS
+        and not isinstance(value := metrics[name], NotMeasured)
+        and _holds(said, value, METRICS[name])
+        for name, said in rows
+    )
+
+
+def _rows(expected: str) -> list[tuple[str, str]]:
+    rows = (line.split() for line in expected.splitlines() if line.strip())
+    return [(name, " ".join(words)) for name, *words in rows]
+
+
+def _written(value: float, metric: Metric) -> str:
+    """An exact number with all its digits, in a larger unit if it is whole there: ``512 MiB``."""
+    text = format_quantity(value, metric.unit)
+    if metric.klass != "exact" or ("." not in text and says(text, value, metric.unit)):
+        return text
+    return format_exact(value, metric.unit)
+
+
+def _holds(said: str, value: float, metric: Metric) -> bool:
+    return said == _written(value, metric) or says(said, value, metric.unit)
 
 
 def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edit:

@@ -110,7 +110,7 @@ def inline_mismatch(
 def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
     """Metric → (value expected, value measured), of the lines that differ in more than blanks."""
     before, now = (
-        {row.partition(" ")[0]: row.partition(" ")[2].strip() for row in text.splitlines()}
+        {row.split()[0]: " ".join(row.split()[1:]) for row in text.splitlines() if row.strip()}
         for text in (expected, actual)
     )
     return {

@@ -9,9 +9,10 @@ BIN := .venv/bin
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
 
-# Workers share the processors: their OpenMP threads shall not spin while they wait.
+# Workers share the processors: their OpenMP threads shall not spin while they wait. The tests start
+# many processes, which compile all modules anew where nobody keeps their bytecode.
 test: .venv/.stamp  ## run the tests
-	@GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --maxprocesses=4
+	@PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --maxprocesses=4
 
 test-mocks: .venv/.stamp  ## replace all that our path calls, one after the other, private names too
 	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/test_outcomes_mocks.py

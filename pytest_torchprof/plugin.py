@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,12 +44,31 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known; bring in everything else only when profiling is on."""
     markers.add_markers(config)
     if options.enabled(config):
-        from pytest_torchprof.session import TorchprofSession
+        with _quick_imports():
+            from pytest_torchprof.session import TorchprofSession
 
         session = TorchprofSession(config, options.build_settings(config))
         config.pluginmanager.register(session, "torchprof-session")
     else:
         options.refuse_idle(config)
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Around the import of our own modules, of which there are many.
+
+    Pytest reads each module of a plugin itself, to rewrite its asserts: slowly, and where it may
+    not write beside them, by compiling all of them in each session.
+    """
+    collects = gc.isenabled()
+    gc.disable()  # modules stay; looking for garbage among them takes as long as to import them
+    sys.meta_path.insert(0, PathFinder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(PathFinder)
+        if collects:
+            gc.enable()
 
 
 @pytest.fixture

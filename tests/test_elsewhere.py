@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
+import threading
+import time
 
 import pytest
 from helpers import run
@@ -11,6 +14,7 @@ from pytest_torchprof.analysis.elsewhere import FINALIZED, WORKERS
 from pytest_torchprof.capture.processes import _UNNAMED as UNNAMED
 from pytest_torchprof.capture.processes import FORKED, STARTED
 from pytest_torchprof.capture.profiler import FIRST_OF_POOL
+from pytest_torchprof.capture.tasks import Threads, _task_clocks
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
 
@@ -236,6 +240,29 @@ def test_threads_that_python_does_not_list_are_counted(pytester: pytest.Pytester
     values = {name: test["metrics"]["flops"]["value"] for name, test in ran.tests.items()}
     names = ("test_low_level", "test_not_of_python", "test_low_level_by_another_name")
     assert dict.fromkeys(names, 40 * 64**3) == values, ran.out
+
+
+@linux
+def test_a_thread_of_the_run_before_that_ends_late_hides_no_work() -> None:
+    late, done = threading.Event(), threading.Event()
+    before = threading.Thread(target=late.wait)
+    before.start()
+    found = Threads()
+    found.begin()
+
+    def work() -> None:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.005:
+            pass
+        done.set()
+
+    _thread.start_new_thread(work, ())
+    done.wait()
+    late.set()
+    before.join()
+    while len(_task_clocks()) > len(found._tasks) - 1:
+        time.sleep(0.001)
+    assert (True, False) == found.end()
 
 
 def test_workers_of_a_dataloader_are_said_and_the_rest_is_counted(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
-import coverage  # noqa: F401  # here, since its C tracer can be imported once in a process
 import pytest
 from helpers_outcomes import same, session
+
+#: Here, before all tests: its C tracer can be imported once in a process.
+pytest.importorskip("coverage", reason="coverage.py, of which this is, is not installed")
 
 MODULE = """
 runs = []

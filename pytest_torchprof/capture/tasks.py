@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from typing import ClassVar
 
 from pytest_torchprof.capture.real import REAL
 
@@ -17,9 +18,13 @@ _STARTED_NS, _NOTHING_NS = 50_000, 5_000
 class Threads:
     """CPU time of this process's threads other than the one that measures, Python's or not."""
 
+    #: Those that were there when the capture before this one began.
+    _seen: ClassVar[frozenset[int]] = frozenset()
+
     def __init__(self) -> None:
         self._me = self._mine = self._total = 0
         self._tasks: dict[int, int] = {}
+        self._settled: frozenset[int] = frozenset()
         self._ours: set[int] = set()
         #: Whether, by `end`, Python threads from before have worked: those spin for nobody.
         self.pool_worked = False
@@ -28,6 +33,8 @@ class Threads:
         """From here on; ``ours`` are native ids of threads that belong to us."""
         self._ours, self._me = set(ours), REAL.native_id()
         self._tasks = _task_clocks()
+        self._settled = Threads._seen.intersection(self._tasks)
+        Threads._seen = frozenset(self._tasks)
         # In such an order, here and at the end, that what lies between the two reads is nobody's.
         self._mine, self._total = REAL.thread_clock(), REAL.cpu_clock()
 
@@ -43,7 +50,8 @@ class Threads:
         grown = {task: ns - self._tasks.get(task, 0) for task, ns in now.items()}
         ended = total - mine - sum(grown.values())
         python = {thread.native_id for thread in REAL.threads()}
-        gone = len(self._tasks.keys() - now.keys())  # with the spinning of a team that shrinks
+        # With the spinning of a team that shrinks; others may just end late, of the run before.
+        gone = len(self._settled - now.keys())
         started = ended > _STARTED_NS + gone * _SPIN_NS
         others = False
         for task, ns in grown.items():

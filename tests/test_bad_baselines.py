@@ -12,6 +12,8 @@ import msgspec
 import pytest
 from helpers import ADD, accept, baseline_file, doctor, read_baseline, run
 
+from pytest_torchprof.baseline.reading import read
+
 TORN = '{"schema": "torchprof-baseline/1", "tests": {"test_add": {'
 CONFLICT = """\
 {
@@ -68,6 +70,17 @@ BAD = {
         "Restore it from version control, or delete it and accept anew.",
     ),
     "deep": ("[" * 99999, "is not JSON that can be read: it is nested too deeply", "Restore it"),
+    "a test twice": (
+        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {}, "test_b": {}, "test_add": {}}}',
+        "has 'test_add' twice, in 'tests'. ",
+        "A merge can do that: keep one of the two, or delete the file and accept anew.",
+    ),
+    "a metric twice": (
+        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": '  # noqa: ISC004
+        '{"ops": 7, "flops": 0, "ops": 1}}}}}',
+        "has 'ops' twice, in 'tests', 'test_add', 'cpu', 'metrics'. ",
+        "A merge can do that: keep one of the two, or delete the file and accept anew.",
+    ),
     "bad section": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": []}}}}',
         "is malformed: ",
@@ -134,6 +147,16 @@ def test_a_conflict_is_accepted_away_and_both_sides_tests_stay(pytester: pytest.
     assert {"test_add", "test_ours", "test_theirs"} == set(read_baseline(pytester)["tests"])
     assert "test_add has two entries, as it was in conflict and did not run: the first" in ran.out
     assert "ok" == run(pytester, "--torchprof").statuses["test_add"]
+
+
+def test_signs_of_keys_within_names_and_unknown_numbers_are_no_second_keys(tmp_path: Path) -> None:
+    path = tmp_path / "test_it.json"
+    tests = {f"test_a[{name}]": {} for name in ('x":y', 'x\\":', '" :')}
+    data = {"schema": "torchprof-baseline/1", "tests": tests, "newer": 10**30}
+    path.write_text(json.dumps(data, indent=1), "utf-8")
+    found = read(path)
+    assert found is not None
+    assert tests == found.data["tests"]
 
 
 def test_bytes_that_are_no_text_are_told(pytester: pytest.Pytester) -> None:

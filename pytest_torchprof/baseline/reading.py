@@ -20,6 +20,7 @@ _FAMILY = SCHEMA.split("/", maxsplit=1)[0]
 _LARGEST = 2.0**64
 _MEND = "Restore it from version control, or delete it and accept anew."
 _UNREADABLE = "put its file back, or name another folder with --torchprof-baselines"
+_ONCE = "A merge can do that: keep one of the two, or delete the file and accept anew."
 _SHAPE = "'tests' must map test → environment → sections, and metrics be numbers"
 
 
@@ -94,6 +95,9 @@ def _checked(path: Path, text: bytes, mend: str) -> dict[str, Any]:
     found = _flaw(data)
     if found is not None:
         raise BaselineError(f"baseline {path} is malformed: {_SHAPE}. {found}. {mend}")
+    repeated = _repeated(text, data)
+    if repeated is not None:
+        raise BaselineError(f"baseline {path} has {repeated}. {_ONCE}")
     known: dict[str, Any] = data
     return known
 
@@ -138,6 +142,30 @@ def _flaw(data: Mapping[str, Any]) -> str | None:
                     continue
                 found = "A number is out of all bounds"
             return f"{found}, in {_short(test)}, {_short(environment)}"
+    return None
+
+
+def _repeated(text: bytes, data: Any) -> str | None:
+    """A key that an object has twice, and where: of such, a decoder keeps the last.
+
+    As all but a few files have none, keys are counted first, in the text and in what was read.
+    """
+    try:
+        if text.count(b'":') == msgspec.json.encode(data).count(b'":'):
+            return None
+    except OverflowError:  # a whole number that no other than Python can hold
+        pass
+    # An object is a tuple of pairs, and what a list holds is none of ours.
+    left: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=tuple))]
+    while left:
+        place, pairs = left.pop()
+        known = set[str]()
+        for name, value in pairs:
+            if name in known:
+                return f"{_short(name)} twice{f', in {place[2:]}' if place else ''}"
+            known.add(name)
+            if isinstance(value, tuple):
+                left.append((f"{place}, {_short(name)}", value))
     return None
 
 

@@ -71,7 +71,7 @@ BAD = {
     ),
     "deep": ("[" * 99999, "is not JSON that can be read: it is nested too deeply", "Restore it"),
     "a test twice": (
-        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {}, "test_b": {}, "test_add": {}}}',
+        '{"schema": "torchprof-baseline/1", "tests": {"test_add": {}, "test_add": {}}}',
         "has 'test_add' twice, in 'tests'. ",
         "A merge can do that: keep one of the two, or delete the file and accept anew.",
     ),
@@ -151,7 +151,7 @@ def test_a_conflict_is_accepted_away_and_both_sides_tests_stay(pytester: pytest.
 
 def test_signs_of_keys_within_names_and_unknown_numbers_are_no_second_keys(tmp_path: Path) -> None:
     path = tmp_path / "test_it.json"
-    tests = {f"test_a[{name}]": {} for name in ('x":y', 'x\\":', '" :')}
+    tests: dict[str, Any] = {f"test_a[{name}]": {} for name in ('x":y', 'x\\":', '" :')}
     data = {"schema": "torchprof-baseline/1", "tests": tests, "newer": 10**30}
     path.write_text(json.dumps(data, indent=1), "utf-8")
     found = read(path)

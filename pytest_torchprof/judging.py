@@ -82,6 +82,10 @@ class Compared:
         return bool(failures(self.verdicts, self.policy, has_baseline=known, accept=False))
 
 
+#: Why limits of a test are not checked that stand beside the marker that leaves it out.
+LEFT_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
+
+
 @dataclass(frozen=True)
 class Judgement:
     """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
@@ -157,6 +161,13 @@ class Judge:
         )
         offer["findings"] = offered(profile, baseline, recorder.plan)
         return Judgement(record, offer, message)
+
+    def left_out(self, plan: Plan) -> str | None:
+        """Why a test fails that has limits and is not to be profiled, if it does."""
+        policy = Policy(self._settings.time, self._settings.strict)
+        unchecked = all_unchecked(plan, LEFT_OUT)
+        causes = failures(unchecked, policy, has_baseline=True, accept=False)
+        return escape.line(f"torchprof: {'; '.join(causes)}") if causes else None
 
     def forget(self) -> None:
         """Let go of the test's trace, judged or not."""

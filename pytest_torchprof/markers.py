@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.errors import SettingsError, TorchprofError, near
@@ -57,6 +57,28 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
             )
         found[budget.label] = budget
     return list(found.values())
+
+
+def beside_leaving_out(
+    item: pytest.Item, budgets: Iterable[Budget], forbidden: Collection[Budget]
+) -> tuple[Budget, ...]:
+    """Of the limits of a test that a marker leaves out, those beside that marker, or closer.
+
+    Somebody wants them checked; the limits of a class are none of a test in it that is left out.
+    ``forbidden`` are those that ``no_antipatterns`` sets.
+    """
+    close, place = set(), None
+    for node, mark in item.iter_markers_with_node():
+        if place is not None and node is not place:
+            break
+        close.add(mark.name)
+        if mark.name == "torchprof" and "enabled" in mark.kwargs:
+            place = node
+    return tuple(
+        budget
+        for budget in budgets
+        if ("no_antipatterns" if budget in forbidden else f"max_{budget.metric}") in close
+    )
 
 
 def _budget(mark: pytest.Mark) -> Budget:

@@ -58,6 +58,8 @@ class Plan:
     gate_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
     shares_laps: bool = False
+    #: It is not to be profiled at all, and has limits that nobody checks then.
+    left_out: bool = False
 
     def with_counts(
         self,

@@ -18,8 +18,14 @@ from pytest_torchprof.capture import SHELTER, Machine, prime, probe_machine, req
 from pytest_torchprof.errors import BaselineError, TorchprofError
 from pytest_torchprof.files import why
 from pytest_torchprof.findings import RAISED
-from pytest_torchprof.judging import Judge, Subject, all_unchecked
-from pytest_torchprof.markers import antipatterns_of, budgets_of, is_marked, overrides_of
+from pytest_torchprof.judging import LEFT_OUT, Judge, Subject, all_unchecked
+from pytest_torchprof.markers import (
+    antipatterns_of,
+    beside_leaving_out,
+    budgets_of,
+    is_marked,
+    overrides_of,
+)
 from pytest_torchprof.metrics import measure_all
 from pytest_torchprof.recorder import Plan, Recorder, said
 from pytest_torchprof.render import escape
@@ -200,6 +206,7 @@ class TorchprofSession(RunningHooks):
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Pay for torch's first profiler session outside any test."""
         plans = [item.stash[PLAN] for item in session.items if PLAN in item.stash]
+        plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
             measure_all(warm_up())
@@ -212,7 +219,8 @@ class TorchprofSession(RunningHooks):
         known = {budget.label for budget in budgets}
         budgets += tuple(budget for budget in forbidden if budget.label not in known)
         if not overrides.pop("enabled", True):
-            return None
+            kept = beside_leaving_out(item, budgets, forbidden)
+            return Plan(0, 0, budgets=kept, left_out=True) if kept else None
         if self.settings.select == "marked" and not is_marked(item):
             return None
         s, rules = self.settings, rules_of(self.config, item).rules
@@ -238,7 +246,7 @@ class TorchprofSession(RunningHooks):
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Have a recorder ready before fixtures run."""
         plan = item.stash.get(PLAN, None)
-        if plan is not None and not self.runner.rerunning:
+        if plan is not None and not plan.left_out and not self.runner.rerunning:
             with self._careful:
                 self._prepare(item, plan)
 
@@ -259,7 +267,14 @@ class TorchprofSession(RunningHooks):
         """All runs of the test, then the verdict, inside its one call phase."""
         recorder = item.stash.get(RECORDER, None)
         if recorder is None or self.runner.rerunning:
-            return (yield)
+            result = yield
+            plan = item.stash.get(PLAN, None)
+            if plan is not None and plan.left_out:
+                with SHELTER:
+                    self._message = self.judge.left_out(plan)
+                if self._message is not None:
+                    pytest.fail(self._message, pytrace=False)
+            return result
         try:
             result = yield from self.runner.call(item, recorder)
         except pytest.fail.Exception as failure:
@@ -314,7 +329,8 @@ class TorchprofSession(RunningHooks):
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
                 item.stash[RECORD] = item.stash[OFFER] = {}
-            reason = (recorder.reason if recorder else None) or _why_not(report)
+            left_out = LEFT_OUT if item.stash[PLAN].left_out else None
+            reason = (recorder.reason if recorder else left_out) or _why_not(report)
             riding: Any = report
             riding.torchprof = item.stash.get(RECORD, None) or record_of(
                 item.nodeid,

@@ -150,3 +150,42 @@ def test_a_time_that_was_not_measured_fails_under_strict_only_if_it_gates(
     accept(pytester)
     ran = run(pytester, *STRICT, "--torchprof-rounds=0", f"--torchprof-time={mode}")
     assert {"failed" if mode == "gate" else "passed": 1} == ran.outcomes
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_limit_beside_the_marker_that_leaves_a_test_out_is_not_checked(
+    pytester: pytest.Pytester, strict: bool
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.mark.max_ops(7)
+        @pytest.mark.torchprof(enabled=False)
+        def test_beside(): pass
+
+        @pytest.mark.no_antipatterns
+        class TestIt:
+            @pytest.mark.torchprof(enabled=False)
+            def test_of_a_class_with_limits(self): pass
+
+        @pytest.mark.torchprof(enabled=False)
+        class TestOut:
+            @pytest.mark.no_antipatterns
+            def test_closer(self): pass
+            def test_without(self): pass
+        """
+    )
+    ran = run(pytester, "--torchprof", *(["--torchprof-strict"] if strict else []))
+    why = "@pytest.mark.torchprof(enabled=False) leaves the test out"
+    outcome = "failed" if strict else "passed"
+    assert {"test_beside", "TestOut::test_closer"} == set(ran.tests)
+    for name, metric in (("test_beside", "ops"), ("TestOut::test_closer", "findings")):
+        test = ran.tests[name]
+        assert (outcome, "not_profiled", why) == (test["outcome"], test["status"], test["reason"])
+        assert ("not_measured", why) == tuple(
+            test["metrics"][metric][key] for key in ("status", "reason")
+        )
+        said = f"torchprof: strict: the budget {metric} could not be checked: {why}"
+        assert (said in ran.out) is strict
+    assert f"not profiled: {why} (" in ran.out

@@ -8,10 +8,10 @@ signal. Where the system has none, the bell is that alarm after all.
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,8 @@ from typing import Any
 _NUMBER = getattr(signal, "SIGRTMAX", 0) - 1
 _CLOCK_MONOTONIC = 1  # as Linux numbers it
 _SIGEV_SIGNAL = 0
+
+_getpid = os.getpid  # bound here, as a test may replace it
 
 
 class _Event(ctypes.Structure):
@@ -38,40 +40,57 @@ class _Times(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_long) for name in ("again_s", "again_ns", "s", "ns"))
 
 
-@contextmanager
-def bell(after_s: float, again_s: float, ring: Callable[[], None]) -> Iterator[None]:
-    """Call ``ring`` in the main thread, in which we are, after so many seconds and again."""
+class Bell:
+    """Within the block: calls ``ring`` in the main thread, in which we are, and again later."""
 
-    def heard(_: int, __: FrameType | None) -> None:
-        ring()
+    __slots__ = ("_after_s", "_again_s", "_before", "_number", "_ring", "_timer")
 
-    timer = _timer()
-    number = signal.SIGALRM if timer is None else _NUMBER
-    before = signal.signal(number, heard)
-    if timer is None:
-        signal.setitimer(signal.ITIMER_REAL, after_s, again_s)
-    else:
-        times = _Times(*_split(again_s), *_split(after_s))
-        _TIMERS.settime(timer, 0, _TIMERS.at(times), None)
-    try:
-        yield
-    finally:
+    def __init__(self, after_s: float, again_s: float, ring: Callable[[], None]) -> None:
+        self._after_s, self._again_s, self._ring = after_s, again_s, ring
+
+    def _heard(self, _: int, __: FrameType | None) -> None:
+        self._ring()
+
+    def __enter__(self) -> None:
+        self._timer = timer = _timer()
+        self._number = signal.SIGALRM if timer is None else _NUMBER
+        self._before = signal.signal(self._number, self._heard)
         if timer is None:
+            signal.setitimer(signal.ITIMER_REAL, self._after_s, self._again_s)
+        else:
+            _set(timer, *_split(self._again_s), *_split(self._after_s))
+
+    def __exit__(self, *_: object) -> None:
+        number, before = self._number, self._before
+        if self._timer is None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         else:
-            _TIMERS.delete(timer)
+            _set(self._timer, 0, 0, 0, 0)
         # What has rung and was not heard, as the test blocks signals, would end the process.
-        ours = signal.getsignal(number) is heard and number not in signal.sigpending()
+        ours = signal.getsignal(number) == self._heard and number not in signal.sigpending()
         if ours and before is not None:
             signal.signal(number, before)
 
 
+#: The timer that was made, and the process that has it: a forked one has none.
+_MADE: list[tuple[int, ctypes.c_void_p]] = []
+
+
 def _timer() -> ctypes.c_void_p | None:
-    """A timer of this process, not set; None where there can be none."""
-    made = ctypes.c_void_p()
-    if _TIMERS is None or _TIMERS.create(_CLOCK_MONOTONIC, _TIMERS.event, _TIMERS.at(made)):
+    """The timer of this process, not set; None where there can be none."""
+    if _TIMERS is None:
         return None
+    if _MADE and _MADE[0][0] == _getpid():
+        return _MADE[0][1]
+    made = ctypes.c_void_p()
+    if _TIMERS.create(_CLOCK_MONOTONIC, _TIMERS.event, _TIMERS.at(made)):
+        return None
+    _MADE[:] = [(_getpid(), made)]
     return made
+
+
+def _set(timer: ctypes.c_void_p, *times: int) -> None:
+    _TIMERS.settime(timer, 0, _TIMERS.at(_Times(*times)), None)
 
 
 def _split(seconds: float) -> tuple[int, int]:
@@ -85,7 +104,7 @@ def _library() -> Any:
         sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8
     ):  # only there are the structures so
         return None
-    names = {"create": "timer_create", "settime": "timer_settime", "delete": "timer_delete"}
+    names = {"create": "timer_create", "settime": "timer_settime"}
     for file in (None, "librt.so.1"):  # before glibc 2.34
         try:
             library = ctypes.CDLL(file)

@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_torchprof.capture import Undo
 
-@contextmanager
-def coverage_paused() -> Iterator[None]:
+
+def coverage_paused(undo: Undo) -> None:
     """Lines that only a further run reaches are not covered by the tests.
 
     Paused as coverage.py pauses itself, so that it is still at work for whoever asks.
     """
     module = sys.modules.get("coverage")
+    if module is None:
+        return
     current = getattr(getattr(module, "Coverage", None), "current", lambda: None)()
     collector: Any = getattr(current, "_collector", None)
-    if not (getattr(current, "_started", False) and hasattr(collector, "pause")):
-        yield
-        return
-    collector.pause()
-    try:
-        yield
-    finally:
-        collector.resume()
+    if getattr(current, "_started", False) and hasattr(collector, "pause"):
+        collector.pause()
+        undo.callback(collector.resume)
 
 
-@contextmanager
-def snapshots_uncounted(item: pytest.Item) -> Iterator[None]:
+def snapshots_uncounted(item: pytest.Item, undo: Undo) -> None:
     """Syrupy counts a comparison of snapshots once, as the test makes it."""
     session = getattr(item.config, "_syrupy", None)
-    made: list[Any] = getattr(session, "_assertions", [])
-    known = len(made)
-    try:
-        yield
-    finally:
-        del made[known:]
+    if session is not None:
+        made: list[Any] = getattr(session, "_assertions", [])
+        undo.callback(_shorten, made, len(made))
 
 
-@contextmanager
-def folders_noted(item: pytest.Item, made: list[Path]) -> Iterator[None]:
+def _shorten(made: list[Any], known: int) -> None:
+    del made[known:]
+
+
+def folders_noted(item: pytest.Item, made: list[Path], undo: Undo) -> None:
     """Note the temporary folders that are handed out: the numbers of others count up from them."""
     factory: Any = getattr(item.config, "_tmp_path_factory", None)
     if not hasattr(factory, "mktemp"):
-        yield
         return
     make = factory.mktemp
 
@@ -57,9 +51,9 @@ def folders_noted(item: pytest.Item, made: list[Path]) -> Iterator[None]:
         made.append(folder)
         return folder
 
-    factory.mktemp = noted
-    try:
-        yield
-    finally:
+    def back() -> None:
         if vars(factory).get("mktemp") is noted:
             del factory.mktemp
+
+    factory.mktemp = noted
+    undo.callback(back)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.bell import bell
+from pytest_torchprof.bell import Bell
 from pytest_torchprof.capture import SHELTER
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ class Deadline:
         self._nodeid = item.nodeid
         #: Which run of which test Ctrl-C has ended, where it was one of these.
         self.interrupted: str | None = None
+        self._calls: dict[str, Callable[[Callable[[], None]], None]] = {}
         self.limit_s = LEAST_S + TIMES * first_s
         if (theirs := timeout_of(item)) is not None:
             self.limit_s = min(self.limit_s, max(theirs, TIMES_OF_TIMEOUT * first_s))
@@ -65,8 +65,7 @@ class Deadline:
         """
         what = _SAID.get(kind, kind)
         try:
-            with self._alarm(what):
-                _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")(function)
+            self._limited(what, function)
         except KeyboardInterrupt:
             self.interrupted = (
                 f"{self._nodeid} has passed, and was interrupted in a further run of ours, "
@@ -74,13 +73,14 @@ class Deadline:
             )
             raise
 
-    @contextmanager
-    def _alarm(self, what: str) -> Iterator[None]:
-        """Only the main thread hears one, and only where there are timers."""
+    def _limited(self, what: str, function: Callable[[], None]) -> None:
+        call = self._calls.get(what)
+        if call is None:
+            call = self._calls[what] = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
         here = threading.current_thread() is threading.main_thread()
-        if not (here and hasattr(signal, "setitimer")):
+        if not (here and hasattr(signal, "setitimer")):  # only there, and with timers, one is heard
             with SHELTER.lifted:
-                yield
+                call(function)
             return
         over = False
 
@@ -90,22 +90,30 @@ class Deadline:
                     f"its {what} did not end within {self.limit_s:.2g} s; {HOW_TO_LEAVE_OUT}"
                 )
 
-        with bell(self.limit_s, _AGAIN_S, ring):
+        with Bell(self.limit_s, _AGAIN_S, ring):
             try:
                 with SHELTER.lifted:
-                    yield
+                    call(function)
             finally:
                 over = True
 
 
 def timeout_of(item: pytest.Item) -> float | None:
     """Seconds that pytest-timeout gives the test; None where it has no limit."""
+    settings = timeout_settings(item)
+    return float(settings.timeout) if settings is not None else None
+
+
+def timeout_settings(item: pytest.Item) -> Any:
+    """What pytest-timeout has for the test; None where it has no limit."""
     module = sys.modules.get("pytest_timeout")
     settings_of: Callable[..., Any] | None = getattr(module, "_get_item_settings", None)
     if settings_of is None or not item.config.pluginmanager.is_registered(module):
         return None
-    timeout = getattr(settings_of(item), "timeout", None)
-    return float(timeout) if timeout and timeout > 0 else None
+    if not getattr(item.config, "_env_timeout", True) and not item.get_closest_marker("timeout"):
+        return None  # as it will find itself, in a while
+    settings = settings_of(item)
+    return settings if settings.timeout and settings.timeout > 0 else None
 
 
 def _named(name: str) -> Callable[[Callable[[], None]], None]:

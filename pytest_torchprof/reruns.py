@@ -12,14 +12,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_torchprof.bystanders import coverage_paused, folders_noted, snapshots_uncounted
-from pytest_torchprof.capture import REAL, SHELTER, Regions, World, muted, watch
+from pytest_torchprof.capture import OTHERS, REAL, SHELTER, Regions, Undo, World, muted
 from pytest_torchprof.deadline import Deadline, Overdue
 from pytest_torchprof.runs import Run
 from pytest_torchprof.silence import (
@@ -29,7 +29,7 @@ from pytest_torchprof.silence import (
     say,
     terminal_of,
     unnoticed,
-    written_to,
+    write_to,
 )
 
 if TYPE_CHECKING:
@@ -124,18 +124,16 @@ class Runner:
         run = self.run
         if run is None:
             return (yield)
-        undo = ExitStack()  # closed in the shelter only: it calls what a test may have replaced
         try:
-            with _safely(run.recorder):
-                watch(run.saw_profiler, undo)
             with SHELTER:
+                OTHERS.told = run.saw_profiler
                 if not run.recorder.own_region:
                     run.begin()
             result = yield
         except BaseException:  # a time limit or an interrupt may come before the test begins
-            run.cancel(undo.close)
+            run.cancel(_tell_nobody)
             raise
-        run.end(undo.close)
+        run.end(_tell_nobody)
         return result
 
     def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -236,26 +234,18 @@ class Runner:
     def _apart(self, item: pytest.Item, recorder: Recorder) -> Iterator[None]:
         """What happens within leaves no mark: no clock runs, and nothing is heard or changed."""
         world = World()
-        with (
-            self._timers_stopped(item, recorder),
-            unnoticed(item, self.reported),
-            coverage_paused(),
-            snapshots_uncounted(item),
-            folders_noted(item, self._folders),
-        ):
+        with Undo() as undo:
+            clocks_stopped(item, recorder, undo, alarm=alarm_stopped(undo))
+            undo.callback(setattr, self, "timers_off", False)
+            self.timers_off = True
+            unnoticed(item, self.reported, undo)
+            coverage_paused(undo)
+            snapshots_uncounted(item, undo)
+            folders_noted(item, self._folders, undo)
             try:
                 yield
             finally:
                 world.restore()
-
-    @contextmanager
-    def _timers_stopped(self, item: pytest.Item, recorder: Recorder) -> Iterator[None]:
-        with alarm_stopped() as alarm, clocks_stopped(item, recorder, alarm=alarm):
-            self.timers_off = True
-            try:
-                yield
-            finally:
-                self.timers_off = False
 
     def _teardown_run(self, item: pytest.Item) -> BaseException | None:
         """End the previous run as if another test of the same scope came next."""
@@ -335,6 +325,10 @@ class Runner:
         return AssertionError(f"the rerun {failed}") if failed is not None else None
 
 
+def _tell_nobody() -> None:
+    OTHERS.told = None
+
+
 @contextmanager
 def _safely(recorder: Recorder) -> Iterator[None]:
     """Around what must not fail the test, which is on its way."""
@@ -370,10 +364,12 @@ class FirstTeardown:
         before = len(known)
         terminal = terminal_of(self._item)
         try:
-            with ExitStack() as stack:
-                stack.enter_context(written_to(terminal, sink := io.StringIO()))
+            with Undo() as undo:
+                write_to(terminal, sink := io.StringIO(), undo)
                 if self._item.config.getoption("capture", "no") == "tee-sys":
-                    stack.enter_context(muted(1, 2))
+                    quiet = muted(1, 2)
+                    quiet.__enter__()
+                    undo.callback(quiet.__exit__, None, None, None)
                 yield
         finally:
             self._sections = known[before:]

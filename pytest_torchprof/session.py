@@ -14,7 +14,7 @@ import pytest
 from pytest_torchprof.accepting import ab_command_for, accept, command_for, shown
 from pytest_torchprof.baseline import store
 from pytest_torchprof.baseline.sources import Sources
-from pytest_torchprof.capture import SHELTER, Machine, prime, probe_machine, require_torch
+from pytest_torchprof.capture import OTHERS, SHELTER, Machine, prime, probe_machine, require_torch
 from pytest_torchprof.errors import BaselineError, TorchprofError
 from pytest_torchprof.files import why
 from pytest_torchprof.findings import RAISED
@@ -210,6 +210,7 @@ class TorchprofSession(RunningHooks):
         if plans and not self.is_controller and not self.config.option.collectonly:
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
             measure_all(warm_up())
+            OTHERS.watch()
             SHELTER.learn()
 
     def _plan(self, item: pytest.Item) -> Plan | None:
@@ -420,6 +421,7 @@ class TorchprofSession(RunningHooks):
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write baselines and report, in one process only."""
+        OTHERS.forget()
         with SHELTER:
             self._finish(session)
 

@@ -10,10 +10,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture import REAL, muted
+from pytest_torchprof.capture import REAL, Undo, muted
+from pytest_torchprof.deadline import timeout_settings
 
 if TYPE_CHECKING:
     import pytest
@@ -23,44 +24,66 @@ if TYPE_CHECKING:
 # -------------------------------------------------------------------- silence
 
 
-@contextmanager
-def unnoticed(item: pytest.Item, on_report: Callable[[pytest.TestReport], None]) -> Iterator[None]:
-    """Reruns leave no second copy of output, warnings, properties and subtest reports."""
-    sections, properties = list(item._report_sections), list(item.user_properties)
-    markers, words = list(item.own_markers), getattr(item.keywords, "_markers", {})
-    keywords = dict(words)
-    failed_subtests = _failed_subtests(item)
-    counts = dict(failed_subtests)
-    complaints = [(queue, list(queue)) for queue in _complaints(item)]
-    suite = _suite_properties(item)
-    known = len(suite)
-    factory = getattr(item.config, "_tmp_path_factory", None)
-    folders: dict[Any, int] = getattr(factory, "_next_number", {})
-    numbers = dict(folders)
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings(record=True))
-        for quiet in (_no_output(item), _no_logs(item), _no_reports(item, on_report)):
-            stack.enter_context(quiet)
-        for queue, _ in complaints:
+def unnoticed(
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
+) -> None:
+    """Until ``undo``: no second copy of output, warnings, properties and subtest reports."""
+    caught = warnings.catch_warnings(record=True)
+    caught.__enter__()
+    undo.callback(caught.__exit__)
+    undo.callback(_restore_notes, item, *_notes(item))
+    _no_output(item, undo)
+    _no_logs(item, undo)
+    _no_reports(item, on_report, undo)
+    for queue in _complaints(item):
+        if queue:
+            undo.callback(_refill, queue, list(queue))
             queue.clear()
-        try:
-            yield
-        finally:
-            item._report_sections[:] = sections
-            item.user_properties[:] = properties
-            item.own_markers[:] = markers
-            words.clear()
-            words.update(keywords)
-            failed_subtests.clear()
-            failed_subtests.update(counts)
-            for queue, earlier in complaints:
-                queue.clear()
-                queue.extend(earlier)
-            del suite[known:]
-            folders.clear()
-            folders.update(numbers)
-            if getattr(item, "_excinfo", None):
-                vars(item)["_excinfo"] = None
+        else:
+            undo.callback(queue.clear)
+
+
+def _notes(item: pytest.Item) -> tuple[Any, ...]:
+    """What plugins note on the item and for the session, as it is now."""
+    suite = _suite_properties(item)
+    words: dict[Any, Any] = getattr(item.keywords, "_markers", {})
+    return (
+        list(item._report_sections),
+        list(item.user_properties),
+        list(item.own_markers),
+        _as_it_is(words),
+        _as_it_is(_failed_subtests(item)),
+        _as_it_is(getattr(getattr(item.config, "_tmp_path_factory", None), "_next_number", {})),
+        (suite, len(suite)),
+    )
+
+
+def _as_it_is(values: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    return values, dict(values)
+
+
+def _restore_notes(
+    item: pytest.Item,
+    sections: list[Any],
+    properties: list[Any],
+    markers: list[Any],
+    *rest: tuple[Any, Any],
+) -> None:
+    item._report_sections[:] = sections
+    item.user_properties[:] = properties
+    item.own_markers[:] = markers
+    *dicts, (suite, known) = rest
+    for values, earlier in dicts:
+        values.clear()
+        values.update(earlier)
+    del suite[known:]
+    if getattr(item, "_excinfo", None):
+        vars(item)["_excinfo"] = None
+
+
+def _refill(queue: Any, earlier: list[Any]) -> None:
+    queue.clear()
+    queue.extend(earlier)
 
 
 def terminal_of(item: pytest.Item) -> Any:
@@ -69,36 +92,36 @@ def terminal_of(item: pytest.Item) -> Any:
     return getattr(reporter, "_tw", None)
 
 
-@contextmanager
-def written_to(terminal: Any, sink: io.StringIO) -> Iterator[None]:
+def write_to(terminal: Any, sink: io.StringIO, undo: Undo) -> None:
     """What is written to the terminal goes elsewhere: ``--setup-show``, live logs."""
-    if terminal is None:
-        yield
-        return
-    file, line = terminal._file, getattr(terminal, "_current_line", "")
-    terminal._file = sink
-    try:
-        yield
-    finally:
-        terminal._file, terminal._current_line = file, line
+    if terminal is not None:
+        undo.callback(_write_back, terminal, terminal._file, getattr(terminal, "_current_line", ""))
+        terminal._file = sink
 
 
-@contextmanager
-def _no_output(item: pytest.Item) -> Iterator[None]:
+def _write_back(terminal: Any, file: Any, line: str) -> None:
+    terminal._file, terminal._current_line = file, line
+
+
+def _no_output(item: pytest.Item, undo: Undo) -> None:
     """Nothing reaches the terminal, by whatever way, captured or not."""
     manager = item.config.pluginmanager.getplugin("capturemanager")
     capture = getattr(manager, "_global_capturing", None)
+    fds = [1, 2]
     # Where pytest captures file descriptors, it writes to copies of the real ones.
-    streams = [getattr(capture, name, None) for name in ("out", "err")]
-    copies = [getattr(stream, "targetfd_save", None) for stream in streams]
-    with ExitStack() as stack:
-        stack.enter_context(written_to(terminal_of(item), io.StringIO()))
-        stack.enter_context(muted(1, 2, *[fd for fd in copies if isinstance(fd, int)]))
-        for name in ("stdout", "stderr"):
-            if not _on_terminal(getattr(sys, name)):
-                stack.callback(setattr, sys, name, getattr(sys, name))
-                setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
-        yield
+    for name in ("out", "err"):
+        copy = getattr(getattr(capture, name, None), "targetfd_save", None)
+        if isinstance(copy, int):
+            fds.append(copy)
+    write_to(terminal_of(item), io.StringIO(), undo)
+    quiet = muted(*fds)
+    quiet.__enter__()
+    undo.callback(quiet.__exit__, None, None, None)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not _on_terminal(stream):
+            undo.callback(setattr, sys, name, stream)
+            setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
 
 
 class _Heard:
@@ -155,28 +178,21 @@ def _on_terminal(stream: Any) -> bool:
         return False
 
 
-@contextmanager
-def _no_logs(item: pytest.Item) -> Iterator[None]:
+def _no_logs(item: pytest.Item, undo: Undo) -> None:
     """Nothing reaches pytest's live log and log file; records are for a test that asks for them."""
-
-    def nothing(_: object) -> bool:
-        return False
-
     plugin = item.config.pluginmanager.getplugin("logging-plugin")
-    handlers = [getattr(plugin, name, None) for name in ("log_cli_handler", "log_file_handler")]
-    present = [handler for handler in handlers if handler is not None]
-    for handler in present:
-        handler.addFilter(nothing)
-    try:
-        with _one_handler(item, plugin):
-            yield
-    finally:
-        for handler in present:
-            handler.removeFilter(nothing)
+    for name in ("log_cli_handler", "log_file_handler"):
+        if (handler := getattr(plugin, name, None)) is not None:
+            handler.addFilter(_nothing)
+            undo.callback(handler.removeFilter, _nothing)
+    _one_handler(item, plugin, undo)
 
 
-@contextmanager
-def _one_handler(item: pytest.Item, plugin: Any) -> Iterator[None]:
+def _nothing(_: object) -> bool:
+    return False
+
+
+def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
     """Attach pytest's handler of log records once for all phases of all reruns.
 
     Since it attaches its two handlers to each logger that does not propagate, of which torch alone
@@ -188,50 +204,69 @@ def _one_handler(item: pytest.Item, plugin: Any) -> Iterator[None]:
     handler = getattr(plugin, "caplog_handler", None)
     dear = hasattr(theirs.catching_logs, "attached_loggers")
     if handler is None or not dear or "caplog" in getattr(item, "fixturenames", ["caplog"]):
-        yield
         return
     root = logging.getLogger()
+    if (level := plugin.log_level) is not None:
+        handler.setLevel(level)
+        undo.callback(root.setLevel, root.level)
+        root.setLevel(min(root.level, level))
+    # As `addHandler` does, without its locks: there is nobody else, and they take the most time.
+    for logger in (root, *list(root.manager.loggerDict.values())):
+        if logger is root or not getattr(logger, "propagate", True):
+            handlers = logger.handlers  # type: ignore[union-attr]
+            if handler not in handlers:
+                handlers.append(handler)
+                undo.callback(_detach, handlers, handler)
+    plugin._runtest_for = _Attached(root.handlers, handler, theirs).phase
+    undo.callback(delattr, plugin, "_runtest_for")
 
-    @contextmanager
-    def runtest_for(item: pytest.Item, when: str) -> Iterator[None]:
-        root.addHandler(handler)  # a test may have removed all of them
+
+def _detach(handlers: list[Any], handler: Any) -> None:
+    if handler in handlers:
+        handlers.remove(handler)
+
+
+class _Attached:
+    """What pytest's logging does around a phase, with a handler that is attached already."""
+
+    def __init__(self, handlers: list[Any], handler: Any, theirs: Any) -> None:
+        self._handlers = handlers
+        self._handler = handler
+        self._theirs = theirs
+
+    def phase(self, item: pytest.Item, when: str) -> _Attached:
+        """Within it, records are where fixtures of the test's own may look for them."""
+        handler = self._handler
+        if handler not in self._handlers:  # a test may have removed all of them
+            self._handlers.append(handler)
         handler.reset()
-        item.stash[theirs.caplog_records_key][when] = handler.records
-        item.stash[theirs.caplog_handler_key] = handler
-        yield
+        item.stash[self._theirs.caplog_records_key][when] = handler.records
+        item.stash[self._theirs.caplog_handler_key] = handler
+        return self
 
-    with theirs.catching_logs(handler, level=plugin.log_level):
-        plugin._runtest_for = runtest_for
-        try:
-            yield
-        finally:
-            del plugin._runtest_for
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
-@contextmanager
 def _no_reports(
-    item: pytest.Item, on_report: Callable[[pytest.TestReport], None]
-) -> Iterator[None]:
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
+) -> None:
     """Subtests report while the test runs: nobody but us is told."""
-    hooks: list[Any] = [
-        item.config.hook.pytest_runtest_logreport,
-        item.config.hook.pytest_exception_interact,
-    ]
-    # A hook that is seen from one folder makes its own caller with the same function.
-    calls = [hook._hookexec for hook in hooks]
 
+    # A hook that is seen from one folder makes its own caller with the same function.
     def tell_us(name: str, _: object, arguments: Mapping[str, Any], *__: object) -> list[Any]:
         if name == "pytest_runtest_logreport":
             on_report(arguments["report"])
         return []
 
-    for hook in hooks:
-        hook._hookexec = tell_us
-    try:
-        yield
-    finally:
-        for hook, call in zip(hooks, calls, strict=True):
-            hook._hookexec = call
+    hooks = item.config.hook
+    for hook in (hooks.pytest_runtest_logreport, hooks.pytest_exception_interact):
+        theirs: Any = hook
+        undo.callback(setattr, theirs, "_hookexec", theirs._hookexec)
+        theirs._hookexec = tell_us
 
 
 def _failed_subtests(item: pytest.Item) -> dict[Any, int]:
@@ -267,61 +302,48 @@ def _suite_properties(item: pytest.Item) -> list[Any]:
 # -------------------------------------------------------------------- time limits
 
 
-@contextmanager
-def alarm_stopped() -> Iterator[bool]:
+def alarm_stopped(undo: Undo) -> bool:
     """Whether an alarm ran, pytest-timeout's or the test's own; it goes on where it was."""
     here = threading.current_thread() is threading.main_thread()
     if not (here and hasattr(signal, "setitimer")):
-        yield False
-        return
+        return False
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
-    handler = signal.getsignal(signal.SIGALRM)
-    try:
-        yield left > 0
-    finally:
-        if handler is not None:
-            signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, left, interval)
+    undo.callback(_alarm_again, signal.getsignal(signal.SIGALRM), left, interval)
+    return left > 0
 
 
-@contextmanager
-def clocks_stopped(item: pytest.Item, recorder: Recorder, *, alarm: bool) -> Iterator[None]:
+def _alarm_again(handler: Any, left: float, interval: float) -> None:
+    if handler is not None:
+        signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+
+def clocks_stopped(item: pytest.Item, recorder: Recorder, undo: Undo, *, alarm: bool) -> None:
     """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's."""
     now = REAL.clock()
     used = (now - recorder.started) / 1e9
-    with ExitStack() as stack:
-        stack.callback(lambda: recorder.exclude(REAL.clock() - now))
-        if not alarm:
-            stack.enter_context(_timeout_stopped(item, used))
-        limit = float(item.config.getini("faulthandler_timeout") or 0)
-        if limit > 0:
-            from _pytest import faulthandler as plugin
+    undo.callback(lambda: recorder.exclude(REAL.clock() - now))
+    if not alarm:
+        _timeout_stopped(item, used, undo)
+    limit = float(item.config.getini("faulthandler_timeout") or 0)
+    if limit > 0:
+        from _pytest import faulthandler as plugin
 
-            ends = getattr(plugin, "get_exit_on_timeout_config_value", lambda _: False)
-            faulthandler.cancel_dump_traceback_later()
-            stack.callback(
-                faulthandler.dump_traceback_later,
+        ends = getattr(plugin, "get_exit_on_timeout_config_value", lambda _: False)
+        faulthandler.cancel_dump_traceback_later()
+        undo.callback(
+            lambda: faulthandler.dump_traceback_later(
                 max(limit - used, 0.001),
                 file=item.config.stash[plugin.fault_handler_stderr_fd_key],
                 exit=ends(item.config),
             )
-        yield
+        )
 
 
-@contextmanager
-def _timeout_stopped(item: pytest.Item, used: float) -> Iterator[None]:
-    module = sys.modules.get("pytest_timeout")
-    settings_of: Callable[..., Any] | None = getattr(module, "_get_item_settings", None)
-    hook = item.ihook
-    settings = None
-    if settings_of is not None and item.config.pluginmanager.is_registered(module):
-        settings = settings_of(item)
-    if settings is None or not settings.timeout or settings.timeout < 0 or settings.func_only:
-        yield
+def _timeout_stopped(item: pytest.Item, used: float, undo: Undo) -> None:
+    settings = timeout_settings(item)
+    if settings is None or settings.func_only:
         return
-    hook.pytest_timeout_cancel_timer(item=item)
-    try:
-        yield
-    finally:
-        left = settings._replace(timeout=max(settings.timeout - used, 0.001))
-        hook.pytest_timeout_set_timer(item=item, settings=left)
+    item.ihook.pytest_timeout_cancel_timer(item=item)
+    left = settings._replace(timeout=max(settings.timeout - used, 0.001))
+    undo.callback(lambda: item.ihook.pytest_timeout_set_timer(item=item, settings=left))

@@ -60,7 +60,6 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
 @pytest.mark.parametrize(
     "place",
     [
-        "pytest_torchprof.reruns.watch",
         "pytest_torchprof.reruns.FirstTeardown.show",
         "pytest_torchprof.reruns.FirstTeardown.say",
         "pytest_torchprof.recorder.Recorder.forget",

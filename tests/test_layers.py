@@ -71,7 +71,7 @@ ACROSS = {  # what a room may import on its own level
     "fixture": {"accepting", "capture", "recorder", "runs", "reruns"},
     "reruns": {"bystanders", "capture", "deadline", "recorder", "runs", "silence"},
     "deadline": {"capture"},
-    "silence": {"capture", "recorder"},
+    "silence": {"capture", "deadline", "recorder"},
     "findings": {"recorder"},
     "profiles": {"findings", "recorder"},
     "judging": {"findings", "profiles", "recorder"},

@@ -12,7 +12,7 @@ import pytest
 from pytest_torchprof.ab.neutral import neutralise, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import NOT_TIMED, Command, TurnRunner, said
-from pytest_torchprof.capture import SHELTER, Machine, prime, probe_machine
+from pytest_torchprof.capture import OTHERS, SHELTER, Machine, prime, probe_machine
 from pytest_torchprof.errors import TorchprofError
 from pytest_torchprof.markers import overrides_of
 from pytest_torchprof.metrics import METRICS
@@ -142,6 +142,7 @@ class Served(RunningHooks):
         if session.items:
             prime()
             warm_up()
+            OTHERS.watch()
             SHELTER.learn()
         self.runner.settle()
         items: dict[str, pytest.Item] = {}

@@ -15,12 +15,12 @@ from pytest_torchprof.capture.machine import (
 )
 from pytest_torchprof.capture.modules import ModuleTracer
 from pytest_torchprof.capture.profiler import (
+    OTHERS,
     OWN_PROFILER,
     Capture,
     device_gap,
     prime,
     sees_threads,
-    watch,
 )
 from pytest_torchprof.capture.real import REAL, muted
 from pytest_torchprof.capture.reference import Lap, conditions, run_reference
@@ -28,8 +28,10 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.stopwatch import Round, Stopwatch
 from pytest_torchprof.capture.turns import Meter, Regions, Tidy
+from pytest_torchprof.capture.undo import Undo
 
 __all__ = [
+    "OTHERS",
     "OWN_PROFILER",
     "REAL",
     "SHELTER",
@@ -45,6 +47,7 @@ __all__ = [
     "Round",
     "Stopwatch",
     "Tidy",
+    "Undo",
     "World",
     "allows_tf32",
     "conditions",
@@ -58,5 +61,4 @@ __all__ = [
     "require_torch",
     "run_reference",
     "sees_threads",
-    "watch",
 ]

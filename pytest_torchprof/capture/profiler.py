@@ -141,22 +141,47 @@ def sees_threads() -> bool:
     return True
 
 
-def watch(on_start: Callable[[], None], undo: ExitStack) -> None:
-    """Until ``undo`` is closed: call ``on_start`` before each session that is not ours."""
-    import torch.autograd.profiler as room
+class Others:
+    """Notices sessions that are not ours, before they begin; one for the process.
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    The functions that begin one are wrapped before the tests, for all of them: torch's are looked
+    up at each use, so a test that replaces one has its way.
+    """
+
+    def __init__(self) -> None:
+        #: Whom to tell, while a test's block is measured.
+        self.told: Callable[[], None] | None = None
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+
+    def watch(self) -> None:
+        """From here on, until `forget`."""
+        import torch.autograd.profiler as room
+
+        self.forget()
+        for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
+            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+                if hasattr(where, name):
+                    original = getattr(where, name)
+                    setattr(where, name, wrapped := self._telling(original))
+                    self._wrapped.append((where, name, original, wrapped))
+
+    def forget(self) -> None:
+        """Put back what is wrapped."""
+        while self._wrapped:
+            where, name, original, wrapped = self._wrapped.pop()
+            if getattr(where, name) is wrapped:
+                setattr(where, name, original)
+
+    def _telling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def start(*args: Any, **kwargs: Any) -> Any:
-            if not Capture.starting:
-                on_start()
+            if self.told is not None and not Capture.starting:
+                self.told()
             return original(*args, **kwargs)
 
         return start
 
-    for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
-        for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
-            if hasattr(where, name):
-                _replace(where, name, wrap, undo)
+
+OTHERS = Others()
 
 
 def _replace(
@@ -183,7 +208,7 @@ class Capture:
     one that does not measure goes without shapes and memory.
     """
 
-    #: A session of ours is about to start, so `watch` has nothing to report.
+    #: A session of ours is about to start, so `OTHERS` has nothing to tell.
     starting: ClassVar[bool] = False
     #: The one whose session runs: there can be no other of ours.
     current: ClassVar[Capture | None] = None

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from pytest_torchprof.capture.generators import NUMPY, PYTHON
 from pytest_torchprof.capture.shelter import SHELTER
 
 
@@ -17,9 +18,9 @@ class RandomState:
     """The generators' states, so that a rerun neither sees nor leaves other random numbers."""
 
     def __init__(self) -> None:
-        self._python = random.getstate()
         numpy = sys.modules.get("numpy.random")
-        self._numpy = numpy.get_state() if numpy is not None else None
+        self._python = PYTHON.now(random.getstate)
+        self._numpy = NUMPY.now(numpy.get_state) if numpy is not None else None
         torch = sys.modules.get("torch")
         self._torch = torch.default_generator.get_state() if torch is not None else None
         device = getattr(torch, "cuda", None)
@@ -27,9 +28,9 @@ class RandomState:
 
     def restore(self) -> None:
         """Put the generators back to where they were."""
-        random.setstate(self._python)
+        PYTHON.restore(self._python, random.setstate)
         if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
+            NUMPY.restore(self._numpy, sys.modules["numpy.random"].set_state)
         if self._torch is not None:
             sys.modules["torch"].default_generator.set_state(self._torch)
         if self._cuda is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,15 +47,15 @@ _HAS_PLACES = {*COLUMN_OF, "findings"}
 class Subject:
     """The test that is judged: its id, its name within its file, and its baseline file.
 
-    ``accept_command`` is what to type to have its values accepted, and ``ab_command`` to have its
+    ``accept_command`` says what to type to have its values accepted, and ``ab_command`` to have its
     time compared with that of another revision.
     """
 
     nodeid: str
     name: str
     baseline: Path
-    accept_command: str
-    ab_command: str = ""
+    accept_command: Callable[[], str]
+    ab_command: Callable[[], str]
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,14 @@ class Judge:
         )
         message = None
         if causes:
-            command = None if accept else subject.accept_command
+            command = None if accept else subject.accept_command()
             message = failure_message(
                 causes,
                 verdicts,
                 profile,
                 baseline,
                 command,
-                ab_command=subject.ab_command,
+                ab_command=subject.ab_command(),
                 where=self._where(recorder),
                 lines_gap=lines_gap(recorder) if not accept and compared.has_places else None,
             )

@@ -56,6 +56,7 @@ class Runner:
         self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
         self._deadline: Deadline | None = None
+        self._own_hook = _OwnHook()
         #: Temporary folders that only further runs have asked for.
         self._folders: list[Path] = []
 
@@ -253,7 +254,7 @@ class Runner:
         folder = None if first else _tmp_path_of(item)
         # Other hooks of the teardown phase come once for each of the setup phase: those of the
         # first run in the teardown phase itself, where they are heard.
-        hook = _own_hook(item, "pytest_runtest_teardown") if first else None
+        hook = self._own_hook.of(item) if first else None
         try:
             teardown = hook or item.ihook.pytest_runtest_teardown
             if first or self._deadline is None:
@@ -298,7 +299,7 @@ class Runner:
         recorder.tables.clear()
         printed: list[str] = []
         if kind == "round":
-            recorder.rounds.before_round()
+            recorder.rounds.before_round(tidy=True)  # by the teardown of the run before
         try:
             with heard(item, printed) if recorder.table_asked else nullcontext():
                 run = Run(kind, recorder, first=False)
@@ -339,12 +340,23 @@ def _safely(recorder: Recorder) -> Iterator[None]:
             recorder.refuse(recorder.broke(error))
 
 
-def _own_hook(item: pytest.Item, name: str) -> Callable[..., Any]:
-    """The hook as only pytest's runner, capture and logging implement it."""
-    manager = item.config.pluginmanager
-    kept = [manager.get_plugin(n) for n in ("runner", "capturemanager", "logging-plugin")]
-    others = [plugin for plugin in manager.get_plugins() if plugin not in kept]
-    return manager.subset_hook_caller(name, others)
+class _OwnHook:
+    """The teardown hook as only pytest's runner, capture and logging implement it."""
+
+    def __init__(self) -> None:
+        self._plugins: set[Any] = set()
+        self._hook: Callable[..., Any] | None = None
+
+    def of(self, item: pytest.Item) -> Callable[..., Any]:
+        """Made anew where other plugins have been registered."""
+        manager = item.config.pluginmanager
+        plugins = manager.get_plugins()
+        if self._hook is None or plugins != self._plugins:
+            kept = [manager.get_plugin(n) for n in ("runner", "capturemanager", "logging-plugin")]
+            others = [plugin for plugin in plugins if plugin not in kept]
+            self._plugins = plugins
+            self._hook = manager.subset_hook_caller("pytest_runtest_teardown", others)
+        return self._hook
 
 
 class FirstTeardown:
@@ -367,9 +379,7 @@ class FirstTeardown:
             with Undo() as undo:
                 write_to(terminal, sink := io.StringIO(), undo)
                 if self._item.config.getoption("capture", "no") == "tee-sys":
-                    quiet = muted(1, 2)
-                    quiet.__enter__()
-                    undo.callback(quiet.__exit__, None, None, None)
+                    undo.enter_context(muted(1, 2))
                 yield
         finally:
             self._sections = known[before:]
@@ -451,8 +461,9 @@ def _make_new(item: pytest.Item, stash: Mapping[Any, Any], globs: dict[str, Any]
 
 def _restore(item: pytest.Item, stash: Mapping[Any, Any]) -> None:
     """Some plugins drop their stash entry in teardown, and expect it there in the next."""
+    storage = _storage(item)
     for key, value in stash.items():
-        _storage(item).setdefault(key, value)
+        storage.setdefault(key, value)
 
 
 def _tmp_path_of(item: pytest.Item) -> Path | None:

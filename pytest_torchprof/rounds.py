@@ -65,12 +65,13 @@ class Rounds:
         """Look from now on at what else the machine does."""
         self._watch = BusyWatch() if self.time == "gate" else None
 
-    def before_round(self) -> None:
-        """Have the reference kernel run, outside of what is timed."""
+    def before_round(self, *, tidy: bool = False) -> None:
+        """Have the reference kernel run, outside of what is timed; ``tidy``: garbage is gone."""
         if self._began is None:
             self._began = REAL.clock()
             self.watch()
-        REAL.collect(1)
+        if not tidy:
+            REAL.collect(1)
         ended, latest = Rounds._latest
         recent = REAL.clock() - ended < _SHARED_LAPS_HOLD_NS
         if self.shares and latest and recent and not self.laps:

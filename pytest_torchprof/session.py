@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,8 @@ class TorchprofSession(RunningHooks):
         self.messages: list[str] = []
         self.errors: list[str] = []
         self._machine: Machine | None = None
+        #: By test file.
+        self._baselines: dict[Path, Path] = {}
         self._careful = _Careful(self.errors)
         #: While accepting: what inline expectations are rewritten in.
         self.sources = Sources(settings.started_ns) if settings.accept else None
@@ -312,13 +315,15 @@ class TorchprofSession(RunningHooks):
             with self._careful:
                 hide_us(call.excinfo)
         report = yield
-        with self._careful:
-            if _tells(report):
-                self._attach(item, call, report)
-            recorder = item.stash.get(RECORDER, None)
-            if recorder is not None and recorder.faults and call.when != "setup":
-                riding: Any = report  # of the teardown's, too, in which a last run ends
-                riding.torchprof_faults, recorder.faults = recorder.faults, []
+        recorder = item.stash.get(RECORDER, None)
+        faults = recorder.faults if recorder is not None and call.when != "setup" else []
+        if faults or _tells(report):
+            with self._careful:
+                if _tells(report):
+                    self._attach(item, call, report)
+                if recorder is not None and faults:
+                    riding: Any = report  # of the teardown's, too, in which a last run ends
+                    riding.torchprof_faults, recorder.faults = recorder.faults, []
         return report
 
     def _attach(
@@ -367,8 +372,12 @@ class TorchprofSession(RunningHooks):
     def _subject(self, item: pytest.Item) -> Subject:
         if (known := item.stash.get(SUBJECT, None)) is not None:
             return known
-        path = store.path_for(item.path, self.settings.baselines, self.config.rootpath)
-        commands = (command(self.config, item.nodeid) for command in (command_for, ab_command_for))
+        if (path := self._baselines.get(item.path)) is None:
+            path = store.path_for(item.path, self.settings.baselines, self.config.rootpath)
+            self._baselines[item.path] = path
+        commands = (
+            partial(make, self.config, item.nodeid) for make in (command_for, ab_command_for)
+        )
         item.stash[SUBJECT] = made = Subject(item.nodeid, name_of(item), path, *commands)
         return made
 
@@ -376,11 +385,12 @@ class TorchprofSession(RunningHooks):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather records; under xdist they come from the workers."""
-        with self._careful:
-            for fault in dict.fromkeys(getattr(report, "torchprof_faults", ())):
-                self.faults.setdefault(fault, []).append(report.nodeid)
-            if _tells(report):
-                self._gather(report)
+        if "torchprof_faults" in report.__dict__ or _tells(report):
+            with self._careful:
+                for fault in dict.fromkeys(getattr(report, "torchprof_faults", ())):
+                    self.faults.setdefault(fault, []).append(report.nodeid)
+                if _tells(report):
+                    self._gather(report)
 
     def _gather(self, report: pytest.TestReport) -> None:
         self.runner.reported(report)

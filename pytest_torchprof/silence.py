@@ -28,9 +28,7 @@ def unnoticed(
     item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
 ) -> None:
     """Until ``undo``: no second copy of output, warnings, properties and subtest reports."""
-    caught = warnings.catch_warnings(record=True)
-    caught.__enter__()
-    undo.callback(caught.__exit__)
+    undo.enter_context(warnings.catch_warnings(record=True))
     undo.callback(_restore_notes, item, *_notes(item))
     _no_output(item, undo)
     _no_logs(item, undo)
@@ -114,9 +112,7 @@ def _no_output(item: pytest.Item, undo: Undo) -> None:
         if isinstance(copy, int):
             fds.append(copy)
     write_to(terminal_of(item), io.StringIO(), undo)
-    quiet = muted(*fds)
-    quiet.__enter__()
-    undo.callback(quiet.__exit__, None, None, None)
+    undo.enter_context(muted(*fds))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not _on_terminal(stream):
@@ -211,19 +207,32 @@ def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
         undo.callback(root.setLevel, root.level)
         root.setLevel(min(root.level, level))
     # As `addHandler` does, without its locks: there is nobody else, and they take the most time.
-    for logger in (root, *list(root.manager.loggerDict.values())):
-        if logger is root or not getattr(logger, "propagate", True):
-            handlers = logger.handlers  # type: ignore[union-attr]
-            if handler not in handlers:
-                handlers.append(handler)
-                undo.callback(_detach, handlers, handler)
+    attached = [logger.handlers for logger in (root, *_apart_loggers(root.manager.loggerDict))]
+    for handlers in attached:
+        if handler not in handlers:
+            handlers.append(handler)
+    undo.callback(_detach, attached, handler)
     plugin._runtest_for = _Attached(root.handlers, handler, theirs).phase
     undo.callback(delattr, plugin, "_runtest_for")
 
 
-def _detach(handlers: list[Any], handler: Any) -> None:
-    if handler in handlers:
-        handlers.remove(handler)
+def _apart_loggers(known: dict[str, Any]) -> list[logging.Logger]:
+    """Those that do not propagate; looked for anew when there are others."""
+    if len(known) not in _APART:
+        found = [one for one in list(known.values()) if not getattr(one, "propagate", True)]
+        _APART.clear()
+        _APART[len(known)] = found
+    return _APART[len(known)]
+
+
+#: By the number of all loggers.
+_APART: dict[int, list[logging.Logger]] = {}
+
+
+def _detach(attached: list[list[Any]], handler: Any) -> None:
+    for handlers in attached:
+        if handler in handlers:
+            handlers.remove(handler)
 
 
 class _Attached:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.capture.inductor import Packages, graph_facts, look_for_graphs
+from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.compiled_graphs import Graph, read_graph
 from pytest_torchprof.events import FACTS_KEY, REGION
 from pytest_torchprof.metrics import METRICS, measure
@@ -262,14 +262,14 @@ def test_calls_of_packages_are_noticed_while_somebody_watches() -> None:
     room.AOTICompiledModel = AOTICompiledModel
     before = AOTICompiledModel.__call__
 
-    def replace(where: Any, name: str, wrap: Any, undo: ExitStack) -> None:
+    def replace(where: Any, name: str, wrap: Any, undo: Undo) -> None:
         old = getattr(where, name)
         undo.callback(setattr, where, name, old)
         setattr(where, name, wrap(old))
 
     packages, model = Packages(), AOTICompiledModel()
     with mock.patch.dict(sys.modules, {"torch._inductor.package.package": room}):
-        with ExitStack() as undo:
+        with Undo() as undo:
             packages.watch(replace, undo)
             assert model(1) == 2
         assert model(1) == 2

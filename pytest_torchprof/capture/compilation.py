@@ -128,6 +128,15 @@ class CompileCount:
 
     def since(self, before: CompileCount) -> dict[str, Any]:
         """The facts about compilation between two readings; see `analysis.compilation`."""
+        if self == before:
+            return {
+                "graph_breaks": 0,
+                "recompiles": 0,
+                "compiled": [],
+                "breaks": [],
+                "recompilations": [],
+                "earlier_breaks": self._earlier(before),
+            }
         made = _LOG.compilations[before.compilations : self.compilations]
         breaks = [_row(b, one) for one in made for b in one.breaks]
         breaks += [_row(b) for b in self._unplaced(before, made)]

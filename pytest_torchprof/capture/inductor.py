@@ -10,11 +10,14 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.compiled_graphs import Graph, loops_of_products, read_graph
+
+if TYPE_CHECKING:
+    from pytest_torchprof.capture.undo import Undo
 
 _objects = gc.get_objects
 #: Longer texts would take a second to read.
@@ -99,7 +102,7 @@ class Packages:
     def __init__(self) -> None:
         self.calls = 0
 
-    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
+    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
         """Until ``undo``, if there can be a package at all."""
         rooms = map(sys.modules.get, _PACKAGE_ROOMS)
         kinds = {kind for room in rooms if (kind := getattr(room, "AOTICompiledModel", None))}

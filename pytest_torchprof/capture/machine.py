@@ -6,15 +6,18 @@ import importlib.util
 import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.lean import lean_profile, trace_only
 from pytest_torchprof.errors import CaptureError
+
+if TYPE_CHECKING:
+    from pytest_torchprof.capture.undo import Undo
 
 _LEVEL = "KINETO_LOG_LEVEL"
 
@@ -116,13 +119,15 @@ def accelerator() -> str | None:
     return "cuda" if torch.cuda.is_available() else None
 
 
-def lend_threads(wanted: int | None, undo: ExitStack) -> Callable[[], None]:
+def lend_threads(wanted: int | None, undo: Undo) -> Callable[[], None]:
     """Set the intra-op threads until ``undo``, or until what is returned is called.
 
     Whoever has set others meanwhile keeps them. None leaves them as they are.
     """
-    t, old = real_torch(), real_torch().get_threads()
-    given_back = wanted is None or wanted == old
+    t = real_torch()
+    if wanted is None or wanted == (old := t.get_threads()):
+        return _nothing
+    given_back = False
 
     def give_back() -> None:
         nonlocal given_back
@@ -130,10 +135,13 @@ def lend_threads(wanted: int | None, undo: ExitStack) -> Callable[[], None]:
             t.set_threads(old)
         given_back = True
 
-    if not given_back:
-        t.set_threads(wanted)
-        undo.callback(give_back)
+    t.set_threads(wanted)
+    undo.callback(give_back)
     return give_back
+
+
+def _nothing() -> None:
+    pass
 
 
 @cache

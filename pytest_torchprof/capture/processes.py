@@ -11,11 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL
+
+if TYPE_CHECKING:
+    from pytest_torchprof.capture.undo import Undo
 
 FORKED = "a process that the test has forked worked too, and what it ran is not seen"
 STARTED = "another process worked for the test, and may have run torch, which is not seen: {}"
@@ -90,7 +93,7 @@ class Children:
         self._alive: dict[int, int] = {}
         self._names: dict[int, str] = {}
 
-    def watch(self, replace: Callable[..., None], undo: ExitStack) -> None:
+    def watch(self, replace: Callable[..., None], undo: Undo) -> None:
         """Note forks and programs that are started until ``undo``; ``replace`` wraps a function."""
         _WATCHING.append(self)
         undo.callback(self._unwatch)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +32,7 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.turns import Tidy
+from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.errors import CaptureError, TraceError
 from pytest_torchprof.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.trace.read import parse
@@ -184,9 +185,7 @@ class Others:
 OTHERS = Others()
 
 
-def _replace(
-    where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: ExitStack
-) -> None:
+def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: Undo) -> None:
     """Wrap a function as the test sees it; ``undo`` takes that back, unless the test has."""
     old = SHELTER.seen_by_test(where, name)
     new = wrap(old)
@@ -233,7 +232,7 @@ class Capture:
         self._taken_over = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
-        self._undo = ExitStack()
+        self._undo = Undo()
         self.aside: str | None = None
         #: Python threads were started in the block; others were there before.
         self.started_threads = False
@@ -255,7 +254,7 @@ class Capture:
             raise CaptureError("another profiler session is active while the test runs")
         synchronize()
         look_for_graphs()  # the collector will not see them
-        with ExitStack() as undo:
+        with Undo() as undo:
             self._set_threads(undo)
             self._set_collector(undo)
             self._watch_threads(undo)
@@ -288,7 +287,7 @@ class Capture:
 
     # ---------------------------------------------------------------- what a block runs under
 
-    def _set_threads(self, undo: ExitStack) -> None:
+    def _set_threads(self, undo: Undo) -> None:
         """The intra-op threads asked for; a test that has set others by the end keeps its own."""
         t, wanted = real_torch(), self._threads
         needless = wanted is None or wanted == t.get_threads()
@@ -312,7 +311,7 @@ class Capture:
         for name in ("get_num_threads", "set_num_threads"):
             _replace(torch, name, asked, undo)
 
-    def _set_collector(self, undo: ExitStack) -> None:
+    def _set_collector(self, undo: Undo) -> None:
         """No collection within the block, and nothing from before it to be collected."""
         # Freezing hides older garbage from the collector in no time; a full collection would find
         # it in 50 to 100 ms. Either way nothing from before is freed inside the region.
@@ -324,7 +323,7 @@ class Capture:
             REAL.collect()
         undo.enter_context(no_collection())
 
-    def _watch_threads(self, undo: ExitStack) -> None:
+    def _watch_threads(self, undo: Undo) -> None:
         """Note threads that start; `threading.Thread` itself stays as the test knows it."""
 
         def noted(original: Callable[..., Any]) -> Callable[..., Any]:

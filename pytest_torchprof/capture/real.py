@@ -80,13 +80,15 @@ def _flush() -> None:
             stream.flush()  # type: ignore[union-attr]
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
+class no_collection:  # noqa: N801 - read as the statement that it stands for
     """No automatic collection, though `gc.isenabled` says what the test expects."""
-    old = gc.get_threshold()
-    gc.set_threshold(0, *old[1:])
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_old",)
+
+    def __enter__(self) -> None:
+        self._old = gc.get_threshold()
+        gc.set_threshold(0, *self._old[1:])
+
+    def __exit__(self, *_: object) -> None:
         if gc.get_threshold()[0] == 0:  # else the test has set its own
-            gc.set_threshold(*old)
+            gc.set_threshold(*self._old)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.machine import lend_threads, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
+from pytest_torchprof.capture.undo import Undo
 
 if sys.platform != "win32":
     import resource
@@ -53,7 +53,7 @@ class Stopwatch:
         """Start the clocks, with the device idle and the collector off."""
         self._stopped: tuple[int, int] | None = None
         synchronize()
-        self._undo = ExitStack()
+        self._undo = Undo()
         if not self._first:
             self._undo.enter_context(no_collection())
         lend_threads(self._threads, self._undo)

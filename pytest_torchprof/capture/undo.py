@@ -27,6 +27,11 @@ class Undo:
         """One more."""
         self._calls.append((call, arguments))
 
+    def enter_context(self, context: Any) -> None:
+        """Enter one now, and leave it then: it is not told of exceptions."""
+        context.__enter__()
+        self._calls.append((context.__exit__, (None, None, None)))
+
     def pop_all(self) -> Undo:
         """Leave all of it to another one."""
         other = Undo()

@@ -12,7 +12,9 @@ help:  ## list the targets
 # Workers share the processors: their OpenMP threads shall not spin while they wait. The tests start
 # many processes, which compile all modules anew where nobody keeps their bytecode.
 test: .venv/.stamp  ## run the tests
-	@PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --maxprocesses=4
+	@$(BIN)/python -m compileall -q pytest_torchprof
+	@PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 \
+		$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
 
 test-mocks: .venv/.stamp  ## replace all that our path calls, one after the other, private names too
 	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/test_outcomes_mocks.py

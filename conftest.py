@@ -1,4 +1,6 @@
+import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +16,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("any machine")
+
+
+def pytest_collection_finish() -> None:
+    """What tests write is compiled anew each time: they change a file twice within a second."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,42 +81,44 @@ def profile(folder: Path, report: Path, *arguments: str, **env: str) -> tuple[di
     return {t["nodeid"].partition("::")[2]: t for t in tests}, done.stdout
 
 
+def sections(output: str) -> dict[str, str]:
+    """What was printed of each test that failed."""
+    parts = re.split(r"^_{3,} (\S+) _{3,}$", output.partition(" FAILURES ")[2], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 @needs_baselines
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_committed_baselines_hold_with_any_number_of_threads(threads: str, tmp_path: Path) -> None:
-    records, output = profile(ROOT / "examples", tmp_path / "r.json", OMP_NUM_THREADS=threads)
+def test_committed_baselines_hold_and_the_only_findings_are_accepted(tmp_path: Path) -> None:
+    records, output = profile(ROOT / "examples", tmp_path / "r.json")
+    assert {name: r["status"] for name, r in records.items()} == dict.fromkeys(records, "ok")
+    assert len(records) == 17, output
+    rules = {f["rule"] for r in records.values() for f in r["findings"] if not f["accepted"]}
+    assert set() == rules
+
+
+@needs_baselines
+def test_committed_baselines_hold_with_two_threads_in_two_workers(tmp_path: Path) -> None:
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    records, output = profile(ROOT / "examples", tmp_path / "r.json", "-n2", OMP_NUM_THREADS="2")
     assert {name: r["status"] for name, r in records.items()} == dict.fromkeys(records, "ok")
     assert len(records) == 17, output
 
 
 @needs_baselines
-def test_committed_baselines_hold_in_two_workers(tmp_path: Path) -> None:
-    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    records, _ = profile(ROOT / "examples", tmp_path / "r.json", "-n", "2")
-    assert {r["status"] for r in records.values()} == {"ok"}
-
-
-@needs_baselines
-@pytest.mark.parametrize("name", sorted(CONCERNED))
-def test_a_regression_turns_exactly_its_tests_red(name: str, tmp_path: Path) -> None:
-    copy = demo.regressed_copy(name, tmp_path)
-    records, output = profile(copy, tmp_path / "r.json", demo.REGRESSIONS[name].tests)
+@pytest.mark.parametrize(
+    "names", [["wider"], ["elementwise", "copy", "zero-grad"]], ids=["one", "several"]
+)
+def test_a_regression_turns_exactly_its_tests_red(names: list[str], tmp_path: Path) -> None:
+    """Of all examples, where it is alone; several are of different modules."""
+    copy = demo.regressed_copy(names[0], tmp_path)
+    for name in names[1:]:
+        demo.regress(copy, name)
+    tests = [demo.REGRESSIONS[name].tests for name in names] if len(names) > 1 else []
+    records, output = profile(copy, tmp_path / "r.json", "--torchprof-rounds=0", *tests)
     red = {test for test, record in records.items() if record["outcome"] == "failed"}
-    assert red == CONCERNED[name]
-    for word in NAMED[name]:
-        assert word in output
-
-
-@needs_baselines
-def test_a_regression_leaves_other_tests_green(tmp_path: Path) -> None:
-    copy = demo.regressed_copy("wider", tmp_path)
-    others = [f"test_{name}.py" for name in ("dataloader", "embedding", "resnet")]
-    records, _ = profile(copy, tmp_path / "r.json", *others)
-    assert {record["outcome"] for record in records.values()} == {"passed"}
-
-
-@needs_baselines
-def test_the_only_findings_are_those_that_an_example_accepts(tmp_path: Path) -> None:
-    records, _ = profile(ROOT / "examples", tmp_path / "r.json")
-    rules = {f["rule"] for r in records.values() for f in r["findings"] if not f["accepted"]}
-    assert set() == rules
+    assert red == set().union(*[CONCERNED[name] for name in names])
+    said = sections(output)
+    for name in names:
+        words = "".join(said[test] for test in CONCERNED[name])
+        for word in NAMED[name]:
+            assert word in words, name

@@ -54,15 +54,20 @@ REGRESSIONS = {
 
 def regressed_copy(name: str, folder: Path) -> Path:
     """Copy the examples into ``folder`` with the regression in them, and return the copy."""
-    change = REGRESSIONS[name]
     ignored = shutil.ignore_patterns("__pycache__", ".*")
     copy = Path(shutil.copytree(EXAMPLES, folder / "examples", ignore=ignored))
+    regress(copy, name)
+    return copy
+
+
+def regress(copy: Path, name: str) -> None:
+    """Put the regression into a copy of the examples."""
+    change = REGRESSIONS[name]
     source = copy / change.file
     text = source.read_text("utf-8")
     if change.before not in text:
         raise SystemExit(f"{change.file} has no {change.before!r} any more: mend {__file__}")
     source.write_text(text.replace(change.before, change.after), "utf-8")
-    return copy
 
 
 def main() -> int:

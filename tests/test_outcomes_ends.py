@@ -96,11 +96,12 @@ def test_a_time_limit_is_for_one_run(
 
         @pytest.mark.usefixtures("slow_class")
         class TestIt:
-            @pytest.mark.timeout(6)  # three runs take longer, and one does not on a busy machine
-            def test_takes_its_time(self, slow_end): time.sleep(2.1)
+            @pytest.mark.timeout(3)  # all runs take longer, and one does not on a busy machine
+            def test_takes_its_time(self, slow_end): time.sleep(0.15)
         def test_after(): pass
     """
     args = (f"--timeout-method={method}", f"-otimeout_func_only={func_only}", "--timeout=60")
+    args += ("--torchprof-rounds=19",)
     seen = same(pytester, source, *args, needs=["timeout"])
     assert {"TestIt::test_takes_its_time": "new", "test_after": "new"} == seen.statuses
 
@@ -119,7 +120,7 @@ def test_a_test_over_its_time_limit_fails(pytester: pytest.Pytester) -> None:
         @pytest.mark.timeout(0.3)
         def test_is_over(): time.sleep(60)
 
-        @pytest.mark.timeout(4)
+        @pytest.mark.timeout(2)
         def test_is_over_with_its_teardown(slow_end): time.sleep(0.1)
 
         def test_after(): pass
@@ -148,7 +149,8 @@ def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
             time.sleep(0.05)
         @pytest.mark.usefixtures("slow_class")
         class TestIt:
-            def test_slow(self): time.sleep(1.2)
+            @pytest.mark.torchprof(rounds=9)  # all runs together are over the time limit
+            def test_slow(self): time.sleep(0.2)
         def test_watchdog(capfd):
             faulthandler.dump_traceback_later(0.02, file=2)
             time.sleep(0.05)
@@ -160,5 +162,5 @@ def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
             assert 20 < signal.setitimer(signal.ITIMER_REAL, 0)[0] <= 30
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
     """
-    seen = same(pytester, source, "-ofaulthandler_timeout=3", subprocess=True)
+    seen = same(pytester, source, "-ofaulthandler_timeout=2", subprocess=True)
     assert "new" == seen.statuses["test_alarm"] == seen.statuses["TestIt::test_slow"]

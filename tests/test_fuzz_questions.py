@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_fuzz import DOCUMENTS, JUNK, TEXTS, VALUES, often, places, refused
+from test_fuzz import DOCUMENTS, EXAMPLES, JUNK, TEXTS, VALUES, places, refused
 from test_write import by_index
 
+from pytest_torchprof import cli
 from pytest_torchprof.analysis.averages import GROUPINGS, op_stats
 from pytest_torchprof.analysis.diff import diff, growth
 from pytest_torchprof.analysis.memory import peaks
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work
-from pytest_torchprof.cli import main
 from pytest_torchprof.errors import TraceError
 from pytest_torchprof.metrics import measure_all
+from pytest_torchprof.rules import plugged
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.trace.stacks import fold
 from pytest_torchprof.trace.write import augment
@@ -31,6 +35,16 @@ if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
 
 OTHER = parse(TEXTS[0])
+often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is asked a lot
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_command_starts_at_once() -> Iterator[None]:
+    """What a process does but once is done but once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_parser", cache(cli._parser))
+        patch.setattr(plugged, "entry_points", cache(plugged.entry_points))
+        yield
 
 
 def ask(trace: Trace) -> None:
@@ -61,7 +75,7 @@ def survive(data: bytes) -> None:
         for command in ("summary", "ops", "kernels", "memory", "lint"):
             said = io.StringIO()
             with redirect_stderr(said), redirect_stdout(io.StringIO()):
-                status = main([command, str(source)])
+                status = cli.main([command, str(source)])
             assert status in {0, 2}
             assert "internal error" not in said.getvalue()
         trace: Trace | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from functools import cache
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ def is_compared(block: Any) -> bool:
     return corpus.is_live(block) and not hasattr(block, "capture")
 
 
-@cache
 def payloads(theme: str) -> list[tuple[Case, Any]]:
     """The live examples of one file, each of which ran once."""
     made = [(case, corpus.prepared(case)) for case in corpus.themes()[theme]]
@@ -51,38 +50,38 @@ def differing(case: Case, other: corpus.Answer) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("stacks", [True, False], ids=["stacks", "no stacks"])
-@pytest.mark.parametrize("theme", corpus.themes())
-def test_a_stored_trace_has_the_findings_of_the_live_capture(theme: str, stacks: bool) -> None:
-    problems = []
-    for case, block in payloads(theme):
-        other = stored(case, block, stacks=stacks, memory=True)
-        problems += differing(case, other)
-        problems += [
-            f"{case.name}: {code} is not checked"
-            for code in {*other.checked.unchecked} - {*corpus.evaluate(case).checked.unchecked}
-            if "live" not in RULES[code].needs and code not in RECORDED
-        ]
-    assert [] == problems
+def unlike_live(case: Case, block: Any, *, stacks: bool) -> list[str]:
+    """A stored trace has the findings of the live capture."""
+    other = stored(case, block, stacks=stacks, memory=True)
+    return differing(case, other) + [
+        f"{case.name}: {code} is not checked"
+        for code in {*other.checked.unchecked} - {*corpus.evaluate(case).checked.unchecked}
+        if "live" not in RULES[code].needs and code not in RECORDED
+    ]
 
 
-@pytest.mark.parametrize("theme", corpus.themes())
-def test_without_memory_events_a_rule_says_the_same_or_that_it_is_not_checked(theme: str) -> None:
-    assert [] == [
-        said
-        for case, block in payloads(theme)
-        for said in differing(case, stored(case, block, stacks=False))
+def unlike_without_memory(case: Case, block: Any) -> list[str]:
+    """Without memory events a rule says the same, or that it is not checked."""
+    return differing(case, stored(case, block, stacks=False))
+
+
+def silent_without_shapes(case: Case, block: Any) -> list[str]:
+    """Without shapes a rule that needs them is not checked."""
+    bare = stored(case, block, shapes=False, stacks=False, memory=True)
+    return [
+        f"{case.name}: {code} is silent"
+        for code in corpus.evaluate(case).checked.counts
+        if "shapes" in RULES[code].needs and code not in bare.checked.unchecked
     ]
 
 
 @pytest.mark.parametrize("theme", corpus.themes())
-def test_without_shapes_a_rule_that_needs_them_is_not_checked_instead_of_silent(theme: str) -> None:
-    problems = []
+def test_a_stored_trace_is_judged_like_the_live_capture_or_says_what_it_lacks(theme: str) -> None:
+    """All at once, so that each payload is made and captured but once."""
+    problems: dict[str, list[str]] = defaultdict(list)
     for case, block in payloads(theme):
-        bare = stored(case, block, shapes=False, stacks=False, memory=True)
-        problems += [
-            f"{case.name}: {code} is silent without shapes"
-            for code in corpus.evaluate(case).checked.counts
-            if "shapes" in RULES[code].needs and code not in bare.checked.unchecked
-        ]
-    assert [] == problems
+        problems["with stacks"] += unlike_live(case, block, stacks=True)
+        problems["without stacks"] += unlike_live(case, block, stacks=False)
+        problems["without memory"] += unlike_without_memory(case, block)
+        problems["without shapes"] += silent_without_shapes(case, block)
+    assert {} == {how: said for how, said in problems.items() if said}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ def _a_command_starts_at_once() -> Iterator[None]:
     """What a process does but once is done but once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "_parser", cache(cli._parser))
-        patch.setattr(plugged, "entry_points", cache(plugged.entry_points))
+        patch.setattr(plugged, "entry_points", cache(entry_points))
         yield
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import Ran, accept, calls, replaced_rules, run
+from helpers import NO_OTHER_PLUGINS, Ran, accept, calls, replaced_rules, run
 from live import captured, placing
 from test_failures import messages
 from trace_builder import TraceBuilder
@@ -300,7 +300,8 @@ def test_an_async_tests_lines(pytester: pytest.Pytester) -> None:
                 X * X  # <- here
         """
     )
-    ran = run(pytester, "--torchprof", needs=("asyncio",))
+    scope = "-oasyncio_default_fixture_loop_scope=function"  # which some versions warn of, if unset
+    ran = run(pytester, "--torchprof", scope, needs=("asyncio",))
     assert marked(pytester, "test_it.py") == set(places(ran))
 
 
@@ -526,7 +527,7 @@ def test_under_xdist_too(pytester: pytest.Pytester) -> None:
                 batch + n
         """
     )
-    ran = run(pytester, "--torchprof", "-n2", needs=("xdist",), subprocess=True)
+    ran = run(pytester, "--torchprof", "-n2", needs=("xdist",))
     assert {"failed": 2} == ran.outcomes
     assert {"over_budget"} == set(ran.statuses.values())
     for test in ran.report["tests"]:
@@ -671,8 +672,8 @@ def test_what_fails_no_test_is_located_only_for_a_report(
             torch.ones(4) * 2
         """
     )
-    args = ["--torchprof", "-p", "no:randomly", *(["--torchprof-json=r.json"] if report else [])]
-    pytester.runpytest_inprocess(*args).assert_outcomes(passed=1, failed=1)
+    args = ["--torchprof", *(["--torchprof-json=r.json"] if report else [])]
+    pytester.runpytest_inprocess(*args, *NO_OTHER_PLUGINS).assert_outcomes(passed=1, failed=1)
     counted = Counter((pytester.path / "calls").read_text("utf-8").split())
     assert counted == {"new": 3 + report, "forbidden": 4}
 

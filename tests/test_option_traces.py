@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import accept, doctor, run
+from helpers import NO_OTHER_PLUGINS, accept, doctor, run
 
 from pytest_torchprof.metrics import measure_all
 from pytest_torchprof.stats import NotMeasured
@@ -197,7 +197,7 @@ def test_a_trace_that_cannot_be_written_leaves_no_part_of_itself(
 )
 def test_an_empty_name_is_a_usage_error(pytester: pytest.Pytester, option: str) -> None:
     pytester.makepyfile(test_it=TESTS)
-    result = pytester.runpytest_inprocess("--torchprof", option, "-p", "no:xdist")
+    result = pytester.runpytest_inprocess("--torchprof", option, *NO_OTHER_PLUGINS)
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines(["*an empty name is no file and no folder*"])
 

@@ -100,8 +100,8 @@ def test_a_time_limit_is_for_one_run(
             def test_takes_its_time(self, slow_end): time.sleep(0.15)
         def test_after(): pass
     """
-    args = (f"--timeout-method={method}", f"-otimeout_func_only={func_only}", "--timeout=60")
-    args += ("--torchprof-rounds=19",)
+    args = [f"--timeout-method={method}", f"-otimeout_func_only={func_only}", "--timeout=60"]
+    args += ["--torchprof-rounds=19"]
     seen = same(pytester, source, *args, needs=["timeout"])
     assert {"TestIt::test_takes_its_time": "new", "test_after": "new"} == seen.statuses
 

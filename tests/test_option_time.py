@@ -203,7 +203,7 @@ def test_under_xdist_time_only_advises(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
-    ran = run(pytester, "--torchprof", GATE, *FEW, "-n1", needs=["xdist"], subprocess=True)
+    ran = run(pytester, "--torchprof", GATE, *FEW, "-n1", needs=["xdist"])
     assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
     assert "time: xdist's workers contend for the CPU, so time only advises (test_it" in ran.out
 

@@ -14,7 +14,7 @@ help:  ## list the targets
 test: .venv/.stamp  ## run the tests
 	@$(BIN)/python -m compileall -q pytest_torchprof
 	@PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 \
-		$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal
+		$(BIN)/python -m pytest -n auto --dist=worksteal
 
 test-mocks: .venv/.stamp  ## replace all that our path calls, one after the other, private names too
 	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/test_outcomes_mocks.py

@@ -18,6 +18,12 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than processors, since many tests wait for what they have started."""
+    return min((os.cpu_count() or 1) + 1, 4)
+
+
 def pytest_collection_finish() -> None:
     """What tests write is compiled anew each time: they change a file twice within a second."""
     sys.dont_write_bytecode = True

@@ -198,7 +198,7 @@ class Ran:
 def ran(project: Project) -> Ran:
     """One run from within a folder of the repository, that most tests here look at."""
     before = project.git("status", "--porcelain")
-    words = ["v1", "--min-time", "1", "--format", "json", "--"]
+    words = ["v1", "--min-time", "0.4", "--format", "json", "--"]
     words += ["test_shop.py", "-k", "not no_such_test", "--torchprof-json=../report.json"]
     status, out, err = project.run(*words, cwd=project.root / "tests")
     file = project.root / "report.json"

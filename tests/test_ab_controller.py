@@ -402,14 +402,9 @@ def test_a_side_that_cannot_start_at_all_is_a_row_for_each_test(tmp_path: Path) 
     assert "No module named 'no_such_thing'" in (rows[0].reason or "")
 
 
-def test_exactly_so_many_rounds(folder: Path) -> None:
-    options = Options(rounds=9)
-    (row,) = compare(folder / "a", folder / "b", "test_kinds.py::test_same", options=options)
-    assert row.decision is not None
-    assert row.decision.pairs == 9
-
-
-def test_tests_that_always_end_their_worker_end_the_run(tmp_path: Path) -> None:
+def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_run(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "test_x.py").write_text(
         "import os, pytest\ndef test_well(): pass\n@pytest.mark.parametrize('n', range(9))\n"
         "def test_x(n):\n    os.kill(os.getpid(), 9)\n"
@@ -417,8 +412,10 @@ def test_tests_that_always_end_their_worker_end_the_run(tmp_path: Path) -> None:
     rows: list[Row] = []
     said = r"3 tests in a row have ended their worker.*SIGKILL"
     with pytest.raises(AbStoppedError, match=said):
-        compare(tmp_path, tmp_path, rows=rows)
+        compare(tmp_path, tmp_path, rows=rows, options=Options(rounds=9))
     assert [row.verdict == "error" for row in rows] == [False, True, True]
+    assert rows[0].decision is not None
+    assert rows[0].decision.pairs == 9
 
 
 def test_an_interrupt_ends_the_workers_at_once(

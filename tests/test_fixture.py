@@ -387,43 +387,45 @@ def test_the_table_lists_operators_of_the_region(pytester: pytest.Pytester) -> N
 
 
 PRINTS = """
-    def test_it(torchprof):
+    @pytest.mark.torchprof({runs})
+    def test_{name}(torchprof):
         with torchprof:
             X + X
-        print("is before")
+        print("{name} is before")
         assert "aten::add" in (torchprof.table() or "aten::add")
-        print("see:\\n" + torchprof.table(sort_by="calls"))
-        print("is after")
-        {more}
+        print("{name} sees:\\n" + torchprof.table(sort_by="calls"))
+        print("{name} is after")
+        assert torchprof.stats.ops {holds}
 """
+PRINTING = {
+    "passes": ("", ">= 0"),
+    "fails": ("", "<= 0"),
+    "is_run_once": ("warmup=0, rounds=0", ">= 0"),
+    "is_run_often": ("rounds=5", ">= 0"),
+}
 
 
 @pytest.mark.parametrize("capture", ["fd", "sys", "tee-sys", "no"])
-@pytest.mark.parametrize(
-    ("more", "args", "outcome"),
-    [
-        ("", ("-rP",), "passed"),
-        ("assert torchprof.stats.ops <= 0", (), "failed"),
-        ("", ("-rP", "--torchprof-warmup=0", "--torchprof-rounds=0"), "passed"),
-        ("", ("-rP", "--torchprof-rounds=5"), "passed"),
-    ],
-)
 def test_a_printed_table_is_seen_once_and_so_is_all_other_output(
-    pytester: pytest.Pytester, capture: str, more: str, args: tuple[str, ...], outcome: str
+    pytester: pytest.Pytester, capture: str
 ) -> None:
-    head = HEAD.replace("from helpers import note", "")
-    pytester.makepyfile(test_it=head + PRINTS.format(more=more))
-    options = ("--torchprof", f"--capture={capture}", *args)
+    source = HEAD.replace("from helpers import note", "import pytest")
+    for name, (runs, what) in PRINTING.items():
+        source += PRINTS.format(name=name, runs=runs, holds=what)
+    pytester.makepyfile(test_it=source)
+    options = ("--torchprof", f"--capture={capture}", "-rP")
     ran = run(pytester, *options, subprocess=capture == "tee-sys")
-    assert {outcome: 1} == ran.outcomes
-    captured = ran.out.partition("Captured stdout call")[2]
-    live = ran.out.partition("Captured stdout call")[0]
+    assert {"passed": 3, "failed": 1} == ran.outcomes
+    live, _, rest = ran.out.partition("= FAILURES =")
+    captured = "".join(re.findall(r"(?ms)Captured stdout call -*$(.*?)^[_=]{3}", rest))
     shown = {"fd": [captured], "sys": [captured], "no": [live], "tee-sys": [live, captured]}
     for text in shown[capture]:
-        assert [1, 1, 1, 1] == [
-            len(re.findall(words, text, re.MULTILINE))
-            for words in ("is before$", "^see:$", "^is after$", "^aten::add ")
-        ], text
+        before, *parts = re.split(r"(?m)([a-z_]+) is before$", text)
+        assert sorted(PRINTING) == sorted(parts[::2]), text
+        assert "aten::add " not in before
+        for name, own in zip(parts[::2], parts[1::2], strict=True):
+            words = (f"^{name} sees:$", f"^{name} is after$", "^aten::add ")
+            assert [1, 1, 1] == [len(re.findall(f"(?m){word}", own)) for word in words], own
 
 
 def test_a_table_that_the_test_keeps_to_itself_is_not_printed(pytester: pytest.Pytester) -> None:

@@ -72,12 +72,16 @@ class AbStoppedError(AbError):
     """A comparison that cannot go on; what was compared until then holds."""
 
 
-def near(word: str, known: Iterable[str]) -> str:
+def near(word: str, known: Iterable[str], *, told: bool = False) -> str:
     """The end of a sentence that refused a word: what may have been meant, else what there is.
+
+    Nothing else if that has been ``told``.
 
     >>> near("flop", ["flops", "ops"]), near("x", ["flops", "ops"])
     ('Did you mean flops?', 'Known are: flops, ops.')
     """
     known = list(known)
     close = difflib.get_close_matches(word, known, n=3)
-    return f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return "" if told else f"Known are: {', '.join(known)}."

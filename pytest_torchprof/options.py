@@ -55,7 +55,8 @@ class Option(NamedTuple):
 def _choice(*known: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in known:
-            raise SettingsError(f"{text!r} is not one of {', '.join(known)}. {near(text, known)}")
+            meant = near(text, known, told=True)
+            raise SettingsError(f"{text!r} is not one of {', '.join(known)}. {meant}".rstrip())
         return text
 
     return parse

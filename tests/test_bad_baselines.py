@@ -248,7 +248,7 @@ def test_what_cannot_be_written_is_told_and_the_old_file_stays(
     assert (1, {"passed": 1}, before) == (ran.ret, ran.outcomes, path.read_bytes())
     (line,) = (line for line in ran.out.splitlines() if line.startswith("ERROR: baseline"))
     assert f"ERROR: baseline {path} cannot be written: {why} (nothing was changed); " in line
-    assert "Free the folder or the disk, or name another with --torchprof-baselines" in line
+    assert "free the folder or the disk, or name another with --torchprof-baselines" in line
     assert [path.name] == [file.name for file in path.parent.iterdir()]
 
 

@@ -159,7 +159,7 @@ def update(
                 path,
                 render(found.data),
                 what=f"baseline {path}",
-                next_step="Free the folder or the disk, or name another with --torchprof-baselines",
+                next_step="free the folder or the disk, or name another with --torchprof-baselines",
             )
     return done
 

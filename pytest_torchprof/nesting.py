@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,16 @@ def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     return found
 
 
+def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values of a one-dimensional array, once each, in order.
+
+    As `np.unique` without its options, which is slower and imports `numpy.ma`.
+    """
+    ordered = np.sort(values)
+    first = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    return np.asarray(ordered[first])
+
+
 def above(events: Ints, parent: Ints) -> Bools:
     """Everything that these events are nested in, one of them perhaps in another."""
     found = np.zeros(len(parent), bool)
@@ -73,7 +84,7 @@ def above(events: Ints, parent: Ints) -> Bools:
     while len(at):
         at = at[~found[at]]
         found[at] = True
-        at = np.unique(parent[at])
+        at = distinct(parent[at])
         at = at[at >= 0]
     return found
 

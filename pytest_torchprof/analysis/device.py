@@ -40,7 +40,7 @@ def device_time(trace: Trace) -> DeviceTime:
 def _device_time(trace: Trace) -> DeviceTime:
     events = trace.device_rows[trace.selection[trace.device_rows]]
     busy = idle = 0
-    for device in np.unique(trace.device[events]):
+    for device in nesting.distinct(trace.device[events]):
         mine = events[trace.device[events] == device]  # in time order, as all events
         start, end = trace.ts[mine], trace.ts[mine] + trace.dur[mine]
         reach = np.maximum.accumulate(end)
@@ -71,7 +71,7 @@ def launched_in(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
     kernels = kernels[np.argsort(trace.launch[kernels], kind="stable")]
     thread, called = trace.thread[trace.launch[kernels]], trace.ts[trace.launch[kernels]]
     start, end = trace.ts[events], trace.ts[events] + trace.dur[events]
-    for one in np.unique(trace.thread[events]):
+    for one in nesting.distinct(trace.thread[events]):
         asked, mine = np.flatnonzero(trace.thread[events] == one), kernels[thread == one]
         when = called[thread == one]
         since, until = np.searchsorted(when, start[asked]), np.searchsorted(when, end[asked])
@@ -107,7 +107,7 @@ def _captured(trace: Trace, launches: Ints) -> Bools:
     begins = np.flatnonzero(calls & trace.names_where(_BEGIN_CAPTURE.search))
     ends = np.flatnonzero(calls & trace.names_where(_END_CAPTURE.search))
     captured = np.zeros(len(launches), bool)
-    for thread in np.unique(trace.thread[begins]):
+    for thread in nesting.distinct(trace.thread[begins]):
         began, ended = (
             np.searchsorted(trace.ts[marks[trace.thread[marks] == thread]], trace.ts[launches])
             for marks in (begins, ends)

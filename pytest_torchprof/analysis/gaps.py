@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.analysis.device import lost_launches
 from pytest_torchprof.events import DEVICE_KINDS, OTHER_DEVICES, Kind
 
@@ -98,7 +99,7 @@ def waits_gap(trace: Trace) -> str | None:
     """
     called: list[int] = []
     if trace.has(Kind.RUNTIME):
-        called = np.unique(trace.name[trace.is_kind(Kind.RUNTIME)]).tolist()
+        called = nesting.distinct(trace.name[trace.is_kind(Kind.RUNTIME)]).tolist()
     calls = [trace.names[number] for number in called]
     device_type = trace.facts.get("device_type")
     if (gap := _foreign(trace)) is not None:

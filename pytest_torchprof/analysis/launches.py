@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called
 from pytest_torchprof.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
 
@@ -72,7 +73,7 @@ def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
     """As sorting them all would find, and soon if they are all the same."""
     if len(numbers) and (numbers == numbers[0]).all():
         return [int(numbers[0])]
-    return np.unique(numbers).tolist()  # type: ignore[no-any-return]
+    return nesting.distinct(numbers).tolist()  # type: ignore[no-any-return]
 
 
 def _pace(trace: Trace, calls: Ints) -> Ints:

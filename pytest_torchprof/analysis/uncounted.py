@@ -219,7 +219,7 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
     left = ~within & ~replays
     alone = left & (kinds == "around")
     by_operator = left & np.isin(kinds, list(_ASKED))
-    return event[alone], np.unique(call[by_operator]), event[replays]
+    return event[alone], nesting.distinct(call[by_operator]), event[replays]
 
 
 def _calls(trace: Trace, kernels: Ints) -> Ints:

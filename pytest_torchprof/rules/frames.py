@@ -30,7 +30,7 @@ def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     if not has_frames(trace):
         return by_operator(trace, events)
     known = events >= 0
-    rows = np.unique(events[known])
+    rows = nesting.distinct(events[known])
     forward = forward_of(trace, rows)
     found = stacks(trace, np.union1d(rows, forward[forward >= 0]))
     # Of a user's own `backward`, or of what is computed again, the functions around it tell.
@@ -51,7 +51,7 @@ def _grouped(group: Ints, value: Ints, count: int) -> list[list[int]]:
     """The distinct values of each group."""
     out: list[list[int]] = [[] for _ in range(count)]
     width = int(value.max(initial=-1)) + 2
-    pairs = np.unique(group * width + value + 1)
+    pairs = nesting.distinct(group * width + value + 1)
     for number, one in zip((pairs // width).tolist(), (pairs % width - 1).tolist(), strict=True):
         out[number].append(one)
     return out

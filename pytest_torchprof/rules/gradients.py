@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.events import STEP, Kind
 from pytest_torchprof.rules.levels import (
@@ -233,7 +234,7 @@ def missing_no_grad(trace: Trace, *, layers: float) -> Matches:
     forward, first, after = forward[mine], first[mine], after[mine]
     if not len(forward):
         return NO_MATCHES
-    ran = np.unique(_numbers(trace, _steps(trace)))
+    ran = nesting.distinct(_numbers(trace, _steps(trace)))
     if ran[-1:].max(initial=-1) < 0 and len(marks_named(trace, _OPTIMIZER_STEP)):
         return NO_MATCHES  # before a step there was a backward pass, on a thread not recorded
     used = np.searchsorted(ran, first) < np.searchsorted(ran, after)

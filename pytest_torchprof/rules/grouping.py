@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.stats import Finding
 
@@ -129,7 +130,7 @@ def reach(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
     order = np.lexsort((launch, trace.thread[launch]))
     device, launch = device[order], launch[order]
     done = trace.ts[device] + trace.dur[device]
-    for thread in np.unique(trace.thread[events]).tolist():
+    for thread in nesting.distinct(trace.thread[events]).tolist():
         asked = np.flatnonzero(trace.thread[events] == thread)
         mine = np.flatnonzero(trace.thread[launch] == thread)
         called, over = trace.ts[launch[mine]], done[mine]

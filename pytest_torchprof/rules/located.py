@@ -140,7 +140,7 @@ def _sequences(trace: Trace) -> list[Ints]:
     runtime calls outside of operators.
     """
     marks = trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)
-    test = np.isin(trace.thread, np.unique(trace.thread[marks]))
+    test = np.isin(trace.thread, nesting.distinct(trace.thread[marks]))
     real = ~trace.names_where(lambda name: name.startswith((LINE, MODULE)))
     ops = trace.is_kind(Kind.OP) & real
     inside = ops.copy()

@@ -48,7 +48,7 @@ def by_operator(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     if len(events) <= _FEW:
         return _one_by_one(trace, events)
     known = events >= 0
-    rows = np.unique(events[known])
+    rows = nesting.distinct(events[known])
     around = nesting.above(rows, trace.parent)
     around[rows] = True
     at = np.flatnonzero(around)

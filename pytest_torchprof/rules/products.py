@@ -48,7 +48,7 @@ _LONG_TYPES: Final = re.compile(r"tf32|s1688(?!\w*16)|sgemm|dgemm|f32f32_f32f32|
 
 def _unseen_fp32(trace: Trace) -> str | None:
     """Products that graphs launched: no operator says what they multiply."""
-    devices = np.unique(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
+    devices = nesting.distinct(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
     if trace.facts.get("allow_tf32") is True:
         return None
     if not any(chip_of(trace, one).has_tf32 for one in devices):
@@ -174,7 +174,7 @@ def _in_attention(trace: Trace, events: Ints) -> Bools:
 
 def _on_tf32_device(trace: Trace, products: DeviceProducts) -> Bools:
     device = trace.device[products.kernel]
-    able = [one for one in np.unique(device).tolist() if chip_of(trace, one).has_tf32]
+    able = [one for one in nesting.distinct(device).tolist() if chip_of(trace, one).has_tf32]
     return np.bincount(products.at, np.isin(device, able), len(products)) > 0
 
 

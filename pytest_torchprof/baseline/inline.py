@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -18,10 +19,10 @@ from pytest_torchprof.baseline.sources import (
     Sources,
     contents,
 )
-from pytest_torchprof.errors import BaselineError, SettingsError
+from pytest_torchprof.errors import BaselineError, SettingsError, UnitError
 from pytest_torchprof.metrics import METRICS, Metric
 from pytest_torchprof.stats import NotMeasured, Value
-from pytest_torchprof.units import format_exact, format_quantity, says
+from pytest_torchprof.units import format_exact, format_quantity, parse_quantity, says
 
 #: What an empty expectation is filled with: what identifies the work done, wherever it runs.
 DEFAULT_METRICS = ("flops", "ops")
@@ -99,7 +100,9 @@ def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: 
         if isinstance(value, NotMeasured):
             text = f"not measured ({value.reason})"
         else:
-            text = said if _holds(said, value, METRICS[name]) else _written(value, METRICS[name])
+            text = (
+                said if _holds(said, value, METRICS[name]) else _written(said, value, METRICS[name])
+            )
         lines.append(f"{name:<{width}}{text}\n")
     return "".join(lines)
 
@@ -120,16 +123,21 @@ def _rows(expected: str) -> list[tuple[str, str]]:
     return [(name, " ".join(words)) for name, *words in rows]
 
 
-def _written(value: float, metric: Metric) -> str:
-    """An exact number with all its digits, in a larger unit if it is whole there: ``512 MiB``."""
-    text = format_quantity(value, metric.unit)
-    if metric.klass != "exact" or ("." not in text and says(text, value, metric.unit)):
-        return text
-    return format_exact(value, metric.unit)
+def _written(said: str, value: float, metric: Metric) -> str:
+    """What stands there, if it holds; else the number as everywhere, or all its digits as before."""
+    if _holds(said, value, metric):
+        return said
+    with suppress(UnitError):
+        before = parse_quantity(said, metric.unit)
+        if said.replace(",", "") == format_exact(before, metric.unit).replace(",", "") and (
+            said != format_quantity(before, metric.unit)
+        ):
+            return format_exact(value, metric.unit)
+    return format_quantity(value, metric.unit)
 
 
 def _holds(said: str, value: float, metric: Metric) -> bool:
-    return said == _written(value, metric) or says(said, value, metric.unit)
+    return said == format_quantity(value, metric.unit) or says(said, value, metric.unit)
 
 
 def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edit:

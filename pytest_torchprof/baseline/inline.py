@@ -124,7 +124,7 @@ def _rows(expected: str) -> list[tuple[str, str]]:
 
 
 def _written(said: str, value: float, metric: Metric) -> str:
-    """What stands there, if it holds; else the number as everywhere, or all its digits as before."""
+    """What stands there, if it holds; else a number as everywhere, or with all digits."""
     if _holds(said, value, metric):
         return said
     with suppress(UnitError):

@@ -70,7 +70,7 @@ def test_once_a_fixture(counted):
     assert len(counted) == 1
 
 def test_fixtures_end():
-    assert calls["set up"] == calls["torn down"] > 10
+    assert calls["set up"] == calls["torn down"] > 1  # more often than in a run
 
 def test_fails_later():
     calls["flaky"] += 1

@@ -277,7 +277,7 @@ class TorchprofSession(RunningHooks):
                 with SHELTER:
                     self._message = self.judge.left_out(plan)
                 if self._message is not None:
-                    pytest.fail(self._message, pytrace=False)
+                    pytest.fail(escape.block(self._message), pytrace=False)
             return result
         try:
             result = yield from self.runner.call(item, recorder)

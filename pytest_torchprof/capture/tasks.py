@@ -51,7 +51,7 @@ class Threads:
         ended = total - mine - sum(grown.values())
         python = {thread.native_id for thread in REAL.threads()}
         # With the spinning of a team that shrinks; others may just end late, of the run before.
-        gone = len(self._settled - now.keys())
+        gone = len(self._settled - now.keys() - {self._me})
         started = ended > _STARTED_NS + gone * _SPIN_NS
         others = False
         for task, ns in grown.items():

@@ -21,6 +21,8 @@ _CLOCK_MONOTONIC = 1  # as Linux numbers it
 _SIGEV_SIGNAL = 0
 
 _getpid = os.getpid  # bound here, as a test may replace it
+#: Without the enumerations around them, which take longer than they do.
+_signals: Any = getattr(signal, "_signal", signal)
 
 
 class _Event(ctypes.Structure):
@@ -54,7 +56,7 @@ class Bell:
     def __enter__(self) -> None:
         self._timer = timer = _timer()
         self._number = signal.SIGALRM if timer is None else _NUMBER
-        self._before = signal.signal(self._number, self._heard)
+        self._before = _signals.signal(self._number, self._heard)
         if timer is None:
             signal.setitimer(signal.ITIMER_REAL, self._after_s, self._again_s)
         else:
@@ -67,9 +69,9 @@ class Bell:
         else:
             _set(self._timer, 0, 0, 0, 0)
         # What has rung and was not heard, as the test blocks signals, would end the process.
-        ours = signal.getsignal(number) == self._heard and number not in signal.sigpending()
+        ours = _signals.getsignal(number) == self._heard and number not in _signals.sigpending()
         if ours and before is not None:
-            signal.signal(number, before)
+            _signals.signal(number, before)
 
 
 #: The timer that was made, and the process that has it: a forked one has none.

@@ -43,6 +43,7 @@ REAL = SimpleNamespace(
     native_id=threading.get_native_id,
     threads=threading.enumerate,
     listdir=os.listdir,
+    stat=os.stat,
     waitid=getattr(os, "waitid", None),
     rusage=getattr(resource, "getrusage", None),
 )

@@ -25,6 +25,8 @@ _dict, _id, _isinstance, _zip = dict, id, isinstance, zip
 _joined, _number = b"".join, int.from_bytes
 #: Bits of a dict's version.
 _WORD = 64
+#: So often a dict has changed in vain when its version is looked at no more.
+_RESTLESS, _MOST_RESTLESS = 20, 8
 
 
 class _Place(NamedTuple):
@@ -57,6 +59,9 @@ class Shelter:
         #: The dicts' versions, and those with which all was well; empty where there are none.
         self._versions: list[Any] = []
         self._sound = b""
+        #: Places that change all the time, though not in what is looked at: these are compared.
+        self._restless: list[_Look] = []
+        self._changes: dict[int, int] = {}
         self._inside = False
         self._before: list[bool] = []
         #: What has been replaced by (owner, name), with what the test sees there.
@@ -96,17 +101,24 @@ class Shelter:
         for place in places:
             self._places.append(place)
             self._known |= {(id(place.owner), name) for name in place.names}
-        self._looks = [(one.fetch, one.seen, one.values, one) for one in self._places]
-        versions = [version_of(one.seen) for one in self._places if isinstance(one.seen, dict)]
+        self._look_at(self._places)
+
+    def _look_at(self, places: Sequence[_Place]) -> None:
+        looks = [(one.fetch, one.seen, one.values, one) for one in places]
+        many = {at for at, times in self._changes.items() if times >= _RESTLESS}
+        self._restless = [look for look in looks if _id(look[1]) in many]
+        self._looks = [look for look in looks if _id(look[1]) not in many]
+        versions = [version_of(seen) for _, seen, *_ in self._looks if _isinstance(seen, _dict)]
         self._versions = [one for one in versions if one is not None]
         if len(self._versions) < len(self._looks):
-            self._versions = []
+            self._looks, self._restless, self._versions = looks, [], []
         self._sound = bytes(8 * len(self._versions))
 
     def forget(self) -> None:
         """Shelter from nothing: another session begins in this process, with other plugins."""
         self._places, self._known, self._later = [], set(), ()
         self._looks, self._versions, self._sound = [], [], b""
+        self._restless, self._changes = [], {}
         self._finders, self._depth = [], 0
 
     # ---------------------------------------------------------------- in and out
@@ -145,22 +157,28 @@ class Shelter:
         if not sys.meta_path and self._finders:
             sys.meta_path[:] = self._finders
             self._emptied = sys.meta_path
-        looks: Sequence[_Look] = self._looks
+        for look in self._restless:
+            if not _is_sound(look):
+                self._restore(look[3])
         now = _joined(self._versions)  # in one call: they are many
-        if now:
-            if now == self._sound:
-                return
-            looks = _differing(looks, now, self._sound)
-        known = True
-        for fetch, seen, values, place in looks:
-            try:
-                if fetch(seen) == values:
+        if not now:
+            for look in self._looks:
+                if not _is_sound(look):
+                    self._restore(look[3])
+        elif now != self._sound:
+            known, restless = True, False
+            for look in _differing(self._looks, now, self._sound):
+                if not _is_sound(look):
+                    self._restore(look[3])
+                    known = False
                     continue
-            except Exception:  # noqa: BLE001, S110 - a name is gone, or cannot even be compared
-                pass
-            self._restore(place)
-            known = False
-        self._sound = now if known else _joined(self._versions)
+                at = _id(look[1])
+                self._changes[at] = times = self._changes.get(at, 0) + 1
+                restless |= times == _RESTLESS
+            if restless and len(self._restless) < _MOST_RESTLESS:
+                self._look_at(self._places)
+                known = False
+            self._sound = now if known else _joined(self._versions)
 
     def _restore(self, place: _Place) -> None:
         owner, seen = place.owner, place.seen
@@ -227,6 +245,15 @@ class _Lifted:
 
     def __exit__(self, *_: object) -> None:
         self._shelter.turn_back()
+
+
+def _is_sound(look: _Look) -> bool:
+    fetch, seen, values, _ = look
+    try:
+        same: bool = fetch(seen) == values
+    except Exception:  # noqa: BLE001 - a name is gone, or cannot even be compared
+        return False
+    return same
 
 
 def _differing(looks: Sequence[_Look], now: bytes, before: bytes) -> list[_Look]:

@@ -65,13 +65,23 @@ class Threads:
         return started, others
 
 
+_FOLDER = "/proc/self/task"
+#: The threads that were found when the folder was listed last: to count its links is quicker.
+_LATEST: list[int] = []
+
+
 def _task_clocks() -> dict[int, int]:
     """CPU time in ns of each thread of the process, by native id; empty where nobody says."""
     clocks: dict[int, int] = {}
+    with suppress(OSError, TypeError):
+        # As many as then, and each is there.
+        if _LATEST and REAL.stat(_FOLDER).st_nlink - 2 == len(_LATEST):
+            return {task: REAL.any_clock((~task << 3) | 6) for task in _LATEST}
     with suppress(OSError):
-        for entry in REAL.listdir("/proc/self/task"):
+        for entry in REAL.listdir(_FOLDER):
             with suppress(OSError):  # it has just ended
                 clocks[int(entry)] = REAL.any_clock((~int(entry) << 3) | 6)
+    _LATEST[:] = clocks
     return clocks
 
 

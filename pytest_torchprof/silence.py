@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture import REAL, Undo, muted
@@ -278,33 +279,43 @@ def _no_reports(
         theirs._hookexec = tell_us
 
 
+@cache
+def _keys() -> tuple[Any, Any, tuple[Any, ...]]:
+    """What pytest notes for the session goes by these: failed subtests, JUnit's report, complaints.
+
+    None for what a version does not have.
+    """
+    from _pytest import threadexception, unraisableexception
+    from _pytest.junitxml import xml_key
+
+    try:
+        from _pytest.subtests import failed_subtests_key as subtests
+    except ImportError:
+        subtests = None  # type: ignore[assignment]
+    complaints = (
+        getattr(threadexception, "thread_exceptions", None),
+        getattr(unraisableexception, "unraisable_exceptions", None),
+    )
+    return subtests, xml_key, tuple(key for key in complaints if key)
+
+
 def _failed_subtests(item: pytest.Item) -> dict[Any, int]:
     """Failed subtests by test, of the whole session."""
-    try:
-        from _pytest.subtests import failed_subtests_key
-    except ImportError:
-        return {}
-    found: dict[Any, int] = item.config.stash.get(failed_subtests_key, {})  # type: ignore[arg-type]
+    key = _keys()[0]
+    found: dict[Any, int] = item.config.stash.get(key, {}) if key is not None else {}
     return found
 
 
 def _complaints(item: pytest.Item) -> list[Any]:
     """What finalizers and threads have raised, and pytest has not yet warned of."""
-    from _pytest import threadexception, unraisableexception
-
-    keys = (
-        getattr(threadexception, "thread_exceptions", None),
-        getattr(unraisableexception, "unraisable_exceptions", None),
-    )
-    queues = [item.config.stash.get(key, None) for key in keys if key]
+    queues = [item.config.stash.get(key, None) for key in _keys()[2]]
     return [queue for queue in queues if queue is not None]
 
 
 def _suite_properties(item: pytest.Item) -> list[Any]:
     """The properties of JUnit's report as a whole, where one is written."""
-    from _pytest.junitxml import xml_key
-
-    found: list[Any] = getattr(item.config.stash.get(xml_key, None), "global_properties", [])
+    report = item.config.stash.get(_keys()[1], None)
+    found: list[Any] = getattr(report, "global_properties", [])
     return found
 
 

@@ -108,7 +108,7 @@ class Shelter:
         many = {at for at, times in self._changes.items() if times >= _RESTLESS}
         self._restless = [look for look in looks if _id(look[1]) in many]
         self._looks = [look for look in looks if _id(look[1]) not in many]
-        versions = [version_of(seen) for _, seen, *_ in self._looks if _isinstance(seen, _dict)]
+        versions = [version_of(seen) for _, seen, *_ in self._looks if isinstance(seen, dict)]
         self._versions = [one for one in versions if one is not None]
         if len(self._versions) < len(self._looks):
             self._looks, self._restless, self._versions = looks, [], []

@@ -149,13 +149,15 @@ class Memory:
     bytes: Ints
     place: Ints
 
-    @property
+    @cached_property
     def on_device(self) -> Bools:
         """Whether it is the accelerator's memory, not the host's."""
         return np.not_equal(self.place[:, 0], 0)
 
     def device(self, on_device: bool) -> Memory:
         """The rows of the host's memory, or of the accelerators'."""
+        if not (on_device or self.on_device.any()):
+            return self
         return self.where(self.on_device == on_device)
 
     def where(self, keep: Bools) -> Memory:

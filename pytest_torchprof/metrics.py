@@ -71,11 +71,8 @@ def measure(metric: Metric, trace: Trace) -> Value:
 
     Of a capture that lacks some of what the device did, counts are at least those of the rest.
     """
-    reason = _missing(metric, trace)
-    if reason and trace.cut:
-        reason += ", or the file breaks off before it"
-    if reason:
-        return _unknown(reason)
+    if (missing := trace.once(_missing, metric.needs)) is not None:
+        return missing
     if "device" in metric.needs:
         from pytest_torchprof.analysis.gaps import partial_gap
 
@@ -125,8 +122,11 @@ def _unknown(reason: str, at_hand: int | None = None, *, at_least: bool = False)
 # -------------------------------------------------------------------- what a capture must hold
 
 
-def _missing(metric: Metric, trace: Trace) -> str | None:
-    return trace.once(_lacking, metric.needs)
+def _missing(trace: Trace, needs: frozenset[Need]) -> NotMeasured | None:
+    reason = _lacking(trace, needs)
+    if reason and trace.cut:
+        reason += ", or the file breaks off before it"
+    return _unknown(reason) if reason else None
 
 
 def _lacking(trace: Trace, needs: frozenset[Need]) -> str | None:

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+#: To leave out what is there twice takes longer for fewer.
+_SOME = 1000
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -57,12 +60,17 @@ def enclosing(
 def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     """Which of these events are nested in a root, at whatever distance."""
     found = np.zeros(len(events), bool)
+    if not len(events):
+        return found
     at = parent[events]
-    todo = np.flatnonzero(at >= 0)
+    todo = (at >= 0).nonzero()[0]
+    at = at[todo]
     while len(todo):
-        found[todo] = roots[at[todo]]
-        at[todo] = parent[at[todo]]
-        todo = todo[~found[todo] & (at[todo] >= 0)]
+        hit = roots[at]
+        found[todo[hit]] = True
+        at = parent[at]
+        left = (at >= 0) & ~hit
+        todo, at = todo[left], at[left]
     return found
 
 
@@ -84,8 +92,10 @@ def above(events: Ints, parent: Ints) -> Bools:
     while len(at):
         at = at[~found[at]]
         found[at] = True
-        at = distinct(parent[at])
+        at = parent[at]
         at = at[at >= 0]
+        if len(at) > _SOME:
+            at = distinct(at)
     return found
 
 
@@ -101,8 +111,8 @@ def by_thread(thread: npt.NDArray[np.int32]) -> list[Ints]:
 
 def levels(depth: Ints) -> Iterator[Ints]:
     """Positions of the events of depth 1, then 2, …: parents come before their children."""
-    order = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[order], np.arange(1, int(depth.max(initial=0)) + 2))
+    order = depth.argsort(kind="stable")
+    bounds = depth[order].searchsorted(np.arange(1, int(depth.max(initial=0)) + 2))
     for start, stop in pairwise(bounds.tolist()):
         yield order[start:stop]
 
@@ -139,14 +149,17 @@ def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
     the depth above. If each lies within its parent, then its chain of parents is all that is open.
     """
     at = np.arange(len(start))
-    depth = at - np.searchsorted(np.sort(end), start, side="right")
-    order = np.argsort(depth, kind="stable")
-    keys = depth[order] * len(at) + order
-    inner = np.flatnonzero(depth > 0)
+    depth = at - np.sort(end).searchsorted(start, side="right")
     parent = np.full(len(at), -1, np.int64)
-    parent[inner] = order[np.searchsorted(keys, (depth[inner] - 1) * len(at) + inner) - 1]
-    above = parent[inner]
-    if (depth[above] == depth[inner] - 1).all() and (end[above] >= end[inner]).all():
+    inner = (depth > 0).nonzero()[0]
+    if not len(inner):
+        return parent, depth
+    order = depth.argsort(kind="stable")
+    keys = depth[order] * len(at) + order
+    outside = depth[inner] - 1
+    above = order[keys.searchsorted(outside * len(at) + inner) - 1]
+    if (depth[above] == outside).all() and (end[above] >= end[inner]).all():
+        parent[inner] = above
         return parent, depth
     return None
 
@@ -167,9 +180,9 @@ def _climb(ts: Ints, end: Ints, parent: Ints, rows: Ints, when: Ints) -> Ints:
     """From the last of ``rows`` that has begun, up to one that has not ended, or -1."""
     if not len(rows):
         return np.full(len(when), -1, np.int64)
-    at = np.searchsorted(ts[rows], when, side="right") - 1
+    at = ts[rows].searchsorted(when, side="right") - 1
     found = np.where(at >= 0, rows[at], -1)
-    todo = np.flatnonzero((found >= 0) & (end[found] < when))
+    todo = ((found >= 0) & (end[found] < when)).nonzero()[0]
     while len(todo):
         found[todo] = parent[found[todo]]
         todo = todo[(found[todo] >= 0) & (end[found[todo]] < when[todo])]

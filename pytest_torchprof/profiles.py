@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.ops import kernels, ops
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.recorder import Recorder
 
-_STORED_COLUMNS = (
+_COLUMNS = (
     "calls",
     "flops",
     "accumulations",
@@ -30,13 +30,16 @@ _STORED_COLUMNS = (
     "leaked_cuda_bytes",
 )
 
+_counts_of = attrgetter(*_COLUMNS)
+
 #: Dynamo's number of a compiled frame, which depends on what was compiled before it.
-_COMPILED = re.compile(r"(?<=^Torch-Compiled Region): \S+$")
+_COMPILED = re.compile(r"(Torch-Compiled Region): \S+$")
 
 
 def shown_operator(name: str) -> str:
     """An operator's name as it is compared."""
-    return _COMPILED.sub("", name)
+    found = _COMPILED.match(name)
+    return found[1] if found else name
 
 
 def _with_modules(recorder: Recorder) -> Trace | NotMeasured:
@@ -66,10 +69,13 @@ def profile_of(recorder: Recorder) -> Profile:
     """Metrics, operators, kernels and scoped values of the captured trace."""
     trace = recorder.trace
     assert trace is not None  # noqa: S101 - the caller has checked it
-    rows: dict[str, Counter[str]] = {}
+    rows: dict[str, dict[str, int]] = {}
     for name, row in sorted(ops(trace).items()):
-        counts = {c: int(v) for c in _STORED_COLUMNS if (v := getattr(row, c))}
-        rows.setdefault(shown_operator(name), Counter()).update(counts)
+        counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}
+        known = rows.setdefault(shown_operator(name), counts)
+        if known is not counts:
+            for column, count in counts.items():
+                known[column] = known.get(column, 0) + count
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(recorder)
     for budget in recorder.plan.budgets:
@@ -94,7 +100,7 @@ def profile_of(recorder: Recorder) -> Profile:
         )
     return Profile(
         metrics=recorder.values(),
-        operators={name: dict(counts) for name, counts in rows.items()},
+        operators=rows,
         kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
         found=found,
         unchecked=unchecked,

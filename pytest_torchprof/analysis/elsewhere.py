@@ -33,7 +33,7 @@ def elsewhere(trace: Trace) -> str | None:
 
 def _finalized(trace: Trace) -> bool:
     """Whether the test's thread has called operators after the region: we collect garbage there."""
-    if trace.region is None:
+    if trace.region is None or not trace.has(Kind.OP):
         return False
     late = trace.is_kind(Kind.OP) & (trace.ts >= trace.region[1])
     if not late.any():

@@ -69,8 +69,9 @@ def usage(trace: Trace, *, on_device: bool) -> Usage:
 
 def _usage(trace: Trace, on_device: bool) -> Usage:
     memory = trace.memory
-    if len(memory.bytes):
-        memory = memory.device(on_device)
+    if not len(memory.bytes) or (on_device and not memory.on_device.any()):
+        return Usage(0, 0, 0, {}, {}, {})
+    memory = memory.device(on_device)
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
     _, block, size = _changes(memory, _selected(trace, memory), on_device)

@@ -98,13 +98,16 @@ def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
         accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
         accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
         columns["accumulations"] = accumulates.astype(np.int64)
-    distinct, at, calls = np.unique(trace.name[chosen], return_inverse=True, return_counts=True)
+    names = trace.name[chosen]
+    calls = np.bincount(names)
+    distinct = calls.nonzero()[0]
     own = [row(trace.names[name]) for name in distinct.tolist()]
-    for one, count in zip(own, calls.tolist(), strict=True):
+    for one, count in zip(own, calls[distinct].tolist(), strict=True):
         one.calls = count
     for column, values in columns.items():
-        for one, total in zip(own, _sums(len(own), at, values), strict=True):
-            setattr(one, column, total)
+        if values.any():
+            for one, total in zip(own, _sums(len(calls), names, values, distinct), strict=True):
+                setattr(one, column, total)
 
 
 def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
@@ -148,14 +151,17 @@ def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple
     if not len(key):
         return []
     distinct, at = np.unique(key, return_inverse=True)
-    return list(zip(distinct.tolist(), _sums(len(distinct), at, values), strict=True))
+    wanted = np.arange(len(distinct))
+    return list(zip(distinct.tolist(), _sums(len(distinct), at, values, wanted), strict=True))
 
 
-def _sums(count: int, at: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[int]:
-    """The sum of the values of each of so many groups."""
+def _sums(
+    count: int, at: npt.NDArray[np.signedinteger[Any]], values: Ints, wanted: Ints
+) -> list[int]:
+    """The sum of the values of some of so many groups."""
     total = np.zeros(count, np.int64)
     np.add.at(total, at, values)
-    found: list[int] = total.tolist()
+    found: list[int] = total[wanted].tolist()
     return found
 
 

@@ -144,11 +144,13 @@ def _opaque(trace: Trace) -> Ints:
         return rows
     working = ops & trace.names_where(lambda name: work_of(name) in _WORKING)
     shown = nesting.above(np.flatnonzero(working), trace.parent)[rows]
-    launched = trace.once(launched_ns)[rows] > 0
+    rows = rows[~shown & (trace.once(launched_ns)[rows] <= 0)]
+    unanswered = trace.once(_unanswered)[1]
+    if not (len(rows) or len(unanswered)):
+        return rows
     silent = np.zeros(len(trace), bool)
-    rows = rows[~shown & ~launched]
     silent[rows[~_empty(trace, rows)]] = True
-    silent[trace.once(_unanswered)[1]] = True
+    silent[unanswered] = True
     return _outermost(trace, silent)
 
 
@@ -366,7 +368,8 @@ def uncounted_operators(trace: Trace) -> Bools:
     """Operators that compute and have no formula."""
     out = np.zeros(len(trace), bool)
     for events in (trace.once(_computing), trace.once(_opaque)):
-        out[events] = True
+        if len(events):
+            out[events] = True
     return out
 
 

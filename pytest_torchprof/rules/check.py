@@ -146,6 +146,8 @@ def nothing_seen(trace: Trace) -> str | None:
 
 def lacking(trace: Trace, rule: Rule) -> str | None:
     """What the rule needs and the trace does not hold."""
+    if not rule.needs:
+        return None if rule.ready is None else rule.ready(trace)
     if "live" in rule.needs and not trace.facts:
         return _NOT_LIVE
     if "device" in rule.needs and (gap := trace.once(device_gap)) is not None:

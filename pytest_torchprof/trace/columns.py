@@ -87,8 +87,10 @@ class Columns:
         known = np.frombuffer(bytes(self._labels.kinds), np.int8)[label] != Kind.OTHER
         kept = list(compress(events, known.tolist()))
         ts, dur = [e.ts or 0 for e in kept], [e.dur or 0 for e in kept]
-        in_ns = np.fromiter(ts, np.float64, len(ts)) >= _NANOSECONDS
-        begin, lasting = nanoseconds(ts, in_ns), np.maximum(nanoseconds(dur, in_ns), 0)
+        given = np.array(ts, np.float64)
+        in_ns = given >= _NANOSECONDS
+        begin = _nanoseconds(ts, given, in_ns)
+        lasting = np.maximum(_nanoseconds(dur, np.array(dur, np.float64), in_ns), 0)
         args = [e.args for e in kept]
         self.seen += len(events)
         self.kept += len(kept)
@@ -183,7 +185,9 @@ def _kind(category: str | None, phase: str | None, name: str | None, process: ob
     return KINDS.get((category or "").lower(), otherwise)
 
 
-def nanoseconds(times: list[int | float], in_ns: Bools) -> Ints:
+def _nanoseconds(
+    times: list[int | float], given: npt.NDArray[np.float64], in_ns: Bools
+) -> Ints:  # fmt: skip
     """Whole nanoseconds of microseconds with three decimals, or of what is nanoseconds already.
 
     Decimals are exact up to 100 days; Kineto counts from a base at most 90 days ago. Before 2024
@@ -192,11 +196,12 @@ def nanoseconds(times: list[int | float], in_ns: Bools) -> Ints:
     Raises:
         ValueError: not a number, or out of all bounds.
     """
-    given = np.fromiter(times, np.float64, len(times))
-    if not (np.abs(given) < np.where(in_ns, _LARGEST_NS, _LARGEST_NS / 1000)).all():
+    some = in_ns.any()
+    largest = np.where(in_ns, _LARGEST_NS, _LARGEST_NS / 1000) if some else _LARGEST_NS / 1000
+    if not (np.abs(given) < largest).all():
         raise ValueError("an event's time is not a number, or out of all bounds")
     whole = np.floor(given)
     out = whole.astype(np.int64) * 1000 + np.rint((given - whole) * 1000).astype(np.int64)
-    if in_ns.any():
+    if some:
         out[in_ns] = [int(times[i]) for i in np.flatnonzero(in_ns)]
     return out

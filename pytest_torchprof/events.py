@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from pytest_torchprof import nesting
 from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, decode_part
 from pytest_torchprof.compiled_graphs import graphs_of, key_of
 from pytest_torchprof.flops import FORMULAS, flops
+from pytest_torchprof.kept import kept
 from pytest_torchprof.redispatch import broken_off, ran, sums
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Memory:
     bytes: Ints
     place: Ints
 
-    @cached_property
+    @kept
     def on_device(self) -> Bools:
         """Whether it is the accelerator's memory, not the host's."""
         return np.not_equal(self.place[:, 0], 0)
@@ -197,7 +198,7 @@ class Trace:
     def __len__(self) -> int:
         return len(self.ts)
 
-    @cached_property
+    @kept
     def facts(self) -> Mapping[str, Any]:
         """What a live capture knew and events do not say; empty for a trace of another tool."""
         facts = self.metadata.get(FACTS_KEY)
@@ -214,12 +215,12 @@ class Trace:
         there = self._has
         return any(there[kind] for kind in kinds)
 
-    @cached_property
+    @kept
     def _has(self) -> list[bool]:
         there: list[bool] = (np.bincount(self.kind, minlength=len(Kind)) > 0).tolist()
         return there
 
-    @cached_property
+    @kept
     def device_rows(self) -> Ints:
         """Kernels, copies and memsets."""
         return self.is_kind(*DEVICE_KINDS).nonzero()[0] if self.has(*DEVICE_KINDS) else _NONE
@@ -229,7 +230,7 @@ class Trace:
         verdicts = [bool(found) for found in map(predicate, self.names)]
         return np.array(verdicts)[self.name] if True in verdicts else np.zeros(len(self), bool)
 
-    @cached_property
+    @kept
     def shown_names(self) -> tuple[list[str], Ints]:
         """Names to group by, and for each of `names` which of these it is: steps are one."""
         shown: dict[str, int] = {}
@@ -245,7 +246,7 @@ class Trace:
 
     # ---------------------------------------------------------------- region and selection
 
-    @cached_property
+    @kept
     def region(self) -> tuple[int, int] | None:
         """(start, end) in ns of the measured region of a live capture; None for other traces."""
         marks = self._region_marks[self.dur[self._region_marks] > 0]
@@ -253,13 +254,13 @@ class Trace:
             return None
         return int(self.ts[marks].min()), int((self.ts[marks] + self.dur[marks]).max())
 
-    @cached_property
+    @kept
     def _region_marks(self) -> Ints:
         marks = self.named(REGION).nonzero()[0]
-        found: Ints = marks[self.kind[marks] == Kind.ANNOTATION]
+        found: Ints = marks[_wanted((Kind.ANNOTATION,))[self.kind[marks]]]
         return found
 
-    @cached_property
+    @kept
     def in_region(self) -> Bools:
         """Events of the measured region; device events by the call that launched them."""
         if self.region is None:
@@ -273,7 +274,7 @@ class Trace:
             inside[device] = np.where(launch >= 0, inside[launch], inside[device])
         return inside
 
-    @cached_property
+    @kept
     def selection(self) -> Bools:
         """Events that count."""
         if self.scope is None:
@@ -303,7 +304,7 @@ class Trace:
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         return part
 
-    @cached_property
+    @kept
     def _answers(self) -> dict[Any, Any]:
         return {}
 
@@ -325,11 +326,11 @@ class Trace:
         depth[rows] = level
         return parent, depth
 
-    @cached_property
+    @kept
     def _host_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS)
 
-    @cached_property
+    @kept
     def _python_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS, Kind.PYTHON)
 
@@ -348,7 +349,7 @@ class Trace:
         """As (`parent`, `depth`), with Python functions and modules among what encloses."""
         return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
 
-    @cached_property
+    @kept
     def self_ns(self) -> Ints:
         """Duration less the duration of direct children (host events)."""
         own = self.dur.copy()
@@ -362,18 +363,18 @@ class Trace:
             self.ts, self.ts + self.dur, self.parent, self._host_rows, self.thread, events
         )
 
-    @cached_property
+    @kept
     def _host_rows(self) -> Ints:
         return (self.depth >= 0).nonzero()[0]
 
     # ---------------------------------------------------------------- device links
 
-    @cached_property
+    @kept
     def _device_args(self) -> tuple[Ints, list[DeviceArgs]]:
         rows = self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0]
         return rows, decode(DeviceArgs, self.args[rows])
 
-    @cached_property
+    @kept
     def correlation(self) -> Ints:
         """CUPTI's correlation id, which a runtime call shares with what it put on the device."""
         out = np.full(len(self), -1, np.int64)
@@ -381,7 +382,7 @@ class Trace:
         out[rows] = _int64([a.correlation for a in args])
         return out
 
-    @cached_property
+    @kept
     def device(self) -> Ints:
         """Index of the device that a device event ran on; by its process where args do not say."""
         out = np.full(len(self), -1, np.int64)
@@ -394,7 +395,7 @@ class Trace:
         out[~self.is_kind(*DEVICE_KINDS)] = -1
         return out
 
-    @cached_property
+    @kept
     def launch(self) -> Ints:
         """For a device event, the runtime call that caused it, by correlation id; else -1."""
         out, device = np.full(len(self), -1, np.int64), self.device_rows
@@ -409,7 +410,7 @@ class Trace:
             out[device] = np.where(hit, calls[at], -1)
         return out
 
-    @cached_property
+    @kept
     def bytes(self) -> Ints:
         """Bytes that a copy or memset moved; -1 where the trace does not say."""
         out = np.full(len(self), -1, np.int64)
@@ -419,7 +420,7 @@ class Trace:
 
     # ---------------------------------------------------------------- memory
 
-    @cached_property
+    @kept
     def memory(self) -> Memory:
         """All allocations and frees of the trace, selected or not."""
         if not self.has(Kind.MEMORY):
@@ -437,35 +438,35 @@ class Trace:
 
     # ---------------------------------------------------------------- FLOPs
 
-    @cached_property
+    @kept
     def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
         formula = self.names_where(FORMULAS.__contains__)
         rows = (self.is_kind(Kind.OP) & formula).nonzero()[0]
         return rows, decode(OpArgs, self.args[rows])
 
-    @cached_property
+    @kept
     def has_shapes(self) -> bool:
         """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
         rows, args = self._formula_ops
         return not len(rows) or any(len(a.dims) for a in args)
 
-    @cached_property
+    @kept
     def records_shapes(self) -> bool:
         """Whether operators carry ``Input Dims``; true if there are no operators."""
         if self.region is not None and self.metadata.get("record_shapes"):
             return True  # a capture of our own, of which the flag can be believed
-        ops = np.flatnonzero(self.kind == Kind.OP)[:_SOME]
+        ops = self.is_kind(Kind.OP).nonzero()[0][:_SOME]
         # Mostly the first of them tell.
         first, more = ops[:_FIRST], ops[_FIRST:]
         return not len(ops) or any(len(a.dims) for p in (first, more) for a in self.operands(p))
 
-    @cached_property
+    @kept
     def has_strides(self) -> bool:
         """Whether operators carry ``Input Strides``, as torch writes them since 2024."""
         ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
         return any(len(a.strides) for a in self.operands(ops))
 
-    @cached_property
+    @kept
     def _flops(self) -> tuple[Ints, Ints]:
         """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
         rows, args = self._formula_ops
@@ -482,11 +483,11 @@ class Trace:
         if len(known) == len(calls) or not any(key[-1] for key in known):
             return rows, counts[call]
         allocating = self.enclosing(self.memory.event[self.memory.bytes > 0])
-        signs = np.concatenate([allocating, self.parent[self.kind == Kind.RUNTIME]])
+        signs = np.concatenate([allocating, self.parent[self.is_kind(Kind.RUNTIME)]])
         broken = broken_off(rows, call, self.name, self.names, self.parent, signs[signs >= 0])
         return rows, np.where(broken & (counts[call] > 0), 0, counts[call])
 
-    @cached_property
+    @kept
     def _ran(self) -> Ran:
         rows, counts = self._flops
         flops = np.full(len(self), -1, np.int64)
@@ -508,7 +509,7 @@ class Trace:
         """Events in which a tensor subclass learns a shape from fake tensors."""
         return self._ran.fake
 
-    @cached_property
+    @kept
     def op_flops(self) -> Ints:
         """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
         out = np.zeros(len(self), np.int64)
@@ -521,12 +522,12 @@ class Trace:
             out[events] = np.maximum(self.graphs[graph].flops - inside, 0)
         return out
 
-    @cached_property
+    @kept
     def graphs(self) -> Mapping[str, Graph]:
         """Compiled graphs that do products, as a live capture found them, by inductor's key."""
         return graphs_of(self.facts)
 
-    @cached_property
+    @kept
     def graph_calls(self) -> dict[str, Ints]:
         """The selected calls of these graphs."""
         if not self.graphs:
@@ -539,7 +540,7 @@ class Trace:
             if key in called
         }
 
-    @cached_property
+    @kept
     def unknown_flops(self) -> Bools:
         """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
 

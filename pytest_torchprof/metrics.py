@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Kind, Trace
+    from pytest_torchprof.events import Trace
     from pytest_torchprof.stats import NotMeasured, Value
 
 Klass = Literal["exact", "near", "time"]
@@ -193,14 +193,10 @@ def _compiled(what: str) -> Callable[[Trace], Value]:
     return extract
 
 
-def _of_kind(*kinds: str) -> list[Kind]:
+def _count(trace: Trace, kind: str) -> int:
     from pytest_torchprof.events import Kind
 
-    return [Kind[kind] for kind in kinds]
-
-
-def _count(trace: Trace, *kinds: str) -> int:
-    return int((trace.selection & trace.is_kind(*_of_kind(*kinds))).sum())
+    return int((trace.selection & trace.is_kind(Kind[kind])).sum())
 
 
 def _ops(trace: Trace) -> Value:

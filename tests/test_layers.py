@@ -14,6 +14,7 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
     {
         "events",
         "arguments",
+        "kept",
         "nesting",
         "flops",
         "compiled_graphs",
@@ -53,7 +54,7 @@ ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
 ACROSS = {  # what a room may import on its own level
     "units": {"errors"},
     "arguments": {"nesting"},
-    "events": {"arguments", "compiled_graphs", "flops", "nesting", "redispatch"},
+    "events": {"arguments", "compiled_graphs", "flops", "kept", "nesting", "redispatch"},
     "compiled_graphs": {"flops"},
     "masks": {"flops"},
     "redispatch": {"flops", "nesting"},

@@ -139,8 +139,8 @@ def _opaque_why(trace: Trace, event: int) -> str:
 def _opaque(trace: Trace) -> Ints:
     asked = trace.names_where(lambda name: work_of(name) in _ASKED)
     ops = trace.selection & trace.is_kind(Kind.OP)
-    rows = (ops & asked & ~trace.only_shapes).nonzero()[0]
-    if not len(rows):
+    rows = (ops & asked).nonzero()[0]
+    if not len(rows) or not len(rows := rows[~trace.only_shapes[rows]]):
         return rows
     working = ops & trace.names_where(lambda name: work_of(name) in _WORKING)
     shown = nesting.above(np.flatnonzero(working), trace.parent)[rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from io import BytesIO
 from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -74,7 +73,8 @@ class Columns:
         self._ts: list[npt.NDArray[Any]] = []
         self._dur: list[npt.NDArray[Any]] = []
         self._length: list[npt.NDArray[Any]] = []
-        self._text = BytesIO()
+        self._texts: list[bytes] = []
+        self._text_bytes = 0
 
     def add(self, events: list[Event]) -> None:
         """Take these events over; nothing of them is kept but their columns.
@@ -84,7 +84,7 @@ class Columns:
         """
         numbers = map(self._labels.__getitem__, map(_Labels.of, events))
         label = np.fromiter(numbers, np.int32, len(events))
-        known = np.frombuffer(bytes(self._labels.kinds), np.int8)[label] != Kind.OTHER
+        known = np.frombuffer(bytes(self._labels.kinds), np.int8)[label] != int(Kind.OTHER)
         kept = list(compress(events, known.tolist()))
         ts, dur = [e.ts or 0 for e in kept], [e.dur or 0 for e in kept]
         given = np.array(ts, np.float64)
@@ -98,12 +98,13 @@ class Columns:
         self._ts.append(begin)
         self._dur.append(lasting)
         self._length.append(np.fromiter(map(len, args), np.int32, len(args)))
-        self._text.write(b"".join(args))
+        self._texts.append(text := b"".join(args))
+        self._text_bytes += len(text)
 
     @property
     def size(self) -> int:
         """Bytes of memory that these events take once they are a trace, roughly and at most."""
-        return self.kept * 100 + len(self._labels) * 500 + self._text.tell()
+        return self.kept * 100 + len(self._labels) * 500 + self._text_bytes
 
     @property
     def categories(self) -> list[str]:
@@ -145,6 +146,8 @@ class Columns:
             np.int32,
         ).reshape(-1, 2)
         label = label[order]
+        text = b"".join(self._texts)
+        self._texts.clear()
         return Trace(
             ts=ts[order],
             dur=dur[order],
@@ -152,7 +155,7 @@ class Columns:
             name=of_label[label, 0],
             thread=of_label[label, 1],
             names=list(names),
-            args=Arguments(self._text.getvalue(), starts(length)[order], length[order]),
+            args=Arguments(text, starts(length)[order], length[order]),
             threads=list(threads),
             metadata=metadata,
             warnings=tuple(warnings),

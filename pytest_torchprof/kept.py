@@ -1,0 +1,40 @@
+"""What is worked out when it is first asked for, and kept with the object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+_Value = TypeVar("_Value")
+
+
+class kept(Generic[_Value]):  # noqa: N801 - a decorator
+    """As `functools.cached_property`, without the lock of Python 3.11 and before.
+
+    >>> class Circle:
+    ...     @kept
+    ...     def area(self) -> float:
+    ...         print("once")
+    ...         return 3.14
+    >>> circle = Circle()
+    >>> circle.area, circle.area
+    once
+    (3.14, 3.14)
+    """
+
+    def __init__(self, work_out: Callable[[Any], _Value]) -> None:
+        self._work_out = work_out
+        self.__doc__ = work_out.__doc__
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, one: None, _: type) -> kept[_Value]: ...
+    @overload
+    def __get__(self, one: object, _: type) -> _Value: ...
+    def __get__(self, one: object | None, _: type) -> kept[_Value] | _Value:
+        if one is None:
+            return self
+        value = one.__dict__[self._name] = self._work_out(one)
+        return value

@@ -473,3 +473,15 @@ def test_odd_args_of_one_event_do_not_disturb_the_others() -> None:
     assert names(trace, [trace.launch[gemm]]) == ["cudaLaunchKernel"]
     assert trace.op_flops.sum() == 240
     assert trace.memory.bytes.tolist() == [0, 64]
+
+
+@given(st.lists(st.sampled_from([Kind.OP, Kind.KERNEL, Kind.MEMORY, Kind.MEMSET]), max_size=6))
+def test_kinds_that_are_there(kinds: list[Kind]) -> None:
+    column, zeros = np.array(kinds, np.int8), np.zeros(len(kinds), np.int64)
+    name = zeros.astype(np.int32)
+    trace = Trace(zeros, zeros, column, name, name, ["a"], Arguments.of([None] * len(kinds)))
+    for kind in Kind:
+        assert trace.has(kind) == (kind in kinds)
+    assert trace.has(Kind.OP, Kind.KERNEL) == (not {Kind.OP, Kind.KERNEL}.isdisjoint(kinds))
+    rows = [i for i, kind in enumerate(kinds) if kind in DEVICE_KINDS]
+    assert trace.device_rows.tolist() == rows

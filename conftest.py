@@ -32,9 +32,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner sessions print the same everywhere: pytest cuts its summary lines, but not in CI."""
+    """Inner sessions print the same everywhere: pytest cuts its summary lines, but not in CI.
+
+    Nor do they wait for the disk.
+    """
     for name in ("CI", "BUILD_NUMBER"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture(autouse=True)

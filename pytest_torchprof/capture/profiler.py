@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_torchprof.capture.exports import no_room, reserve
+from pytest_torchprof.capture.forking import expect_threads, threads_now
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
 from pytest_torchprof.capture.machine import (
@@ -67,6 +68,7 @@ def prime(*, whole: bool = False) -> None:
         return  # somebody profiles the session; each test will say so
     with muted(2), kineto_quietened():
         older = torch.ones(1)
+        before = threads_now()
         profiler = _profiler()
         profiler.start()
         del older  # torch warns of it, once in a process
@@ -75,6 +77,7 @@ def prime(*, whole: bool = False) -> None:
             torch.ones(1, device=device)
             synchronize()
         profiler.stop()
+        expect_threads(threads_now() - before)
         counts_instructions()
         run_reference(1)
         if device is not None:

@@ -1,0 +1,75 @@
+"""Forks beside the profiler's threads, of which Python warns from 3.12 on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from pytest_torchprof.capture.real import REAL
+
+_SAID = r"This process \(pid=\d+\) is multi-threaded, use of \w+\(\) may lead to deadlocks"
+
+_catch, _ignore, _warn = warnings.catch_warnings, warnings.filterwarnings, warnings.warn
+
+#: Threads that the first profiler session has left behind, by native id: they run for good.
+_PROFILERS: set[str] = set()
+_HELD: list[warnings.catch_warnings[None]] = []
+
+
+def threads_now() -> set[str]:
+    """Native ids of this process's threads; none where the system does not list them."""
+    try:
+        return set(REAL.listdir("/proc/self/task"))
+    except OSError:
+        return set()
+
+
+def expect_threads(started: Iterable[str]) -> None:
+    """These are the profiler's: a test that forks is warned of all others, as without us."""
+    if not (started := set(started)) or sys.version_info < (3, 12):
+        return
+    if not _PROFILERS:
+        if sys.version_info >= (3, 13):  # warns last, and of the threads that are left
+            os.register_at_fork(after_in_parent=_ignore_once)
+        else:  # warns before the parent's hooks run
+            os.register_at_fork(before=_hold, after_in_parent=_say, after_in_child=_release)
+    _PROFILERS.update(started)
+
+
+def _alone() -> bool:
+    return len(threads_now() - _PROFILERS) <= 1
+
+
+def _ignore_once() -> None:
+    """Until the next fork, or pytest, or a block of the test's own, puts the filters back."""
+    filters: Any = warnings.filters
+    for one in [one for one in filters if getattr(one[1], "pattern", None) == _SAID]:
+        filters.remove(one)
+    if _alone():
+        _ignore("ignore", _SAID, DeprecationWarning)
+
+
+def _hold() -> None:
+    held = _catch()
+    held.__enter__()
+    _HELD.append(held)
+    _ignore("ignore", _SAID, DeprecationWarning)
+
+
+def _release() -> None:
+    if _HELD:
+        _HELD.pop().__exit__(None, None, None)
+
+
+def _say() -> None:
+    _release()
+    if not _alone():
+        _warn(
+            f"This process (pid={REAL.getpid()}) is multi-threaded, use of fork() may lead to "
+            "deadlocks in the child.",
+            DeprecationWarning,
+            stacklevel=2,
+        )

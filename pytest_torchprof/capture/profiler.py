@@ -64,6 +64,7 @@ def prime(*, whole: bool = False) -> None:
         tempfile.gettempdir()  # keeps it as a module's value, which tests may replace
     foreign()  # looks at the file system as it is now
     watch_forks()
+    Threads.settle()
     if profiler_active():
         return  # somebody profiles the session; each test will say so
     with muted(2), kineto_quietened():

@@ -18,7 +18,7 @@ _STARTED_NS, _NOTHING_NS = 50_000, 5_000
 class Threads:
     """CPU time of this process's threads other than the one that measures, Python's or not."""
 
-    #: Those that were there when the capture before this one began.
+    #: Those that were there before all tests, or when the capture before this one began.
     _seen: ClassVar[frozenset[int]] = frozenset()
 
     def __init__(self) -> None:
@@ -28,6 +28,11 @@ class Threads:
         self._ours: set[int] = set()
         #: Whether, by `end`, Python threads from before have worked: those spin for nobody.
         self.pool_worked = False
+
+    @classmethod
+    def settle(cls) -> None:
+        """Those that run now belong to no test."""
+        cls._seen = frozenset(_task_clocks())
 
     def begin(self, ours: Collection[int] = ()) -> None:
         """From here on; ``ours`` are native ids of threads that belong to us."""

@@ -14,6 +14,8 @@ _SAID = r"This process \(pid=\d+\) is multi-threaded, use of \w+\(\) may lead to
 
 _catch, _ignore, _warn = warnings.catch_warnings, warnings.filterwarnings, warnings.warn
 
+_PYTHON: tuple[int, ...] = sys.version_info[:2]
+
 #: Threads that the first profiler session has left behind, by native id: they run for good.
 _PROFILERS: set[str] = set()
 _HELD: list[warnings.catch_warnings[None]] = []
@@ -29,10 +31,10 @@ def threads_now() -> set[str]:
 
 def expect_threads(started: Iterable[str]) -> None:
     """These are the profiler's: a test that forks is warned of all others, as without us."""
-    if not (started := set(started)) or sys.version_info < (3, 12):
+    if not (started := set(started)) or _PYTHON < (3, 12):
         return
     if not _PROFILERS:
-        if sys.version_info >= (3, 13):  # warns last, and of the threads that are left
+        if _PYTHON >= (3, 13):  # warns last, and of the threads that are left
             os.register_at_fork(after_in_parent=_ignore_once)
         else:  # warns before the parent's hooks run
             os.register_at_fork(before=_hold, after_in_parent=_say, after_in_child=_release)

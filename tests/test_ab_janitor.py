@@ -35,8 +35,13 @@ if sys.argv[1] == "signal":
 with sides(Request("HEAD", None, None, None, None, Path.cwd(), ())) as (a, b, janitor):
     pids = []
     for script in sys.argv[2:]:
-        worker = subprocess.Popen(["sh", "-c", script], cwd=a.cwd, start_new_session=True)
+        # As those of ours: it ends by itself if its controller is killed before all is ready.
+        script = "read ready || exit; " + script
+        worker = subprocess.Popen(
+            ["sh", "-c", script], stdin=subprocess.PIPE, cwd=a.cwd, start_new_session=True)
         janitor.watch(worker.pid)
+        worker.stdin.write(b"ready\\n")
+        worker.stdin.flush()
         pids.append(worker.pid)
     print(janitor._process.pid, *pids, flush=True)
     if sys.argv[1] == "wait":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from pytest_torchprof.analysis import operators
 from pytest_torchprof.analysis.foreign import kernel_may_multiply, operator_may_multiply
 from pytest_torchprof.analysis.operators import Work, listed, work_of
 from pytest_torchprof.flops import FORMULAS
@@ -160,3 +163,13 @@ def test_kernels_say_by_their_names_whether_they_may_multiply(name: str, expecte
 )
 def test_operators_of_other_libraries_say_by_their_names(name: str, expected: bool) -> None:
     assert operator_may_multiply(name) is expected
+
+
+def test_whole_names_need_not_wait_for_the_expressions_of_rows_above() -> None:
+    for table in (operators._OF_ATEN, operators._OF_OTHERS, operators._OF_SPACES):
+        rows = list(table.items())
+        for at, (_, names) in enumerate(rows):
+            above = [row for _, row in rows[:at]]
+            taken = {n for n in names.plain for row in above if n in row.plain}
+            taken |= {n for n in names.plain for row in above if re.match(row.patterns, n)}
+            assert set() == taken

@@ -16,23 +16,20 @@ from pytest_torchprof.analysis.attribution import is_main
 #: No products, whatever else is in the name: what inductor writes for elementwise work,
 #: reductions and copies (`triton_poi_fused_convolution_22` adds a bias), collectives, and moves of
 #: what attention keeps.
-_NEVER: Final = re.compile(
+_NEVER: Final = (
     r"triton_(poi|red|per|for|sort|split_scan)_|^(void )?(nccl|rccl|msccl)|reshape_and_cache"
-    r"|(swap|copy|gather|concat\w*)_(blocks|cache|kv)|merge_attn_states",
-    re.IGNORECASE,
+    r"|(swap|copy|gather|concat\w*)_(blocks|cache|kv)|merge_attn_states"
 )
 #: Products under names that `is_main` does not know: its question is which kernel of several.
-_PRODUCTS: Final = re.compile(
+_PRODUCTS: Final = (
     r"(?<!co)mm(?![a-z])|(?<![a-z])\w*mv(?![a-z])|matmul|gemm|conv(?!ert)|attention|attn|einsum|marlin"
     r"|(?<![a-z])(moe|mla|mha|gqa|sdpa|lora|dot|linear)(?![a-z])|mamba|selective_scan|chunk_scan"
-    r"|trsm|trmm|syrk|symm(?!etric)|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft",
-    re.IGNORECASE,
+    r"|trsm|trmm|syrk|symm(?!etric)|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft"
 )
 #: Operators, not kernels, that are made of products: a layer, a decomposition.
-_LAYERS: Final = re.compile(
+_LAYERS: Final = (
     r"mlp|ffn|feed_?forward"
-    r"|(?<![a-z])(lstm|gru|proj|projection|matvec|product|cdist|bilinear|svd|cholesky)(?![a-z])",
-    re.IGNORECASE,
+    r"|(?<![a-z])(lstm|gru|proj|projection|matvec|product|cdist|bilinear|svd|cholesky)(?![a-z])"
 )
 _WORK_WITHOUT: Final = (
     "elementwise|pointwise|vectorized_|unrolled_|reduce|reduction|softmax|soft_max|norm|bn_fw|bn_bw"
@@ -46,10 +43,12 @@ _WORK_WITHOUT: Final = (
     "|segment|jagged|offsets|bitmatrix|routing|unpack|mask|compare"
 )
 #: Work that is none of products.
-_WITHOUT: Final = re.compile(
-    rf"{_WORK_WITHOUT}|at::native::|at_cuda_detail|^(void )?(cub|thrust|at::cuda)::", re.IGNORECASE
-)
-_WORDS: Final = re.compile(_WORK_WITHOUT, re.IGNORECASE)
+_WITHOUT: Final = rf"{_WORK_WITHOUT}|at::native::|at_cuda_detail|^(void )?(cub|thrust|at::cuda)::"
+
+
+def _has(pattern: str, name: str) -> bool:
+    """Compiled with the first name that asks: few tests have one."""
+    return re.search(pattern, name, re.IGNORECASE) is not None
 
 
 @lru_cache(maxsize=100_000)
@@ -61,11 +60,11 @@ def kernel_may_multiply(name: str) -> bool:
     >>> kernel_may_multiply("triton_poi_fused_convolution_22")
     False
     """
-    if _NEVER.search(name):
+    if _has(_NEVER, name):
         return False
     own = name.replace("(anonymous namespace)::", "").partition("(")[0]  # without arguments
     plain = own.partition("<")[0]  # templates name much that a kernel does not do
-    return is_main(own) or bool(_PRODUCTS.search(plain)) or not _WITHOUT.search(own)
+    return is_main(own) or _has(_PRODUCTS, plain) or not _has(_WITHOUT, own)
 
 
 @lru_cache(maxsize=10_000)
@@ -77,10 +76,10 @@ def operator_may_multiply(name: str) -> bool:
     >>> operator_may_multiply("torchvision::nms"), operator_may_multiply("_C::fused_add_rms_norm")
     (False, False)
     """
-    if _NEVER.search(name):
+    if _has(_NEVER, name):
         return False
     own = name.partition("::")[2]
-    return names_products(own) or not _WORDS.search(own)
+    return names_products(own) or not _has(_WORK_WITHOUT, own)
 
 
 def names_products(own: str) -> bool:
@@ -89,4 +88,4 @@ def names_products(own: str) -> bool:
     >>> names_products("my_gemm"), names_products("gated_mlp_silu"), names_products("step")
     (True, True, False)
     """
-    return is_main(own) or bool(_PRODUCTS.search(own) or _LAYERS.search(own))
+    return is_main(own) or _has(_PRODUCTS, own) or _has(_LAYERS, own)

@@ -120,7 +120,7 @@ _ATEN: Final[Mapping[Work, str]] = {
         (row|column)_stack repeat\w* tile roll rot90 flip fliplr flipud pad pad_\w+
         constant_pad_nd (reflection|replication)_pad\dd (native_)?channel_shuffle
         pixel_(un)?shuffle im2col col2im spdiags rowwise_prune lu_unpack
-        sparse_(csr_)?(sum|prod) nested_(select|sum|to_padded_tensor) sparse_mask
+        sparse_(csr_)?(sum|prod) nested_(select|sum|to_padded_tensor)
         # layers without products: norms, pools, interpolation, losses, dropout, random numbers
         (cudnn_|miopen_|native_|quantized_)*(batch|layer|group|instance|rms|weight)_norm\w*
         (native_)?(alpha_|feature_)*dropout fill_mem_eff_dropout_mask
@@ -190,10 +190,10 @@ _SPACES: Final[Mapping[Work, str]] = {
 
 
 class _Names(NamedTuple):
-    """Whole names: plain ones, which need not be compiled, and patterns."""
+    """Whole names: plain ones, and an expression, compiled with the first name that needs it."""
 
     plain: frozenset[str]
-    patterns: re.Pattern[str]
+    patterns: str
 
 
 def _names(table: Mapping[Work, str]) -> Mapping[Work, _Names]:
@@ -202,7 +202,7 @@ def _names(table: Mapping[Work, str]) -> Mapping[Work, _Names]:
         words = re.sub(r"#.*", "", text).split()
         plain = frozenset(word for word in words if re.fullmatch(r"[\w:]+", word))
         patterns = "|".join(word for word in words if word not in plain)
-        out[work] = _Names(plain, re.compile(f"(?:{patterns})$"))
+        out[work] = _Names(plain, f"(?:{patterns})$")
     return out
 
 
@@ -248,5 +248,7 @@ def listed(name: str) -> Work | None:
 
 
 def _first(table: Mapping[Work, _Names], name: str) -> Work | None:
-    fits = (work for work, n in table.items() if name in n.plain or n.patterns.match(name))
-    return next(fits, None)
+    for fits in (lambda n: name in n.plain, lambda n: re.match(n.patterns, name)):
+        if (work := next((work for work, n in table.items() if fits(n)), None)) is not None:
+            return work
+    return None

@@ -79,8 +79,10 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
     As `np.unique` without its options, which is slower and imports `numpy.ma`.
     """
-    ordered = np.sort(values)
-    first = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    ordered = values.copy()
+    ordered.sort()
+    first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     return np.asarray(ordered[first])
 
 

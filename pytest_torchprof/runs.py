@@ -128,9 +128,9 @@ class Run:
             if self.kind == "threads":
                 facts["no_memory"] = _NO_MEMORY
             try:
-                with passing_file(recorder.folder) as place:
+                with passing_file(recorder.folder, small=capture.is_small) as place:
                     trace, path = capture.stop(place, facts)
-                    file = hold(path)
+                    file = hold(path, capture.text)
             except CaptureError as error:
                 if self.kind != "modules":
                     raise

@@ -17,7 +17,8 @@ from helpers import ADD, run
 from live import captured_file
 
 from pytest_torchprof.capture import hold, passing_file
-from pytest_torchprof.capture.exports import reserve
+from pytest_torchprof.capture.exports import memory_works, reserve
+from pytest_torchprof.capture.real import REAL
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -93,6 +94,54 @@ def test_the_file_is_there_for_its_owner_only_and_goes_with_the_block(tmp_path: 
         reserve(path)
         raise KeyError
     assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("small", "chosen", "free", "where"),
+    [
+        (True, False, 2**26, "memory"),
+        (False, False, 2**26, "temporary"),
+        (True, True, 2**26, "temporary"),
+        (True, False, 2**20, "temporary"),
+        (True, False, None, "temporary"),
+    ],
+)
+def test_a_small_file_lies_in_memory_where_there_is_room_and_nobody_has_named_another_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    small: bool,
+    chosen: bool,
+    free: int | None,
+    where: str,
+) -> None:
+    def statvfs(_: str) -> SimpleNamespace:
+        if free is None:
+            full()
+        return SimpleNamespace(f_bavail=free, f_frsize=1)
+
+    memory, temporary = str(tmp_path / "memory"), str(tmp_path / "temporary")
+    monkeypatch.setattr("tempfile.tempdir", temporary)
+    monkeypatch.setattr("pytest_torchprof.capture.exports._MEMORY", memory)
+    known = "nobody's" if chosen else temporary
+    monkeypatch.setattr("pytest_torchprof.capture.exports._INSTEAD_OF", known)
+    monkeypatch.setattr(REAL, "statvfs", statvfs)
+    memory_works.cache_clear()
+    try:
+        with passing_file(small=small) as path:
+            assert Path(temporary) == path.parent  # it is not there
+        memory_works.cache_clear()
+        Path(memory).mkdir()
+        with passing_file(small=small) as path:
+            assert where == path.parent.name
+        assert [] == list(Path(memory).iterdir())
+    finally:
+        memory_works.cache_clear()
+
+
+def test_a_small_text_needs_no_open_file(tmp_path: Path) -> None:
+    with hold(tmp_path / "not there", b"text") as file:
+        assert b"text" == file.read()
 
 
 def test_torch_writes_to_what_was_reserved(tmp_path: Path) -> None:

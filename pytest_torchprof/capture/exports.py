@@ -10,48 +10,87 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
 
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.errors import StorageError
 from pytest_torchprof.files import why
 
 _NEXT_STEP = "free some room there, or set TMPDIR to a folder with more"
+#: A folder in memory, where a file comes and goes in a third of the time, and the one instead of
+#: which it is taken: not of one that somebody has named.
+_MEMORY, _INSTEAD_OF = "/dev/shm", "/tmp"  # noqa: S108 - only its owner can read or replace a file
+#: Bytes that must be free there: more than a small trace can have.
+_ROOM = 2**25
+#: One of so many bytes stays in memory once it was read.
+_SMALL = 2**20
+#: Without the enumerations around them, which take longer than they do.
+_signals: Any = getattr(signal, "_signal", signal)
 
 
 @contextmanager
-def passing_file(parent: Path | None = None) -> Iterator[Path]:
+def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator[Path]:
     """A file of one's own that nobody can guess, whose name is gone at the end of the block.
 
-    A SIGTERM that would end the process ends it after the file. Nobody sees that we wait for one:
-    the block is ours, not a test's.
+    It lies in this folder, or in the system's for temporary files; a ``small`` one in memory, where
+    there is room for it. A SIGTERM that would end the process ends it after the file. Nobody sees
+    that we wait for one: the block is ours, not a test's.
 
     Raises:
         StorageError: the system has no folder for temporary files.
     """
     try:
-        folder = parent or Path(tempfile.gettempdir())
+        folder = parent or Path(_folder(small=small))
     except OSError as error:
         raise StorageError("no trace can be written", why(error), _NEXT_STEP) from error
     path = folder / f"torchprof-{secrets.token_hex(16)}.pt.trace.json"
 
     def end(number: int, _: FrameType | None) -> None:
         _clear(path)
-        signal.signal(number, signal.SIG_DFL)
+        _signals.signal(number, _signals.SIG_DFL)
         os.kill(os.getpid(), number)
 
     ours = REAL.current_thread() == threading.main_thread().ident
-    ours = ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    ours = ours and _signals.getsignal(signal.SIGTERM) == signal.SIG_DFL
     try:
         if ours:
-            signal.signal(signal.SIGTERM, end)
+            _signals.signal(signal.SIGTERM, end)
         yield path
     finally:
         _clear(path)
         if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _signals.signal(signal.SIGTERM, _signals.SIG_DFL)
+
+
+def _folder(*, small: bool) -> str:
+    folder = tempfile.gettempdir()
+    return _MEMORY if small and folder == _INSTEAD_OF and _has_memory() else folder
+
+
+def _has_memory() -> bool:
+    """Whether a small file has room in memory."""
+    if not memory_works():
+        return False
+    try:
+        found = REAL.statvfs(_MEMORY)
+    except OSError:
+        return False
+    return bool(found.f_bavail * found.f_frsize >= _ROOM)
+
+
+@cache
+def memory_works() -> bool:
+    """Whether there is a folder in memory that we may use; tried once, before the tests."""
+    path = Path(_MEMORY, f"torchprof-{secrets.token_hex(16)}")
+    try:
+        reserve(path)
+        os.unlink(_unfinished(path))  # noqa: PTH108 - as below
+    except OSError:
+        return False
+    return REAL.statvfs is not None
 
 
 def _clear(path: Path) -> None:
@@ -77,8 +116,10 @@ def no_room(path: Path, error: Exception | str) -> StorageError:
     return StorageError(f"no trace can be written to {path.parent}", found, _NEXT_STEP)
 
 
-def hold(path: Path) -> IO[bytes]:
-    """The file, open; it may lose its name."""
+def hold(path: Path, text: bytes | None = None) -> IO[bytes]:
+    """The file, open; it may lose its name. Of a small one its ``text`` will do."""
+    if text is not None and len(text) <= _SMALL:
+        return io.BytesIO(text)
     if os.name == "nt":  # where an open file keeps it
         return io.BytesIO(path.read_bytes())
     file: IO[bytes] = REAL.open(path, "rb")

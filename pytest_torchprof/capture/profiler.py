@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_torchprof.capture.exports import no_room, reserve
+from pytest_torchprof.capture.exports import memory_works, no_room, reserve
 from pytest_torchprof.capture.forking import expect_threads, threads_now
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
@@ -48,6 +48,8 @@ FIRST_OF_POOL = (
     "other threads worked too, and only another run can count what they do: give it a warm-up run"
 )
 _FILE_NUMBERS = itertools.count()
+#: What a shorter region records on the CPU is some megabytes at most.
+_SHORT_NS = 10_000_000
 
 
 def prime(*, whole: bool = False) -> None:
@@ -63,6 +65,7 @@ def prime(*, whole: bool = False) -> None:
     with suppress(OSError):  # of a system that has none a test says it
         tempfile.gettempdir()  # keeps it as a module's value, which tests may replace
     foreign()  # looks at the file system as it is now
+    memory_works()
     watch_forks()
     Threads.settle()
     if profiler_active():
@@ -244,6 +247,11 @@ class Capture:
         self._threads_at_work = Threads()
         self._children = Children()
         self._elsewhere: str | None = None
+        self._began = 0
+        #: The region's time, once it is over.
+        self._spent_ns: int | None = None
+        #: The trace as torch has written it, after `stop`.
+        self.text = b""
         self.packages = Packages()
 
     def start(self) -> None:
@@ -286,6 +294,7 @@ class Capture:
         self._region = real_torch().region(REGION)
         self._region.__enter__()
         self._in_region = True
+        self._began = REAL.clock()
         if self._tracer is not None:
             self._tracer.start()
 
@@ -353,6 +362,7 @@ class Capture:
             return
         self._end_lines()
         if self._in_region and self._running:
+            self._spent_ns = REAL.clock() - self._began
             self._region.__exit__(None, None, None)
             started, self.other_threads = self._threads_at_work.end()
             self.started_threads |= started
@@ -377,6 +387,12 @@ class Capture:
             self._halt()
         else:
             self._taken_over = True  # a session ends only in the thread that began it
+
+    @property
+    def is_small(self) -> bool:
+        """Whether so little can have been recorded that a file in memory will do."""
+        spent = self._spent_ns
+        return spent is not None and spent < _SHORT_NS and accelerator() is None
 
     def stop(self, place: Path, facts: Mapping[str, Any]) -> tuple[Trace, Path]:
         """The trace of the region, and the file that holds it: ``place``, or one in this folder.
@@ -414,14 +430,15 @@ class Capture:
         if self._everywhere and not profiler.profiler.kineto_results.events():
             raise CaptureError("somebody else ended the profiler session of the test")
         path = place
-        if place.is_dir():
+        if not place.name.endswith(".json"):
             path = place / f"{self._pid}-{next(_FILE_NUMBERS)}.pt.trace.json"
         try:
             reserve(path)
             profiler.export_chrome_trace(str(path))
             _empty(profiler)
-            with REAL.open(path, "rb") as file:
-                trace = parse(file.read(), source=str(path))
+            with REAL.open(path, "rb", buffering=0) as file:  # it is read at once
+                self.text = file.read()
+            trace = parse(self.text, source=str(path))
         except FileNotFoundError:  # torch says nothing when there is no room for it
             raise no_room(path, "torch has left no file, as when there is no room") from None
         except (OSError, TraceError) as error:

@@ -44,6 +44,7 @@ REAL = SimpleNamespace(
     threads=threading.enumerate,
     listdir=os.listdir,
     stat=os.stat,
+    statvfs=getattr(os, "statvfs", None),
     waitid=getattr(os, "waitid", None),
     rusage=getattr(resource, "getrusage", None),
 )

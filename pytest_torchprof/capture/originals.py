@@ -252,6 +252,13 @@ NAMES = {
     ),
 }
 
+# Before numpy 2 the same functions were in modules of other names.
+NAMES |= {
+    name.replace("numpy._core", "numpy.core").removesuffix("_impl").replace("lib._", "lib."): names
+    for name, names in NAMES.items()
+    if name.startswith(("numpy._core.", "numpy.lib._"))
+}
+
 #: Modules of these packages are put back in `sys.modules` together, once one of `WATCHED` or
 #: `NAMES` is not there as it was.
 ROOTS = frozenset({"torch", "numpy", "msgspec", "expecttest", "tabulate", "pytest_torchprof"})

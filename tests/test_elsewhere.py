@@ -202,9 +202,10 @@ def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
 ) -> None:
     pytester.makepyfile(test_it=LONG)
     ran = run(pytester, "--torchprof")
-    loader = ran.tests.pop("test_dataloader")
+    tests = dict(ran.tests)
+    loader = tests.pop("test_dataloader")
     assert sees_threads() is (loader["reason"] is None), ran.out  # it has a queue's thread
-    reasons = {name: test["metrics"]["flops"].get("reason") for name, test in ran.tests.items()}
+    reasons = {name: test["metrics"]["flops"].get("reason") for name, test in tests.items()}
     assert FORKED == reasons.pop("test_spawn")
     assert reasons.pop("test_system") == STARTED.format(UNNAMED)
     assert 4 == len(reasons)

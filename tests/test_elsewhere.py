@@ -204,7 +204,10 @@ def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
     ran = run(pytester, "--torchprof")
     tests = dict(ran.tests)
     loader = tests.pop("test_dataloader")
-    assert sees_threads() is (loader["reason"] is None), ran.out  # it has a queue's thread
+    if sees_threads():  # it has a queue's
+        assert loader["metrics"]["flops"]["value"] is not None, ran.out
+    else:
+        assert NO_THREADS == loader["reason"]
     reasons = {name: test["metrics"]["flops"].get("reason") for name, test in tests.items()}
     assert FORKED == reasons.pop("test_spawn")
     assert reasons.pop("test_system") == STARTED.format(UNNAMED)
@@ -247,6 +250,29 @@ def test_threads_that_python_does_not_list_are_counted(pytester: pytest.Pytester
         return
     values = {name: test["metrics"]["flops"]["value"] for name, test in ran.tests.items()}
     assert dict.fromkeys(names, 40 * 64**3) == values, ran.out
+
+
+@linux
+def test_an_idle_thread_that_the_end_of_a_child_wakes_has_not_worked() -> None:
+    begin, end = threading.Event(), threading.Event()
+
+    def wakes() -> None:
+        begin.wait()
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.0001:
+            pass
+        end.wait()
+
+    idle = threading.Thread(target=wakes)
+    idle.start()
+    found = Threads()
+    found.begin()
+    begin.set()
+    time.sleep(0.01)
+    assert (False, True) == found.end()
+    assert (False, False) == found.end(woken=True)
+    end.set()
+    idle.join()
 
 
 @linux

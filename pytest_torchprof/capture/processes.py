@@ -128,6 +128,11 @@ class Children:
         self._alive = _alive()
         self._names = {pid: _name(pid) for pid in self._alive}
 
+    @property
+    def ended(self) -> bool:
+        """Whether a child has ended since `begin`, and was waited for."""
+        return _ended_ns() != self._ended_ns
+
     def end(self) -> str | None:
         """Why what this process did is not all; None where it is, or as good as sure to be."""
         ended, alive = _ended_ns() - self._ended_ns, _alive()

@@ -364,7 +364,7 @@ class Capture:
         if self._in_region and self._running:
             self._spent_ns = REAL.clock() - self._began
             self._region.__exit__(None, None, None)
-            started, self.other_threads = self._threads_at_work.end()
+            started, self.other_threads = self._threads_at_work.end(woken=self._children.ended)
             self.started_threads |= started
             self._elsewhere = self._children.end()
             if self._elsewhere is None and (self.other_threads or self.started_threads):

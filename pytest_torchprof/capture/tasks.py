@@ -13,6 +13,8 @@ from pytest_torchprof.capture.real import REAL
 _SPIN_NS = 50_000_000
 #: CPU time of a thread that has done something, and as much as is nothing: clocks are read in turn.
 _STARTED_NS, _NOTHING_NS = 50_000, 5_000
+#: The end of a child wakes any thread, in the midst of a system call that Python then repeats.
+_WOKEN_NS = 500_000
 
 
 class Threads:
@@ -43,8 +45,11 @@ class Threads:
         # In such an order, here and at the end, that what lies between the two reads is nobody's.
         self._mine, self._total = REAL.thread_clock(), REAL.cpu_clock()
 
-    def end(self) -> tuple[bool, bool]:
-        """Whether threads that were started meanwhile have worked, and ones from before."""
+    def end(self, *, woken: bool = False) -> tuple[bool, bool]:
+        """Whether threads that were started meanwhile have worked, and ones from before.
+
+        ``woken``: a child process has ended meanwhile.
+        """
         if REAL.native_id() != self._me:  # the test ends in another thread than it began in
             return False, True
         total, mine = REAL.cpu_clock() - self._total, REAL.thread_clock() - self._mine
@@ -65,7 +70,8 @@ class Threads:
             if task not in self._tasks:
                 started |= ns > _STARTED_NS
             else:
-                others |= ns > (0 if task in python else _SPIN_NS)
+                idle_ns = _WOKEN_NS if woken else 0
+                others |= ns > (idle_ns if task in python else _SPIN_NS)
                 self.pool_worked |= task in python and ns > _STARTED_NS
         return started, others
 

@@ -170,7 +170,8 @@ class Others:
             for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
                 if hasattr(where, name):
                     original = getattr(where, name)
-                    setattr(where, name, wrapped := self._telling(original))
+                    prepares = name == "_prepare_profiler"
+                    setattr(where, name, wrapped := self._telling(original, prepares=prepares))
                     self._wrapped.append((where, name, original, wrapped))
 
     def forget(self) -> None:
@@ -180,11 +181,17 @@ class Others:
             if getattr(where, name) is wrapped:
                 setattr(where, name, original)
 
-    def _telling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _telling(self, original: Callable[..., Any], *, prepares: bool) -> Callable[..., Any]:
         def start(*args: Any, **kwargs: Any) -> Any:
             if self.told is not None and not Capture.starting:
                 self.told()
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except RuntimeError:
+                # Beside a session of another thread torch 2.6 cannot prepare one, and can begin it.
+                if prepares and Capture.current is not None and Capture.current.taken_over:
+                    return None
+                raise
 
         return start
 
@@ -236,7 +243,7 @@ class Capture:
         self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_SAID)) if watchdog else None
         self._running = False
         self._in_region = False
-        self._taken_over = False
+        self.taken_over = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
         self._undo = Undo()
@@ -386,7 +393,7 @@ class Capture:
         if REAL.current_thread() == self._thread:
             self._halt()
         else:
-            self._taken_over = True  # a session ends only in the thread that began it
+            self.taken_over = True  # a session ends only in the thread that began it
 
     @property
     def is_small(self) -> bool:
@@ -466,7 +473,7 @@ class Capture:
             if self._in_region:
                 self._region.__exit__(None, None, None)
                 self._in_region = False
-            if self._taken_over:
+            if self.taken_over:
                 _begin_elsewhere()
             with muted(2, flush=False), suppress(RuntimeError):  # older torch: already ended
                 self._profiler.stop()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = Path(os.environ.get("TORCHPROF_VERSIONS") or ROOT / "build" / "versions")
 #: What `make test` runs, but for the environment.
-PYTEST = ("-m", "pytest", "-n", "auto", "--maxprocesses=4")
+PYTEST = ("-m", "pytest", "-n", "auto", "--dist=worksteal")
 
 
 class Versions(NamedTuple):
@@ -126,7 +126,7 @@ def main(names: list[str]) -> int:
         except (OSError, subprocess.CalledProcessError) as error:
             said[name] = f"not run: {error}"
         else:
-            env = os.environ | {"GOMP_SPINCOUNT": "1000"}
+            env = os.environ | {"GOMP_SPINCOUNT": "1000", "PYTHONDONTWRITEBYTECODE": ""}
             code = subprocess.run([python, *PYTEST], cwd=ROOT, env=env, check=False).returncode
             said[name] = "passed" if code == 0 else f"failed (pytest's exit status is {code})"
         said[name] += f", {(time.monotonic() - began) / 60:.0f} min"

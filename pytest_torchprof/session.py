@@ -59,6 +59,18 @@ class Collected:
 
     names: dict[str, list[str]] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
+    #: File and name of tests, and of those that several of a file share.
+    _known: set[tuple[str, str]] = field(default_factory=set)
+    _shared: set[tuple[str, str]] = field(default_factory=set)
+
+    def add(self, file: str, name: str) -> None:
+        """One more test."""
+        self.names.setdefault(file, []).append(name)
+        (self._shared if (file, name) in self._known else self._known).add((file, name))
+
+    def is_shared(self, file: str, name: str) -> bool:
+        """Whether several tests of the file have this name."""
+        return (file, name) in self._shared
 
 
 class _Careful:
@@ -171,7 +183,7 @@ class TorchprofSession(RunningHooks):
         """Plan each test; refuse markers that make no sense, naming their tests."""
         problems = []
         for item in items:
-            self.collected.names.setdefault(str(item.path), []).append(name_of(item))
+            self.collected.add(str(item.path), name_of(item))
             try:
                 plan = self._plan(item)
             except TorchprofError as error:
@@ -354,7 +366,7 @@ class TorchprofSession(RunningHooks):
 
     def _judge(self, item: pytest.Item, recorder: Recorder) -> str | None:
         """Compare what was measured and note it; why the test fails, if it does."""
-        if self.collected.names[str(item.path)].count(name_of(item)) > 1:
+        if self.collected.is_shared(str(item.path), name_of(item)):
             recorder.refuse("another test has the same name, so one baseline cannot serve both")
         self._message = message = None
         try:

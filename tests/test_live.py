@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.capture import Capture
+from pytest_torchprof.capture.lean import lean_region
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import REGION, Kind, Trace
@@ -169,6 +170,20 @@ def test_a_session_that_lost_the_region_is_a_failed_capture(
     with pytest.raises(CaptureError, match="recorded nothing"):
         captured(lambda: torch.ones(1), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_region_is_marked_as_torch_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def recorded() -> list[tuple[str, Any]]:
+        trace = captured(lambda: torch.ones(4), tmp_path)
+        return sorted(
+            (trace.names[i], kind) for i, kind in zip(trace.name, trace.kind, strict=True)
+        )
+
+    ours = recorded()
+    monkeypatch.delattr("torch.autograd._record_function_with_args_enter")
+    assert record_function is lean_region()
+    monkeypatch.setattr(real_torch(), "region", record_function)
+    assert ours == recorded()
 
 
 # ----------------------------------------------------------------------------- what torch says

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.lean import lean_profile, trace_only
+from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def real_torch() -> SimpleNamespace:
         supported=torch.profiler.supported_activities,
         config=torch._C._profiler._ExperimentalConfig,
         trace_only=trace_only(),
-        region=torch.profiler.record_function,
+        region=lean_region(),
         get_threads=torch.get_num_threads,
         set_threads=torch.set_num_threads,
         fp32_precision=getattr(torch._C, "_get_fp32_precision_getter", None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -21,6 +22,7 @@ from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.capture import Capture
 from pytest_torchprof.capture.lean import lean_region
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.real import is_silent
 from pytest_torchprof.errors import CaptureError
 from pytest_torchprof.events import REGION, Kind, Trace
 from pytest_torchprof.metrics import METRICS, measure_all
@@ -170,6 +172,18 @@ def test_a_session_that_lost_the_region_is_a_failed_capture(
     with pytest.raises(CaptureError, match="recorded nothing"):
         captured(lambda: torch.ones(1), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_writes_to_stderr_is_not_silent() -> None:
+    def fail() -> None:
+        raise KeyError
+
+    before = os.fstat(2)
+    assert not is_silent(lambda: os.write(2, b"text"))
+    assert is_silent(lambda: None)
+    with pytest.raises(KeyError):
+        is_silent(fail)
+    assert (before.st_dev, before.st_ino) == (os.fstat(2).st_dev, os.fstat(2).st_ino)
 
 
 def test_a_region_is_marked_as_torch_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,7 +27,7 @@ from pytest_torchprof.capture.machine import (
     synchronize,
 )
 from pytest_torchprof.capture.processes import Children, watch_forks
-from pytest_torchprof.capture.real import REAL, muted, no_collection
+from pytest_torchprof.capture.real import REAL, is_silent, muted, no_collection
 from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
@@ -86,8 +86,17 @@ def prime(*, whole: bool = False) -> None:
         run_reference(1)
         if device is not None:
             _DEVICE_RECORDS.append(_has_device_records(profiler))
+    _SILENT[:] = [device is None and is_silent(_session)]
 
 
+def _session() -> None:
+    profiler = _profiler()
+    profiler.start()
+    profiler.stop()
+
+
+#: Whether a session writes nothing to stderr, once that is known: none has to be muted then.
+_SILENT: list[bool] = []
 #: Whether the first session saw the accelerator work, once that is known.
 _DEVICE_RECORDS: list[bool] = []
 
@@ -282,7 +291,7 @@ class Capture:
             self._profiler = _profiler(everywhere=self._everywhere, details=self._details)
             Capture.starting = True
             try:
-                with muted(2, flush=False):  # Kineto, where torch was imported before us
+                with nullcontext() if _SILENT == [True] else muted(2, flush=False):
                     self._profiler.start()
             except BaseException:
                 _disable()
@@ -475,7 +484,10 @@ class Capture:
                 self._in_region = False
             if self.taken_over:
                 _begin_elsewhere()
-            with muted(2, flush=False), suppress(RuntimeError):  # older torch: already ended
+            # Torch itself may warn of the end where somebody has interfered with the session.
+            sound = self.aside is None and not self.taken_over and profiler_active()
+            mute = nullcontext() if sound and _SILENT == [True] else muted(2, flush=False)
+            with mute, suppress(RuntimeError):  # older torch: already ended
                 self._profiler.stop()
         finally:
             _disable()

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
@@ -74,6 +74,31 @@ def muted(*fds: int, flush: bool = True) -> Iterator[None]:
             REAL.dup2(copy, fd)
             REAL.close(copy)
         REAL.close(null)
+
+
+def is_silent(call: Callable[[], object]) -> bool:
+    """Whether a call of it writes nothing to stderr; what it writes is lost."""
+    if os.name == "nt":  # where a pipe cannot be asked without waiting
+        return False
+    try:
+        copy = os.dup(2)
+    except OSError:  # closed
+        return False
+    read, write = os.pipe()
+    try:
+        os.set_blocking(read, False)  # a process that starts meanwhile may hold the other end
+        os.dup2(write, 2)
+        os.close(write)
+        try:
+            call()
+        finally:
+            os.dup2(copy, 2)
+        return not os.read(read, 1)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(copy)
+        os.close(read)
 
 
 def _flush() -> None:

@@ -71,9 +71,9 @@ def _variables() -> Mapping[Any, Any]:
 
 def _restore_variables(before: Mapping[Any, Any]) -> None:
     """Only what differs: pytest itself sets one in each phase."""
-    now = dict(_variables())
-    for key in now.keys() | before.keys():
-        if key not in before:
-            del os.environ[os.fsdecode(key)]
-        elif now.get(key) != before[key]:
-            os.environ[os.fsdecode(key)] = os.fsdecode(before[key])
+    now = _variables()
+    for key in [key for key in now if key not in before]:
+        del os.environ[os.fsdecode(key)]
+    for key, value in before.items():
+        if now.get(key) != value:
+            os.environ[os.fsdecode(key)] = os.fsdecode(value)

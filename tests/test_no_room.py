@@ -18,6 +18,7 @@ from live import captured_file
 
 from pytest_torchprof.capture import hold, passing_file
 from pytest_torchprof.capture.exports import memory_works, reserve
+from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.real import REAL
 
 
@@ -197,3 +198,14 @@ def test_while_a_test_runs_there_is_nothing_to_leave(pytester: pytest.Pytester) 
         ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
     assert {"passed": 2} == ran.outcomes
     assert 2 == len(list((pytester.path / "traces").iterdir()))
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(0, False), (2**20, True)])
+def test_of_a_large_trace_no_text_is_kept_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int, kept: bool
+) -> None:
+    monkeypatch.setattr("pytest_torchprof.capture.profiler.SMALL_BYTES", limit)
+    capture = Capture()
+    capture.start()
+    _, path = capture.stop(tmp_path, {})
+    assert capture.text == (path.read_bytes() if kept else None)

@@ -26,7 +26,7 @@ _MEMORY, _INSTEAD_OF = "/dev/shm", "/tmp"  # noqa: S108 - only its owner can rea
 #: Bytes that must be free there: more than a small trace can have.
 _ROOM = 2**25
 #: One of so many bytes stays in memory once it was read.
-_SMALL = 2**20
+SMALL_BYTES = 2**20
 #: Without the enumerations around them, which take longer than they do.
 _signals: Any = getattr(signal, "_signal", signal)
 
@@ -117,8 +117,8 @@ def no_room(path: Path, error: Exception | str) -> StorageError:
 
 
 def hold(path: Path, text: bytes | None = None) -> IO[bytes]:
-    """The file, open; it may lose its name. Of a small one its ``text`` will do."""
-    if text is not None and len(text) <= _SMALL:
+    """The file, open; it may lose its name. Its ``text`` will do where it is at hand."""
+    if text is not None:
         return io.BytesIO(text)
     if os.name == "nt":  # where an open file keeps it
         return io.BytesIO(path.read_bytes())

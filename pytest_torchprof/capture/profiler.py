@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_torchprof.capture.exports import memory_works, no_room, reserve
+from pytest_torchprof.capture.exports import SMALL_BYTES, memory_works, no_room, reserve
 from pytest_torchprof.capture.forking import expect_threads, threads_now
 from pytest_torchprof.capture.frames import foreign
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
@@ -266,8 +266,8 @@ class Capture:
         self._began = 0
         #: The region's time, once it is over.
         self._spent_ns: int | None = None
-        #: The trace as torch has written it, after `stop`.
-        self.text = b""
+        #: A small trace as torch has written it, after `stop`; a large one is in its file only.
+        self.text: bytes | None = None
         self.packages = Packages()
 
     def start(self) -> None:
@@ -453,8 +453,9 @@ class Capture:
             profiler.export_chrome_trace(str(path))
             _empty(profiler)
             with REAL.open(path, "rb", buffering=0) as file:  # it is read at once
-                self.text = file.read()
-            trace = parse(self.text, source=str(path))
+                text = file.read()
+            trace = parse(text, source=str(path))
+            self.text = text if len(text) <= SMALL_BYTES else None
         except FileNotFoundError:  # torch says nothing when there is no room for it
             raise no_room(path, "torch has left no file, as when there is no room") from None
         except (OSError, TraceError) as error:

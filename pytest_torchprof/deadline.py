@@ -36,6 +36,7 @@ _SAID = {
     "profile": "profiled run",
     "modules": "run that marks modules",
     "threads": "profiled run of all threads",
+    "tensors": "run that tells tensors apart",
     "lines": "run that locates lines",
     "": "teardown of a further run",
 }

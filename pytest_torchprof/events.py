@@ -8,11 +8,11 @@ bytes and are decoded only for the events a question touches.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +130,24 @@ MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
 
 _Shared = TypeVar("_Shared")
 
+#: Which tensor an argument is, by number; those of a list of tensors; -1 for what is none.
+Taken: TypeAlias = int | tuple[int, ...]
+
+
+class Tensors(Protocol):
+    """Which tensors operators took and made; only a live capture knows.
+
+    A tensor is its storage from its allocation to its end: views of it have its number, and no
+    tensor made later has. Operators are named by when they start, ns on the trace's clock, and by
+    their names.
+    """
+
+    def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
+        """Each operator's arguments, in order; nothing for one that is not known."""
+
+    def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
+        """The tensors that got memory within each operator, kept it, and were taken later on."""
+
 
 @lru_cache(maxsize=10_000)
 def shown_name(name: str) -> str:
@@ -178,6 +196,7 @@ class Trace:
     capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
     each, what of a stored trace could not be read; ``source`` is its file, and ``cut`` whether that
     breaks off among its events. ``unread``: categories of events that are of no known kind.
+    ``tensors`` tells which tensor is which, of a live capture that was asked to.
     """
 
     ts: Ints
@@ -194,6 +213,7 @@ class Trace:
     cut: bool = False
     unread: tuple[str, ...] = ()
     scope: tuple[str, str] | None = None
+    tensors: Tensors | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.ts)

@@ -171,6 +171,7 @@ class Torchprof:
         if outer is None or recorder is None or recorder.reason is not None or self._taken():
             return function()
         from pytest_torchprof.capture import muted
+        from pytest_torchprof.recorder import EXTRA_KINDS
         from pytest_torchprof.runs import Run
 
         outer.cancel()
@@ -181,8 +182,8 @@ class Torchprof:
             # The profiled call is one more than asked for, and torch's profiler writes too.
             extra = self._mute and kind not in ("warmup", "round")
             with muted(1, 2) if extra else nullcontext():
-                if kind == "lines":
-                    self._locate(function, run)
+                if kind in EXTRA_KINDS:
+                    self._again(function, run)
                 else:
                     result = self._measure(function, run)
         self._entered = True
@@ -208,9 +209,9 @@ class Torchprof:
         run.end()
         return result
 
-    def _locate(self, function: Callable[[], Any], run: Run) -> None:
-        """A call of which only the lines are wanted: all else about it is nobody's matter."""
-        with run.recorder.locating():
+    def _again(self, function: Callable[[], Any], run: Run) -> None:
+        """A call for what is not known yet: all else about it is nobody's matter."""
+        with run.recorder.extra():
             try:
                 self._measure(function, run)
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 from pytest_torchprof.capture import (
     REAL,
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.located import Located
     from pytest_torchprof.stats import Budget, Value
 
-Kind = Literal["warmup", "round", "profile", "modules", "threads", "lines"]
+Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
+#: Runs without which all numbers are there: whatever happens in them, they cost no test anything.
+EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,8 @@ class Recorder:
         return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
 
     @contextmanager
-    def locating(self) -> Iterator[None]:
-        """Around the run that marks lines: whatever happens in it, the numbers are there."""
+    def extra(self) -> Iterator[None]:
+        """Around a run of `EXTRA_KINDS`: whatever happens in it, the numbers are there."""
         kept = {name: getattr(self, name) for name in ("raised", "mismatch", "compilation")}
         tables = list(self.tables)
         try:
@@ -243,7 +245,8 @@ class Recorder:
 
     def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
         """These, with as many rounds as the seconds asked for take, and one more where the profiled
-        run compiled, or had threads it cannot see into.
+        run compiled, or had threads it cannot see into, or where a rule has to know which tensor is
+        which.
 
         torch.compile guards the number of threads, so the profiled run may compile once more what
         is there already; only a test that compiles in each run does so in the second one too.
@@ -259,13 +262,18 @@ class Recorder:
                 yield kind
         if self.one_thread is not None and self.reason is None:
             yield "threads"
-        if self.trace is not None and self.reason is None and self._wants_lines():
+        elif self.trace is not None and self.reason is None and self._asks(self._wants_tensors):
+            yield "tensors"
+        if self.trace is not None and self.reason is None and self._asks(self.wants_lines):
             yield "lines"
 
-    def _wants_lines(self) -> bool:
+    def _wants_tensors(self) -> bool:
+        return self.checked.wants_tensors
+
+    def _asks(self, question: Callable[[], bool]) -> bool:
         try:
             with SHELTER:
-                return self.wants_lines()
+                return question()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             self.lines_gap = self.broke(error)
             return False

@@ -21,6 +21,7 @@ import pytest
 from pytest_torchprof.bystanders import coverage_paused, folders_noted, snapshots_uncounted
 from pytest_torchprof.capture import OTHERS, REAL, SHELTER, Regions, Undo, World, muted
 from pytest_torchprof.deadline import Deadline, Overdue
+from pytest_torchprof.recorder import EXTRA_KINDS
 from pytest_torchprof.runs import Run
 from pytest_torchprof.silence import (
     alarm_stopped,
@@ -208,7 +209,7 @@ class Runner:
                 return None
             with self._apart(item, recorder):
                 for number, kind in enumerate(recorder.runs_of(kinds)):
-                    with recorder.locating() if kind == "lines" else nullcontext():
+                    with recorder.extra() if kind in EXTRA_KINDS else nullcontext():
                         failing = ""  # the teardown of the run before
                         error = self._teardown_run(item) if number else None
                         if error is None:

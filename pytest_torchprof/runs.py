@@ -81,7 +81,7 @@ class Run:
             self._forget(*last)
 
     def _begin(self) -> None:
-        if self.kind in ("profile", "modules", "threads", "lines"):
+        if self.kind in ("profile", "modules", "threads", "tensors", "lines"):
             if self.kind == "lines":
                 self._tracer = LineTracer(self.recorder.own_files)
             elif self.kind == "modules":
@@ -92,6 +92,8 @@ class Run:
                 everywhere=self.kind == "threads",
                 watchdog=self.recorder.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
+                # Of a test that may look at its numbers at once, or has no other run, all is known.
+                tensors=self.kind == "tensors" or self.first or self.recorder.own_region,
             )
             self._compiled = CompileCount.now()
             self._capture.start()
@@ -144,6 +146,8 @@ class Run:
             self._keep(trace, file, capture)
         elif self.kind == "threads":
             self._choose(trace, file)
+        elif self.kind == "tensors":
+            self._exchange(trace, file)
         else:
             file.close()
             assert self._tracer is not None  # noqa: S101 - both kinds have one
@@ -188,6 +192,16 @@ class Run:
             trace, file, other_file = other, other_file, file
         recorder.trace, recorder.file = trace, file
         other_file.close()
+
+    def _exchange(self, trace: Trace, file: IO[bytes]) -> None:
+        """The trace that knows which tensor is which in place of one that does not."""
+        recorder = self.recorder
+        assert recorder.trace is not None  # noqa: S101 - this run was asked for because of it
+        if _operators(trace) != _operators(recorder.trace):
+            file.close()  # of a test that does another thing each time
+            return
+        recorder.forget()
+        recorder.trace, recorder.file = trace, file
 
     def _forget(self, *last: Callable[[], None]) -> None:
         """Close what is open, each whatever becomes of the other."""

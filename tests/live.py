@@ -19,10 +19,14 @@ prime()
 
 
 def captured_file(
-    block: Callable[[], Any], folder: Path, facts: Mapping[str, Any] | None = None
+    block: Callable[[], Any],
+    folder: Path,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    tensors: bool = False,
 ) -> tuple[Trace, Path]:
     """The trace of a block that is run once, and its file. What it returns is not kept."""
-    capture = Capture()
+    capture = Capture(tensors=tensors)
     capture.start()
     try:
         block()
@@ -31,9 +35,9 @@ def captured_file(
         capture.abandon()
 
 
-def captured(block: Callable[[], Any], folder: Path) -> Trace:
-    """The trace of a block that is run once."""
-    return captured_file(block, folder)[0]
+def captured(block: Callable[[], Any], folder: Path, *, tensors: bool = False) -> Trace:
+    """The trace of a block that is run once; ``tensors``: it knows which tensor is which."""
+    return captured_file(block, folder, tensors=tensors)[0]
 
 
 class Compiling:
@@ -54,7 +58,7 @@ class Compiling:
         if self._first is None:
             self()
         first = self._first or {}
-        capture = Capture()
+        capture = Capture(tensors=True)
         capture.start()
         try:
             self._block()

@@ -17,6 +17,18 @@ def test_rules_match_each_example_as_often_as_it_says(theme: str) -> None:
     assert {} == {name: answer.problems for name, answer in answers.items() if answer.problems}
 
 
+@pytest.mark.parametrize("theme", corpus.themes())
+def test_a_rule_whose_answer_depends_on_which_tensor_is_which_asks_for_it(theme: str) -> None:
+    silent = {
+        case.name: (answer.checked.counts, other.counts)
+        for case in corpus.themes()[theme]
+        if (answer := corpus.evaluate(case)).checked.trace.tensors is not None
+        and not (other := corpus.without_tensors(answer)).wants_tensors
+        and other.counts != answer.checked.counts
+    }
+    assert {} == silent
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_a_rule_has_examples_of_both_kinds(code: str) -> None:
     kinds = corpus.kinds(code)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +33,7 @@ from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
+from pytest_torchprof.capture.tensors import Tensors
 from pytest_torchprof.capture.turns import Tidy
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.errors import CaptureError, TraceError
@@ -120,7 +122,7 @@ def device_gap() -> str | None:
     )
 
 
-def _profiler(*, everywhere: bool = False, details: bool = True) -> Any:
+def _profiler(*, everywhere: bool = False, details: bool = True, tensors: bool = False) -> Any:
     t = real_torch()
     ProfilerActivity = t.activity  # noqa: N806 - torch's name
     activities = [ProfilerActivity.CPU]
@@ -133,7 +135,7 @@ def _profiler(*, everywhere: bool = False, details: bool = True) -> Any:
     extra: dict[str, Any] = {}
     if everywhere:
         extra["experimental_config"] = t.config(profile_all_threads=True)
-    if not extra and device is None and t.trace_only is not None:
+    if not (extra or tensors) and device is None and t.trace_only is not None:
         extra["experimental_config"] = t.trace_only
     return t.profile(
         activities=activities,
@@ -227,7 +229,8 @@ class Capture:
     ``first``: the block decides the test's outcome too, so what it can see of us is kept to a
     minimum. ``everywhere``: all threads are seen, at the price of memory events. ``watchdog``: a
     capture that outgrows the machine is ended, see `Watchdog`. ``tracer``: marks what runs;
-    one that does not measure goes without shapes and memory.
+    one that does not measure goes without shapes and memory. ``tensors``: the trace knows which
+    tensor is which, at the price of what torch then keeps of each event.
     """
 
     #: A session of ours is about to start, so `OTHERS` has nothing to tell.
@@ -243,11 +246,13 @@ class Capture:
         everywhere: bool = False,
         watchdog: bool = False,
         tracer: LineTracer | None = None,
+        tensors: bool = False,
     ) -> None:
         self._threads = threads
         self._first = first
         self._everywhere = everywhere
         self._tracer = tracer
+        self._tensors = tensors and not everywhere  # without memory events numbers are no identity
         self._details = tracer is None or tracer.measures
         self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_SAID)) if watchdog else None
         self._running = False
@@ -288,7 +293,9 @@ class Capture:
             self._watch_threads(undo)
             self._children.watch(_replace, undo)
             self.packages.watch(_replace, undo)
-            self._profiler = _profiler(everywhere=self._everywhere, details=self._details)
+            self._profiler = _profiler(
+                everywhere=self._everywhere, details=self._details, tensors=self._tensors
+            )
             Capture.starting = True
             try:
                 with nullcontext() if _SILENT == [True] else muted(2, flush=False):
@@ -451,10 +458,13 @@ class Capture:
         try:
             reserve(path)
             profiler.export_chrome_trace(str(path))
+            results = profiler.profiler.kineto_results if self._tensors else None
             _empty(profiler)
             with REAL.open(path, "rb", buffering=0) as file:  # it is read at once
                 text = file.read()
             trace = parse(text, source=str(path))
+            if results is not None:
+                trace = replace(trace, tensors=Tensors(results, _base_ns(trace)))
             self.text = text if len(text) <= SMALL_BYTES else None
         except FileNotFoundError:  # torch says nothing when there is no room for it
             raise no_room(path, "torch has left no file, as when there is no room") from None
@@ -494,6 +504,11 @@ class Capture:
             _disable()
             Capture.current = None
             self._undo.close()
+
+
+def _base_ns(trace: Trace) -> int:
+    base = trace.metadata.get("baseTimeNanoseconds")  # not there before torch 2.4
+    return base if isinstance(base, int) else 0
 
 
 def _disable() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.gaps import device_gap
 from pytest_torchprof.events import HOST_KINDS
+from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.frames import by_frames
 from pytest_torchprof.rules.grouping import grouped, within_span
 from pytest_torchprof.rules.names import present
@@ -32,6 +33,7 @@ class Checked:
 
     ``partly``: of rules that were checked, why they cannot have seen all that ran.
     ``unsettled``: why another run of the same test may have more matches, if it may.
+    ``wants_tensors``: a capture that knows which tensor is which may have other matches.
     """
 
     trace: Trace
@@ -40,6 +42,7 @@ class Checked:
     errors: Mapping[str, str] = field(default_factory=dict)
     unsettled: str | None = None
     partly: Mapping[str, str] = field(default_factory=dict)
+    wants_tensors: bool = False
 
     @property
     def gaps(self) -> dict[str, str]:
@@ -86,6 +89,7 @@ def check(
     unchecked: dict[str, str] = {}
     partly: dict[str, str] = {}
     errors: dict[str, str] = {}
+    wants_tensors = False
     triggered = _triggered(trace, wanted)
     for rule, occurs in zip(wanted, triggered, strict=True):
         if not occurs and rule.blind is None:
@@ -106,10 +110,12 @@ def check(
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
             errors[rule.code] = _fault(error)
             continue
+        wants_tensors |= found.wants_tensors
         if len(found):
             matches[rule] = found
     unsettled = None if trace.region is None else _unsettled(wanted, unchecked)
-    return Checked(trace, matches, unchecked, errors, unsettled, partly)
+    wants_tensors &= identity.wanted(trace)
+    return Checked(trace, matches, unchecked, errors, unsettled, partly, wants_tensors)
 
 
 def _found(trace: Trace, rule: Rule, thresholds: Mapping[str, float]) -> Matches:

@@ -60,6 +60,8 @@ class Matches:
         fix: what to do instead, a row each, where it is not the rule's own for all.
         span_ns: when what a row is of began and when it ended, on host and device; None: with the
             event, where its duration is the cost; else not known.
+        wants_tensors: a capture that knows which tensor is which may have other matches, see
+            `rules.identity`; a live test is then captured once more.
     """
 
     event: Ints
@@ -70,6 +72,7 @@ class Matches:
     location: Sequence[str | None] | None = None
     fix: Sequence[str] | None = None
     span_ns: tuple[Ints, Ints] | None = None
+    wants_tensors: bool = False
 
     def __len__(self) -> int:
         return len(self.event)
@@ -85,6 +88,8 @@ _COLUMNS: Final = (
     ("fix", ""),
 )
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
+#: None by what is known, but a capture that knows tensors may have some.
+NONE_SO_FAR = Matches(np.zeros(0, np.int64), "", wants_tensors=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +182,8 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matche
         ValueError: columns of different lengths.
         IndexError: events that the trace does not have.
     """
-    if found is NO_MATCHES:
-        return NO_MATCHES
+    if found is NO_MATCHES or found is NONE_SO_FAR:
+        return found
     if not isinstance(found, Matches):
         if isinstance(found, np.ndarray) and found.dtype.kind == "b":
             raise TypeError("a rule returns the numbers of events, not a mask: np.flatnonzero(…)")

@@ -6,7 +6,7 @@ import importlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,12 +130,18 @@ def trace_of(made: Any, folder: Path) -> Trace:
     with quiet():
         # One that knows how it is to be captured, such as a compiled payload with facts of dynamo.
         capture: Callable[[Path], Trace] | None = getattr(made, "capture", None)
-        return captured(made, folder) if capture is None else capture(folder)
+        return captured(made, folder, tensors=True) if capture is None else capture(folder)
 
 
 def asked(case: Case, trace: Trace) -> Answer:
     """What all rules say to this trace of the example."""
     return Answer(case, check(trace, RULES.values(), thresholds={case.rule: dict(case.thresholds)}))
+
+
+def without_tensors(answer: Answer) -> Checked:
+    """What all rules say to the same trace where it does not tell which tensor is which."""
+    trace = replace(answer.checked.trace, tensors=None)
+    return check(trace, RULES.values(), thresholds={answer.case.rule: dict(answer.case.thresholds)})
 
 
 @cache

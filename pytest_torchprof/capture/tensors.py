@@ -1,0 +1,136 @@
+"""Which tensors an operator took and made: by the numbers that torch's profiler gives to storages.
+
+They are in what the profiler keeps in memory, not in the file that it writes, and they take as long
+to make as that file. So only a capture of whose operators somebody asks keeps them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pytest_torchprof.events import Taken
+
+#: What a number is where it is of no tensor, or not known.
+_NONE = -1
+
+
+class Tensors:
+    """The numbers of the tensors of a capture's operators; decoded for those that are asked for.
+
+    Views of a tensor have its number, and no tensor made later has it. See `events.Tensors`.
+    ``base_ns`` is what the trace's own clock is behind the profiler's.
+    """
+
+    def __init__(self, results: Any, base_ns: int) -> None:
+        self._results = results
+        self._base_ns = base_ns
+        self._threads: list[_Level] | None = None
+
+    def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
+        """Of operators, by when they start (ns) and their names: what each of their arguments is.
+
+        A number for a tensor, numbers for a list of them, -1 for anything else; nothing for an
+        operator that is not found.
+        """
+        found = self._found(starts, names)
+        return [() if n is None else tuple(map(_taken, n.event.typed[1].inputs)) for n in found]
+
+    def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
+        """The numbers of the tensors that got their memory within each operator, and kept it."""
+        found = self._found(starts, names)
+        return [frozenset() if node is None else frozenset(_made(node.event)) for node in found]
+
+    def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[_Node | None]:
+        if self._threads is None:
+            self._threads = _levels(self._results.experimental_event_tree())
+        for start, name in zip(starts, names, strict=True):
+            at = int(start) + self._base_ns
+            nodes = (level.find(at, name) for level in self._threads)
+            yield next((node for node in nodes if node is not None), None)
+
+
+class _Node:
+    """An event of the profiler's tree; its children are looked at once."""
+
+    __slots__ = ("_below", "event")
+
+    def __init__(self, event: Any) -> None:
+        self.event = event
+        self._below: _Level | None = None
+
+    @property
+    def below(self) -> _Level:
+        if self._below is None:
+            self._below = _Level(self.event.children)
+        return self._below
+
+
+class _Level:
+    """Events side by side on one thread, in the order of their starts."""
+
+    __slots__ = ("_nodes", "_starts")
+
+    def __init__(self, events: Iterable[Any]) -> None:
+        self._nodes = sorted(
+            (_Node(event) for event in events), key=lambda node: node.event.start_time_ns
+        )
+        self._starts = [node.event.start_time_ns for node in self._nodes]
+
+    def find(self, start: int, name: str) -> _Node | None:
+        """The operator of this name that starts then, here or below."""
+        at = bisect_right(self._starts, start) - 1
+        while at >= 0:
+            node = self._nodes[at]
+            event = node.event
+            if self._starts[at] == start and event.name == name and _is_operator(event):
+                return node
+            if event.end_time_ns >= start and (below := node.below.find(start, name)) is not None:
+                return below
+            if self._starts[at] < start:
+                return None
+            at -= 1
+        return None
+
+
+def _levels(roots: Iterable[Any]) -> list[_Level]:
+    threads: dict[int, list[Any]] = {}
+    for event in roots:
+        threads.setdefault(event.start_tid, []).append(event)
+    return [_Level(events) for events in threads.values()]
+
+
+def _is_operator(event: Any) -> bool:
+    return hasattr(event.typed[1], "inputs")
+
+
+def _taken(argument: Any) -> Taken:
+    if isinstance(argument, list):
+        return tuple(_number(one) for one in argument)
+    return _number(argument)
+
+
+def _number(argument: Any) -> int:
+    number = getattr(argument, "id", None)
+    return _NONE if number is None else int(number)
+
+
+def _made(event: Any) -> set[int]:
+    kept: set[int] = set()
+    todo = [event]
+    while todo:
+        for child in todo.pop().children:
+            fields = child.typed[1]
+            if hasattr(fields, "alloc_size"):
+                if fields.id is None:
+                    continue
+                if fields.alloc_size > 0:
+                    kept.add(int(fields.id))
+                else:
+                    kept.discard(int(fields.id))
+            else:
+                todo.append(child)
+    return kept

@@ -15,7 +15,7 @@ from trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device import device_time
 from pytest_torchprof.analysis.idle import idle, idle_by_waits
-from pytest_torchprof.events import REGION, Trace
+from pytest_torchprof.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.rules import RULES, Matches, Rule, check
 from pytest_torchprof.trace.read import parse, read
 
@@ -165,3 +165,30 @@ def test_costs_in_real_traces_are_within_bounds(path: Path) -> None:
     assert sum(one.cost_ms for one in found) <= span_ms(trace)
     waits = [one.cost_ms for one in found if one.rule == "host-sync"]
     assert sum(waits) * 1e6 <= device_time(trace).idle_ns + 1e-6
+
+
+# --------------------------------------------------------------------------- without the profiler
+
+
+def filling(wall_ms: object) -> Trace:
+    """A region in which a call of zero_grad takes half the time, in a test with such rounds."""
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, {"torch": "2.13.0", "wall_ms": wall_ms})
+    with b.annotation(REGION, 500), b.annotation("Optimizer.zero_grad#SGD.zero_grad"):
+        b.op("aten::zero_", [[4]], ["float"], dur_us=500)
+    return recorded(b)
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "expected_us"),
+    [({"median": 0.2, "n": 3}, 200), (0.4, 400), (3.0, None), ("none", None), (None, None)],
+)
+def test_costs_are_those_of_the_timed_rounds_where_there_are_any(
+    wall_ms: object, expected_us: float | None
+) -> None:
+    trace = filling(wall_ms)
+    assert trace.region is not None
+    region_us = (trace.region[1] - trace.region[0]) / 1e3
+    (profiled,), (cost,) = (costs(one, "grad-not-none") for one in (filling(None), trace))
+    assert profiled > 400
+    assert cost == pytest.approx(profiled * (expected_us or region_us) / region_us)

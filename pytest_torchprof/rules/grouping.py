@@ -1,7 +1,8 @@
 """From a rule's matches to findings: one a message and place, none costlier than there was time.
 
 What a finding costs is at most the span of what it is of, and all of them together at most that of
-the trace: rules may see one stretch of time twice, and what runs side by side adds up to more.
+the trace: rules may see one stretch of time twice, and what runs side by side adds up to more. Of a
+test that was timed without the profiler, costs are those of such a run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof import nesting
+from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.stats import Finding
 
@@ -89,14 +91,16 @@ def grouped(
 
 
 def within_span(trace: Trace, found: list[Finding], elsewhere: Collection[str]) -> list[Finding]:
-    """The findings with costs whose sum is at most the span of the trace: all scaled alike.
+    """The findings with costs whose sum is at most the span of the trace: all scaled alike, to what
+    they are without the profiler where that is known.
 
     ``elsewhere`` are rules whose costs arose in another run.
     """
     begin, end = trace.once(_span)
     total = sum(one.cost_ms for one in found if one.rule not in elsewhere)
-    share = max(end - begin, 0) / 1e6 / total if total else 1
-    if share >= 1:
+    share = min(max(end - begin, 0) / 1e6 / total, 1) if total else 1
+    share *= slowdown_share(trace)
+    if share == 1:
         return found
     return [
         one if one.rule in elsewhere else replace(one, cost_ms=one.cost_ms * share) for one in found

@@ -9,6 +9,7 @@ import numpy as np
 from pytest_torchprof.analysis.gaps import absent_gap, waits_gap
 from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.analysis.launches import launches
+from pytest_torchprof.analysis.unprofiled import wall_ns
 from pytest_torchprof.analysis.waits import Waits, waits
 from pytest_torchprof.rules.products import LAUNCHES
 from pytest_torchprof.rules.rule import Matches, Threshold, rule
@@ -178,12 +179,8 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
 
 def _unprofiled_share(trace: Trace, busy_ns: int) -> float:
     """The share of the test's own time in which the device is idle; 1 where that is not known."""
-    wall_ms = trace.facts.get("wall_ms")
-    if isinstance(wall_ms, dict):  # of several rounds
-        wall_ms = wall_ms.get("median")
-    if not isinstance(wall_ms, int | float) or wall_ms <= 0:
-        return 1.0
-    return 1 - busy_ns / (wall_ms * 1e6)
+    wall = wall_ns(trace)
+    return 1.0 if wall is None else 1 - busy_ns / wall
 
 
 def _around(trace: Trace, calls: Ints) -> int:

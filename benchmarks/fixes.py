@@ -1,0 +1,151 @@
+"""``python -m benchmarks.fixes [RULE…]``: what it saves to do as a rule says, beside what it names.
+
+Slip and fix run in turn, without the profiler; then the slip is profiled as in a test, and what the
+rule's findings name as their cost is compared with what the fix saves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from tabulate import tabulate
+
+from benchmarks.slips import SLIPS, Body, Pair
+
+#: A cost within this factor of what is saved is right.
+FACTOR = 2.0
+_SECONDS = 1.0
+#: A peak below this share of what it was is smaller.
+_SMALLER = 0.9
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One example: ms and bytes of slip and fix, and what the rule's findings named; None: silent.
+
+    ``gained`` is what the slip takes over what its fix does, the median over pairs.
+    """
+
+    rule: str
+    name: str
+    slip_ms: float
+    fixed_ms: float
+    gained: float
+    slip_bytes: float | None
+    fixed_bytes: float | None
+    named_ms: float | None
+
+    @property
+    def saved_ms(self) -> float:
+        return self.slip_ms - self.fixed_ms
+
+    @property
+    def peak(self) -> float | None:
+        """The peak with the fix as a share of that without; None where it is not measured."""
+        if not self.slip_bytes or self.fixed_bytes is None:
+            return None
+        return self.fixed_bytes / self.slip_bytes
+
+    @property
+    def verdict(self) -> str:
+        """Whether the fix helps, and the cost is about what it saves."""
+        smaller = (self.peak or 1) < _SMALLER
+        if self.named_ms is None:
+            return "silent"
+        if self.gained < 1 and not smaller:
+            return "no gain"
+        if self.saved_ms > 0 and self.named_ms > 0:
+            share = self.named_ms / self.saved_ms
+            return "right" if 1 / FACTOR <= share <= FACTOR else f"{share:.2g} × what it saves"
+        return "smaller" if smaller else "no cost"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the examples of these rules, or of all, and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fixes", description=__doc__)
+    parser.add_argument("rule", nargs="*")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help="for each example")
+    options = parser.parse_args(arguments)
+    import torch
+
+    torch.set_num_threads(1)
+    found = [
+        measured(rule, make.__name__, make(), options.seconds)
+        for rule, make in SLIPS
+        if not options.rule or rule in options.rule
+    ]
+    rows = [
+        (m.rule, m.name.replace("_", " "), f"{m.slip_ms:.3g}", f"{m.fixed_ms:.3g}",
+         f"{m.gained:.2f} ×", None if m.peak is None else f"{m.peak:.2f} ×", f"{m.saved_ms:.3g}",
+         None if m.named_ms is None else f"{m.named_ms:.3g}", m.verdict)
+        for m in found
+    ]  # fmt: skip
+    headers = ("rule", "example", "ms", "fixed", "gained", "peak", "saved", "named", "")
+    print(tabulate(rows, headers, missingval="–", disable_numparse=True))
+    return int(any(m.verdict not in ("right", "smaller") for m in found))
+
+
+def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
+    """Slip and fix in turn for so many seconds, three pairs at least, each profiled once."""
+    slip, fixed = pair
+    for body in (slip, fixed, slip, fixed):
+        body()
+    samples: list[tuple[float, float]] = []
+    start = time.perf_counter()
+    while len(samples) < 3 or time.perf_counter() - start < seconds:
+        if len(samples) % 2:
+            after = _ms(fixed)
+            samples.append((_ms(slip), after))
+        else:
+            samples.append((_ms(slip), _ms(fixed)))
+    slip_ms = median(before for before, _ in samples)
+    named, slip_bytes = _profiled(slip, rule, slip_ms)
+    _, fixed_bytes = _profiled(fixed, rule, slip_ms)
+    return Measured(
+        rule,
+        name,
+        slip_ms,
+        median(after for _, after in samples),
+        median(before / after for before, after in samples),
+        slip_bytes,
+        fixed_bytes,
+        named,
+    )
+
+
+def _ms(body: Body) -> float:
+    gc.collect(1)
+    start = time.perf_counter()
+    body()
+    return (time.perf_counter() - start) * 1000
+
+
+def _profiled(body: Body, rule: str, wall_ms: float) -> tuple[float | None, float | None]:
+    """(cost of the rule's findings in ms, or None if there are none; peak bytes) of one run."""
+    from pytest_torchprof.capture import Capture
+    from pytest_torchprof.metrics import METRICS, measure
+    from pytest_torchprof.rules import RULES, check
+
+    with TemporaryDirectory() as folder:
+        capture = Capture(threads=1, tensors=True)
+        capture.start()
+        try:
+            body()
+            trace, _ = capture.stop(Path(folder), {"torch": "2", "wall_ms": {"median": wall_ms}})
+        finally:
+            capture.abandon()
+    found = check(trace, [RULES[rule]]).findings()
+    peak = measure(METRICS["peak_cpu_bytes"], trace)
+    known = peak if isinstance(peak, int | float) else None  # not beside a DataLoader's workers
+    return (sum(one.cost_ms for one in found) if found else None), known
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -41,10 +41,10 @@ def _step(model: Any, batch: Any) -> None:
 
 
 @slip("single-tensor-optimizer")
-def adam_of_many_small_parameters() -> Pair:
+def _adam_of_many_small_parameters() -> Pair:
     import torch
 
-    def training(**options: bool) -> Body:
+    def training(**options: Any) -> Body:
         model = _model(16, 40)
         optimizer = torch.optim.AdamW(model.parameters(), **options)
         batch = torch.randn(4, 16)
@@ -59,7 +59,7 @@ def adam_of_many_small_parameters() -> Pair:
 
 
 @slip("grad-not-none")
-def gradients_filled_with_zeros() -> Pair:
+def _gradients_filled_with_zeros() -> Pair:
     import torch
 
     def training(*, to_none: bool) -> Body:
@@ -78,7 +78,7 @@ def gradients_filled_with_zeros() -> Pair:
 
 
 @slip("sync-dataloader")
-def images_decoded_in_the_loop() -> Pair:
+def _images_decoded_in_the_loop() -> Pair:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
@@ -113,7 +113,7 @@ def images_decoded_in_the_loop() -> Pair:
 
 
 @slip("missing-no-grad")
-def validation_with_graphs() -> Pair:
+def _validation_with_graphs() -> Pair:
     import torch
 
     model = _model(128, 12).eval()
@@ -133,7 +133,7 @@ def validation_with_graphs() -> Pair:
 
 
 @slip("for-loop-indexing")
-def rows_scaled_one_by_one() -> Pair:
+def _rows_scaled_one_by_one() -> Pair:
     import torch
 
     x, scale = torch.randn(300, 64), torch.rand(300)
@@ -148,7 +148,7 @@ def rows_scaled_one_by_one() -> Pair:
 
 
 @slip("for-loop-indexing")
-def rows_of_an_iteration_normalised() -> Pair:
+def _rows_of_an_iteration_normalised() -> Pair:
     import torch
 
     x = torch.randn(300, 64)
@@ -158,11 +158,11 @@ def rows_of_an_iteration_normalised() -> Pair:
     )
 
 
-# ------------------------------------------------------------------------------------ layers, copies
+# ------------------------------------------------------------------------- layers and copies
 
 
 @slip("conv-bias-batchnorm")
-def bias_before_a_norm() -> Pair:
+def _bias_before_a_norm() -> Pair:
     import torch
     from torch import nn
 
@@ -177,7 +177,7 @@ def bias_before_a_norm() -> Pair:
 
 
 @slip("contiguous-copy")
-def keys_made_contiguous_in_each_step() -> Pair:
+def _keys_made_contiguous_in_each_step() -> Pair:
     import torch
 
     keys = torch.randn(8, 256, 16, 64).transpose(1, 2)
@@ -194,7 +194,7 @@ def keys_made_contiguous_in_each_step() -> Pair:
 
 
 @slip("repeated-cast")
-def table_cast_in_each_layer() -> Pair:
+def _table_cast_in_each_layer() -> Pair:
     import torch
 
     table = torch.randn(2048, 64, dtype=torch.float64)

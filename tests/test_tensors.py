@@ -40,6 +40,25 @@ def test_views_have_their_tensors_number_and_later_tensors_have_others(tmp_path:
     assert outputs[-1] == frozenset()
 
 
+def test_a_tensor_that_takes_anothers_place_in_memory_has_its_own_number(tmp_path: Path) -> None:
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(4, 4, 1, bias=False),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(4, 3, 1),
+        torch.nn.BatchNorm2d(3),
+    )
+    x = torch.rand(2, 3, 6, 6)
+    with torch.no_grad():
+        trace = captured(lambda: layers(x), tmp_path, tensors=True)
+    norms = identity.taken(trace, operators_of(trace, "aten::batch_norm"))
+    assert norms is not None
+    assert len({row[0] for row in norms}) == 3
+
+
 def test_lists_of_tensors_are_known_one_by_one_and_others_are_none(tmp_path: Path) -> None:
     parts = [torch.ones(3), torch.ones(3)]
     parts.append(parts[0])

@@ -114,7 +114,8 @@ def _taken(argument: Any) -> Taken:
 
 
 def _number(argument: Any) -> int:
-    number = getattr(argument, "id", None)
+    # Not its ``id``: that is one for two tensors whose Python-side parts had the same address.
+    number = getattr(argument, "allocation_id", None)
     return _NONE if number is None else int(number)
 
 
@@ -125,12 +126,12 @@ def _made(event: Any) -> set[int]:
         for child in todo.pop().children:
             fields = child.typed[1]
             if hasattr(fields, "alloc_size"):
-                if fields.id is None:
+                if fields.id is None:  # nothing took it
                     continue
                 if fields.alloc_size > 0:
-                    kept.add(int(fields.id))
+                    kept.add(int(fields.allocation_id))
                 else:
-                    kept.discard(int(fields.id))
+                    kept.discard(int(fields.allocation_id))
             else:
                 todo.append(child)
     return kept

@@ -15,6 +15,7 @@ from pytest_torchprof.rules import (
     gradients,
     layers,
     loops,
+    optimizers,
     products,
     repetition,
     training,
@@ -44,6 +45,7 @@ __all__ = [
 #: The rules' files, by theme.
 THEMES = (
     training,
+    optimizers,
     gradients,
     layers,
     loops,

@@ -204,9 +204,125 @@ def a_group_norm():
     return forward(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
 
 
-@EXAMPLES.near_miss("conv-bias-batchnorm")
+@EXAMPLES.positive("conv-bias-batchnorm")
 def a_linear_layer():
     return forward(nn.Linear(3, 4), nn.BatchNorm1d(4), batch=torch.rand(5, 3))
+
+
+class Projector(nn.Module):
+    """The head of a contrastive model."""
+
+    def __init__(self, width=8, bias=True):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=bias) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(2))
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = F.relu(norm(layer(x)))  # <- here
+        return x
+
+
+@EXAMPLES.positive("conv-bias-batchnorm", 2)
+def linear_layers_of_a_projector_in_training():
+    head, x = Projector(), torch.rand(6, 8)
+    return lambda: F.normalize(head(x)).square().sum().backward()
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def linear_layers_of_a_projector_without_biases():
+    head, x = Projector(bias=False), torch.rand(6, 8)
+    return lambda: F.normalize(head(x)).square().sum().backward()
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm", also="missing-no-grad")
+def a_linear_layer_of_a_sequence_that_is_normalised_over_its_channels():
+    layer, norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+    x = torch.rand(5, 4, 4)
+    return lambda: norm(layer(x).transpose(1, 2))
+
+
+class Branches(nn.Module):
+    """What it convolves goes on with and without a norm."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.conv, self.norm, self.join = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), join
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.join(self.norm(y), y)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_norm_added_to_what_it_normalises():
+    model, x = Branches(torch.add), torch.rand(2, 4, 6, 6)
+    return lambda: model(x).square().mean().backward()
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_norm_joined_with_what_it_normalises_later():
+    model, x = Branches(lambda z, y: torch.cat([F.relu(z), y.tanh()], 1)), torch.rand(2, 4, 6, 6)
+
+    @torch.no_grad()
+    def statistics():
+        return model(x)
+
+    return statistics
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_gate_of_what_is_normalised():
+    model, x = Branches(lambda z, y: z * y.sigmoid()), torch.rand(2, 4, 6, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_convolution_and_a_norm_of_one_input_inside_of_a_model():
+    class Parallel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.Conv2d(3, 4, 1, bias=False)
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            x = self.stem(x)
+            return self.conv(x) + self.norm(x)
+
+    model, x = Parallel(), torch.rand(2, 3, 6, 6)
+    return lambda: model(x).square().mean().backward()
+
+
+@EXAMPLES.positive("conv-bias-batchnorm", 2)
+def two_norms_of_convolutions_that_are_added():
+    first, second = (
+        nn.Sequential(nn.Conv2d(4, 4, k, padding=k // 2), nn.BatchNorm2d(4)) for k in (3, 1)
+    )
+    x = torch.rand(2, 4, 6, 6)
+    return lambda: F.relu(first(x) + second(x)).mean().backward()  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_residual_block_whose_input_has_the_shape_of_its_result():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            y = self.norm(self.conv(x))  # <- here
+            return x + y.relu_()
+
+    stem, block = nn.Conv2d(3, 4, 1), Residual()
+    x = torch.rand(2, 3, 6, 6)
+    return lambda: block(stem(x)).mean().backward()
 
 
 @EXAMPLES.near_miss("conv-bias-batchnorm")

@@ -1,0 +1,298 @@
+"""A rule about optimizers of torch that take one parameter after the other."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.rules.levels import engine_steps, frames_around
+from pytest_torchprof.rules.names import Names, are_any, marks_named
+from pytest_torchprof.rules.operands import mean_elements
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.tree import has_frames, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+#: The operator of the loops over single parameters that runs once for each, and one whose calls
+#: are to be taken off, by torch's class; of classes that have a foreach or a fused form.
+#: Source: the functions ``_single_tensor_…`` in torch/optim, 1.8 to 2.13.
+_UPDATES: Final[Mapping[str, tuple[str, str | None]]] = {
+    "ASGD": ("aten::mul_", "aten::sub"),  # the second mul_ is of the average
+    "Adadelta": ("aten::div_", None),
+    "Adafactor": ("aten::rsqrt_", None),
+    "Adagrad": ("aten::addcmul_", None),
+    "Adam": ("aten::addcdiv_", None),
+    "AdamW": ("aten::addcdiv_", None),
+    "Adamax": ("aten::addcdiv_", None),
+    "NAdam": ("aten::addcmul_", None),
+    "RAdam": ("aten::addcmul_", None),
+    "RMSprop": ("aten::addcmul_", None),
+    "Rprop": ("aten::clamp_", None),
+    "SGD": ("aten::add_", "aten::mul_"),  # the second add_ is of the momentum
+}
+#: Other classes of torch, which have no form for all at once.
+_NO_FORM: Final = frozenset({"LBFGS", "Muon", "SparseAdam"})
+#: What such a loop does to each parameter, for classes that a trace has under another name: those
+#: that users derive from torch's. Each begins with torch's own count of steps, or has two of its
+#: operators that hand-written ones do not have. Source: as above, 2.6 to 2.13.
+_LOOPS: Final = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "Adam": r"add_ (mul_ |add )?lerp_ mul_ addcmul_ (div )?(maximum )?sqrt div add_ addcdiv_ ",
+        "Adagrad": r"add_ (add )?addcmul_ sqrt add_ addcdiv_ ",
+        "RMSprop": r"add_ (add )?mul_ addcmul_ (sqrt|lerp_ addcmul sqrt_) add_ "
+        r"(addcdiv_|mul_ addcdiv_ add_) ",
+        "NAdam": r"add_ (add )?(mul_ ){1,2}lerp_ mul_ addcmul_ div sqrt add_ addcdiv_ addcdiv_ ",
+        "RAdam": r"add_ (mul_ |add )?lerp_ mul_ addcmul_ div mul add_ |"
+        r"add_ (mul_ |add )?lerp_ mul_ addcmul_ div (sqrt add_ )?\w+ mul mul mul add_ ",
+        "Adamax": r"add_ (add )?lerp_ mul_ abs add_ maximum addcdiv_ ",
+        "Adadelta": r"add_ (add )?mul_ addcmul_ add sqrt_ add sqrt_ div_ mul_ mul_ addcmul_ add_ ",
+    }.items()
+}
+#: What is between them, for some options or in some versions.
+_BETWEEN: Final = frozenset({"aten::item", "aten::neg", "aten::_local_scalar_dense"})
+
+#: Classes that take ``fused=True``; others raise. Adagrad's was for the CPU alone for long.
+#: Source: ``fused`` in torch/optim, 2.6 to 2.13.
+_FUSED_ANYWHERE: Final = frozenset({"SGD", "Adam", "AdamW"})
+_FUSED_ON_CPU: Final = frozenset({"Adagrad"})
+#: Classes whose foreach form gains on a CPU. That of ASGD takes 1.2 to 2.5 times as long as the
+#: loop there, those of Adafactor and Rprop gain a fifth at most.
+_FOREACH_ON_CPU: Final = frozenset({"Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"})
+#: What a form for all saves of a loop's time: a share for many parameters, and the number at which
+#: it is half of that, by class, for parameters of 16 to 262,144 elements on one thread of a CPU.
+_SAVED: Final = {"SGD": (0.75, 4), "Adam": (0.8, 1.5), "AdamW": (0.8, 1.5), "Adagrad": (0.7, 2)}
+_SAVED_BY_FOREACH: Final = (0.5, 6)
+_SAVED_OF_PLAIN_SGD: Final = (0.6, 25)
+#: The same on a device, where each operator is a launch.
+_SAVED_ON_DEVICE: Final = (0.8, 2)
+
+_BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
+STEP: Final = Names(r"Optimizer\.step#(\w+)\.step$")
+_SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
+TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimizer: its event and class, what torch's class it is by what it calls, the
+    operators that it calls directly once its loss is known, and their names.
+    """
+
+    event: int
+    name: str
+    known: str | None
+    rows: Ints
+    calls: Sequence[str]
+
+    @property
+    def together(self) -> bool:
+        """Whether it has a form for all parameters at once already."""
+        return any(call.startswith(TOGETHER) for call in self.calls)
+
+    @property
+    def own(self) -> bool:
+        """Whether its loop, if it has any, is not torch's."""
+        return self.known is None and self.name not in _NO_FORM
+
+    @property
+    def updated(self) -> int:
+        """How many parameters a class of torch's takes one by one."""
+        if self.known is None:
+            return 0
+        if self.name != self.known and self.known in _LOOPS:
+            found = len(_LOOPS[self.known].findall(_text(self.calls)))
+            if found:
+                return found
+        once, off = _UPDATES[self.known]
+        calls = list(self.calls)
+        return calls.count(once) - (calls.count(off) if off else 0)
+
+
+@rule(
+    "single-tensor-optimizer",
+    fix="pass foreach=True to the optimizer, or fused=True to SGD, Adam, AdamW and Adagrad",
+    triggers=r"Optimizer\.step#",
+    parameters=Threshold(2, "1", "one parameter has nothing to be grouped with"),
+    cpu_parameters=Threshold(
+        10, "1", "on a CPU, foreach=True, and fused=True of a plain SGD, take longer for fewer"
+    ),
+    cpu_elements=Threshold(
+        4096, "1", "on a CPU, what these save is less than memory takes for larger parameters"
+    ),
+)
+def single_tensor_optimizer(
+    trace: Trace, *, parameters: float, cpu_parameters: float, cpu_elements: float
+) -> Matches:
+    """An optimizer updates its parameters one by one, though it has a form for all at once.
+
+    What it does
+        Counts the steps of torch's optimizers which updated at least ``parameters`` (2) parameters
+        in a loop, where another form of that class is faster. It tells by the operators within
+        torch's annotation of the step, also for classes that are derived from torch's: by what such
+        a loop does to each parameter, or by torch's own functions where the trace has Python
+        frames. A derived class whose loop could as well be somebody's own, as that of SGD, is a
+        matter of `per-parameter-loop`. Updates with sparse gradients do not count, they have no
+        other form, nor have LBFGS, Muon and SparseAdam.
+
+        On a device, every class that takes ``foreach`` or ``fused`` counts. On a CPU, those where
+        it gains, measured with torch 2.13 on one thread: ``fused=True`` of Adam, AdamW, Adagrad and
+        SGD with momentum or weight decay from two parameters on, of any size (a step takes 0.2 to
+        0.8 of the time); ``fused=True`` of a plain SGD, and ``foreach=True`` of Adadelta, Adamax,
+        NAdam, RAdam and RMSprop, from ``cpu_parameters`` (10) on that have ``cpu_elements`` (4,096)
+        elements or fewer on average (0.5 to 0.9). ``foreach=True`` gains a fifth at most for
+        Adafactor and Rprop there, and loses for ASGD.
+
+    Why it is slow
+        Each parameter takes several small operators, each a launch of its own, where a few would do
+        for all. On the CPU, the default is this loop. What it costs is the part of the step's time
+        that the other form saved where it was measured, by class and number of parameters.
+
+    Example
+        .. code:: python
+
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    Use instead
+        .. code:: python
+
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    """
+    found = steps(trace)
+    if not found:
+        return NO_MATCHES
+    events = np.array([step.event for step in found], np.int64)
+    on_device = launched_in(trace, events)[0] >= 0
+    kept, messages, fixes, costs = [], [], [], []
+    for step, device in zip(found, on_device.tolist(), strict=True):
+        if step.known is None or step.together or (count := step.updated) < parameters:
+            continue
+        if not device and _is_small(step, count):
+            small = mean_elements(trace, step.rows) <= cpu_elements
+            if step.known in _SLOWER_ON_CPU or count < cpu_parameters or not small:
+                continue
+        kept.append(step.event)
+        messages.append(f"{step.name} updates {count} parameters one by one")
+        fixes.append(_together(step.known, on_device=device))
+        costs.append(int(trace.dur[step.event] * _saved(step, count, on_device=device)))
+    rows = np.array(kept, np.int64)
+    ends = trace.ts[rows] + trace.dur[rows]
+    saved = np.array(costs, np.int64)
+    return Matches(rows, messages, fix=fixes, cost_ns=saved, span_ns=(trace.ts[rows], ends))
+
+
+#: Classes of which no form gains on a CPU.
+_SLOWER_ON_CPU: Final = frozenset(_UPDATES) - _FUSED_ANYWHERE - _FUSED_ON_CPU - _FOREACH_ON_CPU
+
+
+def _is_small(step: Step, count: int) -> bool:
+    """Whether so little is done to each parameter, or so little saved, that the CPU may lose."""
+    if step.known == "SGD":
+        return len(step.calls) < 2 * count
+    return step.known not in _FUSED_ANYWHERE | _FUSED_ON_CPU
+
+
+def _saved(step: Step, count: int, *, on_device: bool) -> float:
+    share, half = _SAVED.get(step.known or "", _SAVED_BY_FOREACH)
+    if on_device:
+        share, half = _SAVED_ON_DEVICE
+    elif step.known == "SGD" and _is_small(step, count):
+        share, half = _SAVED_OF_PLAIN_SGD
+    return share * count / (count + half)
+
+
+def _together(known: str, *, on_device: bool) -> str:
+    """What to pass to an optimizer of this class so that it updates all parameters at once."""
+    if known in _FUSED_ANYWHERE or (known in _FUSED_ON_CPU and not on_device):
+        return "pass fused=True to the optimizer"
+    return "pass foreach=True to the optimizer"
+
+
+# ------------------------------------------------------------------------- what a step is and does
+
+
+def steps(trace: Trace) -> list[Step]:
+    """The selected steps of optimizers."""
+    return trace.once(_steps)
+
+
+def _steps(trace: Trace) -> list[Step]:
+    events = marks_named(trace, STEP)
+    events = events[trace.selection[events]]
+    if not len(events):
+        return []
+    named = [_class_name(trace.names[number]) for number in trace.name[events].tolist()]
+    rows = _called(trace, events, sparse="SGD" in named)
+    calls = [[trace.names[number] for number in trace.name[one].tolist()] for one in rows]
+    found = [
+        name if name in _UPDATES else None if name in _NO_FORM else _by_loop(names)
+        for name, names in zip(named, calls, strict=True)
+    ]
+    if None in found and has_frames(trace):
+        _by_frames(trace, events, found)
+    return [*map(Step, events.tolist(), named, found, rows, calls)]
+
+
+def _by_loop(calls: Sequence[str]) -> str | None:
+    """The class of torch's whose loop these operators are; the text is made of few."""
+    text = _text(calls)
+    return next((name for name, loop in _LOOPS.items() if loop.search(text)), None)
+
+
+def _text(calls: Sequence[str]) -> str:
+    return "".join(f"{name.removeprefix('aten::')} " for name in calls if name not in _BETWEEN)
+
+
+def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
+    """Python frames say which function of torch ran, whatever the class is called."""
+    updates = rows_of(trace, *{once for once, _ in _UPDATES.values()})
+    updates = updates[np.isin(trace.parent[updates], events)]
+    frames = frames_around(trace, _SINGLE, updates)
+    for row, frame in zip(updates.tolist(), frames.tolist(), strict=True):
+        at = int(np.searchsorted(events, trace.parent[row]))
+        if frame >= 0 and found[at] is None:
+            function = _SINGLE.search(trace.names[trace.name[frame]])
+            found[at] = _BY_FUNCTION.get(function[1] if function else "")
+
+
+def _called(trace: Trace, events: Ints, *, sparse: bool) -> list[Ints]:
+    """What each step calls directly once its loss is known."""
+    parent, ts = trace.parent, trace.ts
+    left_out = _sparse_additions(trace) if sparse else None
+    engine = ts[engine_steps(trace)]
+    ends = ts.searchsorted(ts[events] + trace.dur[events]).tolist()
+    called = []
+    for step, stop in zip(events.tolist(), ends, strict=True):
+        backward = engine.searchsorted(ts[[step, stop - 1]], "right").tolist()
+        # With a closure, the updates come after its backward pass.
+        begin = (
+            step + 1
+            if backward[0] == backward[1]
+            else int(ts.searchsorted(engine[backward[1] - 1]))
+        )
+        mine = parent[begin:stop] == step
+        if left_out is not None:
+            mine[left_out[(left_out >= begin) & (left_out < stop)] - begin] = False
+        called.append(begin + np.flatnonzero(mine))
+    return called
+
+
+@lru_cache(maxsize=1000)
+def _class_name(name: str) -> str:
+    found = STEP.match(name)
+    return found[1] if found else ""
+
+
+def _sparse_additions(trace: Trace) -> Ints:
+    """In-place additions of a sparse tensor: they call the form with an output."""
+    above = trace.parent[rows_of(trace, "aten::add")]
+    return above[are_any(trace, above, ("aten::add_",))]

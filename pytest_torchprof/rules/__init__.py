@@ -16,6 +16,7 @@ from pytest_torchprof.rules import (
     layers,
     loops,
     optimizers,
+    parameters,
     products,
     repetition,
     training,
@@ -46,6 +47,7 @@ __all__ = [
 THEMES = (
     training,
     optimizers,
+    parameters,
     gradients,
     layers,
     loops,

@@ -224,7 +224,7 @@ def two_groups_and_a_parameter_without_a_gradient():
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def a_step_with_a_closure():
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
     batch = torch.rand(5, 3)
 

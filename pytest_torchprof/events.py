@@ -148,6 +148,9 @@ class Tensors(Protocol):
     def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
         """The tensors that got memory within each operator, kept it, and were taken later on."""
 
+    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        """What object each operator's first argument is; views are others than their tensor."""
+
 
 @lru_cache(maxsize=10_000)
 def shown_name(name: str) -> str:

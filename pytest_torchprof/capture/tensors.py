@@ -44,6 +44,11 @@ class Tensors:
         found = self._found(starts, names)
         return [frozenset() if node is None else frozenset(_made(node.event)) for node in found]
 
+    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        """The address of each operator's first argument, -1 where that is no tensor."""
+        found = self._found(starts, names)
+        return [_NONE if node is None else _object(node.event.typed[1].inputs) for node in found]
+
     def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[_Node | None]:
         if self._threads is None:
             self._threads = _levels(self._results.experimental_event_tree())
@@ -117,6 +122,10 @@ def _number(argument: Any) -> int:
     # Not its ``id``: that is one for two tensors whose Python-side parts had the same address.
     number = getattr(argument, "allocation_id", None)
     return _NONE if number is None else int(number)
+
+
+def _object(arguments: Any) -> int:
+    return getattr(arguments[0], "impl_ptr", _NONE) if arguments else _NONE
 
 
 def _made(event: Any) -> set[int]:

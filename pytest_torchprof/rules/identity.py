@@ -30,6 +30,16 @@ def made(trace: Trace, rows: Ints) -> list[frozenset[int]] | None:
     return trace.tensors.made(trace.ts[rows].tolist(), _names(trace, rows))
 
 
+def objects(trace: Trace, rows: Ints) -> list[int] | None:
+    """Of each operator, the object that its first argument is; None as above.
+
+    A tensor's views are objects of their own. One that is gone may lend its number to a later one.
+    """
+    if trace.tensors is None:
+        return None
+    return trace.tensors.objects(trace.ts[rows].tolist(), _names(trace, rows))
+
+
 def wanted(trace: Trace) -> bool:
     """Whether another run of what was captured could tell which tensor is which."""
     return trace.tensors is None and trace.region is not None

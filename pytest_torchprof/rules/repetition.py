@@ -4,35 +4,61 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from pytest_torchprof.analysis.device import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import DEVICE_KINDS
-from pytest_torchprof.rules.autocast import WEIGHTS, gradients, recast
-from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, shown, sizes
+from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
+from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes, shown
 from pytest_torchprof.rules.grouping import reach
+from pytest_torchprof.rules.kinds import chain, kinds_of_casts, kinds_of_clones
 from pytest_torchprof.rules.names import Names, are_named, operators_named, rows_of
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.runs import Finder, Run, by_kind, held
-from pytest_torchprof.rules.sources import Source
+from pytest_torchprof.rules.same import again, written_to
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.rules.sources import Source
 
 _TO_COPY: Final = Names(r"aten::_to_copy$")
 _CAST: Final = Names(r"aten::(_to_copy|to|type_as)$")
 _COPY: Final = Names(r"aten::(clone|contiguous|reshape|flatten|ravel)$")
+_CLONE: Final = Names(r"aten::clone$")
 #: What casts a number of its own, or an operand, to its dtype; most casts are in one of these.
 _INNER: Final = Names(
     rf"aten::(?!(_to_copy|to|type_as|{'|'.join(n.removeprefix('aten::') for n in WEIGHTS)})$)"
 )
 _WEIGHTED: Final = Names("|".join(f"{re.escape(name)}$" for name in WEIGHTS))
+
+_CAST_ONCE = "cast once, before the loop, or keep the tensor in the dtype in which it is used"
+_AUTOCAST = (
+    "cast the model once (model.to(torch.bfloat16)), or let autocast keep the casts: one context "
+    "around all calls, its cache on, weights that require grad, and no_grad rather than "
+    "inference_mode, in which it keeps none"
+)
+_COPY_ONCE = (
+    "make it contiguous (or clone it) once, before the loop, and use that; or use the operator on "
+    "the view, which most of them take"
+)
+_NEW = "call the operator that makes a new tensor (x.add(y)), not x.clone().add_(y)"
+_CAST_NEW = f"{_CAST_ONCE}, and then call what makes a new tensor (x.div(y), not x.div_(y))"
+_TRIFLE = "a call is all that fewer cost: a mean of each channel, a step's number"
+
+
+class _Found(NamedTuple):
+    """Calls that copied for nothing, and of what; ``fix``: what to do, if not the rule's own."""
+
+    tops: Ints
+    source: Source
+    fix: str | None = None
 
 
 def _unseen_casts(trace: Trace) -> str | None:
@@ -47,34 +73,37 @@ def _unseen_copies(trace: Trace) -> str | None:
 
 @rule(
     "repeated-cast",
-    fix="cast once, before the loop (or keep the tensor in the dtype in which it is used); in "
-    "autocast: one context around all calls, its cache on, weights that require grad, and no_grad "
-    "rather than inference_mode, which has no cache",
+    fix=_CAST_ONCE,
     triggers=r"aten::_to_copy$",
     needs="shapes",
     blind=_unseen_casts,
     repeats=Threshold(5, "1", "as often for one tensor; q, k and v of one input are three casts"),
+    elements=Threshold(16, "1", _TRIFLE),
 )
-def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
+def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
     """The same tensor is cast between the same dtypes again and again.
 
     What it does
-        Looks in each step (of `torch.profiler`, of a DataLoader, or that an optimizer ends) for
-        casts of one shape between the same dtypes, at least ``repeats`` of them, which the code
-        asked for by ``.to(…)``, ``.half()`` and so on while nothing that ran in between can have
-        made a new tensor of that shape and dtype. Activations, which each layer makes anew, are
-        thus left alone, and so is a cast of as many parameters as get a gradient in that step.
-        Casting there and directly back counts. Counted are the casts after the first.
+        Looks in each step for at least ``repeats`` casts of one tensor, or of the same part of it,
+        to one dtype, which the code asked for by ``.to(…)``, ``.half()`` and so on, while nothing
+        wrote to the tensor in between. A test in which as many casts look alike is captured once
+        more, to know which tensor is which. Casting there and directly back counts. Under autocast
+        only weights count, which it casts again where its cache does not keep them: in a context
+        for each call, without the cache, without grad, and always in ``torch.inference_mode()``.
+        Counted are the casts after the first. A step ends with that of an optimizer, with a
+        backward pass that gives gradients, with a fetch of a DataLoader, and with a step of
+        `torch.profiler`.
 
-        Under autocast only weights count, where they are cast ``repeats`` times as often as they
-        get a gradient; or, where there are none, as there are copies in its cache at once, or for
-        one and the same input, or in a model that is seen, by the layers within it, to run again.
-        Layers of one shape that each cast their own weight once are thus left alone.
+        In a stored trace, which does not tell tensors apart, casts of one shape count where no
+        operator in between can have made another such tensor; several that were there before and
+        are cast one by one then look like one. Under autocast they count where gradients, or
+        memory events of its cache, say how many weights there are.
 
-        Several tensors of one shape that were made before the step and are cast one by one look
-        like one. Casts of which nothing uses the result count only where memory events say that
-        it is thrown away. Tensors of one element, and the casts that operators, backward passes,
-        optimizers and loaders make within themselves, are left out.
+        Left alone are tensors of fewer than ``elements`` elements; a cast a step, as of a batch, or
+        of the same targets; one whose result is written to more than once, or in part; ``x.data``,
+        which is another object each time; and the casts that operators, backward passes,
+        optimizers and loaders make within themselves. That NumPy writes to the tensor in between,
+        nobody sees.
 
     Why it is slow
         Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
@@ -92,6 +121,16 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
             weight_bf16 = weight.to(torch.bfloat16)
             for x in batches:
                 y = F.linear(x, weight_bf16)
+
+        Under autocast, ``torch.no_grad()`` rather than ``torch.inference_mode()``, or a model that
+        is cast once:
+
+        .. code:: python
+
+            model = model.to(torch.bfloat16).eval()
+            with torch.inference_mode():
+                for x in batches:
+                    y = model(x.to(torch.bfloat16))
     """
     rows = operators_named(trace, _TO_COPY)
     rows = rows[trace.selection[rows]]
@@ -101,7 +140,7 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
     rows = rows[~inner]
     if len(rows) < least:
         return NO_MATCHES
-    top, owner = _chain(trace, rows, _CAST)
+    top, owner = chain(trace, rows, _CAST)
     weighs = are_named(trace, owner, _WEIGHTED)
     keep = weighs | (owner < 0) | ~are_closed(trace, owner)  # in others, they are torch's own
     if np.count_nonzero(keep) < least:
@@ -112,51 +151,62 @@ def repeated_cast(trace: Trace, *, repeats: float) -> Matches:
     wrapped[wrapped] = ~in_backward(trace, rows[wrapped])
     keep = explicit | wrapped
     rows, top, owner, explicit = rows[keep], top[keep], owner[keep], explicit[keep]
-    kinds, kind = _casts(trace, rows)
-    out: list[tuple[Ints, Source]] = []
+    kinds, kind = kinds_of_casts(trace, rows, elements)
+    known = kind >= 0
+    rows, top, owner, kind = (column[known] for column in (rows, top, owner, kind))
+    explicit = explicit[known]
+    counts = np.bincount(np.where(explicit, 2 * kind, 2 * kind + 1))
+    if not len(rows) or counts.max() < least:
+        return NO_MATCHES
+    casts = (rows, top, owner, explicit, kind)
+    if trace.tensors is not None:
+        return _matches(trace, _same_casts(trace, casts, kinds, least), _CAST_ONCE)
+    out: list[_Found] = []
     finder = Finder(trace)
-    for group in by_kind(trace, rows, np.where(explicit, kind, -1), least):
-        if kind[group[0]] < 0 or not explicit[group[0]]:
+    for group in _by_kind(trace, rows, np.where(explicit, kind, -1), least):
+        if not explicit[group[0]]:
             continue
         source = kinds[kind[group[0]]]
         params = gradients(trace, rows[group[0]], source)
         if len(group) < least * params:
             continue
         runs = finder.runs(top[group], rows[group], source, least)
-        out += [(run.tops[1:], source) for run in runs if _thrown_away(trace, run, least)]
-    inside = ~explicit & (kind >= 0)
-    top = top[inside]
-    again = recast(finder, (rows[inside], owner[inside], kind[inside]), kinds, least)
-    out += [(top[some[1:]], source) for some, source in again]
-    return _matches(trace, out, lambda s: f"cast from {shown(s.dtype)} to {shown(s.to)}")
+        out += [_Found(run.tops[1:], source) for run in runs if _thrown_away(trace, run, least)]
+    own = np.flatnonzero(~explicit)
+    recasts = recast(trace, (rows[own], owner[own], kind[own]), kinds, least)
+    out += [_Found(top[own[some[1:]]], source, _AUTOCAST) for some, source in recasts]
+    return _matches(trace, out, _CAST_ONCE, wants_tensors=True)
 
 
 @rule(
     "contiguous-copy",
-    fix="make it contiguous (or clone it) once, before the loop, and use that; or use the "
-    "operator on the view, which most of them take",
+    fix=_COPY_ONCE,
     triggers=r"aten::clone$",
     needs="shapes",
     blind=_unseen_copies,
     repeats=Threshold(5, "1", "as often for one tensor; fewer are the parts of one layer"),
-    between=Threshold(3, "1", "so few operators from one copy to the next are a loop's body"),
+    elements=Threshold(16, "1", _TRIFLE),
 )
-def contiguous_copy(trace: Trace, *, repeats: float, between: float) -> Matches:
+def contiguous_copy(trace: Trace, *, repeats: float, elements: float) -> Matches:
     """The same tensor is made contiguous, or cloned, again and again.
 
     What it does
-        Looks in each step (see ``repeated-cast``) for copies of one shape, strides and dtype which
-        the code asked for by ``contiguous``, ``clone``, or a ``reshape`` or ``flatten`` that has to
-        copy: at least ``repeats`` one after the other, where what ran between two of them cannot
-        have made such a tensor anew, or is no more than ``between`` operators, views aside: the
-        body of a loop. The copy that each layer of a network makes of its own activations is thus
-        left alone, and so is a ``clone`` right after what makes such a tensor, or after a backward
-        pass. Counted are the copies after the first.
+        Looks in each step (see ``repeated-cast``) for at least ``repeats`` copies of one tensor, or
+        of the same part of it in the same strides, which the code asked for by ``contiguous``,
+        ``clone``, or a ``reshape`` or ``flatten`` that has to copy, while nothing wrote to it in
+        between. A test in which as many copies look alike is captured once more, to know which
+        tensor is which: activations that each layer copies, batches, and states of a trajectory
+        are other tensors each time. Counted are the copies after the first.
 
-        Several tensors that were made before the step and are copied one by one look like one.
-        Left out are tensors of one element, the parts of one split tensor, copies that nothing
-        uses unless memory events say that they are thrown away, and those that operators,
-        backward passes, optimizers and loaders make within themselves.
+        In a stored trace, which does not tell tensors apart, copies of one shape, strides and
+        dtype count where no operator in between can have made another such tensor; several that
+        were there before and are copied one by one then look like one.
+
+        Left alone are tensors of fewer than ``elements`` elements; a copy a step; clones that are
+        kept side by side; copies that are written to more than once, or in part, which then are
+        needed; ``x.data``, which is another object each time; and the copies that operators,
+        backward passes, optimizers and loaders make within themselves. That NumPy writes to the
+        tensor in between, nobody sees.
 
     Why it is slow
         Each copy reads and writes the whole tensor, in an order that suits neither, and allocates.
@@ -178,116 +228,120 @@ def contiguous_copy(trace: Trace, *, repeats: float, between: float) -> Matches:
     least = int(repeats)
     if len(rows) < least:
         return NO_MATCHES
-    top, _ = _chain(trace, rows, _COPY)
+    top, _ = chain(trace, rows, _COPY)
     keep = are_called(trace, top)
     if np.count_nonzero(keep) < least:
         return NO_MATCHES
     rows, top = rows[keep], top[keep]
-    kinds, kind = _clones(trace, rows)
-    out: list[tuple[Ints, Source]] = []
-    finder = Finder(trace, int(between))
-    for group in by_kind(trace, rows, kind, least):
-        if kind[group[0]] < 0:
-            continue
+    kinds, kind = kinds_of_clones(trace, rows, elements)
+    rows, top, kind = rows[kind >= 0], top[kind >= 0], kind[kind >= 0]
+    if not len(rows) or np.bincount(kind).max() < least:
+        return NO_MATCHES
+    if trace.tensors is not None:
+        return _matches(trace, _same_copies(trace, (rows, top, kind), kinds, least), _COPY_ONCE)
+    out: list[_Found] = []
+    finder = Finder(trace)
+    for group in _by_kind(trace, rows, kind, least):
         source = kinds[kind[group[0]]]
         runs = finder.runs(top[group], rows[group], source, least)
-        out += [(run.tops[1:], source) for run in runs if _thrown_away(trace, run, least)]
-    return _matches(trace, out, lambda s: f"of {shown(s.dtype)} copied")
+        out += [_Found(run.tops[1:], source) for run in runs if _thrown_away(trace, run, least)]
+    return _matches(trace, out, _COPY_ONCE, wants_tensors=True)
 
 
-# -------------------------------------------------------------------- kinds of copies
+# -------------------------------------------------------------------- copies of the same tensor
 
 
-def _chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:
-    """The outermost operator of these names around each row, and what encloses that, or -1."""
-    top = rows.copy()
-    above = trace.parent[top]
-    todo = (above >= 0).nonzero()[0]
-    while len(todo):
-        todo = todo[are_named(trace, above[todo], names)]
-        top[todo] = above[todo]
-        above[todo] = trace.parent[above[todo]]
-        todo = todo[above[todo] >= 0]
-    return top, above
+def _same_casts(
+    trace: Trace, casts: tuple[Ints, Ints, Ints, Bools, Ints], kinds: list[Source], least: int
+) -> list[_Found]:
+    """What is found where it is known which tensor is which."""
+    rows, top, owner, explicit, kind = casts
+    out: list[_Found] = []
+    size = np.array([prod(one.shape) for one in kinds])
+    backs = any(one._replace(dtype=one.to, to=one.dtype) in kinds for one in kinds)
+    mine = np.flatnonzero(explicit)
+    for group in again(trace, rows[mine], kind[mine], size[kind[mine]], least, backs):
+        out += _unless_needed(
+            trace, rows[mine[group]], top[mine[group]], kinds[kind[mine[group[0]]]], least
+        )
+    mine = np.flatnonzero(~explicit)
+    mine = mine[of_weights(trace, rows[mine], owner[mine])]
+    for group in again(trace, rows[mine], kind[mine], size[kind[mine]], least):
+        out.append(_Found(top[mine[group[1:]]], kinds[kind[mine[group[0]]]], _AUTOCAST))
+    return out
 
 
-def _casts(trace: Trace, rows: Ints) -> tuple[list[Source], Ints]:
-    """Distinct kinds, and that of each cast, by the copy in it; -1 for a copy without a cast."""
-    copies = rows_of(trace, "aten::copy_")
-    copies = copies[np.isin(trace.parent[copies], rows)]
-    known: dict[tuple[bytes, bytes], int] = {}
-    kinds: dict[Source, int] = {}
-    kind = np.full(len(rows), -1, np.int64)
-    at = np.searchsorted(rows, trace.parent[copies])
-    for i, args in zip(at.tolist(), trace.operands(copies), strict=True):
-        key = (bytes(args.dims), bytes(args.types))
-        if key not in known:
-            known[key] = _kind(decode_part(key[0]), decode_part(key[1]), kinds)
-        kind[i] = known[key]
-    return list(kinds), kind
+def _same_copies(
+    trace: Trace, copies: tuple[Ints, Ints, Ints], kinds: list[Source], least: int
+) -> list[_Found]:
+    """What is found where it is known which tensor is which."""
+    rows, top, kind = copies
+    out: list[_Found] = []
+    size = np.array([prod(one.shape) for one in kinds])
+    for group in again(trace, rows, kind, size[kind], least):
+        clones = are_named(trace, top[group], _CLONE)
+        if clones.all() and _are_kept(trace, rows[group], least):
+            continue
+        out += _unless_needed(trace, rows[group], top[group], kinds[kind[group[0]]], least)
+    return out
 
 
-def _kind(dims: Any, types: Any, kinds: dict[Source, int]) -> int:
-    if not isinstance(dims, list) or not isinstance(types, list) or len(dims) < 2 > len(types):
-        return -1
-    shape, to, dtype = sizes(dims[1]), types[0], types[1]
-    known = to in ELEMENT_BYTES and dtype in ELEMENT_BYTES
-    if shape is None or prod(shape) < 2 or to == dtype or not known:
-        return -1
-    return kinds.setdefault(Source(shape, dtype, to), len(kinds))
+def _unless_needed(trace: Trace, rows: Ints, top: Ints, source: Source, least: int) -> list[_Found]:
+    """Without the copies that are written to in a way that takes a copy."""
+    written, needed = written_to(trace, rows, prod(source.shape))
+    top, written = top[~needed], written[~needed]
+    if len(top) < least:
+        return []
+    otherwise = _NEW if source.dtype == source.to else _CAST_NEW
+    return [_Found(top[1:], source, otherwise if written.any() else None)]
 
 
-def _clones(trace: Trace, rows: Ints) -> tuple[list[Source], Ints]:
-    """Distinct shapes and dtypes, and a number of each clone's kind, which strides tell too."""
-    known: dict[tuple[bytes, bytes, bytes], int] = {}
-    sources, kind = list[Source](), []
-    for args in trace.operands(rows):
-        key = (bytes(args.dims), bytes(args.types), bytes(args.strides))
-        if key not in known:
-            dims, types, _ = map(decode_part, key)
-            first = dims[0] if isinstance(dims, list) and dims else None
-            shape, dtype = sizes(first), types[0] if isinstance(types, list) and types else ""
-            if shape is None or prod(shape) < 2 or dtype not in ELEMENT_BYTES:
-                known[key] = -1
-            else:
-                known[key] = len(sources)
-                sources.append(Source(shape, dtype, dtype))
-        kind.append(known[key])
-    return sources, np.array(kind, np.int64)
+def _by_kind(trace: Trace, rows: Ints, kind: Ints, least: int) -> Iterator[Ints]:
+    """Positions of the rows of one kind, thread and step, with no backward pass in between."""
+    starts = trace.once(passes)
+    return by_kind(trace, rows, kind, least, lambda some: np.searchsorted(starts, trace.ts[some]))
 
 
-# -------------------------------------------------------------------- how many tensors there are
+def _are_kept(trace: Trace, copies: Ints, least: int) -> bool | None:
+    """Whether they are kept side by side, as what is to go separate ways; None: nobody knows."""
+    still = held(trace, copies)
+    return None if still is None else len(copies) < least * max(1, still)
 
 
 def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
-    """Whether copies that nothing used were not kept side by side, as those of a model are.
-
-    Without memory events nobody knows, and they are taken for such.
-    """
-    if not run.bare:
-        return True
-    still = held(trace, run.copies)
-    return still is not None and len(run.copies) >= least * max(1, still)
+    """Whether copies that nothing used were not kept side by side, as those of a model are."""
+    return not run.bare or _are_kept(trace, run.copies, least) is False
 
 
 # -------------------------------------------------------------------- what is reported
 
 
-def _matches(trace: Trace, found: list[tuple[Ints, Source]], said: Any) -> Matches:
+def _said(source: Source, autocast: bool) -> str:
+    if source.dtype == source.to:
+        return f"of {shown(source.dtype)} copied"
+    return f"cast from {shown(source.dtype)} to {shown(source.to)}{' by autocast' * autocast}"
+
+
+def _matches(
+    trace: Trace, found: list[_Found], own: str, *, wants_tensors: bool = False
+) -> Matches:
     if not found:
-        return NO_MATCHES
-    event = np.concatenate([tops for tops, _ in found])
+        return NONE_SO_FAR if wants_tensors else NO_MATCHES
+    event = np.concatenate([one.tops for one in found])
+    each = [one for one in found for _ in range(len(one.tops))]
     message = [
-        f"{list(source.shape)} {said(source)} again and again" for tops, source in found
-        for _ in range(len(tops))
-    ]  # fmt: skip
-    moved = [
-        prod(source.shape) * (ELEMENT_BYTES[source.dtype] + ELEMENT_BYTES[source.to])
-        for tops, source in found
-        for _ in range(len(tops))
+        f"{list(one.source.shape)} {_said(one.source, one.fix is _AUTOCAST)} again and again"
+        for one in each
     ]
+    moved = [
+        prod(s.shape) * (ELEMENT_BYTES[s.dtype] + ELEMENT_BYTES[s.to])
+        for s in (one.source for one in each)
+    ]
+    fix = [one.fix or own for one in each]
     cost = trace.dur[event]
     if trace.is_kind(*DEVICE_KINDS).any():
         cost = cost + trace.once(launched_ns)[event]
     moved_bytes = np.array(moved, np.int64)
-    return Matches(event, message, None, cost, moved_bytes, span_ns=reach(trace, event))
+    return Matches(
+        event, message, None, cost, moved_bytes, None, fix, reach(trace, event), wants_tensors
+    )

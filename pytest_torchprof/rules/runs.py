@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.rules.calls import called, passes, step_of
+from pytest_torchprof.rules.calls import called, step_of
 from pytest_torchprof.rules.sources import (
-    COPIES,
     EXPANSIONS,
-    LAYERS,
     PARTS,
-    SET,
     SPLITS,
     Call,
     Since,
     Source,
-    computes,
-    makes,
     parts_may_be,
     since,
 )
@@ -49,14 +44,10 @@ class Run:
 
 @dataclass
 class Finder:
-    """Finds runs among the copies of one trace; ``tight`` calls between two make a loop's body.
-
-    ``tight``: so many computing calls at most, whatever they make; -1 for none.
-    """
+    """Finds runs among the copies of one trace."""
 
     trace: Trace
-    tight: int = -1
-    _known: dict[tuple[Source, bytes, int], tuple[Since, list[int]]] = field(default_factory=dict)
+    _known: dict[tuple[Source, bytes], tuple[Since, list[int]]] = field(default_factory=dict)
 
     @cached_property
     def _calls(self) -> dict[int, Ints]:
@@ -71,9 +62,7 @@ class Finder:
         calls = self._calls[int(self.trace.thread[tops[0]])]
         at = np.searchsorted(calls, tops)
         stretches = [calls[a + 1 : b] for a, b in pairwise(at.tolist())]
-        made = self._are_made(stretches, tops[1:], source)
-        verdicts = list(self._verdicts(stretches, source, self.tight))
-        verdicts = ["new" if new else verdict for new, verdict in zip(made, verdicts, strict=True)]
+        verdicts = list(self._verdicts(stretches, source))
         start = 0
         for i, verdict in enumerate([*verdicts, "new"]):
             if verdict != "new":
@@ -85,7 +74,7 @@ class Finder:
                 yield Run(tops[start : i + 1], copies[start : i + 1], bare)
             start = i + 1
 
-    def _verdicts(self, stretches: Sequence[Ints], source: Source, tight: int) -> Iterator[Since]:
+    def _verdicts(self, stretches: Sequence[Ints], source: Source) -> Iterator[Since]:
         """For each stretch between two copies; one like an earlier one, name by name, is as it."""
         found: list[Since] = []
         part_rows: list[Ints | None] = []
@@ -94,9 +83,9 @@ class Finder:
                 found.append("new")
                 part_rows.append(None)
                 continue
-            key = (source, self.trace.name[stretch].tobytes(), tight)
+            key = (source, self.trace.name[stretch].tobytes())
             if key not in self._known:
-                self._known[key] = self._since(stretch, source, tight)
+                self._known[key] = self._since(stretch, source)
             verdict, parts = self._known[key]
             found.append(verdict)
             part_rows.append(stretch[parts] if parts else None)
@@ -107,37 +96,13 @@ class Finder:
             same = mine is None or (mine in beside and None not in mine)
             yield verdict if same else "new"
 
-    def _since(self, stretch: Ints, source: Source, tight: int) -> tuple[Since, list[int]]:
+    def _since(self, stretch: Ints, source: Source) -> tuple[Since, list[int]]:
         later: list[Call] = []
         for end in range(len(stretch), 0, -_AT_ONCE):
             later = self._decoded(stretch[max(end - _AT_ONCE, 0) : end]) + later
-            if not _are_tight(later, tight) and since(later, source)[0] == "new":
+            if since(later, source)[0] == "new":
                 return "new", []
-        verdict, parts = since(later, source)
-        if verdict == "new":  # a loop's body all the same
-            verdict = "same" if any(map(computes, later)) else "bare"
-        return verdict, parts
-
-    def _are_made(self, stretches: Sequence[Ints], tops: Ints, source: Source) -> list[bool]:
-        """Whether each copy is a clone of what the call just before it made, or a backward pass."""
-        trace = self.trace
-        if self.tight < 0 or trace.names[trace.name[tops[0]]] != "aten::clone":
-            return [False] * len(stretches)
-        kept = np.array([name not in COPIES | {"aten::detach"} for name in trace.names])
-        since_ns, made = list[int](), np.zeros(len(stretches), bool)
-        for stretch in stretches:
-            rows = stretch[kept[trace.name[stretch]]]
-            since_ns.append(int(trace.ts[rows[-1]]) if len(rows) else np.iinfo(np.int64).max)
-        at = [i for i, stretch in enumerate(stretches) if len(stretch)]
-        last, known = np.array([stretches[i][-1] for i in at], np.int64), dict[object, bool]()
-        for i, row, args in zip(at, last.tolist(), trace.operands(last), strict=True):
-            key = (trace.names[trace.name[row]], bytes(args.dims), bytes(args.types))
-            if key not in known:
-                known[key] = makes(Call.of(key[0], args), source)
-            made[i] = known[key]
-        starts = trace.once(passes)
-        later = np.searchsorted(starts, trace.ts[tops]) > np.searchsorted(starts, since_ns)
-        return list(later | made)
+        return since(later, source)
 
     def _decoded(self, rows: Ints) -> list[Call]:
         names = [self.trace.names[i] for i in self.trace.name[rows].tolist()]
@@ -161,14 +126,7 @@ class Finder:
         within = {names[i] for stretch in stretches for i in set(numbers[stretch].tolist())}
         if within & (PARTS | EXPANSIONS):
             return False
-        if any(parts_may_be(call, source) for call in self._decoded(np.array(split))):
-            return False
-        return "new" not in self._verdicts(stretches, source, -1)
-
-
-def _are_tight(calls: list[Call], most: int) -> bool:
-    within = sum(map(computes, calls)) <= most
-    return within and not any(call.name in LAYERS or call.name == SET for call in calls)
+        return not any(parts_may_be(call, source) for call in self._decoded(np.array(split)))
 
 
 def by_kind(

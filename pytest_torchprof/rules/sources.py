@@ -34,10 +34,8 @@ def _aten(words: str) -> frozenset[str]:
 COPIES = _aten(
     "to _to_copy type_as float half double contiguous clone reshape flatten ravel copy copy_"
 )
-#: Gives a tensor a storage: `copy.deepcopy` does, one tensor of a model after the other.
-SET = "aten::set_"
 #: As many elements out as in, and the same memory.
-_VIEWS = _aten(
+VIEWS = _aten(
     "t transpose permute view _unsafe_view detach alias unsqueeze squeeze as_strided numpy_T mT "
     "adjoint movedim moveaxis swapaxes swapdims unflatten view_as detach_ requires_grad_ "
     "lift_fresh resolve_conj resolve_neg matrix_H expand expand_as broadcast_to "
@@ -47,7 +45,7 @@ _VIEWS = _aten(
 PARTS = _aten("select slice narrow split chunk unbind split_with_sizes tensor_split diagonal")
 EXPANSIONS = _aten("expand expand_as")
 SPLITS = _aten("split chunk unbind split_with_sizes tensor_split hsplit vsplit dsplit")
-_READS = _aten("item _local_scalar_dense is_nonzero equal allclose record_stream")
+READS = _aten("item _local_scalar_dense is_nonzero equal allclose record_stream")
 #: Less out than in, unless an axis has one element.
 _REDUCTIONS = _aten(
     "sum mean amax amin max min prod any all norm linalg_vector_norm argmax argmin var std "
@@ -80,11 +78,6 @@ _TESTS = _aten(
     "count_nonzero sort max min median"
 )
 _RAISED = _LIKE_FIRST | _REDUCTIONS | _aten("pow exp expm1 log log2 log1p reciprocal rsqrt sinh")
-#: Layers of networks, which come one after the other; loops' bodies are made of less.
-LAYERS = _CONVOLUTIONS | _aten(
-    "layer_norm native_layer_norm batch_norm group_norm instance_norm rms_norm embedding "
-    "scaled_dot_product_attention"
-)
 _KEEP_TYPE = _LIKE_FIRST | _BROADCAST | _REDUCTIONS | _PRODUCTS | _CONVOLUTIONS
 _INDICES = {"bool", "long", "long int"}
 _LOW = {"c10::Half", "c10::BFloat16"}
@@ -135,19 +128,8 @@ def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
             counts.add(prod(call.tensors[0][0]))
     if any(_may_make(call, source, counts) for call in calls):
         return "new", parts
-    used = any(call.name not in COPIES | _VIEWS | PARTS or _is_back(call, source) for call in calls)
+    used = any(call.name not in COPIES | VIEWS | PARTS or _is_back(call, source) for call in calls)
     return "same" if used else "bare", parts
-
-
-def computes(call: Call) -> bool:
-    """Whether it does more than to copy, or to look at memory in another way."""
-    return call.name not in COPIES | _VIEWS | PARTS | _READS
-
-
-def makes(call: Call, source: Source) -> bool:
-    """Whether the call computes a tensor such as the source, and in no memory that there was."""
-    in_place = call.name.endswith("_") and not call.name.endswith("__")
-    return computes(call) and not in_place and _may_make(call, source, {prod(source.shape)})
 
 
 def parts_may_be(call: Call, source: Source) -> bool:
@@ -172,14 +154,17 @@ def parts_may_be(call: Call, source: Source) -> bool:
 def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
     """Whether the result may be the source, or what the source is a view of."""
     name, tensors = call.name, call.tensors
-    if name in _VIEWS | PARTS | _READS:
+    if name in VIEWS | PARTS | READS:
         return False
-    if name == SET:  # what is set to a storage is then another tensor
+    if name == "aten::set_":  # a tensor gets a storage, as `copy.deepcopy` does, one by one
         return True
     if name in COPIES and name != "aten::copy_":
         return _copy_makes(call, source, counts)
     if name.endswith("_") and not name.endswith("__"):
-        return bool(tensors) and tensors[0][1] == source.dtype and prod(tensors[0][0]) in counts
+        # To the source, or to a part of it.
+        return (
+            bool(tensors) and tensors[0][1] == source.dtype and prod(tensors[0][0]) <= max(counts)
+        )
     if name in _CREATORS:
         size = next((s for s in map(_listed, call.concrete) if s is not None), None)
         return size is None or prod(size) in counts

@@ -1,0 +1,82 @@
+"""Kinds of copies: of which shape and dtype they are, and what they were asked for by."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchprof.analysis.operands import ELEMENT_BYTES
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.rules.names import Names, are_named, rows_of
+from pytest_torchprof.rules.sources import Source
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+
+def chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:
+    """The outermost operator of these names around each row, and what encloses that, or -1."""
+    top = rows.copy()
+    above = trace.parent[top]
+    todo = (above >= 0).nonzero()[0]
+    while len(todo):
+        todo = todo[are_named(trace, above[todo], names)]
+        top[todo] = above[todo]
+        above[todo] = trace.parent[above[todo]]
+        todo = todo[above[todo] >= 0]
+    return top, above
+
+
+def kinds_of_casts(trace: Trace, rows: Ints, least: float) -> tuple[list[Source], Ints]:
+    """Distinct kinds, and that of each cast, by the copy in it.
+
+    -1 for a copy without a cast, and one of less than so many elements.
+    """
+    copies = rows_of(trace, "aten::copy_")
+    copies = copies[np.isin(trace.parent[copies], rows)]
+    known: dict[tuple[bytes, bytes], int] = {}
+    kinds: dict[Source, int] = {}
+    kind = np.full(len(rows), -1, np.int64)
+    at = np.searchsorted(rows, trace.parent[copies])
+    for i, args in zip(at.tolist(), trace.operands(copies), strict=True):
+        key = (bytes(args.dims), bytes(args.types))
+        if key not in known:
+            known[key] = _kind(decode_part(key[0]), decode_part(key[1]), kinds, least)
+        kind[i] = known[key]
+    return list(kinds), kind
+
+
+def _kind(dims: Any, types: Any, kinds: dict[Source, int], least: float) -> int:
+    if not isinstance(dims, list) or not isinstance(types, list) or len(dims) < 2 > len(types):
+        return -1
+    shape, to, dtype = sizes(dims[1]), types[0], types[1]
+    known = to in ELEMENT_BYTES and dtype in ELEMENT_BYTES
+    if shape is None or prod(shape) < least or to == dtype or not known:
+        return -1
+    return kinds.setdefault(Source(shape, dtype, to), len(kinds))
+
+
+def kinds_of_clones(trace: Trace, rows: Ints, least: float) -> tuple[list[Source], Ints]:
+    """Distinct shapes and dtypes, and a number of each clone's kind, which strides tell too.
+
+    -1 for what is not known, and less than so many elements.
+    """
+    known: dict[tuple[bytes, bytes, bytes], int] = {}
+    sources, kind = list[Source](), []
+    for args in trace.operands(rows):
+        key = (bytes(args.dims), bytes(args.types), bytes(args.strides))
+        if key not in known:
+            dims, types, _ = map(decode_part, key)
+            first = dims[0] if isinstance(dims, list) and dims else None
+            shape, dtype = sizes(first), types[0] if isinstance(types, list) and types else ""
+            if shape is None or prod(shape) < least or dtype not in ELEMENT_BYTES:
+                known[key] = -1
+            else:
+                known[key] = len(sources)
+                sources.append(Source(shape, dtype, dtype))
+        kind.append(known[key])
+    return sources, np.array(kind, np.int64)

@@ -1,0 +1,229 @@
+"""Copies of one tensor again, unchanged in between, where a capture knows which tensor is which."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.calls import called, sizes
+from pytest_torchprof.rules.names import Names, are_named, operators_named, rows_of
+from pytest_torchprof.rules.runs import by_kind
+from pytest_torchprof.rules.sources import COPIES, PARTS, READS, VIEWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pytest_torchprof.events import Taken, Trace
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: Operators that write to a tensor that was there before.
+_IN_PLACE = Names(r"(?!aten::(detach_|requires_grad_)$)(.*[^_]_|.*::__i\w+__)$")
+#: Those that write to their running statistics.
+_STATISTICS = Names(r"aten::\w*batch_norm$")
+#: Operators of others, which may write to what they take.
+_FOREIGN = Names(r"(?!aten::|autograd::|torch::|prim)\w+::\w+$")
+_FRESH = Names(r"aten::(clone|_to_copy)$")
+#: In place, and as quick where they make a new tensor: no copy is needed for these.
+_ELEMENTWISE = Names(
+    r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|tanh|sigmoid|relu|clamp|clamp_min|"
+    r"clamp_max|square|round|floor|ceil|reciprocal|remainder|lerp|addcmul|addcdiv)_$"
+)
+
+
+class _View(NamedTuple):
+    """A call that looks at a tensor in another way; ``part``: at less of it, by its arguments."""
+
+    at: int
+    object: int
+    part: tuple[Any, ...] | None
+    elements: int
+
+
+def again(
+    trace: Trace, rows: Ints, kind: Ints, elements: Ints, least: int, backs: bool = False
+) -> Iterator[Ints]:
+    """Positions of copies of one tensor, each time the same part of it, in order.
+
+    ``rows``: operators that copy their first argument, ``kind`` is the same for those that do it
+    alike, ``elements`` how many they copy. Between two, nothing has written to the tensor, no
+    optimizer has made its step, and no backward pass has given gradients. ``backs``: a copy counts
+    as the tensor it was copied from.
+    """
+    taken = identity.taken(trace, rows)
+    if taken is None:
+        return
+    itself = np.array([_first(one) for one in taken], np.int64)
+    aliases = _copied_from(trace, rows, itself) if backs else {}
+    tensor = np.array([aliases.get(number, number) for number in itself.tolist()], np.int64)
+    ends = trace.ts[rows_of(trace, "torch::autograd::AccumulateGrad")]
+    era = np.searchsorted(np.sort(ends), trace.ts[rows])
+    keys = np.stack([tensor, kind, era], 1)
+    _, key = np.unique(keys, axis=0, return_inverse=True)
+    groups = [g for g in by_kind(trace, rows, key.reshape(-1), least) if tensor[g[0]] >= 0]
+    if not groups:
+        return
+    asked = {int(tensor[group[0]]) for group in groups}
+    objects = identity.objects(trace, rows) or []
+    written = _written(trace, asked | aliases.keys(), np.concatenate([rows[g] for g in groups]))
+    views = _views(trace, asked, rows)
+    for number, alias in aliases.items():
+        written[alias] += written.pop(number, [])
+    for group in groups:
+        number = int(tensor[group[0]])
+        changes = np.sort(trace.ts[np.array(written[number], np.int64)])
+        change = np.searchsorted(changes, trace.ts[rows[group]]).tolist()
+        parts: list[Any] = [None] * len(group)  # of what was cast back, all
+        if (itself[group] == number).all():
+            mine = [(int(trace.ts[rows[i]]), objects[i]) for i in group.tolist()]
+            parts = _parts(mine, views[number], int(elements[group[0]]))
+        same = defaultdict[Any, list[int]](list)
+        for position, at, part in zip(group.tolist(), change, parts, strict=True):
+            same[at, part].append(position)
+        yield from (np.array(found, np.int64) for found in same.values() if len(found) >= least)
+
+
+def written_to(trace: Trace, rows: Ints, elements: int) -> tuple[Bools, Bools]:
+    """Which copies are written to, and which so that it takes a copy: to a part, or often."""
+    results = [set(made) for made in identity.made(trace, rows) or []]
+    written = _written(trace, set().union(*results), rows, after=True)
+    writes = [[row for one in made for row in written[one]] for made in results]
+    needed = [_needs(trace, np.array(some, np.int64), elements) for some in writes]
+    return np.array([bool(some) for some in writes], bool), np.array(needed, bool)
+
+
+def _needs(trace: Trace, writes: Ints, elements: int) -> bool:
+    if len(writes) != 1:
+        return len(writes) > 1
+    return not are_named(trace, writes, _ELEMENTWISE)[0] or _elements(trace, writes)[0] != elements
+
+
+# -------------------------------------------------------------------- which tensor, and which part
+
+
+def _first(taken: tuple[Taken, ...]) -> int:
+    return taken[0] if taken and isinstance(taken[0], int) else -1
+
+
+def _copied_from(trace: Trace, rows: Ints, tensor: Ints) -> dict[int, int]:
+    """Of copies that are copied themselves, the tensor that the first of them was copied from."""
+    sources = set(tensor.tolist())
+    origin: dict[int, int] = {}
+    for number, made in zip(tensor.tolist(), identity.made(trace, rows) or [], strict=True):
+        for one in made & sources:
+            origin[one] = origin.get(number, number)
+    return origin
+
+
+def _parts(copies: list[tuple[int, int]], views: list[_View], elements: int) -> list[Any]:
+    """What part of the tensor each of these copies (when, of which object) is of.
+
+    Told by the calls that took it, the last of them from the object that the first part was taken
+    from; and by which of the objects that there were since then it was taken from.
+    """
+    found, at = list[Any](), 0
+    base: int | None = None
+    path: tuple[Any, ...] = ()
+    objects = dict[int, int]()
+    for time, of in copies:
+        first, own = None, tuple[Any, ...]()
+        while at < len(views) and views[at].at < time:
+            view = views[at]
+            at += 1
+            first = view.object if first is None else first
+            if view.part is not None and view.elements > elements:
+                base = view.object if base is None else base
+                own += (view.part,)
+        root = of if first is None else first
+        if own and root == base:
+            path, own, objects = own, (), {}
+        found.append((path, own, objects.setdefault(root, len(objects))))
+    return found
+
+
+def _views(trace: Trace, tensors: set[int], copies: Ints) -> dict[int, list[_View]]:
+    """The calls that look at these tensors in another way, by tensor, in time order."""
+    found = defaultdict[int, list[_View]](list)
+    rows = _called(trace, copies, VIEWS | PARTS | {"aten::reshape", "aten::flatten"})
+    for row, taken in zip(rows.tolist(), identity.taken(trace, rows) or [], strict=True):
+        if (number := _first(taken)) in tensors:
+            at = np.array([row])
+            (args,), (of,) = trace.operands(at), identity.objects(trace, at) or [0]
+            name = trace.names[trace.name[row]]
+            part = (name, bytes(args.dims), bytes(args.strides), bytes(args.concrete))
+            elements = _elements(trace, at)[0]
+            is_part = name in PARTS or name == "aten::as_strided"
+            found[number].append(_View(int(trace.ts[row]), of, part if is_part else None, elements))
+    return found
+
+
+# -------------------------------------------------------------------- what is written to
+
+
+def _written(
+    trace: Trace, tensors: set[int], copies: Ints, *, after: bool = False
+) -> defaultdict[int, list[int]]:
+    """The operators that write to these tensors, by tensor.
+
+    ``after``: also past the last copy, and no ``out=``.
+    """
+    found = defaultdict[int, list[int]](list)
+    begin = trace.ts[copies].min()
+    end = np.iinfo(np.int64).max if after else trace.ts[copies].max()
+    rows = operators_named(trace, _IN_PLACE, _STATISTICS, _FOREIGN)
+    rows = rows[(trace.ts[rows] > begin) & (trace.ts[rows] < end)]
+    rows = rows[~are_named(trace, trace.parent[rows], _FRESH)]
+    outer = ~are_named(trace, trace.parent[rows], _IN_PLACE)  # not what is within another
+    rows = rows[outer]
+    statistics, foreign = are_named(trace, rows, _STATISTICS), are_named(trace, rows, _FOREIGN)
+    where = zip(rows.tolist(), statistics.tolist(), foreign.tolist(), strict=True)
+    for (row, own, other), taken in zip(where, identity.taken(trace, rows) or [], strict=True):
+        if own:
+            hit = taken[3:5]
+        elif other or (taken and isinstance(taken[0], tuple)):
+            hit = taken
+        else:
+            hit = taken[:1]
+        for number in tensors.intersection(_flat(hit)):
+            found[number].append(row)
+    if after:  # results are taken last by what writes to nothing, too
+        return found
+    rows = _called(trace, copies, None)
+    rows = rows[(trace.ts[rows] > begin) & (trace.ts[rows] < end)]
+    rows = rows[~are_named(trace, rows, _IN_PLACE, _STATISTICS, _FOREIGN)]
+    last = [taken[-1] if len(taken) > 1 else -1 for taken in identity.taken(trace, rows) or []]
+    mine = [i for i, one in enumerate(last) if one in tensors]
+    for i, made in zip(mine, identity.made(trace, rows[mine]) or [], strict=True):
+        if not made and isinstance(out := last[i], int):  # torch.mul(…, out=x)
+            found[out].append(int(rows[i]))
+    return found
+
+
+def _called(trace: Trace, copies: Ints, names: frozenset[str] | None) -> Ints:
+    """Calls of these names, or of all that neither view nor read, on the threads of the copies."""
+    rows: Ints = np.flatnonzero(called(trace) & trace.selection)
+    rows = rows[np.isin(trace.thread[rows], trace.thread[copies])]
+    other = names is None
+    listed = VIEWS | PARTS | READS | COPIES if names is None else names
+    wanted = np.array([(name in listed) != other for name in trace.names], bool)
+    found: Ints = rows[wanted[trace.name[rows]]]
+    return found
+
+
+def _flat(taken: Iterable[Taken]) -> Iterator[int]:
+    for one in taken:
+        yield from (one,) if isinstance(one, int) else one
+
+
+def _elements(trace: Trace, rows: Ints) -> list[int]:
+    """How many elements the first argument of each has; -1 if that is unknown."""
+    out = []
+    for args in trace.operands(rows):
+        dims = decode_part(bytes(args.dims))
+        shape = sizes(dims[0]) if isinstance(dims, list) and dims else None
+        out.append(-1 if shape is None else prod(shape))
+    return out

@@ -208,3 +208,42 @@ def _table_cast_in_each_layer() -> Pair:
         return [state * cast for state in states]
 
     return each, once
+
+
+# ------------------------------------------------------------------------------------ debugging
+
+
+@slip("debug-left-on")
+def _anomaly_detection() -> Pair:
+    import torch
+
+    model, batch = _model(), torch.randn(16, 64)
+
+    def epoch() -> None:
+        for _ in range(3):
+            _step(model, batch)
+
+    def looking() -> None:
+        with torch.autograd.set_detect_anomaly(True):
+            epoch()
+
+    return looking, epoch
+
+
+@slip("debug-left-on")
+def _new_tensors_filled() -> Pair:
+    import torch
+
+    image = torch.randn(3, 512, 512)
+
+    def frames() -> list[Any]:
+        return [torch.add(image, image, out=torch.empty(3, 512, 512)) for _ in range(8)]
+
+    def deterministic() -> list[Any]:
+        torch.use_deterministic_algorithms(True)
+        try:
+            return frames()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return deterministic, frames

@@ -162,6 +162,7 @@ def real_torch() -> SimpleNamespace:
         region=lean_region(),
         get_threads=torch.get_num_threads,
         set_threads=torch.set_num_threads,
+        detects_anomalies=torch.is_anomaly_enabled,
         fp32_precision=getattr(torch._C, "_get_fp32_precision_getter", None),
         matmul_precision=torch.get_float32_matmul_precision,
         synchronize=getattr(module, "synchronize", lambda: None),

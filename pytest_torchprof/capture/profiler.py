@@ -269,6 +269,8 @@ class Capture:
         self._children = Children()
         self._elsewhere: str | None = None
         self._began = 0
+        #: Anomaly detection was on before the region.
+        self._anomaly = False
         #: The region's time, once it is over.
         self._spent_ns: int | None = None
         #: A small trace as torch has written it, after `stop`; a large one is in its file only.
@@ -308,6 +310,7 @@ class Capture:
             self._running = True
             Capture.current = self
             self._undo = undo.pop_all()
+        self._anomaly = real_torch().detects_anomalies()
         if self._watchdog is not None:
             self._watchdog.start()
             self._undo.callback(self._watchdog.stop)
@@ -436,8 +439,7 @@ class Capture:
             self._halt()
             _empty(self._profiler)
             raise CaptureError(self.aside)
-        if self._elsewhere is not None:
-            facts = {**facts, "elsewhere": self._elsewhere}
+        facts = {**facts, **self._own_facts()}
         REAL.collect()
         synchronize()
         if not self._everywhere and not profiler_active():
@@ -476,6 +478,11 @@ class Capture:
             REAL.unlink(path)
             raise CaptureError("the profiler recorded nothing, not even the measured region")
         return trace, path
+
+    def _own_facts(self) -> dict[str, Any]:
+        """What the capture itself has seen, and events do not say."""
+        found: dict[str, Any] = {"anomaly_before": True} if self._anomaly else {}
+        return found if self._elsewhere is None else {**found, "elsewhere": self._elsewhere}
 
     def abandon(self) -> None:
         """End the session and forget it; safe at any time, and in a forked child."""

@@ -12,6 +12,7 @@ from pytest_torchprof.rules import (
     attention,
     compilation,
     copies,
+    debugging,
     gradients,
     layers,
     loops,
@@ -57,6 +58,7 @@ THEMES = (
     copies,
     repetition,
     compilation,
+    debugging,
 )
 
 #: Rules by code, in the order of the files of their themes.

@@ -1,0 +1,217 @@
+"""Rules about what is switched on to find a fault, and forgotten."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.operands import ELEMENT_BYTES
+from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.rules.levels import are_engine_steps, engine_steps
+from pytest_torchprof.rules.names import are_any, operators_of, rows_of
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.tree import within
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+#: What anomaly mode asks of each gradient that a node of the graph has made, since torch 1.11.
+#: Source: torch/csrc/autograd/engine.cpp, call_function.
+_NAN: Final = "aten::isnan"
+_IS_ANY: Final = "aten::_is_any_true"
+#: What allocates, and in deterministic mode fills what it has allocated.
+#: Source: aten/src/ATen/native/TensorFactories.cpp, fill_empty_deterministic_.
+_EMPTY: Final = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::resize_")
+_FILL: Final = "aten::fill_"
+#: Bytes of a tensor that takes some time to be filled: a page.
+_PAGE: Final = 4096
+#: The share of operators that are as quick as views: three of four may compute something.
+_QUICK: Final = 0.25
+
+_ANOMALY_FIX: Final = (
+    "switch torch.autograd.set_detect_anomaly off, or have it around the one step in question"
+)
+_FILL_FIX: Final = (
+    "set torch.utils.deterministic.fill_uninitialized_memory = False, which keeps deterministic "
+    "algorithms, or switch torch.use_deterministic_algorithms off where it is not needed"
+)
+
+
+@rule(
+    "debug-left-on",
+    fix=_ANOMALY_FIX,
+    triggers=r"aten::(isnan|fill_)$",
+    passes=Threshold(3, "1", "in one or two backward passes somebody looks for a fault"),
+    filled=Threshold(2**20, "B", "less is filled in no time"),
+)
+def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
+    """A mode for finding faults is on while nobody looks for any.
+
+    What it does
+        Counts backward passes in which anomaly detection (``torch.autograd.set_detect_anomaly``)
+        looked for NaN in the gradients: ``passes`` (3) or more of them, or any, where it was on
+        already when the measured region of a live test began. And new tensors of 4 KiB or more that
+        deterministic mode (``torch.use_deterministic_algorithms``) filled with NaN or the largest
+        number, where that was ``filled`` (1 MiB) or more in all. A test of one step that switches
+        anomaly detection on itself is about it, and does not match. Not seen: anomaly detection
+        with ``check_nan=False``, and deterministic algorithms that are slower ones.
+
+    Why it is slow
+        Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth
+        back for each gradient: a step of a small model takes five times as long. Deterministic
+        mode writes all memory of new tensors once more than is needed.
+
+    Example
+        .. code:: python
+
+            torch.autograd.set_detect_anomaly(True)  # since somebody looked for a NaN
+            for batch in loader:
+                optimizer.zero_grad()
+                model(batch).sum().backward()
+                optimizer.step()
+
+    Use instead
+        .. code:: python
+
+            for batch in loader:
+                optimizer.zero_grad()
+                model(batch).sum().backward()
+                optimizer.step()
+    """
+    found = [one for one in (_anomalies(trace, passes), _fills(trace, filled)) if one is not None]
+    if not found:
+        return NO_MATCHES
+    return Matches(
+        np.concatenate([one.event for one in found]),
+        [said for one in found for said in one.message],
+        cost_ns=np.concatenate([one.cost_ns for one in found if one.cost_ns is not None]),
+        fix=[fix for one in found for fix in one.fix or ()],
+        span_ns=(
+            np.concatenate([one.span_ns[0] for one in found if one.span_ns is not None]),
+            np.concatenate([one.span_ns[1] for one in found if one.span_ns is not None]),
+        ),
+    )
+
+
+# ------------------------------------------------------------------------------------- anomalies
+
+
+def _anomalies(trace: Trace, least: float) -> Matches | None:
+    """A row a backward pass whose gradients were looked through."""
+    checks = rows_of(trace, _NAN)
+    checks = checks[are_engine_steps(trace, trace.parent[checks])]
+    if not len(checks):
+        return None
+    any_true = rows_of(trace, _IS_ANY)
+    if not np.isin(trace.parent[checks], trace.parent[any_true]).all():
+        return None  # a hook or a Function of the user's asks
+    steps = engine_steps(trace)
+    steps = steps[trace.selection[steps]]
+    of_pass = _passes(trace, steps)
+    number = of_pass[np.searchsorted(steps, trace.parent[checks])]
+    which, first = np.unique(number, return_index=True)
+    if len(which) < least and not trace.facts.get("anomaly_before"):
+        return None
+    rows = checks[first]
+    begin = np.array([trace.ts[steps[of_pass == one]].min() for one in which], np.int64)
+    last = np.array([_ends(trace, steps[of_pass == one]).max() for one in which], np.int64)
+    asking = np.bincount(np.searchsorted(which, number), _asking_ns(trace, checks), len(which))
+    nodes, each, since = _tracebacks(trace, steps, of_pass, which)
+    cost = (asking + nodes * each).astype(np.int64)
+    said = "anomaly detection looks for NaN in every gradient, and keeps a traceback for every node"
+    span = (np.minimum(begin, since), last)
+    return Matches(
+        rows, [said] * len(rows), cost_ns=cost, fix=[_ANOMALY_FIX] * len(rows), span_ns=span
+    )
+
+
+def _asking_ns(trace: Trace, checks: Ints) -> Ints:
+    """From the start of each check to the end of the last call of the engine's step about it."""
+    step = trace.parent[checks]
+    until = np.append(trace.ts[checks[1:]], np.iinfo(np.int64).max)
+    spent: Ints = np.minimum(until, _ends(trace, step)) - trace.ts[checks]
+    return spent
+
+
+def _tracebacks(trace: Trace, steps: Ints, of_pass: Ints, which: Ints) -> tuple[Ints, int, Ints]:
+    """Of passes: how many nodes ran, what it took to make one, and when the first was made.
+
+    To make a node takes about as long as the quicker operators that made one spent on themselves:
+    those are views, which do nothing else.
+    """
+    numbers = _numbers(trace, steps)
+    nodes = np.array([(numbers[of_pass == one] >= 0).sum() for one in which], np.int64)
+    start = np.full(len(which), np.iinfo(np.int64).max)
+    forward = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
+    forward = forward[~within(trace, forward, partial(are_engine_steps, trace))]
+    forward = forward[~are_engine_steps(trace, forward)]
+    made = _numbers(trace, forward)
+    wanted = np.isin(made, numbers[numbers >= 0])
+    if not wanted.any():
+        return nodes, 0, start
+    # Of the operators with one number the last is that which made the node, within the others.
+    rows, made = forward[wanted][::-1], made[wanted][::-1]
+    made, last = np.unique(made, return_index=True)
+    rows = rows[last]
+    each = int(np.quantile(trace.self_ns[rows], _QUICK))
+    for at, one in enumerate(which.tolist()):
+        mine = rows[np.isin(made, numbers[of_pass == one])]
+        start[at] = trace.ts[mine].min() if len(mine) else start[at]
+    return nodes, each, start
+
+
+def _passes(trace: Trace, steps: Ints) -> Ints:
+    """The number of the backward pass of each of the engine's steps.
+
+    Between two passes something makes new nodes, so that the next begins with the number of a later
+    node than this one's last.
+    """
+    numbers = _numbers(trace, steps)
+    highest = np.maximum.accumulate(numbers)
+    return np.cumsum(np.append(False, numbers[1:] > highest[:-1]))
+
+
+def _numbers(trace: Trace, rows: Ints) -> Ints:
+    """Sequence numbers of nodes, or of operators that made them; -1 for none."""
+    found = decode(AutogradArgs, trace.args[rows])
+    return np.fromiter((args.sequence for args in found), np.int64, len(found))
+
+
+# ----------------------------------------------------------------------------------------- fills
+
+
+def _fills(trace: Trace, least: float) -> Matches | None:
+    """A row a fill of memory that was just allocated, where they are so many bytes in all."""
+    fills = operators_of(trace, _FILL)
+    fills = fills[trace.selection[fills] & are_any(trace, trace.parent[fills], _EMPTY)]
+    if not len(fills):
+        return None
+    moved = _bytes(trace, fills)
+    fills, moved = fills[moved >= _PAGE], moved[moved >= _PAGE]
+    if not len(fills) or moved.sum() < least:
+        return None
+    ends = _ends(trace, fills)
+    said = "deterministic mode fills new tensors, which are then written once more"
+    cost, span = trace.dur[fills], (trace.ts[fills], ends)
+    return Matches(
+        fills, [said] * len(fills), cost_ns=cost, fix=[_FILL_FIX] * len(fills), span_ns=span
+    )
+
+
+def _bytes(trace: Trace, rows: Ints) -> Ints:
+    found = []
+    for args in trace.operands(rows):
+        dims, types = decode_part(args.dims) or [None], decode_part(args.types) or [""]
+        shape = sizes(dims[0])
+        found.append(0 if shape is None else prod(shape) * ELEMENT_BYTES.get(types[0], 0))
+    return np.array(found, np.int64)
+
+
+def _ends(trace: Trace, rows: Ints) -> Ints:
+    return trace.ts[rows] + trace.dur[rows]

@@ -1,0 +1,295 @@
+"""Labelled examples of the rule about modes for finding faults."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from labelled.case import Examples
+from torch import nn
+from trace_builder import TraceBuilder
+
+EXAMPLES = Examples()
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@contextlib.contextmanager
+def deterministic(*, fill: bool = True):
+    """Deterministic mode, and back."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------ anomaly detection
+
+
+@EXAMPLES.positive("debug-left-on", 3)
+def epoch_under_anomaly_detection():
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    batches = [torch.randn(4, 8) for _ in range(3)]
+
+    def epoch():
+        with torch.autograd.set_detect_anomaly(True):
+            for batch in batches:
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()  # <- here
+                optimizer.step()
+
+    return epoch
+
+
+@EXAMPLES.positive("debug-left-on", 4)
+def trainer_with_a_flag_for_it():
+    class Trainer:
+        def __init__(self, model, *, detect_anomaly=True):
+            self.model, self.detect_anomaly = model, detect_anomaly
+            self.optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+        def training_step(self, batch, target):
+            return F.cross_entropy(self.model(batch), target)
+
+        def fit(self, batches):
+            with torch.autograd.set_detect_anomaly(self.detect_anomaly):
+                for batch, target in batches:
+                    loss = self.training_step(batch, target)
+                    self.optimizer.zero_grad()
+                    loss.backward()  # <- here
+                    self.optimizer.step()
+
+    trainer = Trainer(_model())
+    data = [(torch.randn(4, 8), torch.randint(2, (4,))) for _ in range(4)]
+    return lambda: trainer.fit(data)
+
+
+@EXAMPLES.positive("debug-left-on", 6)
+def adversarial_losses_under_anomaly_detection():
+    generator, critic = nn.Linear(4, 8), nn.Linear(8, 1)
+    opt_g = torch.optim.SGD(generator.parameters(), lr=0.1)
+    opt_d = torch.optim.SGD(critic.parameters(), lr=0.1)
+
+    def train(steps=3):
+        with torch.autograd.detect_anomaly(check_nan=True):
+            for _ in range(steps):
+                fake = generator(torch.randn(2, 4))
+                opt_d.zero_grad()
+                critic(fake.detach()).mean().backward()
+                opt_d.step()
+                opt_g.zero_grad()
+                (-critic(fake).mean()).backward()
+                opt_g.step()
+
+    return train
+
+
+@EXAMPLES.positive("debug-left-on", 3)
+def gradients_of_a_penalty_are_looked_through():
+    model = _model()
+
+    def penalties():
+        with torch.autograd.set_detect_anomaly(True):
+            for _ in range(3):
+                x = torch.randn(4, 8, requires_grad=True)
+                (slope,) = torch.autograd.grad(model(x).sum(), x)  # <- here
+                slope.norm()
+
+    return penalties
+
+
+@EXAMPLES.positive("debug-left-on", 2, passes=2)
+def two_passes_are_enough_where_the_threshold_says_so():
+    model = _model()
+
+    def block():
+        with torch.autograd.set_detect_anomaly(True):
+            for _ in range(2):
+                model(torch.randn(4, 8)).sum().backward()  # <- here
+
+    return block
+
+
+@EXAMPLES.near_miss("debug-left-on", passes=4)
+def three_passes_are_few_where_the_threshold_says_so():
+    return epoch_under_anomaly_detection()
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def one_step_is_looked_through_by_a_test_of_it():
+    model = _model()
+
+    def block():
+        with torch.autograd.set_detect_anomaly(True):
+            model(torch.randn(4, 8)).sum().backward()
+
+    return block
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def model_asks_for_nan_in_its_own_activations():
+    class Guarded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = _model()
+
+        def forward(self, x):
+            out = self.inner(x)
+            if torch.isnan(out).any():
+                raise FloatingPointError
+            return out
+
+    model = Guarded()
+
+    def epoch():
+        for _ in range(4):
+            model(torch.randn(4, 8)).sum().backward()
+
+    return epoch
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def hook_zeroes_gradients_that_are_not_finite():
+    model = _model()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda grad: torch.where(torch.isnan(grad), 0.0, grad))
+
+    def epoch():
+        for _ in range(4):
+            model(torch.randn(4, 8)).sum().backward()
+
+    return epoch
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def scaler_skips_steps_whose_gradients_overflow():
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def epoch():
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model(torch.randn(4, 8)).sum() * 1024).backward()
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            if not torch.stack([g.isnan().any() for g in grads]).any():
+                torch._foreach_div_(grads, 1024.0)
+                optimizer.step()
+
+    return epoch
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def evaluation_under_anomaly_detection_has_no_gradients():
+    model = _model()
+
+    def evaluate():
+        with torch.autograd.set_detect_anomaly(True), torch.no_grad():
+            for _ in range(4):
+                model(torch.randn(4, 8))
+
+    return evaluate
+
+
+# ----------------------------------------------------------------------------- deterministic mode
+
+
+@EXAMPLES.positive("debug-left-on", 4)
+def buffers_are_filled_before_they_are_written():
+    frames = [torch.randn(3, 256, 256) for _ in range(4)]
+
+    def collate():
+        with deterministic():
+            outputs = []
+            for frame in frames:
+                out = torch.empty(3, 256, 256)  # <- here
+                outputs.append(torch.add(frame, 1, out=out))
+        return outputs
+
+    return collate
+
+
+@EXAMPLES.positive("debug-left-on", 2)
+def cache_is_allocated_in_deterministic_mode():
+    class Cache:
+        def __init__(self, like):
+            self.keys = torch.empty_like(like)
+            self.values = torch.empty_like(like)
+
+    like = torch.randn(4, 8, 128, 64)
+
+    def block():
+        with deterministic():
+            Cache(like)
+
+    return block
+
+
+@EXAMPLES.positive("debug-left-on", 3, filled=10_000)
+def small_buffers_count_where_the_threshold_says_so():
+    def block():
+        with deterministic():
+            return [torch.empty(2048) for _ in range(3)]  # <- here
+
+    return block
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def small_tensors_are_filled_in_no_time():
+    model = _model()
+
+    def block():
+        with deterministic():
+            model(torch.randn(4, 8)).sum().backward()
+            return torch.empty(64)
+
+    return block
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def deterministic_algorithms_without_fills():
+    def block():
+        with deterministic(fill=False):
+            return [torch.empty(3, 256, 256) for _ in range(4)]
+
+    return block
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def tensors_are_made_full_of_a_number():
+    def block():
+        return [torch.full((3, 256, 256), 0.5), torch.ones(3, 256, 256), torch.empty(1000).fill_(1)]
+
+    return block
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def nan_marks_what_is_not_measured_yet():
+    def block():
+        table = torch.empty(1024, 512)
+        return table.fill_(float("nan"))
+
+    return block
+
+
+@EXAMPLES.positive("debug-left-on", 1, passes=1)
+def stored_pass_on_the_autograd_thread():
+    b = TraceBuilder()
+    step = "autograd::engine::evaluate_function: MmBackward0"
+    with b.op("aten::mm", [[4, 4], [4, 4]], args={"Sequence number": 7}):
+        b.advance(60)
+    node = {"Sequence number": 7, "Fwd thread id": 1}
+    with b.thread(2), b.op(step, args=node):
+        with b.op("MmBackward0", args=node), b.op("aten::mm", [[4, 4], [4, 4]]):
+            pass
+        with b.op("aten::isnan", [[4, 4]]):
+            pass
+        with b.op("aten::_is_any_true", [[4, 4]], ["bool"]):
+            pass
+    return b

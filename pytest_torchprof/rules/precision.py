@@ -1,0 +1,217 @@
+"""A rule about work in double precision that nobody has asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules.calls import called, sizes
+from pytest_torchprof.rules.gradients import LAYER
+from pytest_torchprof.rules.levels import engine_steps
+from pytest_torchprof.rules.names import Names, are_named, operators_named
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+#: What takes any matrix, and not only a layer's.
+_PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")
+#: What computes nothing: casts, copies, views, parts, comparisons.
+_IDLE: Final = Names(
+    r"aten::(to|_to_copy|copy_|type_as|lift_fresh\w*|detach_?|alias|view\w*|reshape\w*|expand\w*"
+    r"|permute|transpose_?|t_?|numpy_T|movedim|select|slice|narrow|diagonal|unsqueeze_?|squeeze_?"
+    r"|index|index_select|index_put_|gather|take|broadcast_\w+|resolve_\w+|contiguous|clone|stack"
+    r"|cat|concat\w*|unbind|chunk|split\w*|unflatten|flatten|empty\w*|item|is_\w+|isnan|isinf"
+    r"|isfinite|isclose|allclose|equal|eq|ne|lt|gt|le|ge|bucketize|searchsorted|argmax|argmin"
+    r"|requires_grad_|set_|resize_)$"
+)
+#: What needs double precision now and then.
+_ALGEBRA: Final = Names(
+    r"aten::(linalg_(?!vector_norm|matmul)\w+|_linalg\w+|cholesky\w*|inverse|logdet|slogdet|svd|qr"
+    r"|lu\w*|geqrf|lstsq|triangular_solve|pinverse|matrix_exp|fft_\w+|ormqr|orgqr)$"
+)
+_DIFFERENCE: Final = Names(r"aten::(sub|rsub)$")
+_CAST: Final = Names(r"aten::(to|_to_copy)$")
+#: What makes a tensor of the dtype that it is told.
+_MAKERS: Final = Names(
+    r"aten::(randn?|randperm|normal|zeros|ones|full|arange|linspace|logspace|eye|empty)(_like)?$"
+)
+#: torch's numbers of float32 and float64, as arguments of casts. Source: c10/core/ScalarType.h.
+_FLOAT32, _FLOAT64 = "6", "7"
+#: What is saved of an operator's time in double precision: half the bytes, half the lanes.
+_SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that takes tensors in double precision, with the shapes of those and of float32."""
+
+    row: int
+    doubles: list[tuple[int, ...]]
+    floats: list[tuple[int, ...]]
+    cast_to: str
+
+    @property
+    def elements(self) -> int:
+        return max((math.prod(one) for one in (*self.doubles, *self.floats)), default=0)
+
+
+@rule(
+    "float64",
+    fix="make the tensor float32 where it comes from: torch.from_numpy(array).float(), or "
+    "dtype=torch.float32 (numpy's arrays are float64 unless they are told)",
+    triggers=LAYER.pattern,
+    needs="shapes",
+    elements=Threshold(16_384, "1", "fewer cost the call, in whatever precision"),
+)
+def float64(trace: Trace, *, elements: float) -> Matches:
+    """A model runs in float32, and what is around it in float64, by an array of numpy's.
+
+    What it does
+        Counts operators that take tensors of float32 and of float64 together, both with dimensions,
+        and at least ``elements`` (16,384) elements: all is then computed in float64, as are the
+        operators that take the result. Where there are none, it counts the operators on such
+        tensors of float64 whose result is cast to float32 later on, as that of a picture which is
+        normalised before it is cast. There must be layers in float32.
+
+        Not, where double precision is meant: layers in float64, tensors of float32 that are cast to
+        float64, decompositions and other linear algebra in float64; tensors that torch makes in
+        float64, unless they meet float32; a difference of tensors of one shape without a backward
+        pass, as when a test compares with a reference. Numbers and tensors without dimensions do
+        not promote others. What a DataLoader's dataset computes is not looked at.
+
+    Why it is slow
+        Each element takes twice the memory, and a processor does half as many at a time; on most
+        GPUs, a 32nd or a 64th.
+
+    Example
+        .. code:: python
+
+            mean = torch.from_numpy(np.array([0.485, 0.456, 0.406]))[:, None, None]
+            loss = criterion(model((images - mean).float()), target)
+
+    Use instead
+        .. code:: python
+
+            mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+            loss = criterion(model(images - mean), target)
+    """
+    rows = np.flatnonzero(called(trace) & trace.selection)
+    args = trace.args[rows].tolist()
+    doubles = rows[[raw is not None and b'"double"' in raw for raw in args]]
+    if not len(doubles) or are_named(trace, doubles, _ALGEBRA).any():
+        return NO_MATCHES
+    large = [call for call in _calls(trace, doubles) if call.elements >= elements]
+    if not large or _casts_up(trace, rows) or not _is_fp32(trace):
+        return NO_MATCHES
+    events = np.array([call.row for call in large], np.int64)
+    idle = are_named(trace, events, _IDLE).tolist()
+    work = [call for call, none in zip(large, idle, strict=True) if call.doubles and not none]
+    mixed = [call for call in work if call.floats and not _compares(trace, call)]
+    promoted = {call.row for call in mixed}
+    if any(call.floats for call in work):
+        work = [call for call in work if mixed and call.row >= mixed[0].row]
+        found = mixed
+    else:
+        cast = max((call.row for call in large if call.cast_to == _FLOAT32), default=-1)
+        found = work = [call for call in work if call.row < cast]
+        if found and _makes_doubles(trace):
+            return NO_MATCHES
+    if not found:
+        return NO_MATCHES
+    shown = np.array([call.row for call in found], np.int64)
+    cost, until = _costs(trace, work, promoted)
+    # What follows a promotion is its cost.
+    at = np.maximum(np.searchsorted(shown, [call.row for call in work], side="right") - 1, 0)
+    ends = trace.ts[shown] + trace.dur[shown]
+    np.maximum.at(ends, at, until)
+    return Matches(
+        shown,
+        [_said(trace, call) for call in found],
+        cost_ns=np.bincount(at, cost, len(shown)).astype(np.int64),
+        span_ns=(trace.ts[shown], ends),
+    )
+
+
+def _said(trace: Trace, call: _Call) -> str:
+    name = trace.names[trace.name[call.row]]
+    if call.floats:
+        return f"{name} takes float32 and float64, and computes in float64"
+    return f"{name} computes in float64 what is cast to float32 later"
+
+
+def _costs(trace: Trace, work: list[_Call], promoted: set[int]) -> tuple[Ints, Ints]:
+    """What each operator costs for its precision, with its gradient's; and when it had ended."""
+    rows = np.array([call.row for call in work], np.int64)
+    share = np.where([call.row in promoted for call in work], _SAVED_OF_PROMOTION, _SAVED)
+    first, below = launched_in(trace, rows)
+    took = np.where(first >= 0, below, trace.dur[rows])
+    passes = 2 if len(engine_steps(trace)) else 1
+    return (took * share * passes).astype(np.int64), trace.ts[rows] + trace.dur[rows] * passes
+
+
+def _calls(trace: Trace, rows: Ints) -> Iterator[_Call]:
+    """Those that take tensors with dimensions in double precision, or cast to it."""
+    casts = are_named(trace, rows, _CAST).tolist()
+    for row, args, casting in zip(rows.tolist(), trace.operands(rows), casts, strict=True):
+        types, dims = decode_part(args.types) or [], decode_part(args.dims) or []
+        shapes = [sizes(one) for one in dims]
+        pairs = list(zip(types, shapes, strict=False))
+        doubles = [shape for kind, shape in pairs if kind == "double" and shape]
+        floats = [shape for kind, shape in pairs if kind == "float" and shape]
+        if doubles:
+            yield _Call(row, doubles, floats, _target(args.concrete) if casting else "")
+
+
+def _target(concrete: bytes) -> str:
+    """The dtype that a cast is to."""
+    parts = decode_part(concrete) or []
+    return next((part for part in parts[1:4] if part in {_FLOAT32, _FLOAT64}), "")
+
+
+def _casts_up(trace: Trace, rows: Ints) -> bool:
+    """Whether tensors of float32 with dimensions are cast to float64, as somebody wrote."""
+    for args in trace.operands(rows[are_named(trace, rows, _CAST)]):
+        types, dims = decode_part(args.types) or [""], decode_part(args.dims) or [[]]
+        if types[0] == "float" and dims[0] and _target(args.concrete) == _FLOAT64:
+            return True
+    return False
+
+
+def _is_fp32(trace: Trace) -> bool:
+    """Whether layers run in float32, and none in float64."""
+    rows = operators_named(trace, LAYER)
+    rows = rows[trace.selection[rows]]
+    found = False
+    products = are_named(trace, rows, _PRODUCT).tolist()
+    for args, product in zip(trace.operands(rows), products, strict=True):
+        types = decode_part(args.types) or [""]
+        if types[0] == "double" and not product:
+            return False
+        found |= types[0] == "float"
+    return found
+
+
+def _compares(trace: Trace, call: _Call) -> bool:
+    """Whether it is a difference of two tensors of one shape of which nobody takes a gradient."""
+    difference = bool(are_named(trace, np.array([call.row]), _DIFFERENCE)[0])
+    alike = call.floats[:1] == call.doubles[:1]
+    return difference and alike and not (engine_steps(trace) > call.row).any()
+
+
+def _makes_doubles(trace: Trace) -> bool:
+    """Whether torch makes tensors with dimensions in float64, as it was told to."""
+    rows = np.flatnonzero(called(trace) & trace.selection)
+    for args in trace.operands(rows[are_named(trace, rows, _MAKERS)]):
+        parts = decode_part(args.concrete) or []
+        if _FLOAT64 in parts[1:] and parts[0] not in {"[]", ""}:
+            return True
+    return False

@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 import re
-from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_torchprof.analysis.idle import idle_by_waits
-from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import D2H, H2D, Kind
-from pytest_torchprof.rules.calls import called, shown, sizes, step_of
-from pytest_torchprof.rules.chips import device_type
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.calls import shown, step_of
+from pytest_torchprof.rules.filled import filled
+from pytest_torchprof.rules.moves import came_down, launchers, of_weights, what_is_copied
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.nesting import Bools, Ints
 
 _PAGEABLE = re.compile(r"Pageable")
-
-
-def _aten(words: str) -> frozenset[str]:
-    return frozenset(f"aten::{word}" for word in words.split())
-
-
-#: Operators that make a tensor of numbers out of nothing, and those that overwrite one so.
-_FILLED = _aten(
-    "zeros ones full rand randn randint arange eye linspace logspace randperm normal scalar_tensor "
-    "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full "
-    "tril_indices triu_indices "
-    "fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_"
-)
-#: What may stand between without a change of the numbers.
-_PASSES = _aten(
-    "pin_memory _pin_memory is_pinned detach alias view reshape unsqueeze squeeze t transpose "
-    "permute lift_fresh detach_ requires_grad_ _unsafe_view expand"
-)
-_MOVES = _aten("to _to_copy copy_ cuda")
-_MOST_PASSED = 4
-
-
-class Filled(NamedTuple):
-    """A copy to the device of what was just filled on the host."""
-
-    call: int  # that copies
-    maker: int  # the call that filled it
-    bytes: int
-    copy: int  # on the device
-    words: str
-    fix: str
 
 
 @rule(
@@ -68,8 +36,9 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         ``arange``, ``fill_`` …) or drawn (``rand``, ``randn``, ``normal_`` …), and which is then
         copied to the device: a real copy of at least ``bytes``, of its shape and dtype. A view or
         ``pin_memory`` may stand in between, a computation may not; data from Python, from a file or
-        a loader, a cast, and a move within the host or to ``meta`` are left alone. Of a module
-        that is initialised and then moved, at most the tensor filled last counts.
+        a loader, a cast, a move within the host or to ``meta``, and the parameters of a module
+        that is moved are left alone. A live test is captured once more, to know whether it is that
+        tensor which is moved, or another of its shape, such as a batch.
 
     Why it is slow
         The CPU writes the tensor, the bus carries it, and the host mostly waits for that; the
@@ -85,7 +54,7 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
 
             mask = torch.ones(n, n, device="cuda")
     """
-    found = [f for f in trace.once(_filled) if f.bytes < 0 or f.bytes >= bytes]
+    found = [f for f in trace.once(filled) if f.bytes < 0 or f.bytes >= bytes]
     if not found:
         return NO_MATCHES
     event, maker, size = np.array([(f.call, f.maker, f.bytes) for f in found], np.int64).T
@@ -100,6 +69,7 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         size,
         fix=[f.fix for f in found],
         span_ns=(begin, end),
+        wants_tensors=True,
     )
 
 
@@ -128,7 +98,9 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     What it does
         Counts copies from or to pageable memory of more than ``bytes``. The profiler says so in the
         copy's name; where it does not, as on AMD, or says no size, there is no match. A copy that
-        ``extra-cuda-copy`` finds is left to that rule: pinned memory would not mend it.
+        ``extra-cuda-copy`` finds is left to that rule: pinned memory would not mend it. So are the
+        weights of a model that is moved once: what ``torch.nn.Module.to`` moves, and six tensors or
+        more, of four sizes at least, that are moved one after the other and not again.
 
     Why it is slow
         The driver first copies through a pinned buffer of its own, piece by piece, so the bus is
@@ -154,9 +126,11 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     up = trace.names_where(H2D.search)[copies]
     large &= up | trace.names_where(D2H.search)[copies]
     if trace.records_shapes and large.any():
-        large &= ~np.isin(copies, [f.copy for f in trace.once(_filled)])
+        large &= ~np.isin(copies, [f.copy for f in trace.once(filled)])
+    if large.any():
+        large &= ~np.isin(copies, trace.once(of_weights))
     copies, up = copies[large], up[large]
-    event = _launchers(trace, copies)
+    event = launchers(trace, copies)
     cost = _costs(trace, copies, event)
     said = [
         "copied from pageable memory to the device" if h else "copied to pageable memory"
@@ -188,9 +162,12 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     What it does
         Pairs, within a step (of `torch.profiler`, of a DataLoader, or that an optimizer ends) and
         thread, each copy to the device with the latest earlier copy from it of the same size, and
-        of the same shape and dtype where the trace has them, from ``bytes`` on. Traffic that starts
-        at the host, an upload and then a download time and again, as of batches and their results,
-        is no round trip. Activations that are offloaded on purpose are one.
+        of the same shape and dtype where the trace has them, from ``bytes`` on. A live test is
+        captured once more, to know whether what is copied back is what was copied out, or was
+        computed of it. Where nobody knows, as in a stored trace, or after NumPy, a new tensor that
+        the host makes in between may be what is copied; and where the first copy of that size in a
+        step goes to the device, there is no match: batches and their results go to and fro like
+        that. Activations that are offloaded on purpose are round trips.
 
     Why it is slow
         The host waits for the device to finish, the bus carries everything twice, and the device
@@ -215,141 +192,37 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         return NO_MATCHES
     order = np.argsort(trace.ts[trace.launch[copies]], kind="stable")
     copies, up = copies[order], up[order]
-    events = _launchers(trace, copies)
+    events = launchers(trace, copies)
     calls = trace.launch[copies]
     groups: dict[Any, list[int]] = {}
-    shapes = _copied(trace, events)
+    shapes = what_is_copied(trace, events)
     size, thread = trace.bytes[copies].tolist(), trace.thread[calls].tolist()
     step = step_of(trace, calls).tolist()
     for i, what in enumerate(shapes):
         groups.setdefault((size[i], what, thread[i], step[i]), []).append(i)
     pairs: list[tuple[int, int]] = []
     for members in groups.values():
-        pairs += _round_trips(members, up)
+        pairs += _round_trips(trace, events, members, up)
     if not pairs:
-        return NO_MATCHES
+        both = any(len(set(up[members].tolist())) > 1 for members in groups.values())
+        return NONE_SO_FAR if both else NO_MATCHES
     out, back = np.array(sorted(pairs, key=lambda p: p[1]), np.int64).T
     cost = _costs(trace, copies, events)
     said = [_said(shapes[i], size[i]) for i in back.tolist()]
     (begin, _), (_, end) = (_spans(trace, copies[way], events[way]) for way in (out, back))
     size_2 = 2 * trace.bytes[copies[back]]
-    return Matches(events[back], said, None, cost[out] + cost[back], size_2, span_ns=(begin, end))
-
-
-# -------------------------------------------------------------------- what was filled
-
-
-def _filled(trace: Trace) -> list[Filled]:
-    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
-    copies = copies[trace.names_where(H2D.search)[copies]]
-    events = _launchers(trace, copies)
-    is_called = called(trace)
-    top = _called_around(trace, events, is_called)
-    moves = (top >= 0) & trace.names_where(_MOVES.__contains__)[top]
-    copies, events, top = copies[moves], events[moves], top[moves]
-    makers = _makers(trace, np.flatnonzero(is_called & trace.selection), top)
-    places = np.flatnonzero(makers >= 0)
-    out, device = [], device_type(trace)
-    for i, copied in zip(places.tolist(), _copied(trace, events[places]), strict=True):
-        maker, copy = int(makers[i]), int(copies[i])
-        made = _made(trace, maker)
-        if copied is None or made is None or made[1] != copied[1]:
-            continue
-        if made[0] is None or prod(made[0]) == prod(copied[0]):
-            name = trace.names[trace.name[maker]]
-            words = f"{list(copied[0])} {shown(copied[1])} by {name}"
-            fix = f"make it where it is used: {_there(name, device)}"
-            out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix))
-    return out
-
-
-def _there(name: str, device: str) -> str:
-    """How to call what fills a tensor so that it does so on the device.
-
-    >>> _there("aten::randn", "cuda"), _there("aten::normal_", "cuda")
-    ('torch.randn(…, device="cuda")', 'torch.empty(…, device="cuda").normal_(…)')
-    >>> _there("aten::new_zeros", "xpu"), _there("aten::ones_like", "cuda")
-    ('x.new_zeros(…, device="xpu")', 'torch.ones_like(x, device="cuda")')
-    """
-    function, where = name.removeprefix("aten::"), f'device="{device}"'
-    if function.endswith("_"):
-        return f"torch.empty(…, {where}).{function}({'' if function == 'zero_' else '…'})"
-    if function.startswith("new_"):
-        return f"x.{function}(…, {where})"
-    if function.endswith("_like"):
-        return f"torch.{function}(x, {where})"
-    return f"torch.{function}(…, {where})"
-
-
-def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
-    """The call before on the same thread that filled a tensor, past what leaves it as it is."""
-    order = np.lexsort((calls, trace.thread[calls]))
-    before = np.full(len(calls), -1, np.int64)
-    same = np.diff(trace.thread[calls[order]]) == 0
-    before[order[1:][same]] = order[:-1][same]
-    fills = trace.names_where(_FILLED.__contains__)
-    passes = trace.names_where(_PASSES.__contains__)
-    at = before[np.searchsorted(calls, top)]
-    makers = np.full(len(top), -1, np.int64)
-    for _ in range(_MOST_PASSED + 1):
-        row = np.where(at >= 0, calls[at], -1)
-        found = (row >= 0) & fills[row]
-        makers[found] = row[found]
-        at = np.where((row >= 0) & ~found & passes[row], before[at], -1)
-    return makers
-
-
-def _made(trace: Trace, row: int) -> tuple[tuple[int, ...] | None, str] | None:
-    """Shape (None if it is not written down) and dtype of what an operator fills."""
-    end = trace.ts[row] + trace.dur[row]
-    inside = np.arange(row, min(row + 32, len(trace)))
-    inside = inside[(trace.ts[inside] <= end) & (trace.thread[inside] == trace.thread[row])]
-    inside = inside[trace.kind[inside] == Kind.OP]
-    best: tuple[tuple[int, ...] | None, str] | None = None
-    for args in trace.operands(inside):
-        dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))
-        if not isinstance(dims, list) or not isinstance(types, list):
-            continue
-        for shape, dtype in zip(map(sizes, dims), types, strict=False):
-            if dtype in {"", "Scalar", "ScalarList", "Device"} or shape is None:
-                continue
-            # An operator that sets the size itself starts with a tensor of no elements.
-            best = (None if shape == (0,) else shape, dtype)
-            break
-    return best
+    return Matches(
+        events[back],
+        said,
+        None,
+        cost[out] + cost[back],
+        size_2,
+        span_ns=(begin, end),
+        wants_tensors=True,
+    )
 
 
 # -------------------------------------------------------------------- copies and their operators
-
-
-def _launchers(trace: Trace, copies: Ints) -> Ints:
-    """The host event to name for each copy: the operator that made it, or else its call."""
-    call = trace.launch[copies]
-    around = np.where(call >= 0, trace.parent[call], -1)
-    return np.where(around >= 0, around, call)
-
-
-def _called_around(trace: Trace, events: Ints, is_called: Any) -> Ints:
-    """The outermost operator around each event that a user's code called, or -1."""
-    at = events.copy()
-    todo = np.flatnonzero(at >= 0)
-    while len(todo):
-        todo = todo[~is_called[at[todo]]]
-        at[todo] = trace.parent[at[todo]]
-        todo = todo[at[todo] >= 0]
-    return at
-
-
-def _copied(trace: Trace, events: Ints) -> list[tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype of what each ``copy_`` copies from; None where the trace does not say."""
-    is_copy = trace.is_kind(Kind.OP) & trace.named("aten::copy_")
-    out: list[tuple[tuple[int, ...], str] | None] = []
-    for row, args in zip(events.tolist(), trace.operands(np.maximum(events, 0)), strict=True):
-        dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))
-        known = row >= 0 and is_copy[row] and isinstance(dims, list) and isinstance(types, list)
-        shape = sizes(dims[1]) if known and len(dims) > 1 and len(types) > 1 else None
-        out.append(None if shape is None else (shape, str(types[1])))
-    return out
 
 
 def _costs(trace: Trace, copies: Ints, events: Ints) -> Ints:
@@ -370,18 +243,23 @@ def _spans(trace: Trace, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
     return begin, np.maximum(*ends)
 
 
-def _round_trips(members: list[int], up: Any) -> list[tuple[int, int]]:
-    """Pairs of one kind: each copy up with the latest copy down that has none yet."""
-    ways = [bool(up[i]) for i in members]
-    starts = ways[0] and len(ways) % 2 == 0
-    if starts and all(way == (i % 2 == 0) for i, way in enumerate(ways)):
-        return []  # uploads and downloads take turns, from the host's side
-    waiting, pairs = list[int](), []
-    for i, way in zip(members, ways, strict=True):
-        if not way:
+def _round_trips(
+    trace: Trace, events: Ints, members: list[int], up: Bools
+) -> list[tuple[int, int]]:
+    """Pairs of one kind: each copy up with the latest copy down that it may be of."""
+    from_host = bool(up[members[0]])
+    waiting, pairs = list[int](), list[tuple[int, int]]()
+    for i in members:
+        if not up[i]:
             waiting.append(i)
-        elif waiting:
-            pairs.append((waiting.pop(), i))
+            continue
+        known = {out: came_down(trace, int(events[out]), int(events[i])) for out in waiting[::-1]}
+        sure = next((out for out in known if known[out]), None)
+        likely = next((out for out in known if known[out] is None and not from_host), None)
+        out = likely if sure is None else sure
+        if out is not None:
+            waiting.remove(out)
+            pairs.append((out, i))
     return pairs
 
 

@@ -484,9 +484,9 @@ def activations_offloaded_to_pinned_memory():
 
 
 @EXAMPLES.positive("copy-round-trip", also=BOTH)
-def after_an_upload_of_its_own():
+def after_an_upload_of_another_size():
     b = TraceBuilder(GPU)
-    up(b, [256, 256])
+    up(b, [256, 512])
     computed(b, [256, 256])
     down(b, [256, 256])
     up(b, [256, 256])

@@ -1,0 +1,139 @@
+"""Tensors that are filled on the host, and then moved to the device."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.events import H2D, Kind
+from pytest_torchprof.rules.calls import called, shown, sizes
+from pytest_torchprof.rules.chips import device_type
+from pytest_torchprof.rules.moves import (
+    called_around,
+    from_maker,
+    launchers,
+    of_weights,
+    what_is_copied,
+)
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+
+def _aten(words: str) -> frozenset[str]:
+    return frozenset(f"aten::{word}" for word in words.split())
+
+
+#: Operators that make a tensor of numbers out of nothing, and those that overwrite one so.
+_FILLED = _aten(
+    "zeros ones full rand randn randint arange eye linspace logspace randperm normal scalar_tensor "
+    "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full "
+    "tril_indices triu_indices "
+    "fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_"
+)
+#: What may stand between without a change of the numbers.
+_PASSES = _aten(
+    "pin_memory _pin_memory is_pinned detach alias view reshape unsqueeze squeeze t transpose "
+    "permute lift_fresh detach_ requires_grad_ _unsafe_view expand"
+)
+_MOVES = _aten("to _to_copy copy_ cuda")
+_MOST_PASSED = 4
+
+
+class Filled(NamedTuple):
+    """A copy to the device of what was just filled on the host."""
+
+    call: int  # that copies
+    maker: int  # the call that filled it
+    bytes: int
+    copy: int  # on the device
+    words: str
+    fix: str
+
+
+def filled(trace: Trace) -> list[Filled]:
+    """The copies to the device of what was just filled on the host."""
+    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
+    copies = copies[trace.names_where(H2D.search)[copies]]
+    events = launchers(trace, copies)
+    is_called = called(trace)
+    top = called_around(trace, events, is_called)
+    moves = (top >= 0) & trace.names_where(_MOVES.__contains__)[top]
+    copies, events, top = copies[moves], events[moves], top[moves]
+    makers = _makers(trace, np.flatnonzero(is_called & trace.selection), top)
+    places = np.flatnonzero(makers >= 0)
+    weights = set(trace.once(of_weights).tolist()) if len(places) else set()
+    out, device = [], device_type(trace)
+    for i, copied in zip(places.tolist(), what_is_copied(trace, events[places]), strict=True):
+        maker, copy = int(makers[i]), int(copies[i])
+        made = _made(trace, maker)
+        if copied is None or made is None or made[1] != copied[1] or copy in weights:
+            continue
+        if from_maker(trace, maker, int(top[i])) is False:
+            continue
+        if made[0] is None or prod(made[0]) == prod(copied[0]):
+            name = trace.names[trace.name[maker]]
+            words = f"{list(copied[0])} {shown(copied[1])} by {name}"
+            fix = f"make it where it is used: {_there(name, device)}"
+            out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix))
+    return out
+
+
+def _there(name: str, device: str) -> str:
+    """How to call what fills a tensor so that it does so on the device.
+
+    >>> _there("aten::randn", "cuda"), _there("aten::normal_", "cuda")
+    ('torch.randn(…, device="cuda")', 'torch.empty(…, device="cuda").normal_(…)')
+    >>> _there("aten::new_zeros", "xpu"), _there("aten::ones_like", "cuda")
+    ('x.new_zeros(…, device="xpu")', 'torch.ones_like(x, device="cuda")')
+    """
+    function, where = name.removeprefix("aten::"), f'device="{device}"'
+    if function.endswith("_"):
+        return f"torch.empty(…, {where}).{function}({'' if function == 'zero_' else '…'})"
+    if function.startswith("new_"):
+        return f"x.{function}(…, {where})"
+    if function.endswith("_like"):
+        return f"torch.{function}(x, {where})"
+    return f"torch.{function}(…, {where})"
+
+
+def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
+    """The call before on the same thread that filled a tensor, past what leaves it as it is."""
+    order = np.lexsort((calls, trace.thread[calls]))
+    before = np.full(len(calls), -1, np.int64)
+    same = np.diff(trace.thread[calls[order]]) == 0
+    before[order[1:][same]] = order[:-1][same]
+    fills = trace.names_where(_FILLED.__contains__)
+    passes = trace.names_where(_PASSES.__contains__)
+    at = before[np.searchsorted(calls, top)]
+    makers = np.full(len(top), -1, np.int64)
+    for _ in range(_MOST_PASSED + 1):
+        row = np.where(at >= 0, calls[at], -1)
+        found = (row >= 0) & fills[row]
+        makers[found] = row[found]
+        at = np.where((row >= 0) & ~found & passes[row], before[at], -1)
+    return makers
+
+
+def _made(trace: Trace, row: int) -> tuple[tuple[int, ...] | None, str] | None:
+    """Shape (None if it is not written down) and dtype of what an operator fills."""
+    end = trace.ts[row] + trace.dur[row]
+    inside = np.arange(row, min(row + 32, len(trace)))
+    inside = inside[(trace.ts[inside] <= end) & (trace.thread[inside] == trace.thread[row])]
+    inside = inside[trace.kind[inside] == Kind.OP]
+    best: tuple[tuple[int, ...] | None, str] | None = None
+    for args in trace.operands(inside):
+        dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))
+        if not isinstance(dims, list) or not isinstance(types, list):
+            continue
+        for shape, dtype in zip(map(sizes, dims), types, strict=False):
+            if dtype in {"", "Scalar", "ScalarList", "Device"} or shape is None:
+                continue
+            # An operator that sets the size itself starts with a tensor of no elements.
+            best = (None if shape == (0,) else shape, dtype)
+            break
+    return best

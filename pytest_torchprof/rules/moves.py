@@ -1,0 +1,169 @@
+"""What is moved between host and device: a model's weights, and whose numbers they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.events import H2D, Kind
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.calls import called, sizes
+from pytest_torchprof.rules.names import Names, are_named
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+_MOVE = Names(r"aten::(to|_to_copy|cuda|copy_)$")
+#: What ``torch.nn.Module.to`` asks after it has moved a parameter, and nobody else.
+_OF_A_MODULE = Names(r"aten::_has_compatible_shallow_copy_type$")
+#: What may stand between two moves that are made in one go.
+_BETWEEN = Names(r"aten::(empty|empty_like|empty_strided|detach|alias|lift_fresh|requires_grad_)$")
+#: As many tensors of as many sizes in one go are more than a batch has.
+_MANY, _SIZES = 6, 4
+#: What makes a tensor of numbers that it did not take from one.
+_NEW = Names(
+    r"aten::(empty|zeros|ones|full|rand|randn|randint|normal|arange|linspace|tensor|lift_fresh|"
+    r"stack|cat|concat|concatenate|hstack|vstack|from_file|index|index_select|gather|embedding|"
+    r"\w+_like|new_\w+)$"
+)
+_IN_PLACE = Names(r"aten::\w*[^_]_$")
+
+
+def of_weights(trace: Trace) -> Ints:
+    """Copies to the device by which a model is moved, once."""
+    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
+    copies = copies[trace.names_where(H2D.search)[copies]]
+    if not len(copies):
+        return copies
+    calls = np.flatnonzero(called(trace) & trace.selection)
+    calls = calls[np.argsort(trace.thread[calls], kind="stable")]
+    marks, moves = are_named(trace, calls, _OF_A_MODULE), are_named(trace, calls, _MOVE)
+    ends = ~(marks | moves | are_named(trace, calls, _BETWEEN))
+    ends[1:] |= np.diff(trace.thread[calls]) != 0
+    go = np.cumsum(ends)
+    top = called_around(trace, trace.launch[copies], called(trace))
+    copies, top = copies[top >= 0], top[top >= 0]
+    position = np.full(len(trace), -1, np.int64)
+    position[calls] = np.arange(len(calls))
+    moved = position[top]
+    gos: dict[int, list[int]] = {}
+    for i, at in enumerate(moved.tolist()):
+        if moves[at]:
+            gos.setdefault(int(go[at]), []).append(i)
+    kinds = {key: tuple(trace.bytes[copies[some]].tolist()) for key, some in gos.items()}
+    times = Counter(kinds.values())
+    found = list[int]()
+    for key, some in gos.items():
+        if times[kinds[key]] > 1:
+            continue  # as a batch is, or a model that is moved there and back
+        asked = np.flatnonzero(marks & (go == key))
+        if len(asked):  # buffers are moved between parameters, and not asked about
+            found += [i for i in some if asked[0] - 1 <= moved[i] < asked[-1]]
+        elif len(some) >= _MANY and len(set(kinds[key])) >= _SIZES:
+            found += some
+    return copies[sorted(found)]
+
+
+# -------------------------------------------------------------------- whose numbers
+
+
+def from_maker(trace: Trace, maker: int, call: int) -> bool | None:
+    """Whether a call copies what another has filled; None where nobody knows."""
+    if trace.tensors is None or (source := _source(trace, call)) is None:
+        return None
+    rows = _calls_between(trace, maker, call)
+    return bool(_comes_from(trace, _filled_by(trace, maker), rows, source))
+
+
+def came_down(trace: Trace, down: int, up: int) -> bool | None:
+    """Whether one ``copy_`` takes to the device what another took from there; None: who knows.
+
+    NumPy, between the two, makes tensors whose origin nobody knows.
+    """
+    rows = _calls_between(trace, down, up)
+    if trace.tensors is None:
+        return False if are_named(trace, rows, _NEW).any() else None
+    result, source = _first(trace, down), _source(trace, up)
+    if result is None or source is None:
+        return None
+    return _comes_from(trace, {result}, rows, source)
+
+
+def _comes_from(trace: Trace, numbers: set[int], rows: Ints, source: int) -> bool | None:
+    """Whether a tensor is among these, or made of them by these calls; None: made by none."""
+    mine, others = set(numbers), set[int]()
+    taken, made = identity.taken(trace, rows) or [], identity.made(trace, rows) or []
+    writes = are_named(trace, rows, _IN_PLACE).tolist()
+    for arguments, results, write in zip(taken, made, writes, strict=True):
+        flat = {n for one in arguments for n in ((one,) if isinstance(one, int) else one)}
+        target = {arguments[0]} if write and arguments and isinstance(arguments[0], int) else set()
+        (mine if flat & mine else others).update(results | target)
+    if source in mine:
+        return True
+    return False if source in others else None
+
+
+def _filled_by(trace: Trace, row: int) -> set[int]:
+    rows = np.array([row])
+    made = set((identity.made(trace, rows) or [frozenset()])[0])
+    first = _first(trace, row)
+    return made | {first} if first is not None and are_named(trace, rows, _IN_PLACE)[0] else made
+
+
+def _source(trace: Trace, row: int) -> int | None:
+    """What ``x.to(…)`` or ``y.copy_(x)`` takes its numbers from."""
+    taken = (identity.taken(trace, np.array([row])) or [()])[0]
+    at = 1 if trace.names[trace.name[row]] == "aten::copy_" else 0
+    source = taken[at] if len(taken) > at else -1
+    return source if isinstance(source, int) and source >= 0 else None
+
+
+def _first(trace: Trace, row: int) -> int | None:
+    taken = (identity.taken(trace, np.array([row])) or [()])[0]
+    return taken[0] if taken and isinstance(taken[0], int) and taken[0] >= 0 else None
+
+
+def _calls_between(trace: Trace, first: int, last: int) -> Ints:
+    """Calls of the same thread that begin after one has ended and before the other begins."""
+    rows = np.flatnonzero(called(trace) & trace.selection)
+    rows = rows[trace.thread[rows] == trace.thread[first]]
+    since = trace.ts[first] + trace.dur[first]
+    found: Ints = rows[(trace.ts[rows] >= since) & (trace.ts[rows] < trace.ts[last])]
+    return found
+
+
+# -------------------------------------------------------------------- copies and their operators
+
+
+def launchers(trace: Trace, copies: Ints) -> Ints:
+    """The host event to name for each copy: the operator that made it, or else its call."""
+    call = trace.launch[copies]
+    around = np.where(call >= 0, trace.parent[call], -1)
+    return np.where(around >= 0, around, call)
+
+
+def called_around(trace: Trace, events: Ints, is_called: Any) -> Ints:
+    """The outermost operator around each event that a user's code called, or -1."""
+    at = events.copy()
+    todo = np.flatnonzero(at >= 0)
+    while len(todo):
+        todo = todo[~is_called[at[todo]]]
+        at[todo] = trace.parent[at[todo]]
+        todo = todo[at[todo] >= 0]
+    return at
+
+
+def what_is_copied(trace: Trace, events: Ints) -> list[tuple[tuple[int, ...], str] | None]:
+    """Shape and dtype of what each ``copy_`` copies from; None where the trace does not say."""
+    is_copy = trace.is_kind(Kind.OP) & trace.named("aten::copy_")
+    out: list[tuple[tuple[int, ...], str] | None] = []
+    for row, args in zip(events.tolist(), trace.operands(np.maximum(events, 0)), strict=True):
+        dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))
+        known = row >= 0 and is_copy[row] and isinstance(dims, list) and isinstance(types, list)
+        shape = sizes(dims[1]) if known and len(dims) > 1 and len(types) > 1 else None
+        out.append(None if shape is None else (shape, str(types[1])))
+    return out

@@ -4,66 +4,71 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.events import STEP
+from pytest_torchprof.rules.bodies import Body, elements, pieces
+from pytest_torchprof.rules.carried import is_carried
 from pytest_torchprof.rules.gradients import LAYER
-from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked, calls
-from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
+from pytest_torchprof.rules.joins import may_carry
+from pytest_torchprof.rules.levels import are_gradchecked
+from pytest_torchprof.rules.moving import Movers
+from pytest_torchprof.rules.names import Names, operators_named
+from pytest_torchprof.rules.ordinary import is_apart, works_on_more
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import are_outermost, within
+from pytest_torchprof.rules.stretches import APART, Sequence, Stretch, sequence, stretches
+from pytest_torchprof.rules.tree import are_outermost
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.rules.bodies import Pieces
+    from pytest_torchprof.rules.moving import Moving
 
-_INDEX: Final = Names(r"aten::(select|slice)(\.\w+)?$")
-#: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
-_PARTS: Final = Names(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
-#: What makes of a repetition a step of a sequence: each needs what the last one made.
-_STEP: Final = re.compile(
-    r"aten::(embedding|scaled_dot_product_attention|_transformer_encoder|\w+_cell$)"
+_INDEX: Final = Names(
+    r"aten::(select|slice|narrow|index|index_select|index_put_|gather|take|masked_select)(\.\w+)?$"
 )
 #: Products that a loop over a tensor may have without being a model: one product does them all.
 _PRODUCT: Final = re.compile(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
-#: Layers that take one tensor, besides their parameters.
-_UNARY: Final = re.compile(r"aten::(linear|conv\w*|\w+_norm)$")
-#: What makes a tensor: parts of one that is made anew each time are no parts of the same.
-_MAKER: Final = re.compile(r"aten::(randn?|randint|randperm|normal|empty|zeros|ones|full)(_like)?$")
-#: What no loop over the elements of a tensor has in its body: training, and batches of a loader.
-_BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
-_FETCH: Final = Names(re.escape(FETCH))
-#: Selects and slices of one repetition, at most.
-_MOST_INDEXES: Final = 16
-#: Operators of a repetition, at most, where the trace does not say which element is selected.
-_SHORT: Final = 8
 
 
 @rule(
     "for-loop-indexing",
-    fix="do it for the whole tensor at once: broadcasting, torch.where, cumsum, or torch.vmap",
-    triggers=_INDEX.pattern,
+    fix="do it for the whole tensor at once: broadcasting, a reduction over the dimension, "
+    "torch.where, cumsum, index_add or scatter_reduce for groups, or torch.vmap",
+    triggers=rf"{_INDEX.pattern}|{APART.pattern}",
     repeats=Threshold(10, "1", "fewer are as often unrolled on purpose"),
     operators=Threshold(24, "1", "a longer body is worth a repetition, such as a layer of a model"),
+    elements=Threshold(65536, "1", "so much work hides what its calls cost, or is cut up to fit"),
 )
-def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matches:
+def for_loop_indexing(
+    trace: Trace, *, repeats: float, operators: float, elements: float
+) -> Matches:
     """A Python loop goes through a tensor element by element.
 
     What it does
         Counts loops: the same operators ``repeats`` (10) times or more, one repetition after the
-        other, at most ``operators`` (24) in each, with a ``select`` or ``slice`` among them that
-        takes another part of a tensor of one shape each time. It may have several. Not: the same
-        part each time, as the last token's or each layer's; the items of a DataLoader; steps of
-        training; slices of several elements put through layers, which are batches; a model that
-        runs step by step, as a recurrent cell, a decoder or a sampler does; a tensor that is
-        printed; ``torch.autograd.gradcheck``. A body with layers counts only where they get the
-        part that is taken and nothing in it joins two tensors, as in ``model(x[i])``. Where the
-        trace does not say which part is taken, repetitions of at most 8 operators that have no
-        layers and make no new tensor count.
+        other, at most ``operators`` (24) in each, which take another part of a tensor of one shape
+        each time, of at most ``elements`` (65,536): by an index or slice (``x[i]``, ``narrow``,
+        ``x[[i]]``, ``index_select`` of one element), as a piece of a tensor that was taken apart
+        before (``for row in x``, ``zip(x, y)``, ``unbind``, ``split``, ``chunk``), or by a mask of
+        one class after the other (``x[labels == c]``) of which a reduction is taken.
+
+        Not where a repetition needs what an earlier one made, as in a recurrence, an integration,
+        a recursion over a table, a rollout, or layers whose weights are one tensor. A live test
+        tells that by which tensor is which. A sum, a product or a maximum over the repetitions
+        counts, where what is added to goes nowhere else in the loop. A stored trace has only
+        shapes: where an operator joins the part with a tensor of the shape that it makes, nothing
+        is said.
+
+        Not either: the same part each time, as the last token's or each layer's; pieces of
+        different sizes, growing ones too; the items of a DataLoader; steps of training, and of an
+        optimizer; slices of several elements put through layers, which are batches; schedules that
+        a model's steps look up; a tensor that is printed; rows that a test compares (``allclose``,
+        ``assert x[i] > 0``), from which an ``if`` does not differ; ``torch.autograd.gradcheck``.
+        What goes from one repetition to the next outside of tensors (``h = x.tolist()``) is not
+        seen, but for an index that Python read. Where the trace does not say which part is taken,
+        repetitions of at most 8 operators that have no layers and make no new tensor count.
 
     Why it is slow
         Each repetition pays for its Python code, its calls and its launches again, for the work on
@@ -80,199 +85,99 @@ def for_loop_indexing(trace: Trace, *, repeats: float, operators: float) -> Matc
 
             y = x * torch.arange(len(x))[:, None]
     """
-    sequence = _sequence(trace, int(repeats))
-    if sequence is None:
+    some = operators_named(trace, _INDEX)
+    some = some[trace.selection[some]]
+    indexed = len(some) >= repeats and np.count_nonzero(are_outermost(trace, some)) >= repeats
+    if not indexed and not len(operators_named(trace, APART)):
         return NO_MATCHES
-    found = _loops(trace, sequence, int(repeats), int(operators))
-    checked = are_gradchecked(trace, np.array([loop.row for loop in found], np.int64)).tolist()
-    found = [loop for loop, torchs in zip(found, checked, strict=True) if not torchs]
-    costs = [int(trace.dur[sequence.rows[loop.start : loop.stop]].sum()) for loop in found]
-    rows = np.array([loop.row for loop in found], np.int64)
-    bounds = np.array([(loop.start, loop.stop - 1) for loop in found], np.int64).reshape(-1, 2)
-    first, last = sequence.rows[bounds].T
+    calls = sequence(trace)
+    apart = pieces(trace, calls, int(repeats))
+    if not indexed and not apart:
+        return NO_MATCHES
+    finder = _Finder(trace, calls, apart, int(repeats), elements)
+    for stretch in stretches(calls.key, int(repeats), int(operators)):
+        finder.look(stretch)
+    loops = sorted(finder.found, key=lambda loop: loop.stretch.start)
+    return _matches(trace, calls, loops, wants_tensors=finder.wants_tensors)
+
+
+def _matches(trace: Trace, calls: Sequence, loops: list[_Loop], *, wants_tensors: bool) -> Matches:
+    bounds = np.array([(x.stretch.start, x.stretch.stop - 1) for x in loops], np.int64)
+    first, last = calls.rows[bounds.reshape(-1, 2)].T
+    ends = trace.ts[last] + trace.dur[last]
+    repeats = np.array([loop.stretch.repeats for loop in loops], np.int64)
+    # Once instead of so often; Python's part between the calls too.
+    saved = (ends - trace.ts[first]) * (repeats - 1) // np.maximum(repeats, 1)
     return Matches(
-        rows,
-        _said(trace, rows),
-        cost_ns=np.array(costs, np.int64),
-        span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
+        np.array([loop.row for loop in loops], np.int64),
+        [loop.said for loop in loops],
+        cost_ns=saved,
+        span_ns=(trace.ts[first], ends),
+        wants_tensors=wants_tensors,
     )
 
 
 @dataclass(frozen=True)
-class _Sequence:
-    """Calls one after the other: event, name, a number of their own for parts that hang together,
-    and the positions of selects and slices.
-    """
-
-    rows: Ints
-    name: Ints
-    part: Ints
-    indexes: Ints
-
-
-@dataclass(frozen=True)
 class _Loop:
-    """From ``start`` to ``stop`` in a sequence; ``row`` is the event of its first moving index."""
+    """A stretch that goes through a tensor; ``row`` is the event of its first moving index."""
 
-    start: int
-    stop: int
+    stretch: Stretch
     row: int
+    said: str
 
 
-def _sequence(trace: Trace, repeats: int) -> _Sequence | None:
-    """The calls of the measured code, in order; None if too few of them are selects or slices."""
-    some = operators_named(trace, _INDEX)
-    some = some[trace.selection[some]]
-    if len(some) < repeats or np.count_nonzero(are_outermost(trace, some)) < repeats:
-        return None
-    rows = calls(trace)
-    apart = are_named(trace, rows, _BOUNDARY, _PARTS)
-    rows = rows[trace.selection[rows] & ~apart]
-    rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _FETCH))]
-    indexes = np.flatnonzero(are_named(trace, rows, _INDEX))
-    if len(indexes) < repeats:
-        return None
-    boundaries = marks_named(trace, _BOUNDARY)
-    thread = trace.thread[rows].astype(np.int64)
-    part = np.searchsorted(boundaries, rows) + (len(boundaries) + 1) * thread
-    return _Sequence(rows, trace.name[rows].astype(np.int64), part, indexes)
+class _Finder:
+    """Looks at stretches, the shortest repetition first, for those that go through a tensor."""
 
+    def __init__(
+        self, trace: Trace, calls: Sequence, apart: list[Pieces], repeats: int, most: float
+    ) -> None:
+        self.found: list[_Loop] = []
+        self.wants_tensors = False
+        self._trace, self._calls, self._repeats, self._most = trace, calls, repeats, most
+        self._movers = Movers(trace, calls, apart, repeats)
+        self._done = np.zeros(len(calls.rows), bool)
+        told = [bool(_INDEX.match(name)) for name in trace.names]
+        self._indexes = np.cumsum(np.concatenate([[0], np.array(told)[calls.name]]))
 
-# ------------------------------------------------------------------------------------ repetitions
-
-
-def _loops(trace: Trace, sequence: _Sequence, repeats: int, operators: int) -> list[_Loop]:
-    """Loops, those with the shortest repetition first wherever several ways of reading it fit.
-
-    In a loop with so many selects in each repetition, the distance from each to its like in the
-    next repetition is the same: where that is so often enough, the operators are compared.
-    """
-    indexes = sequence.indexes
-    free = np.ones(len(indexes), bool)
-    found = []
-    for count in range(1, _MOST_INDEXES + 1):
-        if len(indexes) < (repeats - 1) * count:
-            break
-        period = indexes[count:] - indexes[:-count]
-        change = np.flatnonzero(np.diff(period) != 0) + 1
-        firsts = np.concatenate([[0], change])
-        lasts = np.concatenate([change, [len(period)]])
-        often = (lasts - firsts >= (repeats - 2) * count + 1) & (period[firsts] <= operators)
-        for first, last in zip(firsts[often].tolist(), lasts[often].tolist(), strict=True):
-            if not free[first : last + count].any():
-                continue
-            size = int(period[first])
-            for start, stop in _stretches(sequence, first, last + count - 1, size):
-                a, b = np.searchsorted(indexes, [start, stop]).tolist()
-                if stop - start < repeats * size or not free[a:b].all():
-                    continue
-                row = _moving(trace, sequence, (start, start + size), (a, b, count), repeats)
-                if row is not None:
-                    free[a:b] = False
-                    found.append(_Loop(start, stop, row))
-    return sorted(found, key=lambda loop: loop.start)
-
-
-def _stretches(sequence: _Sequence, first: int, last: int, period: int) -> list[tuple[int, int]]:
-    """Around the selects from ``first`` to ``last``: where each operator is that of a period on."""
-    begin = max(int(sequence.indexes[first]) - period, 0)
-    end = min(int(sequence.indexes[last]) + 2 * period, len(sequence.rows))
-    name, part = sequence.name[begin:end], sequence.part[begin:end]
-    same = (name[period:] == name[:-period]) & (part[period:] == part[:-period])
-    edges = np.flatnonzero(np.diff(same.astype(np.int8), prepend=0, append=0)).tolist()
-    return [(begin + a, begin + b + period) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-# -------------------------------------------------------------------------- what is looped over
-
-
-def _moving(
-    trace: Trace,
-    sequence: _Sequence,
-    body: tuple[int, int],
-    indexes: tuple[int, int, int],
-    repeats: int,
-) -> int | None:
-    """The first select or slice that takes another part of a tensor of one shape each time.
-
-    ``body`` are the positions of the first repetition, ``indexes`` which of the selects and slices
-    are the loop's: from, to, and how many in each repetition.
-    """
-    names = {trace.names[number] for number in sequence.name[slice(*body)].tolist()}
-    layers = any(LAYER.match(name) for name in names)
-    model = any(LAYER.match(name) and not _PRODUCT.match(name) for name in names)
-    start, stop, count = indexes
-    if any(map(_STEP.match, names)) or (model and (count > 1 or _joins(trace, sequence, body))):
-        return None
-    short = body[1] - body[0] <= _SHORT and not layers and not any(map(_MAKER.match, names))
-    if model and not _is_passed_on(trace, sequence, int(sequence.indexes[start])):
-        return None
-    for phase in range(start, start + count):
-        rows = sequence.rows[sequence.indexes[phase:stop:count]]
-        operands = trace.operands(rows)
-        dims = [bytes(args.dims) for args in operands]
-        parts = [bytes(args.concrete) for args in operands]
-        if b"" in dims or not all(re.search(rb"\d", part) for part in parts):
-            moves = [short and a == b for a, b in pairwise(dims)]
-        elif (layers and any(map(_is_batch, parts))) or _is_printing(names, dims[0]):
-            continue
+    def look(self, stretch: Stretch) -> None:
+        """Keep the stretch if it is a loop over a tensor."""
+        start, stop = stretch.start, stretch.stop
+        indexed = self._indexes[stop] - self._indexes[start] >= self._repeats - 1
+        if not indexed and not self._movers.any_before(stop):
+            return
+        if self._done[start:stop].any():
+            return
+        body = Body(self._trace, self._calls, stretch)
+        if is_apart(body) or (moving := self._movers.of(body)) is None:
+            return
+        if elements(moving.part) > self._most or works_on_more(body, self._most):
+            return
+        carried = self._carried(body, moving)
+        if carried or are_gradchecked(self._trace, np.array([moving.row])).any():
+            return
+        if carried is None:
+            self.wants_tensors = True
         else:
-            pairs = zip(pairwise(dims), pairwise(parts), strict=True)
-            moves = [a == b and old != new for (a, b), (old, new) in pairs]
-        edges = np.flatnonzero(np.diff(np.array(moves, np.int8), prepend=0, append=0))
-        long = np.flatnonzero(edges[1::2] - edges[::2] >= repeats - 1)
-        if len(long):
-            return int(rows[edges[2 * long[0]]])
-    return None
+            self._done[start:stop] = True
+            self.found.append(_Loop(stretch, moving.row, moving.said))
 
-
-def _joins(trace: Trace, sequence: _Sequence, body: tuple[int, int]) -> bool:
-    """Whether anything takes two tensors, such as what the last repetition made."""
-    rows = sequence.rows[slice(*body)]
-    for number, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
-        if _UNARY.match(trace.names[number]):
-            continue
-        dims = decode_part(args.dims) or []
-        if sum(len(one) if one and isinstance(one[0], list) else bool(one) for one in dims) > 1:
-            return True
-    return False
-
-
-def _is_passed_on(trace: Trace, sequence: _Sequence, at: int) -> bool:
-    """Whether the call after a select or slice takes a tensor of the shape that this one makes."""
-    if at + 1 >= len(sequence.rows):
+    def _carried(self, body: Body, moving: Moving) -> bool | None:
+        """Whether a repetition needs what another made; None where only a live test can tell."""
+        layers = [name for name in body.names if LAYER.match(name)]
+        model = any(not _PRODUCT.match(name) for name in layers)
+        if model and not moving.part:
+            return True  # a schedule that a model's steps look up
+        if body.taken is not None:
+            return is_carried(body, moving.apart)
+        if may_carry(body, set(moving.pieces)) or (model and not _is_passed_on(body, moving)):
+            return None
         return False
-    index, user = trace.operands(sequence.rows[at : at + 2])
-    source, taken = (decode_part(args.dims) for args in (index, user))
-    axis = (decode_part(index.concrete) or ["", ""])[1]
-    if not source or not taken or not taken[0] or not re.fullmatch(r"-?\d+", str(axis)):
+
+
+def _is_passed_on(body: Body, moving: Moving) -> bool:
+    """Whether a layer's first operand is of the part's size, and nothing joins two tensors."""
+    layer = next((c for c in body.calls[: body.period] if LAYER.match(c.name)), None)
+    if layer is None or not layer.shapes or not layer.shapes[0]:
         return False
-    shape = list(source[0])
-    size = shape.pop(int(axis))
-    if "slice" in trace.names[trace.name[sequence.rows[at]]]:
-        shape.insert(int(axis) % len(source[0]), min(size, 1))
-    return bool(shape == taken[0])
-
-
-def _is_printing(names: set[str], dims: bytes) -> bool:
-    """Whether torch prints a tensor: it takes each row, and asks for each element of it."""
-    shape = (decode_part(dims) or [[]])[0]
-    return len(shape) > 1 and names == {"aten::select", "aten::is_nonzero"}
-
-
-def _is_batch(concrete: bytes) -> bool:
-    """Whether these arguments are those of a slice of several elements."""
-    parts = decode_part(concrete)
-    if not isinstance(parts, list) or len(parts) < 5:
-        return False
-    bounds = [int(part) for part in parts[2:4] if re.fullmatch(r"-?\d+", str(part))]
-    return len(bounds) < 2 or bounds[1] - bounds[0] != 1
-
-
-def _said(trace: Trace, rows: Ints) -> list[str]:
-    words = []
-    for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
-        dims = decode_part(args.dims)
-        shape = f" of a tensor of {dims[0]}" if dims and dims[0] else ""
-        words.append(f"a loop calls {trace.names[name]}{shape} for one part after the other")
-    return words
+    return elements(layer.shapes[0][0]) == elements(moving.part)

@@ -379,18 +379,6 @@ def no_index():
 
 
 @EXAMPLES.near_miss("for-loop-indexing")
-def rows_that_are_unbound():
-    x = torch.rand(20, 4)
-    return lambda: [row.sum() for row in x]
-
-
-@EXAMPLES.near_miss("for-loop-indexing")
-def chunks():
-    x = torch.rand(20, 4)
-    return lambda: [part.sum() for part in x.split(1)]
-
-
-@EXAMPLES.near_miss("for-loop-indexing")
 def the_last_position_of_each_step():
     x, w = torch.rand(2, 5, 4), torch.rand(4, 4)
 

@@ -189,7 +189,7 @@ def a_lower_threshold_finds_three():
     return block
 
 
-@EXAMPLES.positive("repeated-cast", 11)
+@EXAMPLES.positive("repeated-cast", 11, also="for-loop-indexing")
 def a_weight_that_is_cast_for_each_frame_of_one_tensor():
     weight, frames = torch.randn(16, 32), torch.randn(12, 4, 32).to(BF16)
 
@@ -544,7 +544,7 @@ def five_clones():
     return block
 
 
-@EXAMPLES.positive("contiguous-copy", 11)
+@EXAMPLES.positive("contiguous-copy", 11, also="for-loop-indexing")
 def a_weight_made_contiguous_for_each_frame_of_one_tensor():
     weight, frames = torch.randn(16, 32), torch.randn(12, 4, 32)
 
@@ -817,7 +817,7 @@ def gradients_that_are_cloned():
     return block
 
 
-@EXAMPLES.near_miss("contiguous-copy")
+@EXAMPLES.near_miss("contiguous-copy", also="for-loop-indexing")
 def what_is_made_of_each_frame_is_copied():
     weight, frames = torch.randn(32, 16), torch.randn(12, 4, 32)
 
@@ -839,7 +839,7 @@ def what_was_just_made_is_cloned():
     return block
 
 
-@EXAMPLES.near_miss("contiguous-copy")
+@EXAMPLES.near_miss("contiguous-copy", also="for-loop-indexing")
 def the_transposed_parts_of_one_tensor_are_used():
     x, w = torch.randn(12, 4, 32), torch.randn(4, 8)
 
@@ -850,7 +850,7 @@ def the_transposed_parts_of_one_tensor_are_used():
     return block
 
 
-@EXAMPLES.near_miss("contiguous-copy")
+@EXAMPLES.near_miss("contiguous-copy", also="for-loop-indexing")
 def pieces_of_the_parts_of_one_tensor():
     x, w = torch.randn(12, 4, 32), torch.randn(8, 4)
 

@@ -1,0 +1,265 @@
+"""A loop's body: what its operators take in each repetition, and which parts of which tensors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules import identity
+
+if TYPE_CHECKING:
+    from pytest_torchprof.arguments import OpArgs
+    from pytest_torchprof.events import Taken, Trace
+    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.rules.stretches import Sequence, Stretch
+
+Shape: TypeAlias = tuple[int, ...]
+
+#: So many repetitions tell what all of them do.
+_LOOKED: Final = 16
+#: Arguments that are no tensors, by what the trace calls their types.
+_NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "None", "Device", "Generator"})
+#: What a Python number is where an operator takes it as a tensor.
+_NUMBERS: Final = frozenset({"double", "long int", "long", "bool", "c10::complex<double>"})
+#: What makes a view, or nothing at all.
+_VIEWS: Final = re.compile(
+    r"aten::(select|slice|narrow|unbind|split|chunk|split_with_sizes|tensor_split|view|view_as"
+    r"|reshape|reshape_as|_unsafe_view|unsqueeze|squeeze|transpose|swapaxes|swapdims|t|permute"
+    r"|movedim|expand|expand_as|broadcast_to|flatten|unflatten|ravel|detach|alias|as_strided"
+    r"|diagonal|real|imag|view_as_real|view_as_complex|T|mT|H|mH|adjoint|numpy_T|matrix_H|lift_fresh"
+    r"|to|type_as|contiguous|unfold|positive|atleast_[123]d|requires_grad_|resize_|resolve_conj"
+    r"|resolve_neg|(squeeze|unsqueeze|t|transpose|detach|swapaxes|swapdims)_)(\.\w+)?$"
+)
+_INDEX: Final = re.compile(r"aten::(select|slice|narrow)(\.\w+)?$")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What an index takes: along ``axis`` of a tensor of this shape, from ``low`` to ``high``."""
+
+    shape: Shape
+    axis: int
+    low: int
+    high: int
+    keeps: bool
+
+    @property
+    def result(self) -> Shape:
+        """The shape of what is taken."""
+        size = (self.high - self.low,) if self.keeps else ()
+        return (*self.shape[: self.axis], *size, *self.shape[self.axis + 1 :])
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator of one repetition: its name, and its arguments as the trace tells them.
+
+    ``shapes``: of each argument, those of its tensors; none for anything else.
+    """
+
+    name: str
+    shapes: tuple[tuple[Shape, ...], ...]
+    types: tuple[str, ...]
+    concrete: bytes
+    part: Part | None
+
+    @property
+    def tensors(self) -> list[Shape]:
+        """The shapes of all tensors among the arguments, Python numbers left out."""
+        every = [
+            (one, kind) for kind, some in zip(self.types, self.shapes, strict=True) for one in some
+        ]
+        own = next((kind for one, kind in every), "")
+        return [one for one, kind in every if one or kind == own or kind not in _NUMBERS]
+
+    @property
+    def base(self) -> str:
+        """Its name without the namespace."""
+        return self.name.rpartition("::")[2].partition(".")[0]
+
+    @property
+    def is_view(self) -> bool:
+        """Whether it makes a view, or may."""
+        return _VIEWS.match(self.name) is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it writes into its first argument."""
+        return self.base.endswith("_") and not self.base.endswith("__")
+
+
+class Body:
+    """The first repetitions of a stretch: `calls`, one after the other, and where they are."""
+
+    def __init__(self, trace: Trace, sequence: Sequence, stretch: Stretch) -> None:
+        self.trace, self.stretch = trace, stretch
+        self.period = stretch.period
+        self.looked = min(stretch.repeats, _LOOKED)
+        self._all = sequence.rows[stretch.start : stretch.stop]
+        self.rows: Ints = self._all[: self.looked * self.period]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Those of one repetition."""
+        numbers = self.trace.name[self.rows[: self.period]].tolist()
+        return [self.trace.names[number] for number in numbers]
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """The operators of the repetitions that are looked at."""
+        known: dict[tuple[str, bytes, bytes, bytes], Call] = {}
+        out = []
+        names = self.names * self.looked
+        for name, args in zip(names, self.trace.operands(self.rows), strict=True):
+            key = (name, bytes(args.dims), bytes(args.types), bytes(args.concrete))
+            if key not in known:
+                known[key] = _call(name, args)
+            out.append(known[key])
+        return out
+
+    @cached_property
+    def taken(self) -> list[tuple[Taken, ...]] | None:
+        """Which tensors each takes."""
+        return identity.taken(self.trace, self.rows)
+
+    @cached_property
+    def made(self) -> list[frozenset[int]] | None:
+        """Which tensors each makes."""
+        return identity.made(self.trace, self.rows)
+
+    def like(self, at: int) -> list[Call]:
+        """One operator of the body in each of its repetitions."""
+        return self.calls[at :: self.period]
+
+    def every(self, at: int) -> Ints:
+        """The events of one operator of the body, in all repetitions."""
+        events: Ints = self._all[at :: self.period]
+        return events
+
+    def source(self, at: int) -> set[Taken]:
+        """Which tensors one operator of the body has as its first argument; empty: unknown."""
+        if self.taken is None:
+            return set()
+        return {some[0] if some else -1 for some in self.taken[at :: self.period]}
+
+
+def _call(name: str, args: OpArgs) -> Call:
+    dims, types, concrete = (decode_part(part) for part in (args.dims, args.types, args.concrete))
+    dims = dims if isinstance(dims, list) else []
+    kinds = types if isinstance(types, list) and len(types) == len(dims) else ["?"] * len(dims)
+    shapes = tuple(_shapes(one, str(kind)) for one, kind in zip(dims, kinds, strict=True))
+    part = None
+    if _INDEX.match(name) and shapes and shapes[0] and isinstance(concrete, list):
+        part = _part(name, shapes[0][0], concrete)
+    return Call(name, shapes, tuple(map(str, kinds)), bytes(args.concrete), part)
+
+
+def _shapes(dims: Any, kind: str) -> tuple[Shape, ...]:
+    if not isinstance(dims, list) or kind in _NO_TENSORS or (kind == "?" and not dims):
+        return ()
+    if dims and isinstance(dims[0], list):
+        return tuple(tuple(one) for one in dims)
+    return () if kind == "TensorList" else (tuple(dims),)
+
+
+def _part(name: str, shape: Shape, concrete: list[Any]) -> Part | None:
+    numbers = [_whole(one) for one in concrete[1:5]]
+    axis = numbers[0] if numbers else None
+    if axis is None or not shape or not -len(shape) <= axis < len(shape):
+        return None
+    axis, size = axis % len(shape), shape[axis]
+    low = numbers[1] if len(numbers) > 1 else None
+    if "select" in name:
+        if low is None:
+            return None
+        low = low % size if size else 0
+        return Part(shape, axis, low, low + 1, keeps=False)
+    if "narrow" in name:
+        if low is None or len(numbers) < 3 or numbers[2] is None:
+            return None
+        low = low % size if size else 0
+        return Part(shape, axis, low, low + numbers[2], keeps=True)
+    end = numbers[2] if len(numbers) > 2 and numbers[2] is not None else size
+    low = 0 if low is None else low
+    low, end = (one + size if one < 0 else one for one in (low, end))
+    return Part(shape, axis, min(max(low, 0), size), max(min(end, size), low), keeps=True)
+
+
+def _whole(text: Any) -> int | None:
+    return int(text) if re.fullmatch(r"-?\d+", str(text)) else None
+
+
+# ------------------------------------------------------------------------- tensors taken apart
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A tensor that was taken apart: the event, of which shape each piece is, and how many."""
+
+    row: int
+    before: int
+    piece: Shape
+    count: int
+
+
+def pieces(trace: Trace, sequence: Sequence, least: int) -> list[Pieces]:
+    """Tensors that were taken apart into so many pieces of one shape."""
+    out = []
+    found = zip(
+        sequence.apart.tolist(),
+        sequence.before.tolist(),
+        trace.operands(sequence.apart),
+        strict=True,
+    )
+    for row, before, args in found:
+        one = _piece(trace.names[trace.name[row]], args)
+        if one is not None and one[1] >= least:
+            out.append(Pieces(row, before, *one))
+    return out
+
+
+def _piece(name: str, args: OpArgs) -> tuple[Shape, int] | None:
+    dims, concrete = decode_part(args.dims), decode_part(args.concrete)
+    if not isinstance(dims, list) or not isinstance(concrete, list) or not dims or not dims[0]:
+        return None
+    shape = tuple(dims[0])
+    axis = _whole(concrete[-1])
+    if axis is None or not -len(shape) <= axis < len(shape) or 0 in shape:
+        return None
+    axis %= len(shape)
+    size = shape[axis]
+    if name.endswith("unbind"):
+        return (*shape[:axis], *shape[axis + 1 :]), size
+    how = concrete[1] if len(concrete) > 1 else ""
+    each = _whole(how)
+    if each is not None and each > 0:
+        if "chunk" in name or "tensor_split" in name:  # these take how many
+            each = -(-size // each)
+    elif "with_sizes" in name:
+        sizes = {_whole(one) for one in re.findall(r"\d+", str(how))}
+        each = sizes.pop() if len(sizes) == 1 else None
+    if not each:
+        return None
+    return (*shape[:axis], each, *shape[axis + 1 :]), -(-size // each)
+
+
+def elements(shape: Shape) -> int:
+    """How many numbers a tensor of this shape has."""
+    return prod(shape)
+
+
+def differs(values: list[Any]) -> list[bool]:
+    """Whether each of these differs from that before it."""
+    return [one != other for one, other in pairwise(values)]
+
+
+def irregular(numbers: list[int]) -> bool:
+    """Whether these are no plain count, up or down, nor several such after one another."""
+    return len(set(np.diff(numbers).tolist())) > 2

@@ -1,0 +1,258 @@
+"""Whether a loop carries something from one repetition to the next, by which tensor is which.
+
+What an operator makes or writes is followed to what takes it. Where that leads back to the same
+operator of a later repetition, the repetitions have to run one after the other. Only a sum that is
+added to, and goes nowhere else, does not make it so: that is a reduction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from pytest_torchprof.rules.bodies import Part, elements, irregular
+
+if TYPE_CHECKING:
+    from pytest_torchprof.rules.bodies import Body, Call, Shape
+
+#: Where in a tensor something is read or written, by the shape that was indexed; None: anywhere.
+_Where: TypeAlias = Mapping["Shape", frozenset[tuple[int, int, int]]] | None
+
+#: What puts values into a tensor, and does not look at those that it had.
+_STORES: Final = frozenset(
+    {"copy_", "fill_", "zero_", "index_put_", "_index_put_impl_", "masked_fill_", "index_fill_",
+     "index_copy_", "scatter_", "masked_scatter_", "put_", "normal_", "uniform_", "random_",
+     "bernoulli_", "exponential_", "set_", "fill_diagonal_"}
+)  # fmt: skip
+#: Of these, those that put them everywhere.
+_WHOLE: Final = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "set_"})
+#: What adds to its first argument, or takes a product, a maximum and so on: a reduction, step by
+#: step. Of the first ones the operands may change places.
+_COMMUTES: Final = frozenset(
+    {"add", "mul", "maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "logical_or",
+     "logical_and", "logical_xor", "bitwise_or", "bitwise_and", "bitwise_xor", "__or__", "__and__"}
+)  # fmt: skip
+_ADDS: Final = _COMMUTES | frozenset(
+    {"sub", "addmm", "addr", "addcmul", "addcdiv", "addbmm", "baddbmm", "addmv", "index_add",
+     "scatter_add", "scatter_reduce", "__ior__", "__iand__"}
+)  # fmt: skip
+#: What may have a sum besides the addition: it is kept, as it is.
+_KEEPS: Final = frozenset({"copy_", "clone", "cat", "stack", "fill_", "index_put_"})
+#: Of operators that can write into a tensor they are given: how many arguments they have without.
+_OUT: Final = {
+    "add": 3, "sub": 3, "mul": 2, "div": 2, "matmul": 2, "mm": 2, "bmm": 2, "mv": 2, "addmm": 5,
+    "exp": 1, "tanh": 1, "sigmoid": 1, "sqrt": 1, "pow": 2, "maximum": 2, "minimum": 2, "neg": 1,
+    "where": 3, "cumsum": 3, "sin": 1, "cos": 1, "addcmul": 4, "lerp": 3, "index_select": 3,
+}  # fmt: skip
+_READS: Final = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero)$")
+_UNSEEN: Final = re.compile(r"aten::index(\.\w+)?$")
+_WHOLE_NUMBERS: Final = frozenset({"long int", "long", "int", "bool", "unsigned char", "short int"})
+
+
+@dataclass
+class _Flow:
+    """What was written so far, and how the operators of a body depend on one another.
+
+    ``edges``: from an operator to those that take what it wrote, and whether each takes it as its
+    first argument. ``touched``: the tensors that each operator takes.
+    """
+
+    body: Body
+    apart: frozenset[int]
+    indexed: frozenset[int]
+    writers: dict[int, list[tuple[int, _Where]]] = field(default_factory=dict)
+    edges: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    own: dict[int, set[bool]] = field(default_factory=lambda: defaultdict(set))
+    touched: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    parts: dict[int, list[Part]] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+    last: int | None = None
+
+
+def is_carried(body: Body, apart: Iterable[int]) -> bool:
+    """Whether a later repetition takes what one made, other than to add to it.
+
+    ``apart`` are tensors that were taken apart before, of which each repetition takes one piece.
+    """
+    taken, made = body.taken, body.made
+    if taken is None or made is None:
+        return True
+    indexed = frozenset(
+        tensor[0]
+        for call, tensor in zip(body.calls, taken, strict=True)
+        if call.part is not None and tensor and isinstance(tensor[0], int)
+    )
+    flow = _Flow(body, frozenset(apart), indexed)
+    new: set[int] = set()
+    for at, call in enumerate(body.calls):
+        arguments = [one if isinstance(one, tuple) else (one,) for one in taken[at]]
+        makes = set(made[at]) - new
+        new |= makes
+        _take(flow, at, call, arguments, makes)
+    return _feeds_itself(flow) or _picks_its_index(flow)
+
+
+def _take(
+    flow: _Flow, at: int, call: Call, arguments: list[tuple[int, ...]], makes: set[int]
+) -> None:
+    """Follow one operator: what it reads, and what it makes or writes."""
+    if call.is_view and not makes:
+        if call.part is not None and arguments[0][0] >= 0:
+            _index(flow, arguments[0][0], call.part)
+        return
+    base, target = call.base, -1
+    if call.in_place:
+        target = arguments[0][0] if arguments and arguments[0] else -1
+    elif len(arguments) == _OUT.get(base, -2) + 1 and arguments[-1][:1] > (-1,):
+        arguments, target, base = arguments[:-1], arguments[-1][0], "copy_"
+    places = {
+        tensor: _where(flow, tensor, _shape(call, number, one))
+        for number, tensors in enumerate(arguments)
+        for one, tensor in enumerate(tensors)
+        if tensor >= 0
+    }
+    flow.touched[at % flow.body.period] |= places.keys()
+    if base == "copy_" and target in sum(arguments[1:], ()) and _alone(places.get(target)):
+        return  # ``x[i] += 1`` puts the part back where it is
+    for number, tensors in enumerate(arguments):
+        if number or not call.in_place or base not in _STORES:
+            for tensor in tensors:
+                if tensor >= 0:
+                    _read(flow, at, tensor, places[tensor], first=number == 0, base=base)
+    if _UNSEEN.match(call.name):
+        _read_unseen(flow, at, arguments)
+    flow.pending.difference_update(places)
+    _write(flow, at, makes, target, places.get(target), whole=base in _WHOLE)
+
+
+def _write(
+    flow: _Flow, at: int, makes: set[int], target: int, where: _Where, *, whole: bool
+) -> None:
+    """What was made is the operator's; what it wrote into is too, there."""
+    here = at % flow.body.period
+    for tensor in makes:
+        flow.writers[tensor] = [(here, None)]
+    if target >= 0:
+        before = flow.writers.setdefault(target, [])
+        if whole:
+            before[:] = [one for one in before if where is not None and one[1] != where]
+        before.append((here, where))
+    if makes or target >= 0:
+        flow.last = at
+
+
+def _shape(call: Call, number: int, one: int) -> Shape | None:
+    shapes = call.shapes[number] if number < len(call.shapes) else ()
+    return shapes[one] if one < len(shapes) else None
+
+
+def _index(flow: _Flow, tensor: int, part: Part) -> None:
+    """Whatever takes this tensor next takes this part of it, too."""
+    if tensor not in flow.pending:
+        flow.parts[tensor] = []
+        flow.pending.add(tensor)
+    flow.parts[tensor].append(part)
+
+
+def _where(flow: _Flow, tensor: int, shape: Shape | None) -> _Where:
+    """Where in a tensor an operator is at work that takes it in this shape."""
+    if tensor in flow.apart and tensor not in flow.indexed:
+        return {}
+    parts = flow.parts.get(tensor)
+    if not parts or (shape is not None and elements(shape) > elements(parts[-1].result)):
+        return None
+    out: dict[Shape, set[tuple[int, int, int]]] = defaultdict(set)
+    for part in parts:
+        out[part.shape].add((part.axis, part.low, part.high))
+    return {shape: frozenset(some) for shape, some in out.items()}
+
+
+def _alone(where: _Where) -> bool:
+    return where is not None and all(len(some) == 1 for some in where.values())
+
+
+def _meet(one: _Where, other: _Where) -> bool:
+    """Whether two places have anything in common; pieces of a tensor taken apart have not."""
+    if one == {} or other == {}:
+        return one is None or other is None
+    if one is None or other is None:
+        return True
+    return all(
+        any(a[0] != b[0] or (a[1] < b[2] and b[1] < a[2]) for a in one[shape] for b in other[shape])
+        for shape in one.keys() & other.keys()
+    )
+
+
+def _read(flow: _Flow, at: int, tensor: int, where: _Where, *, first: bool, base: str) -> None:
+    here = at % flow.body.period
+    for writer, there in flow.writers.get(tensor, ()):
+        if _meet(where, there):
+            flow.edges[writer].add(here)
+            if writer == here:
+                name = base.removesuffix("_") if not base.startswith("__") else base
+                flow.own[here].add(name in _COMMUTES or (first and name in _ADDS))
+
+
+def _read_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> None:
+    """The profiler does not tell the tensors that ``x[index]`` takes as its index.
+
+    It is the view of whole numbers that was made just before, or else the last tensor that was.
+    """
+    calls, here = flow.body.calls, at % flow.body.period
+    before = calls[at - 1] if at else None
+    if before is not None and before.is_view and before.types[:1]:
+        tensor = flow.body.taken[at - 1] if flow.body.taken else ()
+        if before.types[0] in _WHOLE_NUMBERS and tensor and tensor[0] != arguments[0][0]:
+            return
+    if flow.last is not None and at - flow.last <= flow.body.period:
+        flow.edges[flow.last % flow.body.period].add(here)
+        if flow.last % flow.body.period == here:
+            flow.own[here].add(False)
+
+
+# ------------------------------------------------------------------------------------ what it means
+
+
+def _feeds_itself(flow: _Flow) -> bool:
+    """Whether a way leads from an operator to itself, other than to add to a sum."""
+    sums = {node for node, adds in flow.own.items() if adds == {True}}
+    for node in sums:
+        others = flow.edges[node] - {node}
+        if any(flow.body.calls[other].base not in _KEEPS for other in others):
+            return True
+    after = {node: to - ({node} if node in sums else set()) for node, to in flow.edges.items()}
+    return any(node in _reached(after, to) for node, to in after.items())
+
+
+def _reached(after: Mapping[int, set[int]], begin: Iterable[int]) -> set[int]:
+    found, todo = set[int](), list(begin)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += after.get(node, ())
+    return found
+
+
+def _picks_its_index(flow: _Flow) -> bool:
+    """Whether a number that Python reads comes from a part that such a number may have picked."""
+    body = flow.body
+    picked = {
+        source
+        for at in range(body.period)
+        if (parts := [call.part for call in body.like(at)])
+        and None not in parts
+        and irregular([part.low for part in parts if part is not None])
+        for source in body.source(at)
+    }
+    reading = [at for at, name in enumerate(body.names) if _READS.match(name)]
+    if not picked or not reading:
+        return False
+    before: dict[int, set[int]] = defaultdict(set)
+    for node, to in flow.edges.items():
+        for other in to:
+            before[other].add(node)
+    return any(flow.touched[node] & picked for node in _reached(before, reading))

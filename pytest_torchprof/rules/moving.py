@@ -1,0 +1,210 @@
+"""What a loop goes through: the tensor of which each repetition takes another part."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.gradients import LAYER
+from pytest_torchprof.rules.ordinary import ODD, picks
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Taken, Trace
+    from pytest_torchprof.rules.bodies import Body, Call, Pieces, Shape
+    from pytest_torchprof.rules.stretches import Sequence
+
+#: Those of which the trace tells which part they take.
+_TOLD: Final = re.compile(r"aten::(select|slice|narrow)(\.\w+)?$")
+#: Those that take what a tensor says, one element or those that a mask marks.
+_BY_TENSOR: Final = re.compile(r"aten::(index|index_select|index_put_|masked_select)(\.\w+)?$")
+#: What makes a tensor: parts of one that is made anew each time are no parts of the same.
+_MAKER: Final = re.compile(r"aten::(randn?|randint|randperm|normal|empty|zeros|ones|full)(_like)?$")
+#: Operators of a repetition, at most, where the trace does not say which element is selected.
+_SHORT: Final = 8
+#: So often another part is taken, at least: what data picks may be the same twice.
+_MOVES: Final = 0.6
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What a stretch goes through: by which event it begins, and the shape of a part.
+
+    ``pieces``: of tensors that were taken apart; ``apart``: which these are, where that is known.
+    """
+
+    row: int
+    said: str
+    part: Shape
+    pieces: frozenset[Shape] = frozenset()
+    apart: frozenset[int] = frozenset()
+
+
+class Movers:
+    """Tells of a body what it goes through; ``apart`` are the tensors that were taken apart."""
+
+    def __init__(self, trace: Trace, calls: Sequence, apart: list[Pieces], repeats: int) -> None:
+        self._trace, self._calls, self._apart = trace, calls, apart
+        self._repeats = repeats
+        self._before = np.array([one.before for one in apart], np.int64)
+
+    def any_before(self, stop: int) -> bool:
+        """Whether a tensor was taken apart before this call."""
+        return bool((self._before <= stop).any())
+
+    def of(self, body: Body) -> Moving | None:
+        """What it goes through; None for nothing."""
+        for at, name in enumerate(body.names):
+            if _TOLD.match(name) and (row := self._told(body, at)) is not None:
+                call = body.calls[at]
+                part = call.part.result if call.part is not None else ()
+                return self._with_pieces(body, Moving(row, _said(call), part))
+        if (found := self._piece(body)) is not None:
+            return found
+        for at, name in enumerate(body.names):
+            if _BY_TENSOR.match(name) and picks(body, at):
+                row = int(body.every(at)[0])
+                shape = _result(body, at)
+                return self._with_pieces(body, Moving(row, _said(body.calls[at]), shape))
+        return None
+
+    def _told(self, body: Body, at: int) -> int | None:
+        """Where a select or slice begins to take another part of one shape each time."""
+        rows = body.every(at)
+        operands = self._trace.operands(rows)
+        dims = [bytes(args.dims) for args in operands]
+        parts = [bytes(args.concrete) for args in operands]
+        layers = any(LAYER.match(name) for name in body.names)
+        if b"" in dims or not all(re.search(rb"\d", part) for part in parts):
+            short = body.period <= _SHORT and not layers
+            short = short and not any(map(_MAKER.match, body.names))
+            moves = [short] * (len(rows) - 1)
+        elif layers and _is_batch(body.calls[at]):
+            return None
+        else:
+            moves = [old != new for old, new in pairwise(parts)]
+        if len(body.source(at)) > 1:
+            return None
+        same = np.array([a == b for a, b in pairwise(dims)], np.int8)
+        edges = np.flatnonzero(np.diff(same, prepend=0, append=0)).tolist()
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            moved = sum(moves[begin:end])
+            if end - begin >= self._repeats - 1 and moved >= _MOVES * (end - begin):
+                return int(rows[begin + moves[begin:end].index(True)])
+        return None
+
+    def _piece(self, body: Body) -> Moving | None:
+        """The tensor that was taken apart, of which each repetition takes a piece."""
+        for one, source in self._taken_apart(body):
+            if any(LAYER.match(name) for name in body.names) and _is_several(self._trace, one):
+                continue
+            return self._with_pieces(
+                body, Moving(one.row, _iterated(self._trace, one.row), one.piece, apart=source)
+            )
+        return None
+
+    def _with_pieces(self, body: Body, moving: Moving) -> Moving:
+        every = self._taken_apart(body)
+        shapes = frozenset(one.piece for one, _ in every)
+        known = frozenset(number for _, source in every for number in source)
+        return replace(moving, pieces=shapes, apart=moving.apart | known)
+
+    def _taken_apart(self, body: Body) -> list[tuple[Pieces, frozenset[int]]]:
+        """Of those before or in the stretch: whose pieces an operator takes each time."""
+        if not len(self._before):
+            return []
+        start, stop = body.stretch.start, body.stretch.stop
+        least = start - body.period if body.taken is None else -1
+        near = np.flatnonzero((self._before <= stop) & (self._before >= least))
+        out: list[tuple[Pieces, frozenset[int]]] = []
+        seen: set[tuple[Shape, frozenset[int]]] = set()
+        for one in (self._apart[number] for number in near.tolist()):
+            source = self._number(one) if body.taken is not None else frozenset[int]()
+            if (one.piece, source) in seen:
+                continue
+            same = [x for x in near.tolist() if self._apart[x].piece == one.piece]
+            count = sum(self._apart[x].count for x in same)
+            if body.taken is None and not one.count - ODD <= body.stretch.repeats <= count + ODD:
+                continue
+            if _takes(body, one.piece, source) or self._in_turn(body, one.piece, source):
+                seen.add((one.piece, source))
+                out.append((one, source))
+        return out
+
+    def _in_turn(self, body: Body, piece: Shape, source: frozenset[int]) -> bool:
+        """Whether each piece is itself taken apart in the stretch."""
+        calls, start, stop = self._calls, body.stretch.start, body.stretch.stop
+        inside = calls.apart[(calls.before >= start) & (calls.before <= stop)][: 2 * body.looked]
+        if len(inside) < self._repeats - 1:
+            return False
+        shapes = (decode_part(args.dims) for args in self._trace.operands(inside))
+        if sum(bool(dims) and tuple(dims[0]) == piece for dims in shapes) < self._repeats - 1:
+            return False
+        taken = identity.taken(self._trace, inside)
+        least = self._repeats - 1
+        return taken is None or sum(_is_of(one[:1], source) for one in taken) >= least
+
+    def _number(self, one: Pieces) -> frozenset[int]:
+        taken = identity.taken(self._trace, np.array([one.row]))
+        first = taken[0][0] if taken and taken[0] else -1
+        return frozenset([first]) if isinstance(first, int) and first >= 0 else frozenset()
+
+
+def _takes(body: Body, piece: Shape, source: frozenset[int]) -> bool:
+    """Whether one operator of the body takes such a piece in each repetition."""
+    least = body.looked - 1
+    for at in range(body.period):
+        like = body.like(at)
+        for number, shapes in enumerate(body.calls[at].shapes):
+            if piece not in shapes or (not piece and number):
+                continue
+            if sum(number < len(c.shapes) and piece in c.shapes[number] for c in like) < least:
+                continue
+            if body.taken is None:
+                return True
+            taken = (row[number : number + 1] for row in body.taken[at :: body.period])
+            if sum(_is_of(one, source) for one in taken) >= least:
+                return True
+    return False
+
+
+def _is_of(taken: tuple[Taken, ...], source: frozenset[int]) -> bool:
+    every = {number for one in taken for number in (one if isinstance(one, tuple) else (one,))}
+    return not source.isdisjoint(every)
+
+
+def _result(body: Body, at: int) -> Shape:
+    return body.calls[at].shapes[0][0][1:] if body.calls[at].shapes[0] else ()
+
+
+def _is_batch(call: Call) -> bool:
+    """Whether it is a slice of several elements."""
+    return call.part is None or (call.part.keeps and call.part.high - call.part.low != 1)
+
+
+def _is_several(trace: Trace, one: Pieces) -> bool:
+    """Whether pieces have several elements of the dimension that was taken apart."""
+    return not trace.names[trace.name[one.row]].endswith("unbind") and _along(trace, one) != 1
+
+
+def _along(trace: Trace, one: Pieces) -> int:
+    whole = (decode_part(trace.operands(np.array([one.row]))[0].dims) or [[]])[0]
+    sizes = [b for a, b in zip(whole, one.piece, strict=False) if a != b]
+    return sizes[0] if sizes else 1
+
+
+def _said(call: Call) -> str:
+    shape = f" of a tensor of {list(call.shapes[0][0])}" if call.shapes and call.shapes[0] else ""
+    return f"a loop calls {call.name}{shape} for one part after the other"
+
+
+def _iterated(trace: Trace, row: int) -> str:
+    dims = decode_part(trace.operands(np.array([row]))[0].dims)
+    shape = f" of {dims[0]}" if dims and dims[0] else ""
+    name = trace.names[trace.name[row]]
+    return f"a loop takes one piece after the other of a tensor{shape}, by {name}"

@@ -1,0 +1,110 @@
+"""Repetitions that are no loop over the elements of a tensor, by what their operators are."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from pytest_torchprof.rules.bodies import differs, elements
+from pytest_torchprof.rules.gradients import LAYER
+
+if TYPE_CHECKING:
+    from pytest_torchprof.rules.bodies import Body
+
+#: Cells of recurrent models: each step needs what the last one made.
+_CELL: Final = re.compile(r"aten::\w+_cell$")
+#: Where a test compares tensors; no loop of a library does.
+_CHECK: Final = re.compile(r"aten::(allclose|equal|isclose)$")
+_COMPARISON: Final = re.compile(
+    r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|isnan|isfinite|isin)$"
+)
+#: What else is between a comparison and the truth that Python reads.
+_COMPARED: Final = re.compile(
+    r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|all|any|abs|sub|rsub"
+    r"|max|min|amax|amin|sum|norm|linalg_vector_norm|ceil|isfinite|isnan|isinf|div|item)$"
+)
+#: What one row for each class may go through: a scatter or a one-hot product does all classes.
+_BY_CLASS: Final = re.compile(
+    r"aten::(eq|ne|index|index_put_|masked_select|empty|lift_fresh|mean|sum|nansum|prod|amax|amin"
+    r"|max|min|var|std|norm|linalg_vector_norm|logsumexp|any|all|count_nonzero|square|abs|add|sub"
+    r"|mul|div|pow|sqrt|rsqrt|exp|log|neg|copy_|fill_|add_|mul_|div_|item|clamp|sigmoid|tanh|stack"
+    r"|where|scalar_tensor|\w+_like)$"
+)
+#: Repetitions that may have another shape, such as the first and the last.
+ODD: Final = 2
+
+
+def is_apart(body: Body) -> bool:
+    """Whether a body is no loop over elements by its operators, or by sizes that differ."""
+    names = _work(body)
+    every = set(body.names)
+    if any(_CHECK.match(name) or _CELL.match(name) for name in names):
+        return True
+    read = {"aten::is_nonzero"} & every
+    compared = any(re.match(r"aten::(eq|ne|lt|le|gt|ge|all|any)$", name) for name in names)
+    if read or ("aten::item" in every and compared):
+        rest = [name for name in names if name != "aten::is_nonzero"]
+        if all(map(_COMPARED.match, rest)):
+            return True
+    if {"aten::detach", "aten::item"} <= every and set(names) == {"aten::item"}:
+        return True  # as torch formats numbers
+    if {"aten::isfinite", "aten::masked_select"} <= every:
+        return True  # as torch prints
+    if any(_is_masked(body, at) and not picks(body, at) for at in range(body.period)):
+        return True
+    masks = any(call.base == "eq" for call in body.calls[: body.period])
+    return not masks and any(_is_ragged(body, at) for at in range(body.period))
+
+
+def _is_masked(body: Body, at: int) -> bool:
+    """Whether an operator makes a tensor of a size that its operands' shapes do not tell."""
+    name = body.names[at]
+    if re.match(r"aten::(nonzero|masked_select|unique\w*|_unique2|where)$", name):
+        return len(body.calls[at].tensors) < 3
+    if not re.match(r"aten::index(\.\w+)?$", name) or body.looked < 2:
+        return False
+    before = body.calls[body.period + at - 1]
+    if before.is_view:
+        return before.types[:1] == ("bool",)
+    return _COMPARISON.match(before.name) is not None
+
+
+def _is_ragged(body: Body, at: int) -> bool:
+    like = body.like(at)
+    shapes = [call.part.result if call.part is not None else call.shapes for call in like]
+    return sum(differs(shapes)) > ODD
+
+
+def works_on_more(body: Body, most: float) -> bool:
+    """Whether an operator has more to do than the overhead of its call, whatever the part is."""
+    masks = any(call.base == "eq" for call in body.calls[: body.period])
+    for call in body.calls[: body.period]:
+        if masks or call.is_view or LAYER.match(call.name) or call.in_place:
+            continue
+        if re.match(r"aten::(index|gather|take|index_select|index_put_)", call.name):
+            continue
+        if any(elements(shape) > most for shape in call.tensors):
+            return True
+    return False
+
+
+def picks(body: Body, at: int) -> bool:
+    """Whether an index made of a number, or a mask of one class, takes part after part."""
+    like = body.like(at)
+    if len({call.shapes[:1] for call in like}) > 1 or len(body.source(at)) > 1:
+        return False
+    before = [body.calls[body.period + at - n] for n in range(1, body.period + 1)]
+    if body.looked < 2:
+        return False
+    for n, call in enumerate(before[:4], 1):
+        if call.base == "eq":
+            values = [one.concrete for one in body.like((at - n) % body.period)]
+            classes = sum(differs(values)) >= body.looked - 1
+            return classes and all(map(_BY_CLASS.match, _work(body)))
+        if call.base == "lift_fresh":
+            return call.shapes[0] == ((1,),) and not body.calls[at].in_place
+    return False
+
+
+def _work(body: Body) -> list[str]:
+    return [n for n, call in zip(body.names, body.calls, strict=False) if not call.is_view]

@@ -1,0 +1,108 @@
+"""Calls that repeat: the same operators one repetition after the other, as a loop's body makes."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.events import STEP
+from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls
+from pytest_torchprof.rules.names import Names, are_named, marks_named
+from pytest_torchprof.rules.tree import within
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+#: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
+_PARTS: Final = Names(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
+#: What no loop over the elements of a tensor has in its body: training, and batches of a loader.
+_BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
+#: What is inside is torch's own.
+_LIBRARY: Final = Names(rf"{re.escape(FETCH)}|Optimizer\.step#")
+#: What takes a tensor apart, all at once: ``for row in x`` is an unbind.
+APART: Final = Names(r"aten::(unbind|(unsafe_)?(split|split_with_sizes|chunk)|tensor_split)$")
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """Calls one after the other, thread by thread: event and name; ``key`` tells parts of the trace
+    that hang together too. ``apart`` are the events that took a tensor apart, which are no calls
+    here, and ``before`` how many calls came before each.
+    """
+
+    rows: Ints
+    name: Ints
+    key: Ints
+    apart: Ints
+    before: Ints
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Calls of a sequence, from ``start`` to ``stop``: each has the name of that a period on."""
+
+    start: int
+    stop: int
+    period: int
+
+    @property
+    def repeats(self) -> int:
+        """Whole repetitions."""
+        return (self.stop - self.start) // self.period
+
+
+def sequence(trace: Trace) -> Sequence:
+    """The calls of the measured code, in order."""
+    return trace.once(_sequence)
+
+
+def _sequence(trace: Trace) -> Sequence:
+    rows = calls(trace)
+    rows = rows[trace.selection[rows] & ~are_named(trace, rows, _BOUNDARY, _PARTS)]
+    rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _LIBRARY))]
+    boundaries = marks_named(trace, _BOUNDARY)
+    thread = trace.thread[rows].astype(np.int64)
+    part = np.searchsorted(boundaries, rows) + (len(boundaries) + 1) * thread
+    key = part * len(trace.names) + trace.name[rows]
+    apart = are_named(trace, rows, APART)
+    before: Ints = np.cumsum(~apart, dtype=np.int64)[apart]
+    kept = rows[~apart]
+    return Sequence(kept, trace.name[kept].astype(np.int64), key[~apart], rows[apart], before)
+
+
+def stretches(key: Ints, repeats: int, longest: int) -> Iterator[Stretch]:
+    """All stretches of so many repetitions, those with the shortest first.
+
+    One that another with a shorter period, of which its own is a multiple, already covers is not
+    another one.
+    """
+    known: dict[int, list[Stretch]] = {}
+    for period in range(1, min(longest, len(key) // repeats) + 1):
+        same = key[period:] == key[:-period]
+        least = (repeats - 1) * period
+        if np.count_nonzero(same) < least:
+            continue
+        edges = np.flatnonzero(np.diff(same.astype(np.int8), prepend=0, append=0))
+        starts, stops = edges[::2], edges[1::2]
+        long = stops - starts >= least
+        shorter = [known[one] for one in known if period % one == 0]
+        found = []
+        for start, stop in zip(starts[long].tolist(), stops[long].tolist(), strict=True):
+            one = Stretch(start, stop + period, period)
+            if not any(_covered(one, others) for others in shorter):
+                found.append(one)
+        if found:
+            known[period] = found
+            yield from found
+
+
+def _covered(one: Stretch, others: list[Stretch]) -> bool:
+    """Whether one of these, which are in order, has all of it."""
+    at = bisect_right(others, one.start, key=lambda other: other.start) - 1
+    return at >= 0 and one.stop <= others[at].stop

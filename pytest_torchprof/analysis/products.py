@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -30,15 +30,16 @@ PRODUCTS: Final = {
 class Product(NamedTuple):
     """Of (batch x) M x K times (batch x) K x N: ``sizes`` are those of M, N and K.
 
-    ``types`` are the C++ types of the two matrices; ``leading`` the dimensions that lie
-    contiguously in memory, of which a matrix library wants to read whole vectors: any of them may,
-    where the trace has no strides.
+    ``types`` are the C++ types of the two matrices. ``rows``: the dimensions that lie contiguously
+    in memory, of which a matrix library wants to read whole vectors, with how far from each other
+    the rows along them begin, in elements. Any dimension may, where the trace has no strides. The
+    result is new, and lies along N without gaps.
     """
 
     types: tuple[str, str]
     batch: int | None
     sizes: Mapping[str, int]
-    leading: frozenset[str]
+    rows: Mapping[str, frozenset[int]]
 
     @property
     def shapes(self) -> str:
@@ -136,8 +137,8 @@ def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
     """What a call multiplies; None where the trace does not say, or something that makes no sense.
 
     >>> product = _product([[3, 97, 64], [3, 64, 97]], ["c10::Half", "c10::Half"], None, 0)
-    >>> product.shapes, sorted(product.leading)
-    ('3x97x64 @ 3x64x97', ['K', 'M', 'N'])
+    >>> product.shapes, {name: sorted(rows) for name, rows in product.rows.items()}
+    ('3x97x64 @ 3x64x97', {'N': [97], 'M': [97], 'K': [64]})
     """
     dims, types, strides = (_pair(part, first) for part in (dims, types, strides))
     try:
@@ -154,17 +155,30 @@ def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
         return None
     known = len(strides) == 2 and all(isinstance(own, list) and len(own) >= 2 for own in strides)
     left, right = (*strides,) if known else (None, None)
-    leading = {"N", *_contiguous(left, "M", "K"), *_contiguous(right, "K", "N")}
     depth, sizes = batch[0] if batch else None, {"M": m, "N": n, "K": k}
-    return Product((str(types[0]), str(types[1])), depth, sizes, frozenset(leading))
+    rows: dict[str, frozenset[int]] = {"N": frozenset([n])}
+    for matrix, names in ((left, "MK"), (right, "KN")):
+        for name, apart in _rows(matrix, names, sizes):
+            rows[name] = rows.get(name, frozenset()) | apart
+    return Product((str(types[0]), str(types[1])), depth, sizes, rows)
 
 
 def _pair(part: Any, first: int) -> list[Any]:
     return part[first : first + 2] if isinstance(part, list) else []
 
 
-def _contiguous(strides: list[Any] | None, rows: str, columns: str) -> tuple[str, ...]:
-    """Which dimension of a matrix lies contiguously."""
+def _rows(
+    strides: list[int] | None, names: str, sizes: Mapping[str, int]
+) -> Iterator[tuple[str, frozenset[int]]]:
+    """Along which dimension of a matrix its rows lie, and how far they and the batches are apart.
+
+    torch copies a matrix of which neither dimension is contiguous, or whose rows overlap.
+    """
     if strides is None:
-        return rows, columns
-    return (rows,) if strides[-1] != 1 and strides[-2] == 1 else (columns,)
+        yield from ((name, frozenset([sizes[name]])) for name in names)
+        return
+    turned = strides[-1] != 1 and strides[-2] == 1
+    name = names[0] if turned else names[1]
+    own, apart = (strides[-2], strides[-1]) if turned else (strides[-1], strides[-2])
+    copied = own != 1 or apart < sizes[name]
+    yield name, frozenset([sizes[name]] if copied else [apart, *strides[:-2]])

@@ -13,6 +13,7 @@ from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
 from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.attention import MATH_ATTENTION
+from pytest_torchprof.rules.backward import forward_of
 from pytest_torchprof.rules.calls import SHORT
 from pytest_torchprof.rules.chips import chip_of
 from pytest_torchprof.rules.grouping import reach
@@ -33,6 +34,8 @@ _NAMED_SINGLE: Final = re.compile(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
 _NARROW: Final = re.compile(r"16|half|Half")
 #: Kernels of CUTLASS and cuBLAS that load 16 bytes of 2-byte values at a time.
 _WHOLE_LOADS: Final = re.compile(r"align8(?!\d)|ldg8(?!\d)")
+#: And others that load less than that at a time.
+_NARROW_LOADS: Final = re.compile(r"(align|ldg)[124](?!\d)")
 
 
 _TF32: Final = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'
@@ -88,7 +91,8 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
         without either nothing is said. Where TF32 is on, or most fp32 products of a trace run in
         it, cuBLAS has chosen fp32 for the others itself: those are none. Nor are products with a
         dimension below ``smallest_dimension`` (8), which are products with vectors, and those of
-        ``math-attention``. Of products in CUDA graphs the trace holds no operators: there the rule
+        the math form of attention and of its backward pass, of which ``math-attention`` speaks. Of
+        products in CUDA graphs the trace holds no operators: there the rule
         is not checked.
 
     Why it is slow
@@ -167,9 +171,13 @@ def _is_fp32(product: Product | None, smallest: float) -> bool:
 
 
 def _in_attention(trace: Trace, events: Ints) -> Bools:
-    """What the math form of attention multiplies, which has a rule of its own."""
+    """What the math form of attention multiplies, forward and backward: a rule of its own tells."""
     attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
-    return nesting.below(attention, trace.parent, events)
+    found = np.zeros(len(events), bool)
+    if len(events) and attention.any():
+        for rows in (events, forward_of(trace, events)):
+            found[rows >= 0] |= nesting.below(attention, trace.parent, rows[rows >= 0])
+    return found
 
 
 def _on_tf32_device(trace: Trace, products: DeviceProducts) -> Bools:
@@ -193,11 +201,19 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
     What it does
         Counts calls of ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` on fp16 or bf16 matrices, on any
         accelerator, in which M, N or K is no multiple of ``multiple`` (8); the batch of ``bmm`` is
-        free. A dimension that demonstrably does no harm is not counted: no matrix lies along it in
-        memory (the strides tell; usually M, the number of rows or tokens), or the kernel's name
-        says that it loads whole vectors all the same (``align8``, ``ldg8``). A product that has a
-        dimension below ``smallest_dimension`` (2) is one with a vector, as in decoding one token,
-        and is not counted.
+        free. A dimension counts, and is named, only if a matrix or the result lies along it in
+        memory, which the strides tell: M, the number of rows or tokens, mostly does not.
+
+        It does not count if the kernel's name says that it loads whole vectors all the same
+        (``align8``, ``ldg8``), or if the strides say that all rows begin at a multiple of 8, as in
+        ``padded[:, :50257]`` of rows of 50304, and no kernel's name says that it loads less
+        (``align1``, ``ldg2``). cuBLAS asks for such strides and addresses, and for a multiple of 8
+        as well; whether it then does without the latter, a trace does not say. Nor does it say
+        where in its memory a matrix begins.
+
+        A product that has a dimension below ``smallest_dimension`` (2) is one with a vector, as in
+        decoding one token, and is not counted, and neither are those of the math form of attention
+        and of its backward pass, of which ``math-attention`` speaks.
 
     Why it is slow
         Tensor cores are fed with loads of 16 bytes. Rows whose length is no multiple of that begin
@@ -221,10 +237,16 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
     matched = np.array([bool(names) for names in odd], bool)[products.which]
     if not matched.any():
         return NO_MATCHES
+    harmful = [
+        _unaligned(p, names, multiple) for (_, p), names in zip(products.distinct, odd, strict=True)
+    ]
+    certain = np.array([bool(names) for names in harmful], bool)[products.which]
+    matched &= certain | products.any_kernel(trace, _NARROW_LOADS.search)
     found = np.flatnonzero(matched & ~products.any_kernel(trace, _WHOLE_LOADS.search))
+    found = found[~_in_attention(trace, products.event[found])]
     said = [
-        f"{name} {_listed(product, names, multiple)}" if product else ""
-        for (name, product), names in zip(products.distinct, odd, strict=True)
+        f"{name} {_listed(product, named or names, multiple)}" if product else ""
+        for (name, product), names, named in zip(products.distinct, odd, harmful, strict=True)
     ]
     return Matches(
         products.event[found],
@@ -235,13 +257,20 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
 
 
 def _odd(product: Product | None, multiple: float, smallest: float) -> list[str]:
-    """The dimensions that are no multiple, if one of them is long in memory."""
+    """The dimensions that are no multiple, of those along which a matrix lies in memory."""
     if product is None or not set(product.types) <= {"c10::Half", "c10::BFloat16"}:
         return []
     if min(product.sizes.values()) < smallest:
         return []
-    odd = [name for name, size in product.sizes.items() if size % multiple]
-    return odd if product.leading & set(odd) else []
+    return [
+        name for name, size in product.sizes.items() if size % multiple and name in product.rows
+    ]
+
+
+def _unaligned(product: Product | None, odd: list[str], multiple: float) -> list[str]:
+    """Those of them along which rows begin anywhere."""
+    rows = product.rows if product else {}
+    return [name for name in odd if any(apart % multiple for apart in rows[name])]
 
 
 def _listed(product: Product, odd: list[str], multiple: float) -> str:

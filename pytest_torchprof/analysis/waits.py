@@ -25,13 +25,17 @@ _COLLECTIVE: Final = re.compile(r"c10d::|nccl:|record_param_comms")
 _DDP: Final = re.compile(r"DistributedDataParallel\.forward$")
 _COPY: Final = re.compile(r"\w*Memcpy")
 _EVENT: Final = re.compile(r"\w*EventSynchronize")
+#: After these, no device work that was launched before is left.
+_OF_ALL: Final = re.compile(r"\w*(Device|Ctx)Synchronize")
 
 
 @dataclass(frozen=True)
 class Waits:
     """One row a wait: a copy from the device with what synchronises for it, or that alone.
 
-    A call to synchronise after the last work of the device is none: it keeps nothing waiting.
+    Some calls to synchronise are none, since they keep nothing waiting: after the last work of the
+    device, but for copies that the host waits for anyway; and with nothing launched before, or
+    since the last one that waited for all.
 
     ``call`` is the call that copies, or else synchronises, -1 for a copy of which no call is known;
     ``operator`` the innermost one around it, ``last`` the call in which the host waits, -1 for
@@ -67,7 +71,8 @@ def _waits(trace: Trace) -> Waits:
     copier = copier[~called(trace, copier, _READER.match)]
     belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
     alone = ~belongs & ~_not_the_users(trace, sync)
-    alone &= (inside >= 0) | (trace.ts[sync] < _last_work(trace))
+    alone &= (inside >= 0) | (trace.ts[sync] < _last_work(trace, call))
+    alone &= _has_work(trace, sync)
 
     own = np.where(call >= 0, trace.dur[call], 0)
     last, shared = _shared(trace, operator, sync, inside)
@@ -127,13 +132,40 @@ def _not_the_users(trace: Trace, sync: Ints) -> Bools:
     return out
 
 
-def _last_work(trace: Trace) -> int:
-    """When the last of what a device did was launched, or began where its launch is not known."""
+def _last_work(trace: Trace, read: Ints) -> int:
+    """When the last of what a device did was launched, or began where its launch is not known.
+
+    ``read`` are the calls that copy back, for which the host waits.
+    """
     device = np.flatnonzero(trace.in_region & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[device]
-    times = trace.ts[np.where(launch >= 0, launch, device)]
+    work = np.where(launch >= 0, launch, device)
+    work = work[~np.isin(work, read)]
     calls = trace.in_region & trace.is_kind(Kind.RUNTIME) & trace.names_where(LAUNCH_CALL.search)
-    return int(np.concatenate([times, trace.ts[calls]]).max(initial=np.iinfo(np.int64).min))
+    times = [trace.ts[work], trace.ts[calls]]
+    return int(np.concatenate(times).max(initial=np.iinfo(np.int64).min))
+
+
+def _has_work(trace: Trace, sync: Ints) -> Bools:
+    """Whether a device was given work before each call, since the last one that waited for all.
+
+    Where nobody knows what launched some, it may have been before.
+    """
+    if not len(sync):
+        return np.zeros(0, bool)
+    runtime = trace.is_kind(Kind.RUNTIME)
+    own = trace.launch[trace.device_rows]
+    calls = runtime & trace.names_where(lambda n: LAUNCH_CALL.search(n) or _COPY.match(n))
+    given = np.sort(np.concatenate([trace.ts[own[own >= 0]], trace.ts[calls]]))
+    loose = np.sort(trace.ts[trace.device_rows[own < 0]])
+    over = np.sort(trace.ts[runtime & trace.names_where(_OF_ALL.match)])
+    begin, end = trace.ts[sync], trace.ts[sync] + trace.dur[sync]
+    never = np.iinfo(np.int64).min
+    since = np.concatenate([[never], over])[np.searchsorted(over, begin)]
+    last = np.concatenate([[never], given])[np.searchsorted(given, begin)]
+    begun = np.concatenate([[never], loose])[np.searchsorted(loose, end)]
+    found: Bools = np.maximum(last, begun) > since
+    return found
 
 
 def _below(trace: Trace, names: re.Pattern[str], events: Ints) -> Bools:

@@ -52,8 +52,11 @@ def host_sync(trace: Trace) -> Matches:
         come down to ``_local_scalar_dense``; masks as indices, ``unique`` and ``where`` with one
         argument to ``nonzero``; ``.cpu()``, ``.numpy()`` and ``print`` to ``copy_``. Copies to
         pinned memory that nobody waits for, copies to the device, waits of one stream for another,
-        and those in collective operations are none, and neither is a synchronisation after the last
-        work of the device, as benchmarks and the profiler end with. On XPU, torch's profiler
+        and those in collective operations are none. Neither is a synchronisation that keeps nothing
+        waiting: one after the last work of the device, as benchmarks and the profiler end with,
+        also if only copies follow that the host waits for anyway; and one with nothing to wait
+        for, before the first work or with none launched since the device was last synchronised as
+        a whole. On XPU, torch's profiler
         records no calls that synchronise: copies count there, and of the rest there is no telling.
 
         A wait costs at most the time in which no device had anything to do, in it and until the

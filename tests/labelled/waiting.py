@@ -112,7 +112,7 @@ def synchronise_within_the_measured_region():
 @EXAMPLES.positive("host-sync", 2)
 def synchronise_around_each_step_of_a_stored_trace():
     b = gpu()
-    for i in range(2):
+    for i in range(3):
         with b.annotation(f"ProfilerStep#{i}"):
             b.sync("cudaDeviceSynchronize")
             work(b)
@@ -211,6 +211,98 @@ def the_profilers_own_synchronisation():
     b = gpu()
     work(b)
     b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.near_miss("host-sync")
+def a_benchmark_that_synchronises_before_and_after():
+    b = gpu()
+    b.sync("cudaDeviceSynchronize")
+    work(b)
+    b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.near_miss("host-sync")
+def a_benchmark_of_its_own_in_the_measured_region():
+    b = gpu()
+    work(b)
+    b.sync("cudaDeviceSynchronize")  # what ran before is over
+    with b.annotation(b.region):
+        b.sync("cudaStreamSynchronize")
+        b.sync("cudaDeviceSynchronize")
+        work(b)
+        b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.positive("host-sync")
+def synchronise_first_while_work_from_before_the_region_runs():
+    b = gpu()
+    work(b, device_us=300)
+    with b.annotation(b.region):
+        b.sync("cudaDeviceSynchronize")
+        work(b)
+    return b
+
+
+@EXAMPLES.positive("host-sync")
+def synchronise_first_while_work_runs_whose_launch_the_trace_lacks():
+    b = gpu()
+    b.kernel_without_runtime(RELU, 500)
+    b.sync("cudaDeviceSynchronize")
+    work(b)
+    return b
+
+
+@EXAMPLES.positive("host-sync")
+def a_batch_is_moved_and_waited_for_before_the_first_kernel():
+    b = gpu()
+    b.memcpy("HtoD", 1 << 20, False)
+    b.sync("cudaStreamSynchronize")
+    work(b)
+    return b
+
+
+@EXAMPLES.positive("host-sync", 3)
+def a_timer_that_synchronises_when_it_starts_and_when_it_stops():
+    b = gpu()
+    for _ in range(4):
+        b.sync("cudaDeviceSynchronize")
+        work(b)
+        b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.positive("host-sync", 2)
+def a_stream_that_is_waited_for_twice():
+    # The second may wait for another stream: nothing says which one it is.
+    b = gpu()
+    work(b)
+    b.sync("cudaStreamSynchronize")
+    b.sync("cudaStreamSynchronize")
+    work(b)
+    return b
+
+
+@EXAMPLES.positive("host-sync", 2)
+def synchronise_before_the_results_are_read_at_the_end():
+    b = gpu()
+    work(b)
+    b.sync("cudaDeviceSynchronize")
+    read(b, *MOVE, size=3200)
+    read(b, *READ)
+    b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.positive("host-sync", 2)
+def synchronise_before_a_value_is_read_amid_the_work():
+    b = gpu()
+    work(b)
+    b.sync("cudaDeviceSynchronize")
+    read(b, *READ)
+    work(b)
     return b
 
 

@@ -279,16 +279,21 @@ def _same_copies(
     out: list[_Found] = []
     size = np.array([prod(one.shape) for one in kinds])
     for group in again(trace, rows, kind, size[kind], least):
-        clones = are_named(trace, top[group], _CLONE)
-        if clones.all() and _are_kept(trace, rows[group], least):
-            continue
-        out += _unless_needed(trace, rows[group], top[group], kinds[kind[group[0]]], least)
+        own = bool(are_named(trace, top[group], _CLONE).all())
+        own = own and bool(_are_kept(trace, rows[group], least))
+        out += _unless_needed(trace, rows[group], top[group], kinds[kind[group[0]]], least, own)
     return out
 
 
-def _unless_needed(trace: Trace, rows: Ints, top: Ints, source: Source, least: int) -> list[_Found]:
-    """Without the copies that are written to in a way that takes a copy."""
+def _unless_needed(
+    trace: Trace, rows: Ints, top: Ints, source: Source, least: int, own: bool = False
+) -> list[_Found]:
+    """Without the copies that are written to in a way that takes a copy.
+
+    ``own``: nor those that are not written to, but kept: somebody may.
+    """
     written, needed = written_to(trace, rows, prod(source.shape))
+    needed |= own & ~written
     top, written = top[~needed], written[~needed]
     if len(top) < least:
         return []

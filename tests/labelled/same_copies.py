@@ -270,6 +270,12 @@ def the_parts_of_one_tensor_each_six_times():
     return attend
 
 
+@EXAMPLES.positive("contiguous-copy", 7)
+def weights_that_are_cloned_to_add_noise_to_them():
+    weight, scales = torch.randn(8, 4), torch.rand(8, 8, 4).unbind(0)
+    return lambda: [weight.clone().add_(scale) for scale in scales]  # <- here
+
+
 @EXAMPLES.positive("contiguous-copy", 4)
 def sixteen_numbers_are_enough():
     x = torch.randn(4, 4)

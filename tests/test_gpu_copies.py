@@ -27,7 +27,7 @@ def counted(code: str, block: Callable[[], Any], folder: Path) -> int:
     """How often the rule matches the second run of the block."""
     block()
     torch.cuda.synchronize()
-    found = check(captured(block, folder), [RULES[code]])
+    found = check(captured(block, folder, tensors=True), [RULES[code]])
     assert not found.errors
     assert not found.unchecked
     return found.counts.get(code, 0)

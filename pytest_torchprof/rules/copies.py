@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
 
+#: So many copies to the host are looked at for one back.
+_LATEST = 16
 _PAGEABLE = re.compile(r"Pageable")
 
 
@@ -253,13 +255,16 @@ def _round_trips(
         if not up[i]:
             waiting.append(i)
             continue
-        known = {out: came_down(trace, int(events[out]), int(events[i])) for out in waiting[::-1]}
-        sure = next((out for out in known if known[out]), None)
-        likely = next((out for out in known if known[out] is None and not from_host), None)
-        out = likely if sure is None else sure
-        if out is not None:
-            waiting.remove(out)
-            pairs.append((out, i))
+        found = None
+        for out in waiting[: -_LATEST - 1 : -1]:
+            known = came_down(trace, int(events[out]), int(events[i]))
+            if known or (known is None and found is None and not from_host):
+                found = out
+            if known:
+                break
+        if found is not None:
+            waiting.remove(found)
+            pairs.append((found, i))
     return pairs
 
 

@@ -247,3 +247,36 @@ def _new_tensors_filled() -> Pair:
             torch.use_deterministic_algorithms(False)
 
     return deterministic, frames
+
+
+# ------------------------------------------------------------------------------------ language
+
+
+@slip("all-logits")
+def _head_over_a_prompt() -> Pair:
+    import torch
+    from torch import nn
+
+    head = nn.Linear(256, 8000).requires_grad_(False)
+    hidden = torch.randn(1, 128, 256)
+    return lambda: head(hidden)[:, -1].argmax(-1), lambda: head(hidden[:, -1]).argmax(-1)
+
+
+@slip("all-logits")
+def _head_in_training() -> Pair:
+    import torch
+    import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+    from torch import nn
+
+    head = nn.Linear(128, 2000)
+    hidden, target = torch.randn(4, 64, 128, requires_grad=True), torch.randint(2000, (4,))
+
+    def training(*, early: bool) -> Body:
+        def body() -> None:
+            head.zero_grad()
+            logits = head(hidden[:, -1]) if early else head(hidden)[:, -1]
+            F.cross_entropy(logits, target).backward()  # type: ignore[no-untyped-call]
+
+        return body
+
+    return training(early=False), training(early=True)

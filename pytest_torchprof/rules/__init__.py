@@ -22,6 +22,7 @@ from pytest_torchprof.rules import (
     products,
     repetition,
     training,
+    vocabulary,
     waiting,
 )
 from pytest_torchprof.rules.check import Checked, check
@@ -61,6 +62,7 @@ THEMES = (
     repetition,
     compilation,
     debugging,
+    vocabulary,
 )
 
 #: Rules by code, in the order of the files of their themes.

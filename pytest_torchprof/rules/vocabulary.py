@@ -1,0 +1,217 @@
+"""Rules about products with a vocabulary, whose results are the largest tensors of a model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.operands import ELEMENT_BYTES
+from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.rules.grouping import reach
+from pytest_torchprof.rules.levels import are_engine_steps, calls, engine_steps
+from pytest_torchprof.rules.names import Names, are_named
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchprof.arguments import OpArgs
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+_Shape = tuple[int, ...]
+
+_PRODUCT: Final = Names(r"aten::(linear|matmul|mm|addmm|einsum)$")
+#: What makes all of them once more, or just looks at them in another way.
+_PASSES: Final = re.compile(
+    r"aten::(to|_to_copy|float|half|double|bfloat16|contiguous|detach|alias|view_as|clone"
+    r"|div_?|mul_?|true_divide_?|tanh_?)$"
+)
+_SELECT, _SLICE, _NARROW = "aten::select", "aten::slice", "aten::narrow"
+_WHOLE: Final = 2**62
+#: Calls after a product that are looked at for what takes its result.
+_FAR: Final = 100
+#: Products of a trace that are looked at, from the first.
+_MOST: Final = 2000
+#: Calls that are decoded at a time: mostly the first takes all of the result.
+_AT_ONCE: Final = 4
+#: Of a slice that takes everything.
+_ALL: Final = ("", "")
+
+
+@rule(
+    "all-logits",
+    fix="take the position before the product: lm_head(hidden[:, -1:]); transformers has "
+    "logits_to_keep=1",
+    triggers=r"aten::(select|slice|narrow)$",
+    needs="shapes",
+    vocabulary=Threshold(2, "1", "a layer inside a model makes at most a few times its input"),
+    wasted=Threshold(2**16, "B", "less is computed in no time"),
+)
+def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
+    """A product with a vocabulary is computed for all positions, and one is used.
+
+    What it does
+        Counts products (``linear``, ``matmul``, ``mm``, ``addmm``, ``einsum``) of sequences with at
+        least ``vocabulary`` (2) times as many outputs as inputs, of whose result nothing is taken
+        but one position, by an index or a slice: ``logits[:, -1]``. What only casts or scales all
+        of it may come between. The rest of the result must be ``wasted`` (64 KiB) or more. Not:
+        results of which anything takes more, such as a loss, a softmax over all, or two positions;
+        one sample of a batch, ``logits[0]``; positions that a tensor chooses, one for each sample.
+
+    Why it is slow
+        The vocabulary is the widest layer of a language model: a prompt of 1,000 tokens costs 1,000
+        times what its last position does, in time and in memory.
+
+    Example
+        .. code:: python
+
+            logits = lm_head(hidden)
+            next_token = logits[:, -1].argmax(-1)
+
+    Use instead
+        .. code:: python
+
+            logits = lm_head(hidden[:, -1])
+            next_token = logits.argmax(-1)
+    """
+    rows = calls(trace)
+    rows = rows[trace.selection[rows]]
+    at = np.flatnonzero(are_named(trace, rows, _PRODUCT))[:_MOST]
+    if not len(at):
+        return NO_MATCHES
+    found: list[tuple[int, _Result]] = []
+    for place, args in zip(at.tolist(), trace.operands(rows[at]), strict=True):
+        result = _result(args, vocabulary)
+        if result is None or result.wasted < wasted:
+            continue
+        if _one_position(trace, rows, place, result.shape):
+            found.append((int(rows[place]), result))
+    if not found:
+        return NO_MATCHES
+    event = np.array([row for row, _ in found], np.int64)
+    share = np.array([1 - 1 / result.positions for _, result in found])
+    begin, end = reach(trace, event)
+    return Matches(
+        event,
+        [
+            f"logits of {result.shape[-1]:,} tokens for all positions, of which one is used"
+            for _, result in found
+        ],
+        cost_ns=((end - begin) * share * _backward(trace, event)).astype(np.int64),
+        bytes=np.array([result.wasted for _, result in found], np.int64),
+    )
+
+
+def _backward(trace: Trace, products: Ints) -> Ints:
+    """How many products there are for each: two more where the backward pass came there."""
+    steps = engine_steps(trace)
+    if not len(steps):
+        return np.ones(len(products), np.int64)
+    ran = {args.sequence for args in decode(AutogradArgs, trace.args[steps])} - {-1}
+    numbers = [args.sequence for args in decode(AutogradArgs, trace.args[products])]
+    return np.array([3 if number in ran else 1 for number in numbers], np.int64)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a product makes; its positions are along the last dimension but one."""
+
+    shape: _Shape
+    element_bytes: int
+
+    @property
+    def positions(self) -> int:
+        return self.shape[-2]
+
+    @property
+    def wasted(self) -> int:
+        return prod(self.shape) // self.positions * (self.positions - 1) * self.element_bytes
+
+
+def _result(args: OpArgs, vocabulary: float) -> _Result | None:
+    """Of a product of sequences with a vocabulary; None for any other."""
+    dims, types = decode_part(args.dims), decode_part(args.types)
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return None
+    known = [(sizes(d), str(t)) for d, t in zip(dims, types, strict=False)]
+    matrices = [(d, t) for d, t in known if d is not None and len(d) > 1]
+    if len(matrices) < 2:  # an einsum's are in a list, of which nobody knows the types
+        listed = next((d for d in dims if isinstance(d, list) and d and isinstance(d[0], list)), [])
+        matrices = [(shape, "") for d in listed if (shape := sizes(d)) is not None]
+    if len(matrices) < 2 or len(matrices[-1][0]) != 2:
+        return None
+    (x, dtype), (weight, _) = matrices[-2:]
+    inner = x[-1]
+    outputs = weight[0] if weight[1] == inner else weight[1]
+    if inner not in weight or outputs < vocabulary * inner or x[-2] < 2:
+        return None
+    return _Result((*x[:-1], outputs), ELEMENT_BYTES.get(dtype, 2))
+
+
+def _one_position(trace: Trace, rows: Ints, place: int, shape: _Shape) -> bool:
+    """Whether all that takes a tensor of this shape, soon after, takes one position of it."""
+    thread = trace.thread[rows[place]]
+    after = rows[place + 1 : place + 1 + _FAR]
+    after = after[trace.thread[after] == thread]
+    product = trace.names[trace.name[rows[place]]]
+    taken: set[tuple[str, str]] = set()
+    for name, args in _calls(trace, after):
+        dims = decode_part(args.dims)
+        if name == product and (again := _result(args, 0)) is not None and again.shape == shape:
+            break
+        if not isinstance(dims, list) or list(shape) not in dims:
+            if any(isinstance(d, list) and list(shape) in d for d in dims or ()):
+                return False
+            continue
+        if dims.count(list(shape)) > 1:
+            return False
+        if _PASSES.match(name):
+            continue
+        position = _position(name, decode_part(args.concrete), shape)
+        if position is None:
+            return False
+        if position != _ALL:
+            taken.add(position)
+    return len(taken) == 1
+
+
+def _position(name: str, concrete: Any, shape: _Shape) -> tuple[str, str] | None:
+    """Which one a call takes: its dimension and number; `_ALL` for all, None for any other."""
+    parts = [str(part) for part in concrete] if isinstance(concrete, list) else []
+    numbers = [int(part) if re.fullmatch(r"-?\d+", part) else None for part in parts[1:4]]
+    if len(numbers) < 2 or numbers[0] is None or name not in (_SELECT, _SLICE, _NARROW):
+        return None
+    axis = numbers[0] % len(shape)
+    size = shape[axis]
+    start = numbers[1]
+    if name == _SELECT:
+        length: int | None = 1
+    elif name == _NARROW:
+        length = numbers[2] if len(numbers) > 2 else None
+    else:
+        begin = start or 0
+        stop = numbers[2] if len(numbers) > 2 and numbers[2] is not None else _WHOLE
+        begin, stop = (n + size if n < 0 else min(n, size) for n in (begin, stop))
+        start, length = begin, stop - begin
+    if length == size:
+        return _ALL
+    if axis != len(shape) - 2 or length != 1 or start is None:
+        return None
+    if len(shape) == 2 and start % size != size - 1:
+        return None  # rather one sample of a batch than a position
+    return str(axis), str(start % size)
+
+
+def _calls(trace: Trace, rows: Ints) -> Iterator[tuple[str, OpArgs]]:
+    """Names and operands, a few decoded at a time; not those of a backward pass."""
+    for start in range(0, len(rows), _AT_ONCE):
+        some = rows[start : start + _AT_ONCE]
+        some = some[~are_engine_steps(trace, some)]
+        names = [trace.names[number] for number in trace.name[some].tolist()]
+        yield from zip(names, trace.operands(some), strict=True)

@@ -102,8 +102,8 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
         Left alone are tensors of fewer than ``elements`` elements; a cast a step, as of a batch, or
         of the same targets; one whose result is written to more than once, or in part; ``x.data``,
         which is another object each time; and the casts that operators, backward passes,
-        optimizers and loaders make within themselves. That NumPy writes to the tensor in between,
-        nobody sees.
+        optimizers and loaders make within themselves. Nobody sees that NumPy writes to a tensor in
+        between; each ``torch.from_numpy`` counts as a tensor of its own.
 
     Why it is slow
         Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
@@ -205,8 +205,8 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float) -> Matches
         Left alone are tensors of fewer than ``elements`` elements; a copy a step; clones that are
         kept side by side; copies that are written to more than once, or in part, which then are
         needed; ``x.data``, which is another object each time; and the copies that operators,
-        backward passes, optimizers and loaders make within themselves. That NumPy writes to the
-        tensor in between, nobody sees.
+        backward passes, optimizers and loaders make within themselves. Nobody sees that NumPy
+        writes to a tensor in between; each ``torch.from_numpy`` counts as a tensor of its own.
 
     Why it is slow
         Each copy reads and writes the whole tensor, in an order that suits neither, and allocates.

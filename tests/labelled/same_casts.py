@@ -5,6 +5,7 @@ In the style of libraries: language models, metrics, samplers, quantized weights
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from labelled.case import Examples
@@ -499,6 +500,21 @@ def tables_of_several_lengths():
     table = torch.randn(32, 8)
     batches = [torch.randn(length, 8).to(BF16) for length in range(4, 12)]
     return lambda: [batch + table[: len(batch)].to(batch.dtype) for batch in batches]
+
+
+@EXAMPLES.near_miss("repeated-cast")
+def observations_from_numpy_in_memory_that_is_used_again():
+    policy, observation = nn.Linear(16, 2), np.zeros((2, 16))
+
+    @torch.no_grad()
+    def rollout():
+        actions = []
+        for step in range(8):
+            observation[...] = step
+            actions.append(policy(torch.from_numpy(observation).float()).argmax(-1))
+        return actions
+
+    return rollout
 
 
 @EXAMPLES.near_miss("repeated-cast")

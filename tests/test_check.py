@@ -13,7 +13,7 @@ from trace_builder import TraceBuilder
 from pytest_torchprof.events import REGION
 from pytest_torchprof.rules import Matches, Rule, check, rule
 from pytest_torchprof.rules.check import nothing_seen
-from pytest_torchprof.rules.places import Place
+from pytest_torchprof.rules.places import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.tree import rows_of
 from pytest_torchprof.trace.read import read
 
@@ -102,7 +102,7 @@ def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> N
 def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
     asked = []
 
-    def placing(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
+    def placing(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
         asked.append(len(events))
         return [Place("a.py:1"), Place("b.py:2")], np.arange(len(events)) % 2
 

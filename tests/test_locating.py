@@ -908,12 +908,14 @@ def test_torch_compile_does_not_compile_anything_anew(tmp_path: Path) -> None:
 )
 def test_runs_are_laid_beside_each_other(known: str, now: str, expected: list[int]) -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in (known, now)]
-    assert expected == _Run(words[0], np.arange(len(known))).places(words[1]).tolist()
+    place = np.arange(len(known))
+    assert expected == _Run(words[0], place, place).places(words[1]).tolist()
 
 
 def test_what_is_always_at_one_place_is_there_however_often() -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in ("axxb", "axxxxb")]
-    run = _Run(words[0], np.array([5, 6, 6, 7]))
+    place = np.array([5, 6, 6, 7])
+    run = _Run(words[0], place, place)
     assert [5, 6, 6, 6, 6, 7] == run.places(words[1]).tolist()
 
 

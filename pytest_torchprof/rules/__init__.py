@@ -13,7 +13,7 @@ from pytest_torchprof.rules import (
     compilation,
     copies,
     debugging,
-    gradients,
+    graphs,
     layers,
     loops,
     optimizers,
@@ -24,6 +24,7 @@ from pytest_torchprof.rules import (
     training,
     vocabulary,
     waiting,
+    zeroing,
 )
 from pytest_torchprof.rules.check import Checked, check
 from pytest_torchprof.rules.names import names_of
@@ -51,7 +52,8 @@ THEMES = (
     training,
     optimizers,
     parameters,
-    gradients,
+    zeroing,
+    graphs,
     layers,
     loops,
     products,

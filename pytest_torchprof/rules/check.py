@@ -19,6 +19,7 @@ from pytest_torchprof.stats import Finding
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.places import Placing
 
 _NO_SHAPES = "recorded without shapes (record_shapes=True gives them)"
@@ -58,7 +59,7 @@ class Checked:
         """One finding a rule, message and place; the costliest first."""
         if not self.matches:
             return ()
-        places, at = placing(self.trace, np.concatenate([m.event for m in self.matches.values()]))
+        places, at = placing(self.trace, *_asked(self.matches.values()))
         found, start = list[Finding](), 0
         for rule, matches in self.matches.items():
             stop = start + len(matches)
@@ -67,6 +68,16 @@ class Checked:
         elsewhere = {rule.code for rule in self.matches if rule.gated_by is not None}
         found = within_span(self.trace, found, elsewhere)
         return tuple(sorted(found, key=lambda f: (-f.cost_ms, f.rule, f.location or "", f.message)))
+
+
+def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, Ints]]:
+    """The events of all matches, and by position those that a match is of several of."""
+    parts: dict[int, Ints] = {}
+    start = 0
+    for one in matches:
+        parts.update(enumerate(one.parts or (), start))
+        start += len(one)
+    return np.concatenate([one.event for one in matches]), parts
 
 
 def check(

@@ -10,7 +10,16 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.rules.backward import ENGINE, forward_of, node_around
 from pytest_torchprof.rules.libraries import Owner, frame_of
-from pytest_torchprof.rules.places import Place, by_operator, joined, labels_of
+from pytest_torchprof.rules.places import (
+    NO_PARTS,
+    Parts,
+    Place,
+    by_operator,
+    joined,
+    labels_of,
+    outermost_of,
+    shared,
+)
 from pytest_torchprof.rules.stacks import Stacks, stacks
 from pytest_torchprof.rules.tree import has_frames
 
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.nesting import Ints
 
 
-def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
+def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
     """Places by the innermost function of the user's code; by operators in a trace without stacks.
 
     What is nested in library code alone is placed there. An operator of the backward pass has the
@@ -44,7 +53,37 @@ def by_frames(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     places.append(Place())
     out = np.full(len(events), len(places) - 1, np.int64)
     out[known] = index[np.searchsorted(rows, events[known])]
+    for position, shared_by_all in _around(trace, parts).items():
+        places.append(shared_by_all)
+        out[position] = len(places) - 1
     return places, out
+
+
+def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
+    """The user's innermost function around all of several events that no module calls, and their
+    outermost module; nothing where there is no such function.
+    """
+    if not parts:
+        return {}
+    found = stacks(trace, nesting.distinct(np.concatenate(list(parts.values()))))
+    number, inside = trace.name.astype(np.int64), found.module >= 0
+    module = np.where(inside, number, -1)
+    for level in nesting.levels(found.depth):
+        above = found.parent[level]
+        module[level] = np.where(module[above] >= 0, module[above], module[level])
+    users = (found.owner == Owner.USER) & (module < 0)
+    path, chain = nesting.paths(found.parent, found.depth, np.where(users, number, -1))
+    out = {}
+    for position, events in parts.items():
+        way = shared(path[events].tolist(), chain)
+        if way < 0:
+            way = outermost_of(int(path[events[0]]), chain)
+        function = frame_of(trace.names[chain[way][1]]) if way >= 0 else None
+        if function is not None:
+            names = {trace.names[one] if one >= 0 else "" for one in module[events].tolist()}
+            name = names.pop().removeprefix("nn.Module: ") if len(names) == 1 else None
+            out[position] = Place(function.location, function.called, name or None)
+    return out
 
 
 def _grouped(group: Ints, value: Ints, count: int) -> list[list[int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -11,7 +12,14 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind
-from pytest_torchprof.rules.places import Place, by_operator
+from pytest_torchprof.rules.places import (
+    NO_PARTS,
+    Parts,
+    Place,
+    by_operator,
+    outermost_of,
+    shared,
+)
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -35,6 +43,7 @@ class Located:
 
     def __init__(self, trace: Trace, lines: Sequence[str | None], modules: Sequence[str]) -> None:
         self._words: dict[str, int] = {}
+        self._lines, self._modules = lines, modules
         line, module = _labels(trace)
         width = len(modules) + 1  # 0 is no module, and no line
         known, place = np.unique((line + 1) * width + module + 1, return_inverse=True)
@@ -43,10 +52,13 @@ class Located:
             at, within = divmod(number, width)
             where = lines[at - 1] if at else None
             self._places.append(Place(where, None, modules[within - 1] if within else None))
+        outside, self._outer, self._chain = _outside(trace)
         words = self._words_of(trace)
-        self._runs = [_Run(words[rows], place[rows]) for rows in _sequences(trace)]
+        self._runs = [_Run(words[rows], place[rows], outside[rows]) for rows in _sequences(trace)]
 
-    def __call__(self, trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
+    def __call__(
+        self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
+    ) -> tuple[list[Place], Ints]:
         """Distinct places, and which of them each event's is."""
         paths, path = by_operator(trace, events)
         place = trace.once(self._places_of)
@@ -58,14 +70,42 @@ class Located:
             known, way = divmod(number, len(paths))
             here = self._places[known - 1] if known else Place()
             found.append(Place(here.location, paths[way].path, here.module))
-        return found, at.astype(np.int64)
+        at = at.astype(np.int64)
+        for position, several in parts.items():
+            around = self._around(trace, several)
+            if around is not None:
+                found.append(replace(around, path=found[at[position]].path))
+                at[position] = len(found) - 1
+        return found, at
+
+    def _around(self, trace: Trace, events: Ints) -> Place | None:
+        """What is around all of these, outside of any module; None where no line is known."""
+        outer = nesting.distinct(trace.once(self._outside_of)[events]).tolist()
+        known = [self._outer[number] for number in outer if number >= 0]
+        ways = [path for path, _ in known]
+        way = shared(ways, self._chain)
+        if way < 0 and ways:  # lines of one function that nothing of the user's has called
+            first = self._outer[max(int(trace.once(self._outside_of)[events[0]]), 0)][0]
+            way = outermost_of(first, self._chain)
+        if way < 0:
+            return None
+        modules = {module for _, module in known}
+        module = self._modules[modules.pop()] if len(modules) == 1 and min(modules) >= 0 else None
+        return Place(self._lines[self._chain[way][1]], None, module)
 
     def _places_of(self, trace: Trace) -> Ints:
         """The number of each event's place, or -1."""
+        return self._spread(trace, _Run.places)
+
+    def _outside_of(self, trace: Trace) -> Ints:
+        """The number of what is around each event outside of modules, or -1."""
+        return self._spread(trace, _Run.outsides)
+
+    def _spread(self, trace: Trace, of: Callable[[_Run, Ints], Ints]) -> Ints:
         words = self._words_of(trace)
         place = np.full(len(trace), -1, np.int64)
         for rows, run in zip(_sequences(trace), self._runs, strict=True):
-            place[rows] = run.places(words[rows])
+            place[rows] = of(run, words[rows])
         ops = trace.is_kind(Kind.OP)
         for level in nesting.levels(trace.depth):
             todo = level[(place[level] < 0) & ops[trace.parent[level]]]
@@ -82,25 +122,35 @@ class Located:
 
 
 class _Run(NamedTuple):
-    """A sequence of events with markers: the number of each one's name, and of its place."""
+    """A sequence of events with markers: the number of each one's name, of its place, and of what
+    is around it outside of modules.
+    """
 
     words: Ints
     place: Ints
+    outside: Ints
 
     def places(self, words: Ints) -> Ints:
         """The places of another run's sequence, -1 where that is in doubt."""
+        return self._laid(self.place, words)
+
+    def outsides(self, words: Ints) -> Ints:
+        """What is around the events of another run's sequence, -1 where that is in doubt."""
+        return self._laid(self.outside, words)
+
+    def _laid(self, place: Ints, words: Ints) -> Ints:
         out = np.full(len(words), -1, np.int64)
         shorter = min(len(words), len(self.words))
         head = _alike(words[:shorter], self.words[:shorter])
         # What is alike at both ends must not overlap.
         rest = shorter - head
         tail = _alike(words[::-1][:rest], self.words[::-1][:rest])
-        out[:head] = self.place[:head]
+        out[:head] = place[:head]
         if tail:
-            out[-tail:] = self.place[-tail:]
+            out[-tail:] = place[-tail:]
         ours, theirs = slice(head, len(words) - tail), slice(head, len(self.words) - tail)
-        out[ours] = _in_turn(words[ours], self.words[theirs], self.place[theirs])
-        return np.where(out >= 0, out, _of_name(words, self.words, self.place))
+        out[ours] = _in_turn(words[ours], self.words[theirs], place[theirs])
+        return np.where(out >= 0, out, _of_name(words, self.words, place))
 
 
 def _alike(a: Ints, b: Ints) -> int:
@@ -186,6 +236,21 @@ def _labels(trace: Trace) -> tuple[Ints, Ints]:
     for numbers, known in zip(own, found, strict=True):
         numbers[backward] = np.where(found[0][forward] >= 0, known[forward], -1)
     return spread(own[0]), spread(own[1])
+
+
+def _outside(trace: Trace) -> tuple[Ints, list[tuple[int, int]], list[tuple[int, int]]]:
+    """What is around each event outside of modules: its number, and of each number the path of
+    lines and the outermost module; and the paths, as `nesting.paths` has them.
+    """
+    line, module = _numbered(trace, LINE), _numbered(trace, MODULE)
+    for level in nesting.levels(trace.depth):
+        above = module[trace.parent[level]]
+        module[level] = np.where(above >= 0, above, module[level])
+    path, chain = nesting.paths(trace.parent, trace.depth, np.where(module < 0, line, -1))
+    width = int(module.max(initial=-1)) + 2
+    keys, number = np.unique((path + 1) * width + module + 1, return_inverse=True)
+    outer = [(key // width - 1, key % width - 1) for key in keys.tolist()]
+    return number.astype(np.int64), outer, chain
 
 
 def _numbered(trace: Trace, prefix: str) -> Ints:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchprof.rules.bodies import Body, elements, pieces
 from pytest_torchprof.rules.carried import is_carried
-from pytest_torchprof.rules.gradients import LAYER
+from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.joins import may_carry
 from pytest_torchprof.rules.levels import are_gradchecked
 from pytest_torchprof.rules.moving import Movers

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,15 +36,58 @@ class Place:
     module: str | None = None
 
 
+#: By its position among the events that are asked for: the events whose place one is to have.
+Parts: TypeAlias = Mapping[int, "Ints"]
+NO_PARTS: Final[Parts] = {}
+
+
 class Placing(Protocol):
     """Tells where events of a trace happened."""
 
-    def __call__(self, trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
-        """Distinct places, and which of them each event's is."""
+    def __call__(
+        self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
+    ) -> tuple[list[Place], Ints]:
+        """Distinct places, and which of them each event's is.
+
+        One that stands for several has the place of what is around them all: the innermost line
+        outside of any module, and the outermost module.
+        """
 
 
-def by_operator(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
-    """Places of a trace without stacks: the path of operators and annotations."""
+def shared(paths: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
+    """The path that several have in common; -1 for none. ``chain`` is as `nesting.paths` has it.
+
+    >>> shared([1, 2], [(-1, 7), (0, 8), (0, 9)])
+    0
+    """
+    ways = []
+    for path in set(paths):
+        way = []
+        at = path
+        while at >= 0:
+            way.append(at)
+            at = chain[at][0]
+        ways.append(way[::-1])
+    common = -1
+    for steps in zip(*ways, strict=False):
+        if len(set(steps)) > 1:
+            break
+        common = steps[0]
+    return common
+
+
+def outermost_of(path: int, chain: Sequence[tuple[int, int]]) -> int:
+    """The first path on the way to this one; -1 for none."""
+    while path >= 0 and chain[path][0] >= 0:
+        path = chain[path][0]
+    return path
+
+
+def by_operator(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
+    """Places of a trace without stacks: the path of operators and annotations, of the event itself
+    where it stands for several.
+    """
+    del parts
     if len(events) <= _FEW:
         return _one_by_one(trace, events)
     known = events >= 0

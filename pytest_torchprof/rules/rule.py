@@ -60,6 +60,9 @@ class Matches:
         fix: what to do instead, a row each, where it is not the rule's own for all.
         span_ns: when what a row is of began and when it ended, on host and device; None: with the
             event, where its duration is the cost; else not known.
+        parts: the events that a row is of, where it is of a stretch of them and not of ``event``
+            alone: its place is then the innermost line around them all that is outside of any
+            module's forward, and its module the outermost; None: each row is of its event.
         wants_tensors: a capture that knows which tensor is which may have other matches, see
             `rules.identity`; a live test is then captured once more.
     """
@@ -72,6 +75,7 @@ class Matches:
     location: Sequence[str | None] | None = None
     fix: Sequence[str] | None = None
     span_ns: tuple[Ints, Ints] | None = None
+    parts: Sequence[Ints] | None = None
     wants_tensors: bool = False
 
     def __len__(self) -> int:
@@ -86,6 +90,7 @@ _COLUMNS: Final = (
     ("bytes", "iu"),
     ("location", ""),
     ("fix", ""),
+    ("parts", ""),
 )
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
 #: None by what is known, but a capture that knows tensors may have some.
@@ -202,6 +207,7 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matche
     messages = (found.message,) if isinstance(found.message, str) else found.message
     if not all(isinstance(said, str) for said in messages):
         raise TypeError("a message is text")
-    if len(events) and (events.min() < -1 or events.max() >= len(trace)):
-        raise IndexError(f"event {int(events.max())} of a trace of {len(trace)}")
+    every = events if found.parts is None else np.concatenate([events, *found.parts])
+    if len(every) and (every.min() < -1 or every.max() >= len(trace)):
+        raise IndexError(f"event {int(every.max())} of a trace of {len(trace)}")
     return found

@@ -1,0 +1,188 @@
+"""Rules about graphs that nobody uses."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof import nesting
+from pytest_torchprof.arguments import AutogradArgs, decode
+from pytest_torchprof.events import STEP
+from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked
+from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
+from pytest_torchprof.rules.nodes import are_last, numbers, recorded, steps
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.rules.weights import Own
+
+#: Operators of a module's own: products, convolutions, normalisations, look-ups, attention.
+LAYER: Final = Names(
+    r"aten::(linear|bilinear|einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv"
+    r"|_?conv\w*|(_native_)?batch_norm|layer_norm|group_norm|instance_norm|rms_norm"
+    r"|embedding(_bag)?|lstm(_cell)?|gru(_cell)?|rnn_(tanh|relu)(_cell)?"
+    r"|scaled_dot_product_attention)$"
+    r"|(CompiledFunction|CheckpointFunction|forward)$"  # the last: TorchScript
+)
+#: What ends a forward pass, whatever follows.
+_BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
+_OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
+#: A node of the graph that an operator has made.
+_RAN: Final = Names(r"autograd::engine::evaluate_function: (?!.*::AccumulateGrad$)")
+#: Recording a node of the graph: allocating it, and keeping what its backward needs.
+_NODE_NS: Final = 1000
+
+
+@rule(
+    "missing-no-grad",
+    fix="wrap it in torch.inference_mode(), or under autocast in torch.no_grad(), which leaves it "
+    "its cache of weights",
+    triggers=LAYER.pattern,
+    layers=Threshold(2, "1", "an unused head or a metric within a training step is no forward"),
+    repeats=Threshold(3, "1", "a test that calls a model once or twice does not look at its speed"),
+    share=Threshold(0.1, "1", "one look at what long training came to costs next to nothing"),
+    bytes=Threshold(16 << 20, "B", "what is kept is soon dropped, and fits anywhere"),
+)
+def missing_no_grad(
+    trace: Trace,
+    *,
+    layers: float,
+    repeats: float,
+    share: float,
+    bytes: float,  # noqa: A002 - as users set it
+) -> Matches:
+    """A forward pass records a graph for a backward pass that never comes.
+
+    What it does
+        Looks for stretches of layers (products, convolutions, normalisations, embeddings,
+        attention, compiled code) that autograd recorded and of which no backward pass in the trace
+        ran anything. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end
+        a stretch; forward passes with none of these between them are one. Such a stretch counts
+
+        - where layers with the same weights run ``repeats`` times (3) so: validation, sampling,
+          a preview, a teacher;
+        - beside training (an optimizer's step, or ``repeats`` backward passes) from ``layers`` (2)
+          on, products left out, if such stretches are ``share`` (0.1) of all that was recorded;
+        - where its layers, but for the first, keep ``bytes`` (16 MiB) of what they are given.
+
+        In a training step, of which a backward pass uses other layers, it takes ``layers`` in any
+        case. Not counted: a test that calls a model once or twice and looks at what comes out; what
+        ``torch.autograd.gradcheck`` repeats; cells of a recurrent network. Products are layers
+        where their second factor is one tensor again and again, which only a live test knows. In a
+        stored trace, weights are told apart by their shapes: a stretch is repeated if all of at
+        least two layers are.
+
+        The place is the innermost line around the whole stretch, with all repetitions, that is
+        outside of any module's ``forward``: there, or around the loop it is in, ``no_grad``
+        belongs. The module is the outermost one.
+
+    Why it is slow
+        Every operator makes a node of the graph, and the activations are kept until the result is
+        dropped: more memory, often several times as much, and some time for each operator.
+
+    Example
+        .. code:: python
+
+            model.eval()
+            for batch in loader:
+                predictions.append(model(batch).argmax(1))
+
+    Use instead
+        .. code:: python
+
+            model.eval()
+            with torch.inference_mode():
+                for batch in loader:
+                    predictions.append(model(batch).argmax(1))
+    """
+    if _is_all_used(trace):
+        return NO_MATCHES
+    found = recorded(trace, LAYER)
+    found = found.where(~are_gradchecked(trace, found.rows))
+    if not len(found.rows):
+        return NO_MATCHES
+    nodes = steps(trace)
+    ran = nesting.distinct(numbers(trace, nodes))
+    stepped = bool(len(marks_named(trace, _OPTIMIZER_STEP)))
+    if ran[-1:].max(initial=-1) < 0 and stepped:
+        return NO_MATCHES  # before a step there was a backward pass, on a thread not recorded
+    used = np.searchsorted(ran, found.first) < np.searchsorted(ran, found.after)
+    boundaries = marks_named(trace, _BOUNDARY)
+    part = _numbered(
+        np.searchsorted(boundaries, found.rows), trace.thread[found.rows].astype(np.int64)
+    )
+    stretch = _numbered(part, used)
+    starts = np.flatnonzero(np.diff(stretch, prepend=-1))
+    size = np.bincount(stretch)
+    made = np.bincount(stretch, found.after - found.first)
+    counts = ~used[starts] & trace.selection[found.rows[starts]]
+    if trace.region is None and used.any():
+        counts &= np.bincount(stretch, are_last(trace, found.rows)) == 0
+    # Of a part of which something was used, a stretch must be long enough.
+    mixed = np.bincount(part, used)[part[starts]] > 0
+    counts &= (size >= layers) | ~mixed
+    if not counts.any():
+        return NO_MATCHES
+    mine = np.flatnonzero(counts[stretch])
+    owns, asks = running_again(trace, found.rows[mine], repeats)
+    match = _kinds(owns, stretch[mine], len(starts)) >= np.where(mixed, layers, 1)
+    passes = len(nesting.distinct(np.searchsorted(np.sort(found.rows), nodes)))
+    if stepped or passes >= repeats:
+        own = ~are_named(trace, found.rows, PRODUCT)
+        beside = counts & (np.bincount(stretch, own) >= layers)
+        match |= beside & (made[beside].sum() >= share * made.sum())
+    for one in np.flatnonzero(counts & ~match & (size >= layers)).tolist():
+        match[one] = kept_bytes(trace, found.rows[stretch == one]) >= bytes
+    chosen = np.flatnonzero(match)
+    parts = [found.rows[stretch == one] for one in chosen.tolist()]
+    rows = found.rows[starts[chosen]]
+    last = np.array([part[-1] for part in parts], np.int64)
+    return Matches(
+        rows,
+        [
+            f"{n} layer{'s' * (n > 1)} recorded a graph that no backward used"
+            for n in size[chosen].tolist()
+        ],
+        cost_ns=made[chosen].astype(np.int64) * _NODE_NS,
+        span_ns=(trace.ts[rows], trace.ts[last] + trace.dur[last]),
+        parts=parts,
+        wants_tensors=asks,
+    )
+
+
+def _is_all_used(trace: Trace) -> bool:
+    """A quick look, which mostly settles it in training: whether the number of each operator that
+    may be a layer is that of a node that ran. False settles nothing.
+    """
+    nodes = operators_named(trace, _RAN)
+    if not len(nodes):
+        return False
+    both = np.concatenate([nodes, operators_named(trace, LAYER)])
+    found = [args.sequence for args in decode(AutogradArgs, trace.args[both])]
+    return {-1, *found[: len(nodes)]}.issuperset(found[len(nodes) :])
+
+
+def _numbered(*columns: Ints | Bools) -> Ints:
+    """Numbers from 0 on, one more wherever one of the columns changes."""
+    change = np.zeros(max(len(columns[0]) - 1, 0), bool)
+    for column in columns:
+        change |= column[1:] != column[:-1]
+    return np.concatenate([[0], np.cumsum(change)]).astype(np.int64)
+
+
+def _kinds(owns: Sequence[Own | None], stretch: Ints, count: int) -> Ints:
+    """How many layers of each stretch run again and again; 0 where it is just one product."""
+    found: list[set[Own]] = [set() for _ in range(count)]
+    for own, number in zip(owns, stretch.tolist(), strict=True):
+        if own is not None:
+            found[number].add(own)
+    one_product = [len(kinds) == 1 and PRODUCT.match(min(kinds)[0]) for kinds in found]
+    counts = [0 if alone else len(kinds) for kinds, alone in zip(found, one_product, strict=True)]
+    return np.array(counts, np.int64)

@@ -1,0 +1,122 @@
+"""Nodes of autograd's graphs: which operators record them, and which of them a backward runs.
+
+An operator's sequence number is that which the next node of its thread will have. torch writes it
+where grad mode is on, whether or not a node is made, so an operator has made some if the next one's
+number is larger.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.arguments import AutogradArgs, decode
+from pytest_torchprof.rules.levels import are_engine_steps, calls, compiled
+from pytest_torchprof.rules.names import OPERATOR, Names, are_named, operators_named
+from pytest_torchprof.rules.tree import within
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: What torch.compile made of a function, written as an operator around what that calls.
+_REGION: Final = Names(r"Torch-Compiled Region")
+_GRADIENT: Final = Names(r".*::AccumulateGrad$")
+#: Calls that are looked at for the number of the next node.
+_FAR: Final = 100
+
+
+class Recorded(NamedTuple):
+    """Calls that recorded nodes, and the numbers of their first and of the next node."""
+
+    rows: Ints
+    first: Ints
+    after: Ints
+
+    def where(self, chosen: Bools) -> Recorded:
+        """Some of them."""
+        return Recorded(self.rows[chosen], self.first[chosen], self.after[chosen])
+
+
+def forward_calls(trace: Trace) -> Ints:
+    """As `levels.calls`, without the engine's steps; what runs in a compiled region is called."""
+    return trace.once(_forward_calls)
+
+
+def _forward_calls(trace: Trace) -> Ints:
+    rows = calls(trace)
+    rows = rows[~are_engine_steps(trace, rows)]
+    regions = operators_named(trace, _REGION)
+    if not len(regions):
+        return rows
+    opened = np.zeros(len(trace), bool)
+    opened[regions] = True
+    operators = np.flatnonzero((trace.kind == OPERATOR) & ~opened)
+    inside = operators[within(trace, operators, lambda at: opened[at])]
+    inside = inside[~within(trace, inside, lambda at: (trace.kind[at] == OPERATOR) & ~opened[at])]
+    inside = inside[~compiled(trace, inside)]
+    rows = np.sort(np.concatenate([rows[~opened[rows]], inside]))
+    return rows[np.argsort(trace.thread[rows], kind="stable")]
+
+
+def recorded(trace: Trace, named: Names) -> Recorded:
+    """Calls of such names that recorded nodes of a graph."""
+    rows = forward_calls(trace)
+    at = np.flatnonzero(are_named(trace, rows, named))
+    number = numbers(trace, rows[at])
+    at, number = at[number >= 0], number[number >= 0]
+    after, last = _numbers_after(trace, rows, at)
+    made = after > number
+    # Of the last one nothing tells, if it makes one node: it does as its like did before.
+    name = trace.name[rows[at]]
+    alike = ~made & last & np.isin(name, name[made])
+    after[alike] = number[alike] + 1
+    return Recorded(rows[at], number, after).where(made | alike)
+
+
+def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
+    """The number of the next call on the thread that has one, or else the last within this one;
+    and where it is that.
+    """
+    found = np.full(len(at), -1, np.int64)
+    thread = np.append(trace.thread[rows], -1)
+    todo = np.arange(len(at))
+    for away in range(1, _FAR):
+        next_call = np.minimum(at[todo] + away, len(rows))
+        todo = todo[thread[next_call] == thread[at[todo]]]
+        if not len(todo):
+            break
+        found[todo] = numbers(trace, rows[at[todo] + away])
+        todo = todo[found[todo] < 0]
+    last = found < 0
+    for late in np.flatnonzero(last).tolist():
+        found[late] = _last_number(trace, int(rows[at[late]]))
+    return found, last
+
+
+def steps(trace: Trace) -> Ints:
+    """The autograd engine's steps that ran a node which an operator has made."""
+    rows = calls(trace)
+    return rows[are_engine_steps(trace, rows) & ~are_named(trace, rows, _GRADIENT)]
+
+
+def numbers(trace: Trace, rows: Ints) -> Ints:
+    """Sequence numbers, -1 for none."""
+    found = decode(AutogradArgs, trace.args[rows])
+    return np.fromiter((args.sequence for args in found), np.int64, len(found))
+
+
+def _last_number(trace: Trace, row: int) -> int:
+    """The largest sequence number within a call: those of the nodes before it are taken."""
+    stop = int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row]))
+    later = np.arange(row, stop)
+    inside = later[(trace.kind[later] == OPERATOR) & (trace.thread[later] == trace.thread[row])]
+    return int(numbers(trace, inside).max(initial=-1))
+
+
+def are_last(trace: Trace, rows: Ints) -> Bools:
+    """Calls after which the trace has no other: the recording may have ended before their use."""
+    last = calls(trace)
+    latest: Bools = rows == last[np.argmax(trace.ts[last])]
+    return latest

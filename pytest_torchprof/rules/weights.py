@@ -1,0 +1,105 @@
+"""Layers by their weights: which of them run again and again."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from math import prod
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from pytest_torchprof.analysis.operands import ELEMENT_BYTES
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.rules.names import Names, are_named
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_torchprof.events import Taken, Trace
+    from pytest_torchprof.nesting import Ints
+
+#: Those that anybody may use for something else than a layer.
+PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")
+#: Which arguments of an operator are a layer's own; of others, such as compiled code, any may be.
+_OWN: Final = (
+    (re.compile(r"aten::(linear|_?conv\w*)$"), (1, 2)),
+    (re.compile(r"aten::bilinear$"), (2, 3)),
+    (re.compile(r"aten::((_native_)?batch_norm|instance_norm)$"), (1, 2, 3)),
+    (re.compile(r"aten::(layer_norm|group_norm|lstm|gru|rnn_tanh|rnn_relu)$"), (2, 3)),
+    (re.compile(r"aten::(rms_norm|addmm|addbmm|baddbmm)$"), (2,)),
+    (re.compile(r"aten::(embedding(_bag)?|mv)$"), (0,)),
+    (re.compile(r"aten::(matmul|mm|bmm|addmv|einsum)$"), (1,)),
+    # A cell is applied again and again within one forward pass, attention has nothing of its own.
+    (re.compile(r"aten::(\w+_cell|scaled_dot_product_attention)$"), ()),
+)
+#: What tells a layer from others: its operator's name, and the number or shape of such a tensor.
+Own: TypeAlias = tuple[str, object]
+
+
+def running_again(trace: Trace, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:
+    """Of each layer what tells it from others, where one with the same weights runs so often; and
+    whether a capture that knows tensors may tell more.
+
+    By shapes nobody can tell a layer that runs again from others like it: there, all of at least
+    two kinds of layers must run so often, and products are none.
+    """
+    nothing: list[Own | None] = [None] * len(rows)
+    if max(Counter(trace.name[rows].tolist()).values(), default=0) < repeats:
+        return nothing, False
+    names = [trace.names[number] for number in trace.name[rows].tolist()]
+    tensors = identity.taken(trace, rows)
+    if tensors is not None:
+        own = [_numbers(name, one) for name, one in zip(names, tensors, strict=True)]
+        often = _often(own, repeats)
+        return [max(one & often.keys(), key=often.__getitem__, default=None) for one in own], False
+    shapes = [decode_part(args.dims) for args in trace.operands(rows)]
+    own = [_shape(name, one) for name, one in zip(names, shapes, strict=True)]
+    asks = bool(_often(own, repeats))
+    product = are_named(trace, rows, PRODUCT)
+    own = [set() if hidden else one for hidden, one in zip(product, own, strict=True)]
+    kinds = {kind for one in own for kind in one}
+    compiled = any(not name.startswith("aten::") for name, _ in kinds)
+    if len(_often(own, repeats)) < len(kinds) or len(kinds) < 2 - compiled:
+        return nothing, asks
+    return [next(iter(one), None) for one in own], asks
+
+
+def kept_bytes(trace: Trace, rows: Ints) -> int:
+    """What a graph keeps of these layers' inputs, all but the first's, as far as shapes tell."""
+    rows = rows[1:]
+    found = 0
+    for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
+        own = _positions(trace.names[name])
+        if own is None or 0 in own or PRODUCT.match(trace.names[name]):
+            continue
+        dims, types = decode_part(args.dims), decode_part(args.types)
+        if isinstance(dims, list) and isinstance(types, list) and dims and types:
+            found += prod(sizes(dims[0]) or (0,)) * ELEMENT_BYTES.get(types[0], 0)
+    return found
+
+
+def _often(own: Sequence[set[Own]], repeats: float) -> dict[Own, int]:
+    counts = Counter(kind for one in own for kind in one)
+    return {kind: n for kind, n in counts.items() if n >= repeats}
+
+
+def _positions(name: str) -> tuple[int, ...] | None:
+    return next((at for pattern, at in _OWN if pattern.match(name)), None)
+
+
+def _numbers(name: str, taken: Sequence[Taken]) -> set[Own]:
+    """The layer by each of its own tensors."""
+    at = _positions(name)
+    chosen = taken if at is None else [taken[i] for i in at if i < len(taken)]
+    flat = (n for one in chosen for n in (one if isinstance(one, tuple) else (one,)))
+    return {(name, number) for number in flat if number >= 0}
+
+
+def _shape(name: str, dims: object) -> set[Own]:
+    """The layer by the shapes of all that is its own."""
+    at = _positions(name)
+    if at == () or not isinstance(dims, list):
+        return set()
+    chosen = dims if at is None else [dims[i] for i in at if i < len(dims)]
+    return {(name, repr(chosen))}

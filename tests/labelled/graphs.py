@@ -1,0 +1,605 @@
+"""Labelled examples of graphs that nobody uses."""
+
+from __future__ import annotations
+
+import torch
+from labelled.case import Examples
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+from trace_builder import TraceBuilder
+
+EXAMPLES = Examples()
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+# -------------------------------------------------------------------------------- missing-no-grad
+
+
+@EXAMPLES.positive("missing-no-grad")
+def an_evaluation():
+    model, batches = network().eval(), torch.rand(4, 5, 3)
+    return lambda: [model(batch).argmax(1) for batch in batches]  # <- here
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_single_layer():
+    model, batches = nn.Linear(3, 2), torch.rand(4, 5, 3)
+
+    def score():
+        return max(model(batch).amax().item() for batch in batches)  # <- here
+
+    return score
+
+
+@EXAMPLES.positive("missing-no-grad")
+def an_evaluation_after_a_training_step():
+    model, batch = network(), torch.rand(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def train():
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        model(batch).argmax(1)  # <- here
+
+    return train
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_teacher_whose_result_is_detached():
+    teacher, student, batch = network(), network(), torch.rand(5, 3)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1, foreach=True)
+
+    def step():
+        target = teacher(batch).detach()  # <- here
+        (student(batch) - target).square().sum().backward()
+        optimizer.step()
+
+    return step
+
+
+@EXAMPLES.positive("missing-no-grad", 3)
+def a_generator_that_is_not_trained_now():
+    generator, critic, noise = network(), nn.Linear(2, 1), torch.rand(3, 5, 3)
+
+    def epoch():
+        for part in noise:
+            fake = generator(part).detach()  # <- here
+            critic(fake).sum().backward()
+
+    return epoch
+
+
+@EXAMPLES.positive("missing-no-grad", 3, also="sync-dataloader")
+def batches_of_a_loader():
+    model, loader = network().eval(), DataLoader(torch.rand(6, 3), batch_size=2)
+
+    def evaluate():
+        for batch in loader:
+            model(batch).argmax(1)  # <- here
+
+    return evaluate
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_convolution_before_others():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2)).eval()
+    images = torch.rand(3, 1, 1, 4, 4)
+    return lambda: torch.cat([model(image) for image in images])  # <- here
+
+
+@EXAMPLES.positive("missing-no-grad")
+def an_encoder_and_a_loss_that_is_only_read():
+    model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0)
+    batch = torch.rand(1, 3, 4)
+
+    def losses():
+        for _ in range(3):
+            yield model(batch).square().mean().item()  # <- here
+
+    return lambda: sum(losses())
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_recurrent_network():
+    model, batch = nn.LSTM(3, 4), torch.rand(2, 1, 3)
+    return lambda: [model(batch)[0].sum().item() for _ in range(3)]  # <- here
+
+
+@EXAMPLES.positive("missing-no-grad", 3, layers=1)
+def an_unused_head_with_a_lower_threshold():
+    return with_unused_head()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def an_unused_head():
+    return with_unused_head()
+
+
+def with_unused_head():
+    body, head, other, batch = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2), torch.rand(5, 3)
+
+    def epoch():
+        for _ in range(3):
+            hidden = body(batch)
+            other(hidden).relu()  # <- here
+            head(hidden).sum().backward()
+
+    return epoch
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_training_step():
+    model, batch = network(), torch.rand(5, 3)
+    return lambda: model(batch).sum().backward()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def an_evaluation_without_grad_after_training():
+    model, batch = network(), torch.rand(5, 3)
+
+    def train():
+        model(batch).sum().backward()
+        with torch.no_grad():
+            model(batch).argmax(1)
+
+    return train
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def inference_mode():
+    model, batch = network(), torch.rand(5, 3)
+
+    @torch.inference_mode()
+    def predict():
+        return model(batch)
+
+    return predict
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def parameters_that_are_frozen():
+    model, batch = network().requires_grad_(False), torch.rand(5, 3)
+    return lambda: model(batch)
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def tensors_that_need_no_gradient():
+    x, w = torch.rand(5, 3), torch.rand(3, 2)
+    return lambda: (x @ w).relu().sum()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def arithmetic_without_layers():
+    w = torch.rand(3, requires_grad=True)
+    return lambda: (w * 2).sum().item()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def gradients_of_the_input():
+    model, x = network(), torch.rand(5, 3, requires_grad=True)
+    return lambda: torch.autograd.grad(model(x).sum(), x)
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_penalty_on_the_gradient():
+    model, x = network(), torch.rand(5, 3, requires_grad=True)
+
+    def step():
+        (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        slope.square().sum().backward()
+
+    return step
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def checkpoints_of_both_kinds():
+    model, x = network(), torch.rand(5, 3, requires_grad=True)
+
+    def step():
+        for reentrant in (False, True):
+            checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+
+    return step
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_functional_gradient():
+    model, batch = network(), torch.rand(5, 3)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(values):
+        return torch.func.functional_call(model, values, (batch,)).sum()
+
+    return lambda: torch.func.grad(loss)(parameters)
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def two_forward_passes_for_one_backward():
+    model, x, y = network(), torch.rand(5, 3), torch.rand(5, 3)
+
+    def step():
+        a, b = model(x), model(y)
+        accuracy = (a.argmax(1) == b.argmax(1)).sum()
+        (a - b).square().sum().backward()
+        return accuracy
+
+    return step
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_critic_of_what_is_real_and_what_is_not():
+    generator, critic = network(), nn.Linear(2, 1)
+    real, noise = torch.rand(5, 2), torch.rand(5, 3)
+
+    def step():
+        with torch.no_grad():
+            fake = generator(noise)
+        (critic(real) - critic(fake)).sum().backward()
+        critic(generator(noise)).sum().backward()
+
+    return step
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_trace_without_the_backward_thread():
+    trace = TraceBuilder("NVIDIA H200")
+    for number in range(2):
+        trace.op("aten::linear", [[5, 3], [4, 3], [4]], args={"Sequence number": 7 * number})
+        trace.op("aten::relu", [[5, 4]], args={"Sequence number": 7 * number + 2})
+    with trace.annotation("Optimizer.step#Adam.step"):
+        trace.op("aten::_foreach_add_", [[[4, 3], [4]], []])
+    return trace
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_gradcheck():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(lambda x: x @ x.T, (x,))
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_gradcheck_of_a_layer():
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    weight = torch.rand(5, 4, dtype=torch.double, requires_grad=True)
+    return lambda: torch.autograd.gradcheck(F.linear, (x, weight))
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_fast_gradcheck_of_two_outputs():
+    layer = nn.Linear(4, 5).double()
+    x = torch.rand(3, 4, dtype=torch.double, requires_grad=True)
+    both = lambda x: (layer(x), x.sin())
+    return lambda: torch.autograd.gradcheck(both, (x,), fast_mode=True)
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_forward_beside_a_gradcheck():
+    checked = torch.rand(2, 2, dtype=torch.double, requires_grad=True)
+    model, batches = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), torch.rand(3, 3, 4)
+
+    def run():
+        torch.autograd.gradcheck(torch.sin, (checked,), fast_mode=True)
+        return [model(batch) for batch in batches]  # <- here
+
+    return run
+
+
+# ------------------------------------------------------------------- validation, samples, previews
+
+
+class Denoiser(nn.Module):
+    """Predicts the noise in ``x`` at time ``t``."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(8, 6)
+        self.inner = nn.Linear(6, 12)
+        self.out = nn.Linear(12, 6)
+
+    def forward(self, x, t):
+        hidden = F.silu(self.inner(x + self.embed(t)))
+        return self.out(hidden)
+
+
+class Runner:
+    """A trainer of the kind that most projects have one of."""
+
+    def __init__(self, model, loss=None):
+        self.model, self.loss = model, loss or nn.MSELoss()
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+
+    def training_step(self, x, y):
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+
+def pairs(n, width=3, classes=2):
+    return [(torch.rand(5, width), torch.rand(5, classes)) for _ in range(n)]
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_validation_in_each_epoch():
+    class Validating(Runner):
+        def validate(self, batches):
+            total = 0.0
+            for x, y in batches:
+                predicted = self.model(x)  # <- here
+                total += self.loss(predicted, y).item()
+            return total
+
+    runner, batches = Validating(network()), pairs(3)
+
+    def epoch():
+        for x, y in batches:
+            runner.training_step(x, y)
+        return runner.validate(batches)
+
+    return epoch
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_preview_between_two_steps():
+    runner, batches, probe = Runner(network()), pairs(2), torch.rand(1, 3)
+
+    def epoch():
+        previews = []
+        for number, (x, y) in enumerate(batches):
+            runner.training_step(x, y)
+            if number == 1:
+                previews.append(runner.model(probe).clamp(0, 1))  # <- here
+        return previews
+
+    return epoch
+
+
+@EXAMPLES.positive("missing-no-grad")
+def samples_of_a_diffusion():
+    model = Denoiser()
+
+    def sample(count, steps):
+        x = torch.randn(count, 6)
+        for t in reversed(range(steps)):
+            noise = model(x, torch.full((count,), t))  # <- here
+            x = x - noise / steps + 0.1 * torch.randn_like(x)
+        return x
+
+    return lambda: sample(2, 5)
+
+
+@EXAMPLES.positive("missing-no-grad")
+def tokens_that_a_decoder_draws():
+    table, body, head = nn.Embedding(16, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 16)
+
+    def generate(prompt, count):
+        tokens = prompt
+        for _ in range(count):
+            hidden, _ = body(table(tokens))
+            following = torch.multinomial(head(hidden[:, -1]).softmax(-1), 1)
+            tokens = torch.cat([tokens, following], dim=1)
+        return tokens
+
+    def block():
+        return generate(torch.zeros(2, 1, dtype=torch.long), 4)  # <- here
+
+    return block
+
+
+@EXAMPLES.positive("missing-no-grad")
+def features_of_a_backbone_in_two_parts():
+    stem, trunk, images = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), torch.rand(3, 1, 3, 8, 8)
+
+    def extract(images):
+        features = []
+        for image in images:
+            low = stem(image).relu()
+            features.append(trunk(low).mean((2, 3)))
+        return features
+
+    def block():
+        return torch.cat(extract(images))  # <- here
+
+    return block
+
+
+@EXAMPLES.positive("missing-no-grad")
+def one_convolution_is_the_model():
+    blur, frames = nn.Conv2d(1, 1, 3, bias=False), torch.rand(4, 1, 1, 8, 8)
+    return lambda: [blur(frame).amax() for frame in frames]  # <- here
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_model_written_with_products():
+    first, second = (torch.rand(4, 4, requires_grad=True) for _ in range(2))
+
+    def forward(x):
+        return (x @ first).relu() @ second  # <- here
+
+    def evaluate(batches):
+        return [forward(batch).argmax(-1) for batch in batches]
+
+    batches = torch.rand(3, 5, 4)
+    return lambda: evaluate(batches)
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_checkpoint_that_is_scored_in_a_module():
+    class Ensemble(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.members = nn.ModuleList(network() for _ in range(2))
+
+        def forward(self, x):
+            scores = [member(x) for member in self.members]
+            return torch.stack(scores).mean(0)
+
+    ensemble, batches = Ensemble(), torch.rand(3, 5, 3)
+
+    def score():
+        hits = 0
+        for batch in batches:
+            hits += ensemble(batch).argmax(1).sum().item()  # <- here
+        return hits
+
+    return score
+
+
+@EXAMPLES.positive("missing-no-grad", repeats=2)
+def two_calls_with_a_lower_threshold():
+    model, batch = network(), torch.rand(5, 3)
+    return lambda: [model(batch) for _ in range(2)]  # <- here
+
+
+@EXAMPLES.positive("missing-no-grad")
+def one_call_that_keeps_much():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 1, 3), nn.Conv2d(1, 1, 3))
+    image = torch.rand(1, 1, 1024, 1024)
+    return lambda: model(image).mean().item()  # <- here
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def one_call_that_keeps_little():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 1, 3), nn.Conv2d(1, 1, 3))
+    image = torch.rand(1, 1, 768, 768)
+    return lambda: model(image).mean().item()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def one_call_that_looks_at_the_shape():
+    model, batch = network().eval(), torch.rand(5, 3)
+
+    def check():
+        assert model(batch).shape == (5, 2)
+
+    return check
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def two_calls_that_are_compared():
+    model, batch = network().eval(), torch.rand(5, 3)
+
+    def check():
+        torch.testing.assert_close(model(batch), model(batch.clone()))
+
+    return check
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def like_layers_that_run_once():
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)) for _ in range(5)]
+    model, batch = nn.Sequential(*blocks), torch.rand(2, 4)
+    return lambda: model(batch).square().mean()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def several_layers_that_are_tried_once_each():
+    batch = torch.rand(5, 4)
+
+    def check():
+        for activation in (nn.ReLU, nn.GELU, nn.Tanh, nn.SiLU):
+            layer = nn.Sequential(nn.Linear(4, 8), activation(), nn.Linear(8, 4))
+            assert layer(batch).shape == batch.shape
+
+    return check
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_kernel_and_what_it_is_multiplied_with():
+    scale, points = torch.tensor(2.0, requires_grad=True), torch.rand(6, 2)
+
+    def check():
+        kernel = (-torch.cdist(points, points) * scale).exp()
+        for columns in (1, 2, 3, 4):
+            kernel @ torch.rand(6, columns)
+            torch.matmul(kernel.mT, torch.rand(6, columns))
+
+    return check
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_cell_within_one_forward():
+    cell, sequence = nn.GRUCell(3, 4), torch.rand(6, 2, 3)
+
+    def check():
+        hidden = torch.zeros(2, 4)
+        for x in sequence:
+            hidden = cell(x, hidden)
+        assert hidden.shape == (2, 4)
+
+    return check
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def one_look_after_long_training():
+    runner, batches, probe = Runner(network()), pairs(12), torch.rand(1, 3)
+
+    def fit():
+        for x, y in batches:
+            runner.training_step(x, y)
+        return runner.model(probe)
+
+    return fit
+
+
+@EXAMPLES.positive("missing-no-grad", share=0.01)
+def one_look_with_a_lower_threshold():
+    runner, batches, probe = Runner(network()), pairs(12), torch.rand(1, 3)
+
+    def fit():
+        for x, y in batches:
+            runner.training_step(x, y)
+        return runner.model(probe)  # <- here
+
+    return fit
+
+
+@EXAMPLES.near_miss("missing-no-grad", share=0.5)
+def a_preview_with_a_higher_threshold():
+    return a_preview_between_two_steps()
+
+
+@EXAMPLES.positive("missing-no-grad", bytes=1 << 20)
+def one_call_with_a_lower_threshold():
+    model, rows = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 2)), torch.rand(8192, 8)
+    return lambda: model(rows).mean().item()  # <- here
+
+
+@EXAMPLES.near_miss("missing-no-grad", bytes=4 << 20)
+def one_call_with_a_lower_threshold_that_keeps_less():
+    return one_call_with_a_lower_threshold()
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_validation_without_grad():
+    class Validating(Runner):
+        @torch.no_grad()
+        def validate(self, batches):
+            return [self.loss(self.model(x), y).item() for x, y in batches]
+
+    runner, batches = Validating(network()), pairs(4)
+
+    def epoch():
+        for x, y in batches:
+            runner.training_step(x, y)
+        return runner.validate(batches)
+
+    return epoch
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def losses_of_several_batches_and_one_backward():
+    model, batches = network(), pairs(4)
+
+    def step():
+        losses = [F.mse_loss(model(x), y) for x, y in batches]
+        torch.stack(losses).mean().backward()
+
+    return step

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.rules import identity
-from pytest_torchprof.rules.gradients import LAYER
+from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.ordinary import ODD, picks
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.rules.bodies import differs, elements
-from pytest_torchprof.rules.gradients import LAYER
+from pytest_torchprof.rules.graphs import LAYER
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body

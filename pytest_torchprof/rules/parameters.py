@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.rules import identity
-from pytest_torchprof.rules.gradients import LAYER
+from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.levels import calls
 from pytest_torchprof.rules.names import Names, are_named, events_named, operators_named
 from pytest_torchprof.rules.operands import mean_elements, shapes

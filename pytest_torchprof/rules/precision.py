@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.rules.calls import called, sizes
-from pytest_torchprof.rules.gradients import LAYER
+from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.levels import engine_steps
 from pytest_torchprof.rules.names import Names, are_named, operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule

@@ -60,11 +60,11 @@ class Matches:
         fix: what to do instead, a row each, where it is not the rule's own for all.
         span_ns: when what a row is of began and when it ended, on host and device; None: with the
             event, where its duration is the cost; else not known.
+        wants_tensors: a capture that knows which tensor is which may have other matches, see
+            `rules.identity`; a live test is then captured once more.
         parts: the events that a row is of, where it is of a stretch of them and not of ``event``
             alone: its place is then the innermost line around them all that is outside of any
             module's forward, and its module the outermost; None: each row is of its event.
-        wants_tensors: a capture that knows which tensor is which may have other matches, see
-            `rules.identity`; a live test is then captured once more.
     """
 
     event: Ints
@@ -75,8 +75,8 @@ class Matches:
     location: Sequence[str | None] | None = None
     fix: Sequence[str] | None = None
     span_ns: tuple[Ints, Ints] | None = None
-    parts: Sequence[Ints] | None = None
     wants_tensors: bool = False
+    parts: Sequence[Ints] | None = None
 
     def __len__(self) -> int:
         return len(self.event)

@@ -452,6 +452,54 @@ def a_checkpoint_that_is_scored_in_a_module():
     return score
 
 
+def anew(model, **options):
+    """Compiled, with nothing compiled before it."""
+    torch._dynamo.reset()
+    return torch.compile(model, **options)
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_compiled_model_that_is_evaluated():
+    model, batches = anew(network().eval(), backend="aot_eager"), torch.rand(4, 5, 3)
+
+    def evaluate():
+        hits = 0
+        for batch in batches:
+            logits = model(batch)  # <- here
+            hits += int(logits.argmax(-1).sum())
+        return hits
+
+    return evaluate
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_compiled_graph_that_runs_operator_by_operator():
+    model, batches = anew(network().eval(), backend="eager"), torch.rand(4, 5, 3)
+    return lambda: [model(batch).argmax(-1) for batch in batches]  # <- here
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_compiled_model_in_inference_mode():
+    model, batches = anew(network().eval(), backend="aot_eager"), torch.rand(4, 5, 3)
+
+    @torch.no_grad()
+    def evaluate():
+        return [model(batch) for batch in batches]
+
+    return evaluate
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_compiled_model_that_is_trained():
+    model, batches = anew(network(), backend="aot_eager"), pairs(4)
+
+    def epoch():
+        for x, y in batches:
+            F.mse_loss(model(x), y).backward()
+
+    return epoch
+
+
 @EXAMPLES.positive("missing-no-grad", repeats=2)
 def two_calls_with_a_lower_threshold():
     model, batch = network(), torch.rand(5, 3)
@@ -556,7 +604,7 @@ def one_look_with_a_lower_threshold():
     def fit():
         for x, y in batches:
             runner.training_step(x, y)
-        return runner.model(probe)  # <- here
+        return runner.model(probe).argmax(1)  # <- here
 
     return fit
 

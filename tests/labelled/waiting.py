@@ -243,6 +243,8 @@ def synchronise_first_while_work_from_before_the_region_runs():
     with b.annotation(b.region):
         b.sync("cudaDeviceSynchronize")
         work(b)
+        b.advance(200)
+        work(b)
     return b
 
 

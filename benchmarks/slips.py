@@ -5,6 +5,7 @@ A maker sets an example up and returns the slip and its fix: two functions that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,126 @@ def _adam_of_many_small_parameters() -> Pair:
         return body
 
     return training(foreach=False), training(fused=True)
+
+
+def _stepping(make: Callable[[Any], Any]) -> Body:
+    import torch
+
+    model = _model(16, 20)
+    optimizer, batch = make(model.parameters()), torch.randn(4, 16)
+
+    def step() -> None:
+        _step(model, batch)
+        optimizer.step()
+
+    return step
+
+
+@slip("single-tensor-optimizer")
+def _rmsprop_of_many_small_parameters() -> Pair:
+    import torch
+
+    kind = torch.optim.RMSprop
+    return _stepping(lambda p: kind(p, lr=1e-6)), _stepping(lambda p: kind(p, 1e-6, foreach=True))
+
+
+@slip("single-tensor-optimizer")
+def _momentum_of_a_few_large_parameters() -> Pair:
+    import torch
+
+    def training(**options: Any) -> Body:
+        weights = [torch.zeros(512, 512, requires_grad=True) for _ in range(4)]
+        optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9, **options)
+        for weight in weights:
+            weight.grad = torch.ones(512, 512)
+        return optimizer.step
+
+    return training(), training(fused=True)
+
+
+def _copies(width: int = 32, depth: int = 12) -> tuple[Any, list[Any], list[Any]]:
+    """A model, its parameters, and as many tensors beside them."""
+    model = _model(width, depth)
+    weights = [p.detach() for p in model.parameters()]
+    return model, weights, [p.clone() for p in weights]
+
+
+@slip("per-parameter-loop")
+def _average_of_weights() -> Pair:
+    import torch
+
+    _, weights, averages = _copies()
+
+    def slip() -> None:
+        for average, weight in zip(averages, weights, strict=True):
+            average.mul_(0.99).add_(weight, alpha=0.01)
+
+    return slip, lambda: torch._foreach_lerp_(averages, weights, 0.01)
+
+
+@slip("per-parameter-loop")
+def _descent_by_hand() -> Pair:
+    import torch
+
+    model, weights, _ = _copies(16, 20)
+    batch = torch.randn(4, 16)
+
+    def step(update: Callable[[list[Any]], object]) -> Body:
+        def run() -> None:
+            _step(model, batch)
+            update([p.grad for p in model.parameters()])
+
+        return run
+
+    def slip(grads: list[Any]) -> None:
+        for weight, grad in zip(weights, grads, strict=True):
+            weight.sub_(1e-6 * grad)
+
+    return step(slip), step(lambda grads: torch._foreach_add_(weights, grads, alpha=-1e-6))
+
+
+@slip("per-parameter-loop")
+def _norms_that_are_read() -> Pair:
+    import torch
+
+    _, weights, _ = _copies()
+
+    def slip() -> float:
+        return math.sqrt(sum(w.norm(2).item() ** 2 for w in weights))
+
+    def fixed() -> object:
+        norms = torch._foreach_norm(weights)  # noqa: SLF001 - there is no other
+        return torch.linalg.vector_norm(torch.stack(norms)).item()
+
+    return slip, fixed
+
+
+@slip("per-parameter-loop")
+def _optimizer_of_ones_own() -> Pair:
+    import torch
+
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, params: Any, *, lists: bool) -> None:
+            super().__init__(params, {})
+            self.lists = lists
+            self.all = [p for group in self.param_groups for p in group["params"]]
+            self.averages = [torch.zeros_like(p) for p in self.all]
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+            grads = [p.grad for p in self.all]
+            if self.lists:
+                updates = torch._foreach_lerp(self.averages, grads, 0.1)  # noqa: SLF001
+                torch._foreach_sign_(updates)
+                torch._foreach_add_(self.all, updates, alpha=-1e-6)
+                torch._foreach_lerp_(self.averages, grads, 0.01)
+                return
+            for p, average, grad in zip(self.all, self.averages, grads, strict=True):
+                update = average.clone().mul_(0.9).add_(grad, alpha=0.1).sign_()
+                p.add_(update, alpha=-1e-6)
+                average.mul_(0.99).add_(grad, alpha=0.01)
+
+    return _stepping(lambda p: Lion(p, lists=False)), _stepping(lambda p: Lion(p, lists=True))
 
 
 @slip("grad-not-none")
@@ -280,3 +401,66 @@ def _head_in_training() -> Pair:
         return body
 
     return training(early=False), training(early=True)
+
+
+# ----------------------------------------------------------------------------------- precision
+
+
+@slip("float64")
+def _pictures_less_a_mean_of_numpys() -> Pair:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    model, pictures = nn.Conv2d(3, 4, 3, stride=4), torch.rand(16, 3, 96, 96)
+    mean = torch.from_numpy(np.array([0.5, 0.4, 0.4]))[:, None, None]
+    single = mean.float()
+
+    def slip() -> object:
+        with torch.inference_mode():
+            return model(((pictures - mean) / 0.2).float())
+
+    def fixed() -> object:
+        with torch.inference_mode():
+            return model((pictures - single) / 0.2)
+
+    return slip, fixed
+
+
+@slip("float64")
+def _loss_with_a_target_of_numpys() -> Pair:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    model, x = nn.Linear(32, 512), torch.rand(512, 32)
+    target = torch.from_numpy(np.random.default_rng(0).random((512, 512)))
+    single = target.float()
+
+    def step(goal: Any) -> Body:
+        def run() -> None:
+            model.zero_grad()
+            ((model(x) - goal).abs() + 1).log().mean().backward()
+
+        return run
+
+    return step(target), step(single)
+
+
+@slip("float64")
+def _features_cast_at_the_end() -> Pair:
+    import numpy as np
+    import torch
+    from torch import nn
+
+    model, data = nn.Linear(256, 4), np.random.default_rng(0).random((2000, 256))
+
+    def slip() -> object:
+        with torch.inference_mode():
+            return model(((torch.from_numpy(data) - 0.5).tanh() * 2).float())
+
+    def fixed() -> object:
+        with torch.inference_mode():
+            return model((torch.from_numpy(data).float() - 0.5).tanh() * 2)
+
+    return slip, fixed

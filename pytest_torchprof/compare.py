@@ -161,6 +161,8 @@ def grown(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, i
     before = baseline or Baseline()
     pairs = {rule: (before.findings.get(rule, 0), n) for rule, n in profile.compared.items()}
     for rule, metric in profile.gated.items():
+        if not metric and baseline is None:
+            pairs[rule] = 0, profile.found.get(rule, 0)
         accepted = before.metrics.get(metric, 0 if baseline is None else None)
         now = profile.metrics.get(metric)
         if accepted is not None and isinstance(now, int) and rule in profile.found:

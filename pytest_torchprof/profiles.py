@@ -108,7 +108,11 @@ def profile_of(recorder: Recorder) -> Profile:
         kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
         found=found,
         unchecked=unchecked,
-        gated={r.code: r.gated_by for r in recorder.plan.rules if r.gated_by is not None},
+        gated={
+            rule.code: rule.gated_by or ""
+            for rule in recorder.plan.rules
+            if rule.gated_by is not None or rule.timed
+        },
         scoped=scoped,
         samples=samples_of(trace),
         normalised=normalised_of(trace),

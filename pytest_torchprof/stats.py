@@ -111,7 +111,7 @@ class Profile:
 
     ``found`` has the matches of each rule that was checked and that no marker allows, those of
     none included; ``unchecked`` says why there is no telling for a rule; ``gated`` names the metric
-    that is compared with the baseline in a rule's place.
+    that is compared with the baseline in a rule's place, if any.
     """
 
     metrics: Mapping[str, Value]

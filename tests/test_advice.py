@@ -181,16 +181,6 @@ def test_what_an_optimizer_takes_is_advised_where_it_gains(
         assert stepped(name, update, device) == fixes
 
 
-@pytest.mark.parametrize(("us", "said"), [(200, "take a batch at once"), (20_000, "num_workers=N")])
-def test_workers_are_advised_where_a_fetch_takes_longer_than_to_hand_it_over(
-    us: float, said: str
-) -> None:
-    b = TraceBuilder()
-    for _ in range(3):
-        b.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", us)
-    assert said in found(recorded(b), "sync-dataloader").fix
-
-
 def test_a_copy_back_is_advised_another_way_than_a_copy_up() -> None:
     for kind, said in (("HtoD", "pin_memory=True in the DataLoader"), ("DtoH", "synchronize once")):
         b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))

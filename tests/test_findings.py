@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -370,6 +371,22 @@ def test_markers_of_all_levels_add_up(pytester: pytest.Pytester) -> None:
     } == ran.statuses
     reasons = {f["rule"]: f["reason"] for f in ran.tests["TestAll::test_allowed"]["findings"]}
     assert {MUL: "function", SUB: "class", ADD: "module"} == reasons
+
+
+def test_a_rule_that_goes_by_time_is_compared_with_no_baseline_and_may_be_forbidden(
+    pytester: pytest.Pytester, rules: dict[str, Rule]
+) -> None:
+    rules[MUL] = replace(rules[MUL], timed=True)
+    test, _ = profile(pytester, mul=1)
+    assert [(MUL, False)] == [(f["rule"], f["accepted"]) for f in test["findings"]]
+    accept(pytester)
+    (entry,) = read_baseline(pytester)["tests"]["test_it"].values()
+    assert {} == entry.get("findings", {})
+    test, _ = profile(pytester, mul=4)
+    assert test["metrics"]["findings"]["status"] == "ok"
+    assert [(MUL, True)] == [(f["rule"], f["accepted"]) for f in test["findings"]]
+    test, _ = profile(pytester, marker=f'@pytest.mark.no_antipatterns("{MUL}")', mul=4)
+    assert test["status"] == "over_budget"
 
 
 def test_an_ignored_rule_does_not_run(pytester: pytest.Pytester, rules: dict[str, Rule]) -> None:

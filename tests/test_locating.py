@@ -517,13 +517,19 @@ def test_under_xdist_too(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     pytester.makepyfile(
         test_it="""
+        import time
         import pytest, torch
         from torch.utils.data import DataLoader
+
+        class Decoded(list):
+            def __getitem__(self, i):
+                time.sleep(0.04)
+                return torch.ones(2)
 
         @pytest.mark.parametrize("n", [1, 2])
         @pytest.mark.no_antipatterns("sync-dataloader")
         def test_it(n):
-            for batch in DataLoader(torch.ones(4)):  # <- here
+            for batch in DataLoader(Decoded(range(6))):  # <- here
                 batch + n
         """
     )
@@ -532,7 +538,7 @@ def test_under_xdist_too(pytester: pytest.Pytester) -> None:
     assert {"over_budget"} == set(ran.statuses.values())
     for test in ran.report["tests"]:
         (found,) = [f for f in test["findings"] if f["rule"] == "sync-dataloader"]
-        assert (5, "test_it.py:7") == (found["count"], found["location"])
+        assert (7, "test_it.py:13") == (found["count"], found["location"])
 
 
 # -------------------------------------------------------------------- operators

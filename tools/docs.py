@@ -76,15 +76,23 @@ def devices() -> str:
 
 
 def transcript(example: str) -> str:
-    """What pytest prints on the example with a DataLoader in it, from the failures on."""
+    """What pytest prints on the example with a loader and gradients, from the failures on."""
     with tempfile.TemporaryDirectory() as folder:
         test = Path(folder, "test_model.py")
         test.write_text(example, "utf-8")
         _pytest(folder, "--accept")
-        batches = "torch.ones(64, 256).split(16)"
-        if batches not in example:
-            raise SystemExit(f"the example has no {batches} any more: mend {__file__}")
-        changed = example.replace(batches, "DataLoader(torch.ones(64, 256), 16)")
+        block = """    with torch.inference_mode():
+        for batch in torch.ones(64, 256).split(16):
+            assert model(batch).shape == (16, 10)
+"""
+        if block not in example:
+            raise SystemExit(f"the example has no {block} any more: mend {__file__}")
+        changed = example.replace(
+            block,
+            """    for batch in DataLoader(torch.ones(64, 256), 16):
+        assert model(batch).shape == (16, 10)
+""",
+        )
         test.write_text(changed, "utf-8")
         output = _pytest(folder, "--torchprof")
     failures = output.partition("[100%]")[2]
@@ -144,7 +152,7 @@ def lint() -> str:
     builder = TraceBuilder("NVIDIA H100 80GB HBM3")
     fetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     with builder.python("train.py(21): train"):
-        for _ in range(3):
+        for _ in range(32):
             with builder.annotation(fetch):
                 builder.op("aten::stack", [[[3, 224, 224]] * 32, []], dur_us=9000)
             scope = builder.op("aten::item", [[]])

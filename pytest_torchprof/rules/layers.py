@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
+from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.events import Kind
 from pytest_torchprof.rules import identity
@@ -136,7 +137,8 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
 def _cost_ns(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Ints:
     elements = np.array([math.prod(shape) for shape in results], np.int64)
     ns = np.where(_backward_of(trace, norms) >= 0, _BACKWARD_NS, _FORWARD_NS)
-    ns = (ns + _ELEMENT_NS * elements).astype(np.int64)
+    # As others' costs, in this run's time, of which the profiler is a part.
+    ns = ((ns + _ELEMENT_NS * elements) / slowdown_share(trace)).astype(np.int64)
     return np.where(launched_in(trace, layers)[0] >= 0, trace.dur[layers] // _PART, ns)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.levels import calls
@@ -51,10 +52,10 @@ _PRODUCT: Final = Names(
 _LONGEST: Final = 24
 #: So many shapes are a model's, whatever else is known.
 _MANY_SHAPES: Final = 4
-#: What the functions for lists save of a loop's time, measured with torch 2.13 on one thread of a
-#: CPU, in turn: of one operator a parameter 0.3 to 0.5, of more 0.6 to 0.85, of a custom
-#: optimizer's 0.4 to 0.6; half of that where parameters have so many elements.
-_SAVED_OF_ONE, _SAVED_OF_MORE, _SAVED_OF_STEP, _HALF_ELEMENTS = 0.4, 0.75, 0.5, 16_384
+#: What the functions for lists save of each call, and of a loop with one a parameter, measured with
+#: torch 2.13 on one thread of a CPU, in turn: 1.0 to 1.5 us, and 0.4 to 0.7; of a device, the part
+#: of the loop's time.
+_CALL_NS, _ONLY_CALL_NS, _SAVED_ON_DEVICE = 1_200, 550, 0.75
 
 _AVERAGE: Final = (
     "torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay), or "
@@ -128,11 +129,10 @@ def per_parameter_loop(trace: Trace, *, parameters: float, cpu_elements: float) 
         return Matches(NO_MATCHES.event, "", wants_tensors=wants)
     first, last = (np.array([loop.rows[at] for loop in found], np.int64) for at in (0, -1))
     since, until = trace.ts[first], trace.ts[last] + trace.dur[last]
-    saved = np.array([loop.saved(trace) for loop in found])
     return Matches(
         first,
         [loop.message() for loop in found],
-        cost_ns=((until - since) * saved).astype(np.int64),
+        cost_ns=np.array([loop.saved_ns(trace) for loop in found], np.int64),
         span_ns=(since, until),
         fix=[loop.fix for loop in found],
         wants_tensors=wants,
@@ -144,6 +144,7 @@ class _Loop:
     """What is done to ``count`` parameters, one after the other.
 
     ``of_model``: they are a model's; ``unsure``: a capture that knows tensors may deny it.
+    ``step`` is the class of the optimizer that does it, with so many ``calls``.
     """
 
     rows: Ints
@@ -153,6 +154,7 @@ class _Loop:
     of_model: bool = True
     unsure: bool = False
     step: str = ""
+    calls: int = 0
 
     @property
     def fix(self) -> str:
@@ -178,13 +180,14 @@ class _Loop:
             return False
         return not (len(work) == 1 and _is_by_tensor(trace, self.rows))
 
-    def saved(self, trace: Trace) -> float:
-        share = _SAVED_OF_MORE if len(self.names) > 1 else _SAVED_OF_ONE
-        if self.step:
-            share = _SAVED_OF_STEP
+    def saved_ns(self, trace: Trace) -> float:
         if self.on_device:
-            return _SAVED_OF_MORE
-        return share / (1 + mean_elements(trace, self.rows) / _HALF_ELEMENTS)
+            end = trace.ts[self.rows[-1]] + trace.dur[self.rows[-1]]
+            return float(end - trace.ts[self.rows[0]]) * _SAVED_ON_DEVICE
+        calls = self.calls or len(self.rows)
+        each = _CALL_NS if calls > self.count else _ONLY_CALL_NS
+        # As the others' costs, in this run's time, of which the profiler is a part.
+        return calls * each / slowdown_share(trace)
 
 
 def _is_by_tensor(trace: Trace, rows: Ints) -> bool:
@@ -342,7 +345,8 @@ def _custom_steps(trace: Trace, least: int) -> Iterator[_Loop]:
         writes = step.rows[are_named(trace, step.rows, _WRITES)]
         if count >= least:
             device = bool(launched_in(trace, writes[:1])[0][0] >= 0)
-            yield _Loop(writes, tuple(dict.fromkeys(step.calls)), count, device, step=step.name)
+            names, calls = tuple(dict.fromkeys(step.calls)), len(step.calls)
+            yield _Loop(writes, names, count, device, step=step.name, calls=calls)
 
 
 def _updates(step: Step) -> int:

@@ -116,6 +116,8 @@ class Rule:
             same, and that it matches nothing says nothing.
         gated_by: the metric that is compared with a baseline in place of the rule's matches,
             where what ran earlier in the process decides whether a trace is ready for it.
+        timed: time decides whether it matches, so its matches are compared with no baseline; a
+            marker may forbid them all the same.
     """
 
     code: str
@@ -127,6 +129,7 @@ class Rule:
     ready: Callable[[Trace], str | None] | None = None
     blind: Callable[[Trace], str | None] | None = None
     gated_by: str | None = None
+    timed: bool = False
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
@@ -152,6 +155,7 @@ def rule(
     ready: Callable[[Trace], str | None] | None = None,
     blind: Callable[[Trace], str | None] | None = None,
     gated_by: str | None = None,
+    timed: bool = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
     """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
@@ -174,6 +178,7 @@ def rule(
             ready,
             blind,
             gated_by,
+            timed,
         )
 
     return make

@@ -111,7 +111,7 @@ def example_of_images_with_norms_folded_in():
     return infer
 
 
-@EXAMPLES.accepted("sync-dataloader")
+@EXAMPLES.clean
 def example_of_a_loader_of_data_in_memory():
     data = Stripes(64, num_classes=4, size=16, generator=torch.Generator().manual_seed(1))
     model = ResNet(num_classes=4, width=8, blocks=(1, 1))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from labelled.case import ANY, Examples
+from labelled.case import Examples
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
@@ -21,7 +21,8 @@ def _pair():
 # -------------------------------------------------------------------------- sync-dataloader
 
 
-@EXAMPLES.positive("sync-dataloader", ANY)
+# The outsider meant matches; of data in memory, workers make an epoch many times slower.
+@EXAMPLES.near_miss("sync-dataloader")
 def outside_two_epochs_of_dictionaries():
     data = [{"x": torch.randn(3), "y": number} for number in range(4)]
     loader = DataLoader(data, batch_size=2, shuffle=True)
@@ -34,7 +35,7 @@ def outside_two_epochs_of_dictionaries():
     return epochs
 
 
-@EXAMPLES.positive("sync-dataloader", ANY)
+@EXAMPLES.near_miss("sync-dataloader")
 def outside_stream_of_samples():
     class Stream(IterableDataset):
         def __iter__(self):
@@ -44,7 +45,7 @@ def outside_stream_of_samples():
     return lambda: [batch.mean() for batch in loader]  # <- here
 
 
-@EXAMPLES.positive("sync-dataloader", 1)
+@EXAMPLES.near_miss("sync-dataloader")
 def outside_first_batch_only():
     loader = DataLoader(torch.randn(8, 3), batch_size=4)
     return lambda: next(iter(loader))  # <- here

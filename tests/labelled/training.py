@@ -1,6 +1,9 @@
-"""Labelled examples of the rules about training loops."""
+"""Labelled examples of the rule about loaders of data."""
 
 from __future__ import annotations
+
+import time
+from typing import Any
 
 import torch
 from labelled.case import Examples
@@ -8,8 +11,38 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
+#: Thresholds of examples that load for as short a time as examples may.
+SHORT: Any = {"fetch": 2, "start": 0}
 
-# -------------------------------------------------------------------------------- sync-dataloader
+
+class Pictures(Dataset[torch.Tensor]):
+    """Items that take some time to be decoded."""
+
+    def __init__(self, count=8, ms=2.0):
+        self.count, self.ms = count, ms
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        time.sleep(self.ms / 1000)
+        return torch.full((3, 4, 4), float(index))
+
+
+class Shards(IterableDataset[torch.Tensor]):
+    """Batches that are read one after the other."""
+
+    def __iter__(self):
+        for _ in range(4):
+            time.sleep(0.004)
+            yield torch.ones(2, 3)
+
+
+class Nested(IterableDataset[torch.Tensor]):
+    """Batches of another loader."""
+
+    def __iter__(self):
+        return iter(DataLoader(Pictures(), batch_size=2))
 
 
 class Squares(Dataset[torch.Tensor]):
@@ -29,16 +62,9 @@ class Stream(IterableDataset[torch.Tensor]):
         return iter([torch.ones(2), torch.ones(2)])
 
 
-class Nested(IterableDataset[torch.Tensor]):
-    """Batches of another loader."""
-
-    def __iter__(self):
-        return iter(DataLoader(torch.rand(4, 2), batch_size=2))
-
-
-@EXAMPLES.positive("sync-dataloader", 3)
-def two_batches_and_the_end_of_the_loader():
-    loader = DataLoader(torch.rand(8, 4), batch_size=4)
+@EXAMPLES.positive("sync-dataloader", 5, **SHORT)
+def batches_that_are_decoded_and_the_end_of_the_loader():
+    loader = DataLoader(Pictures(), batch_size=2)
 
     def epoch():
         for batch in loader:  # <- here
@@ -47,38 +73,29 @@ def two_batches_and_the_end_of_the_loader():
     return epoch
 
 
-@EXAMPLES.positive("sync-dataloader")
-def the_first_batch_beside_one_of_a_loader_with_workers():
-    data = torch.rand(100, 100)
+@EXAMPLES.positive("sync-dataloader", 4, **SHORT)
+def shuffled_batches_in_a_trainer():
+    class Trainer:
+        def __init__(self, loader):
+            self.loader, self.seen = loader, 0
 
-    def first():
-        next(iter(DataLoader(data, batch_size=10)))  # <- here
-        next(iter(DataLoader(data, batch_size=10, num_workers=1)))
+        def fit(self):
+            for step, batch in enumerate(self.loader):  # <- here
+                self.seen += step * len(batch)
 
-    return first
+    trainer = Trainer(DataLoader(Pictures(), batch_size=2, shuffle=True, drop_last=True))
+    return trainer.fit
 
 
-@EXAMPLES.positive("sync-dataloader", 3)
-def a_dataset_of_items():
-    loader = DataLoader(Squares(), batch_size=2, shuffle=True)
+@EXAMPLES.positive("sync-dataloader", 5, **SHORT)
+def shards_that_are_batches_already():
+    loader = DataLoader(Shards(), batch_size=None)
     return lambda: [batch.sum() for batch in loader]  # <- here
 
 
-@EXAMPLES.positive("sync-dataloader", 3)
-def a_dataset_that_streams():
-    loader = DataLoader(Stream(), batch_size=1)
-    return lambda: [batch.sum() for batch in loader]  # <- here
-
-
-@EXAMPLES.positive("sync-dataloader", 3)
-def inputs_and_targets():
-    loader = DataLoader(TensorDataset(torch.rand(4, 2), torch.rand(4)), batch_size=2)
-    return lambda: [(x.sum(), y.sum()) for x, y in loader]  # <- here
-
-
-@EXAMPLES.positive("sync-dataloader", 6)
+@EXAMPLES.positive("sync-dataloader", 10, **SHORT)
 def two_epochs():
-    loader = DataLoader(torch.rand(4, 2), batch_size=2)
+    loader = DataLoader(Pictures(4, 4), batch_size=1)
 
     def train():
         for _ in range(2):
@@ -88,27 +105,126 @@ def two_epochs():
     return train
 
 
-@EXAMPLES.positive("sync-dataloader", 3)
+@EXAMPLES.positive("sync-dataloader", 5, **SHORT)
 def a_loader_that_reads_from_another():
     loader = DataLoader(Nested(), batch_size=None)
     return lambda: [batch.sum() for batch in loader]  # <- here
 
 
-@EXAMPLES.positive("sync-dataloader", 2)
-def a_trace_of_a_step_on_a_device():
+@EXAMPLES.positive("sync-dataloader", 4, **SHORT)
+def an_endless_iterator_over_a_loader():
+    loader = DataLoader(Pictures(8), batch_size=2)
+
+    def cycle():
+        while True:
+            yield from loader  # <- here
+
+    def train():
+        for _, batch in zip(range(4), cycle(), strict=False):
+            batch.mean()
+
+    return train
+
+
+def loaded(fetches=16, fetch_ms=10.0, step_ms=5.0, name="_SingleProcessDataLoaderIter"):
+    """A trace of a loop that takes a batch and trains with it."""
     trace = TraceBuilder("NVIDIA H200")
-    for step in range(2):
+    for step in range(fetches):
         with trace.annotation(f"ProfilerStep#{step}"):
-            with trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
-                trace.op("aten::stack", [[[4], [4]], []])
-            with trace.op("aten::relu", [[8, 4]]):
+            with trace.annotation(f"enumerate(DataLoader)#{name}.__next__"):
+                trace.op("aten::stack", [[[4], [4]], []], dur_us=fetch_ms * 1e3)
+            with trace.op("aten::relu", [[8, 4]], dur_us=step_ms * 1e3):
                 trace.launch("relu_kernel")
     return trace
 
 
+@EXAMPLES.positive("sync-dataloader", 16)
+def a_trace_of_steps_on_a_device():
+    return loaded()
+
+
+@EXAMPLES.positive("sync-dataloader", 90, fetch=2.5)
+def fetches_as_long_as_the_threshold():
+    return loaded(90, fetch_ms=3)
+
+
+@EXAMPLES.near_miss("sync-dataloader", fetch=3.5)
+def fetches_shorter_than_the_threshold():
+    return loaded(90, fetch_ms=3)
+
+
+@EXAMPLES.positive("sync-dataloader", 10, start=50)
+def as_many_fetches_as_pay_for_the_start():
+    return loaded(10)
+
+
+@EXAMPLES.near_miss("sync-dataloader", start=90)
+def fewer_fetches_than_pay_for_the_start():
+    return loaded(10)
+
+
+@EXAMPLES.positive("sync-dataloader", 40, share=0.08)
+def a_share_as_large_as_the_threshold():
+    return loaded(40, step_ms=70)
+
+
+@EXAMPLES.near_miss("sync-dataloader", share=0.12)
+def a_share_smaller_than_the_threshold():
+    return loaded(40, step_ms=70)
+
+
 @EXAMPLES.near_miss("sync-dataloader")
+def one_long_fetch():
+    return loaded(1, fetch_ms=500)
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_slow_loader_beside_many_quick_fetches():
+    trace = loaded(50, fetch_ms=1)
+    with trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+        trace.op("aten::cat", [[[4], [4]], []], dur_us=200_000)
+    return trace
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def tensors_in_memory():
+    loader = DataLoader(TensorDataset(torch.rand(64, 2), torch.rand(64)), batch_size=16)
+    return lambda: [(x.sum(), y.sum()) for x, y in loader]
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_large_batch_of_tensors_in_memory():
+    loader = DataLoader(torch.rand(1024, 4), batch_size=512, shuffle=True)
+    return lambda: [batch.sum() for batch in loader]
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_small_dataset_of_items():
+    loader = DataLoader(Squares(), batch_size=2, shuffle=True)
+    return lambda: [batch.sum() for batch in loader]
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_tiny_dataset_that_is_decoded():
+    loader = DataLoader(Pictures(4, 2), batch_size=2)
+    return lambda: [batch.sum() for batch in loader]
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_dataset_that_streams():
+    loader = DataLoader(Stream(), batch_size=1)
+    return lambda: [batch.sum() for batch in loader]
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def the_first_batch_only():
+    loader = DataLoader(Pictures(), batch_size=4)
+    return lambda: next(iter(loader))
+
+
+@EXAMPLES.near_miss("sync-dataloader", **SHORT)
 def a_loader_with_a_worker():
-    loader = DataLoader(torch.rand(8, 4), batch_size=4, num_workers=1)
+    loader = DataLoader(Pictures(4), batch_size=2, num_workers=1)
     return lambda: [batch.sum() for batch in loader]
 
 
@@ -131,13 +247,7 @@ def a_loop_over_chunks_of_a_tensor():
 
 @EXAMPLES.near_miss("sync-dataloader")
 def a_loader_that_is_only_made():
-    return lambda: len(DataLoader(torch.rand(8, 4), batch_size=4))
-
-
-@EXAMPLES.near_miss("sync-dataloader")
-def a_batch_that_was_loaded_before():
-    batch = next(iter(DataLoader(torch.rand(8, 4), batch_size=4)))
-    return batch.sum
+    return lambda: torch.ones(len(DataLoader(Pictures(), batch_size=4)))
 
 
 @EXAMPLES.near_miss("sync-dataloader")
@@ -154,18 +264,15 @@ def an_iterator_of_the_users_own():
 @EXAMPLES.near_miss("sync-dataloader")
 def annotations_that_sound_like_it():
     def load():
-        with torch.profiler.record_function("enumerate(DataLoader)"):
-            torch.ones(2)
-        with torch.profiler.record_function("my#_SingleProcessDataLoaderIter.__next__"):
-            torch.ones(2)
+        for _ in range(3):
+            with torch.profiler.record_function("enumerate(DataLoader)"):
+                time.sleep(0.04)
+            with torch.profiler.record_function("my#_SingleProcessDataLoaderIter.__next__"):
+                torch.ones(2)
 
     return load
 
 
 @EXAMPLES.near_miss("sync-dataloader")
 def a_trace_of_a_loader_with_workers():
-    trace = TraceBuilder("NVIDIA H200")
-    trace.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
-    with trace.op("aten::relu", [[8, 4]]):
-        trace.launch("relu_kernel")
-    return trace
+    return loaded(name="_MultiProcessingDataLoaderIter")

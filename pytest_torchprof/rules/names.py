@@ -48,8 +48,9 @@ _MOST_KNOWN: Final = 100_000
 _MANY: Final = 500
 #: Smaller traces are not sorted by name: to look at all of them is as quick.
 _SMALL: Final = 2000
-#: Constants of ours have bits that fit a column of numbers, triggers of users' rules need not.
-_COLUMN: Final = (1 << 62) - 1
+#: So many bits fit a number of a column; what there is more of goes to further columns.
+_WIDTH: Final = 62
+_COLUMN: Final = (1 << _WIDTH) - 1
 _NONE: Final = np.zeros(0, np.int64)
 #: What cannot be part of a longer expression: it means a group by its number, or has flags.
 _ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
@@ -103,18 +104,28 @@ def _bits_of(patterns: tuple[str | None, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Index:
-    """``bits`` of each name of a trace, and its events name by name: those of name ``i`` are
-    ``order[start[i] : start[i + 1]]``, in time order; None of a small trace. ``any``: the bits that
-    some name has.
+    """``columns`` of the bits of each name of a trace, and its events name by name: those of name
+    ``i`` are ``order[start[i] : start[i + 1]]``, in time order; None of a small trace. ``any``: the
+    bits that some name has.
     """
 
     any: int
-    bits: Ints
+    columns: Sequence[Ints]
     order: Ints | None
     start: Sequence[int]
 
-    def of(self, wanted: Ints | Bools, name: npt.NDArray[np.int32]) -> Ints:
-        """Events of names for which a number is not 0, in time order."""
+    def have(self, wanted: int) -> Bools:
+        """Which names have one of these bits."""
+        found: Bools | None = None
+        for column in self.columns:
+            if part := wanted & _COLUMN:
+                has = column & part != 0
+                found = has if found is None else found | has
+            wanted >>= _WIDTH
+        return np.zeros(len(self.columns[0]), bool) if found is None else found
+
+    def of(self, wanted: Bools, name: npt.NDArray[np.int32]) -> Ints:
+        """Events of these names, in time order."""
         if self.order is None:
             return wanted[name].nonzero()[0]
         numbers = wanted.nonzero()[0].tolist()
@@ -127,21 +138,22 @@ class _Index:
 def _index(trace: Trace) -> _Index:
     bits = learn(trace.names)
     some = reduce(or_, bits, 0)
-    if len(_ALL) >= _COLUMN.bit_length():
-        bits = [one & _COLUMN for one in bits]
-    column = np.array(bits, np.int64)
+    columns = [
+        np.array([one >> away & _COLUMN for one in bits], np.int64)
+        for away in range(0, max(some.bit_length(), 1), _WIDTH)
+    ]
     if len(trace) < _SMALL:
-        return _Index(some, column, None, ())
+        return _Index(some, columns, None, ())
     # Numbers of 16 bits are sorted in linear time.
     name = trace.name.astype(np.uint16) if len(bits) <= 1 << 16 else trace.name
     ends = np.bincount(trace.name, minlength=len(bits)).cumsum().tolist()
-    return _Index(some, column, np.argsort(name, kind="stable"), [0, *ends])
+    return _Index(some, columns, np.argsort(name, kind="stable"), [0, *ends])
 
 
 def events_named(trace: Trace, *names: Names) -> Ints:
     """Events of any kind, in time order."""
     index, wanted = trace.once(_index), _sum(names)
-    return index.of(index.bits & wanted, trace.name) if index.any & wanted else _NONE
+    return index.of(index.have(wanted), trace.name) if index.any & wanted else _NONE
 
 
 def operators_named(trace: Trace, *names: Names) -> Ints:
@@ -163,7 +175,7 @@ def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
     index, wanted = trace.once(_index), _sum(names)
     if not index.any & wanted:
         return np.zeros(len(rows), bool)
-    found: Bools = (index.bits[trace.name[rows]] & wanted != 0) & (rows >= 0)
+    found: Bools = index.have(wanted)[trace.name[rows]] & (rows >= 0)
     return found
 
 

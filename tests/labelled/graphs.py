@@ -75,7 +75,7 @@ def a_generator_that_is_not_trained_now():
     return epoch
 
 
-@EXAMPLES.positive("missing-no-grad", 3, also="sync-dataloader")
+@EXAMPLES.positive("missing-no-grad", 3)
 def batches_of_a_loader():
     model, loader = network().eval(), DataLoader(torch.rand(6, 3), batch_size=2)
 

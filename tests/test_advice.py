@@ -195,3 +195,38 @@ def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
     b.sync("cudaDeviceSynchronize")
     b.launch("second")
     assert "leave the synchronisation out" in found(recorded(b), "host-sync").fix
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (None, "mark what varies: dynamic=True"),
+        ("rest", "mend the graph break"),
+        ("wrapper", "compile the whole model, or a class of your own"),
+        ("model", "marking sizes dynamic does not help"),
+    ],
+)
+def test_what_helps_against_a_recompilation_depends_on_its_cause(
+    cause: str | None, said: str
+) -> None:
+    row = {"reason": "f was compiled again", "location": None, "id": "0/1", "ms": 2.0}
+    facts = {"compiled": ["0/0", "0/1"], "recompiles": 1}
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, facts | {"recompilations": [row | {"cause": cause}]})
+    with b.annotation(REGION):
+        b.op("Torch-Compiled Region: 0/1")
+    assert said in found(recorded(b), "recompile").fix
+
+
+@pytest.mark.parametrize(
+    ("strides", "said"),
+    [
+        ([[512, 1], [1, 512]], "N=30522 is no multiple of 8"),  # M lies along nothing
+        ([[1, 141], [1, 512]], "M=141, N=30522 are no multiple of 8"),
+    ],
+)
+def test_only_dimensions_that_do_harm_are_named(strides: list[list[int]], said: str) -> None:
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    with b.op("aten::mm", [[141, 512], [512, 30522]], ["c10::BFloat16"] * 2, strides=strides):
+        b.launch("gemm")
+    assert found(recorded(b), "unaligned-matmul").message.endswith(said)

@@ -138,6 +138,93 @@ def test_the_guard_that_failed_is_told_in_a_line(dynamo: Dynamo, guard: str, sai
     assert f"step was compiled again: {said}" == row["reason"]
 
 
+WRAPPER = f"{torch.__file__.removesuffix('__init__.py')}_dynamo/external_utils.py"
+PARAMETER = (
+    "0/0: tensor 's._parameters['w']' size mismatch at index 1. expected 8, actual 32. "
+    "Guard failed on a parameter, consider using this and that."
+)
+TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.conv.Conv1d'>  # here"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "cause"),
+    [
+        ({}, "step was compiled again: x == 4 does not hold", None),
+        (
+            {"co_name": "torch_dynamo_resume_in_torch_dynamo_resume_in_step_at_7_at_149"},
+            (
+                "the rest of step after a graph break (line 149) was compiled again: "
+                "x == 4 does not hold"
+            ),
+            "rest",
+        ),
+        (
+            {"recompile_reason": PARAMETER},
+            (
+                "step was compiled again: tensor 's._parameters['w']' size mismatch at index 1. "
+                "expected 8, actual 32"
+            ),
+            "model",
+        ),
+        (
+            {"recompile_reason": TYPE, "co_name": "inner", "co_filename": WRAPPER},
+            (
+                "torch's own wrapper around a compiled built-in module was compiled again: "
+                "fn is no Conv1d"
+            ),
+            "wrapper",
+        ),
+        (
+            {"co_name": "inner"},
+            "inner was compiled again: x == 4 does not hold",
+            None,
+        ),
+    ],
+)
+def test_what_was_compiled_again_is_called_what_it_is(
+    dynamo: Dynamo, fields: dict[str, str], said: str, cause: str | None
+) -> None:
+    before = CompileCount.now()
+    dynamo.compiled("0/1", **{"recompile_reason": "0/0: x == 4", **fields})
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    assert (said, cause) == (row["reason"], row["cause"])
+
+
+def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.compiled("0/0", recompile_reason=None)
+    nothing = {"co_name": None, "co_filename": None, "co_firstlineno": None}
+    why = {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded"}
+    dynamo.compiled("0/8", recompile_reason="0/7: n == 7", **nothing, **why)
+    facts = CompileCount.now().since(before)
+    said = "dynamo gave up on step after 8 compilations, and runs it uncompiled: n == 7 does not"
+    assert [f"{said} hold"] == [row["reason"] for row in facts["recompilations"]]
+    assert 0 == facts["graph_breaks"]
+
+
+@pytest.mark.parametrize(
+    ("older", "said"),
+    [
+        (["0/1: n == 2"], "n == 2 does not hold"),
+        (["0/1: n == 2", "0/0: n == 1"], "n == 2 does not hold"),  # of the same kind
+        (
+            ["0/0: n == 1", "0/1: n == 2", "0/0: tensor 'x' rank mismatch. expected 1, actual 2"],
+            "n == 2 does not hold; or tensor 'x' rank mismatch. expected 1, actual 2",
+        ),
+        (["0/1: n == 2", "0/2: m == 1"], "n == 2 does not hold"),  # of a later attempt
+        (["0/1: n == 2", "0/1: m == 1"], "n == 2 does not hold"),
+    ],
+)
+def test_guards_of_other_kinds_that_failed_are_told_too(
+    dynamo: Dynamo, older: list[str], said: str
+) -> None:
+    before = CompileCount.now()
+    dynamo.guard_failures[(lambda: 0).__code__] = older
+    dynamo.compiled("0/2", recompile_reason="0/1: n == 2")
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    assert f"step was compiled again: {said}" == row["reason"]
+
+
 def test_the_backward_of_a_later_attempt_is_no_recompilation_of_its_own(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     for attempt, reason in enumerate([None, "0/0: x == 4"]):

@@ -18,6 +18,7 @@ from pytest_torchprof.capture.dynamo import (
     Compilation,
     break_of,
     broke,
+    cause,
     compilation_of,
     own_breaks,
     recompiled,
@@ -66,7 +67,13 @@ class _Log:
             frame = made.id.rpartition("/")[0]
             same = (one for one in self._numbered() if one.id.rpartition("/")[0] == frame)
             if (first := next(same, None)) is not None:
-                made = made._replace(name=first.name, location=first.location)
+                made = made._replace(
+                    name=first.name,
+                    location=first.location,
+                    line=first.line,
+                    wrapper=first.wrapper,
+                    gave_up=True,
+                )
         self.compilations.append(made)
 
     def _numbered(self) -> Sequence[Compilation]:
@@ -149,6 +156,7 @@ class CompileCount:
                 "ms": one.ms,
                 "frame_before": f"{one.id.rpartition('/')[0]}/0" not in own,
                 "users": one.users,
+                "cause": cause(one),
             }
             for one in made
             if one.reason is not None

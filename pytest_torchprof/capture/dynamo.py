@@ -28,7 +28,20 @@ _SAID = {
     "comprehension_graph_break": "A comprehension that cannot be traced",
 }
 
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.*)_at_\d+")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
+#: The attempt after the last one that dynamo allows. Source: torch/_dynamo/exc.py
+_TOO_OFTEN = re.compile(
+    r"(cache_size|recompile)[_ ]limit|RecompileLimit|CacheSizeLimit", re.IGNORECASE
+)
+#: What dynamo compiles of a module of torch's own, one function for all of them.
+#: Source: torch/_dynamo/external_utils.py, ``wrap_inline``.
+_WRAPPER = re.compile(r"[/\\]torch[/\\]_dynamo[/\\]external_utils\.py$")
+#: A guard on the size of a tensor that a module keeps.
+_OF_MODULE = re.compile(r"_(parameters|buffers)\[|guard failed on a parameter", re.IGNORECASE)
+_OLDER = re.compile(r"!?\d+/(\d+)(?:_\d+)?: ")
+#: Ends what a guard is on; the rest is the value that it wants.
+_WANTED = re.compile(r" mismatch| (==|!=|<|>|<=|>=|is|in) |\(")
+_TYPE = re.compile(r"___check_type_id\(([^,]+),.*type=<class '(?:.*\.)?(\w+)'>.*")
 _FRAME = re.compile(r"Line: (\d+), Name: .*, Filename: (.*)")
 _EXPLANATION = re.compile(r"^ *Explanation: (.*)$", re.MULTILINE)
 #: What differs from run to run: addresses, and numbers that are addresses; and what says nothing.
@@ -51,6 +64,9 @@ class Compilation(NamedTuple):
 
     ``location`` is the function, if it is of the ``users``, else where one of them called it. A
     ``forward`` is compiled by dynamo itself; other records are of what a backend does later.
+    ``others``: the guards that failed of what had been compiled before that. ``line``: where the
+    rest of a function begins that resumes after a graph break. ``gave_up``: dynamo has compiled
+    nothing, since it had done so too often. ``wrapper``: torch's around a module of its own.
     ``left``: dynamo has left the frame to Python, and is of a version that does not say why.
     """
 
@@ -63,6 +79,10 @@ class Compilation(NamedTuple):
     users: bool
     breaks: tuple[Break, ...]
     left: bool = False
+    others: tuple[str, ...] = ()
+    line: int | None = None
+    gave_up: bool = False
+    wrapper: bool = False
 
 
 def break_of(reason: Any) -> Break:
@@ -111,9 +131,12 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         reason = record.recompile_reason
     elif not name.endswith(("/0", "None")):
         reason = _guard_failure(record, utils) or "a guard failed"
+    whole = _field(record, "co_name") or ""
+    resumed, file = _RESUMED.fullmatch(whole), str(_field(record, "co_filename"))
+    failed = f"{_field(record, 'fail_type')} {_field(record, 'fail_reason')}"
     return Compilation(
         id=name,
-        name=_bare(_field(record, "co_name")) or "",
+        name=_bare(whole) or "",
         location=_place_of(record),
         reason=reason,
         ms=round(float(seconds) * 1e3, 3),
@@ -121,6 +144,10 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         users=bool(_field(record, "co_filename")) and is_users(_field(record, "co_filename")),
         breaks=breaks if forward else (),
         left=forward and not breaks and _is_left(record),
+        others=_other_failures(name, reason, utils) if reason else (),
+        line=int(resumed[2]) if resumed else None,
+        gave_up=bool(_TOO_OFTEN.search(failed)),
+        wrapper=whole == "inner" and bool(_WRAPPER.search(file)),
     )
 
 
@@ -138,6 +165,27 @@ def _guard_failure(record: Any, utils: Any) -> str | None:
         if reasons and place == (_field(record, "co_filename"), _field(record, "co_firstlineno")):
             return str(reasons[-1])
     return None
+
+
+def _other_failures(name: str, reason: str, utils: Any) -> tuple[str, ...]:
+    """The guards that failed of older code of the same function, the last used first.
+
+    Dynamo's record has the first one only. It notes all of one attempt one after the other.
+    """
+    attempt = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdecimal() else 0
+    found: list[str] = []
+    for noted in getattr(utils, "guard_failures", {}).values():
+        for start, one in enumerate(noted):
+            if one != reason:
+                continue
+            group: dict[int, str] = {}
+            for other in noted[start : start + attempt]:
+                number = _OLDER.match(str(other))
+                if number is None or int(number[1]) in group or int(number[1]) >= attempt:
+                    break
+                group[int(number[1])] = str(other)
+            found = max(found, list(group.values())[1:], key=len)
+    return tuple(found)
 
 
 def _place_of(record: Any) -> str | None:
@@ -186,12 +234,40 @@ def recompiled(one: Compilation) -> str:
     >>> recompiled(Compilation("0/1", "f", None, "0/0: n == 4   # x * n", 0, True, True, ()))
     'f was compiled again: n == 4 does not hold'
     """
-    line = (one.reason or "").strip().partition("\n")[0]
-    guard = re.split(r"\s+# ", re.sub(r"^!?[\d/]+: ", "", line))[0].strip()
+    kinds: dict[str, str] = {}
+    for guard in map(_failed, (one.reason, *one.others)):
+        kinds.setdefault(_WANTED.split(guard)[0], guard)
+    why = _shortened("; or ".join(kinds.values()))
+    who = one.name or "a function"
+    if one.wrapper:
+        who = "torch's own wrapper around a compiled built-in module"
+    elif one.line is not None:
+        who = f"the rest of {who} after a graph break (line {one.line})"
+    if one.gave_up:
+        times = one.id.rpartition("/")[2]
+        return f"dynamo gave up on {who} after {times} compilations, and runs it uncompiled: {why}"
+    return f"{who} was compiled again: {why}"
+
+
+def cause(one: Compilation) -> str | None:
+    """Of which kind a recompilation is, if what helps there is another thing than usual."""
+    if one.line is not None:
+        return "rest"
+    if one.wrapper:
+        return "wrapper"
+    return "model" if _OF_MODULE.search(one.reason or "") else None
+
+
+def _failed(reason: str | None) -> str:
+    """What dynamo says of a guard that failed, in a line."""
+    line = (reason or "").strip().partition("\n")[0]
+    guard = re.split(r"\s+# ", re.sub(r"^!?[\d/_]+: ", "", line))[0].strip()
+    guard = guard.partition(". Guard failed on a parameter")[0]  # its advice is for few
     # A condition is told by its code, a tensor by a sentence.
+    if typed := _TYPE.fullmatch(guard):
+        return f"{typed[1]} is no {typed[2]}"
     code = "mismatch" not in guard and re.search(r" (==|!=|<|>|<=|>=|is|in) |^not |\)$", guard)
-    said = f"{guard} does not hold" if code else guard
-    return _shortened(f"{one.name or 'a function'} was compiled again: {said}")
+    return f"{guard} does not hold" if code else guard
 
 
 def _shortened(text: str) -> str:

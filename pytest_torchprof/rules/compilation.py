@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,19 @@ _REGION = "Torch-Compiled Region"
 #: What dynamo calls the rest of a function after a graph break, as a Python frame of a trace.
 #: Source: torch/_dynamo/resume_execution.py, ``TORCH_DYNAMO_RESUME_IN_PREFIX``.
 _RESUMED = re.compile(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
+
+_VARIES = (
+    "mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python numbers "
+    "for values"
+)
+#: What to do of recompilations of some causes, see `capture.dynamo.cause`.
+_FIXES = {
+    "rest": "mend the graph break, so that there is no rest to compile; or mark what varies there",
+    "wrapper": "compile the whole model, or a class of your own: built-in modules that are "
+    "compiled one by one share torch's wrapper; of one such module, mark what varies",
+    "model": "models of one class and of different sizes are compiled each, once, and marking "
+    "sizes dynamic does not help: allow it, or compile a function that calls them all",
+}
 
 
 def _unknown(found: Compiled) -> str | None:
@@ -87,8 +101,7 @@ def graph_break(trace: Trace) -> Matches:
 
 @rule(
     "recompile",
-    fix="mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python "
-    "numbers for values",
+    fix=_VARIES,
     ready=_is_ready_for_recompilations,
     gated_by="recompiles",
 )
@@ -97,12 +110,20 @@ def recompile(trace: Trace) -> Matches:
 
     What it does
         Counts the recompilations of the first run of the test, each with the guard that failed and
-        the function. In a stored trace of another tool these are the compiled regions whose number
+        the function; where guards of different kinds failed for what was compiled before, with one
+        of each kind. The attempt at which dynamo gives up compiles nothing and is counted too: it
+        is no graph break, and its message says that the function runs as plain Python from then on.
+
+        Dynamo compiles by function, not by object. Models of one class share their ``forward``, so
+        two of different sizes are a recompilation, and modules of torch's own that are compiled
+        one by one share a wrapper of torch's. What resumes after a graph break is a function too.
+
+        In a stored trace of another tool these are the compiled regions whose number
         is not their function's first. The cost is the time that compiling took.
 
     Why it is slow
-        Compiling takes seconds where a call takes milliseconds; after eight attempts dynamo gives
-        up, and the function runs as plain Python.
+        Compiling takes seconds where a call takes milliseconds; after eight compilations dynamo
+        gives up, and the function runs as plain Python.
 
     Example
         .. code:: python
@@ -119,7 +140,10 @@ def recompile(trace: Trace) -> Matches:
                 scale(x, factor)
     """
     if "compiled" in trace.facts:
-        return _noted(trace, trace.once(compilation.recompilations))
+        found = _noted(trace, trace.once(compilation.recompilations))
+        rows = trace.once(compilation.recompilations).rows or ()
+        fixes = [_FIXES.get(str(row.get("cause")), _VARIES) for row in rows]
+        return replace(found, fix=fixes) if rows else found
     again = sorted(name for name in compilation.regions(trace) if not name.endswith("/0"))
     return _matches(trace, [{"reason": _attempt(name), "id": name} for name in again])
 

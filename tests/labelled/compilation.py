@@ -415,6 +415,69 @@ def numbers_until_dynamo_gives_up():
     return Compiling(block)
 
 
+class Mlp(torch.nn.Module):
+    """A model of the user's, as wide as he wants it."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.hidden = torch.nn.Linear(4, width)
+        self.out = torch.nn.Linear(width, 2)
+
+    def forward(self, x):
+        return self.out(self.hidden(x).relu())
+
+
+@EXAMPLES.positive("recompile")
+def a_student_and_a_wider_teacher_of_one_class():
+    def block():
+        torch._dynamo.reset()
+        student, teacher = _compiled(Mlp(8)), _compiled(Mlp(32))
+        with torch.no_grad():
+            student(X[None])
+            teacher(X[None])
+
+    return Compiling(block)
+
+
+@EXAMPLES.positive("recompile", 2)
+def modules_of_torchs_own_that_are_compiled_one_by_one():
+    def block():
+        torch._dynamo.reset()
+        layers = [torch.nn.Linear(4, 4), torch.nn.Conv1d(1, 4, 1), torch.nn.Tanh()]
+        x = X[None]
+        with torch.no_grad():
+            for layer in layers:
+                x = _compiled(layer)(x)
+
+    return Compiling(block)
+
+
+@EXAMPLES.near_miss("recompile")
+def blocks_of_one_size_that_are_compiled_one_by_one():
+    def block():
+        torch._dynamo.reset()
+        ensemble = [_compiled(Mlp(8)) for _ in range(3)]
+        with torch.no_grad():
+            torch.stack([model(X[None]) for model in ensemble]).mean(0)
+
+    return Compiling(block)
+
+
+@EXAMPLES.near_miss("recompile")
+def a_function_that_calls_student_and_teacher():
+    student, teacher = Mlp(8), Mlp(32)
+
+    def distance(x):
+        return (student(x) - teacher(x)).square().mean()
+
+    def block():
+        torch._dynamo.reset()
+        with torch.no_grad():
+            _compiled(distance)(X[None])
+
+    return Compiling(block)
+
+
 @EXAMPLES.positive("recompile", 2)
 def a_stored_trace_with_later_attempts():
     builder = TraceBuilder(region="")

@@ -250,6 +250,30 @@ def _validation_with_graphs() -> Pair:
     return validate, without_graph
 
 
+@slip("backward-twice")
+def _heads_one_by_one() -> Pair:
+    import torch
+    from torch import nn
+
+    trunk, heads = _model(128, 6), nn.ModuleList(nn.Linear(8, 1) for _ in range(2))
+    batch = torch.randn(32, 128)
+
+    def training(*, together: bool) -> Body:
+        def body() -> None:
+            trunk.zero_grad()
+            features = trunk(batch)
+            losses = [head(features).square().mean() for head in heads]
+            if together:
+                (losses[0] + losses[1]).backward()
+            else:
+                losses[0].backward(retain_graph=True)
+                losses[1].backward()
+
+        return body
+
+    return training(together=False), training(together=True)
+
+
 # ------------------------------------------------------------------------------------ loops
 
 

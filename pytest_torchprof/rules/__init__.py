@@ -21,6 +21,7 @@ from pytest_torchprof.rules import (
     precision,
     products,
     repetition,
+    retained,
     training,
     vocabulary,
     waiting,
@@ -65,6 +66,7 @@ THEMES = (
     compilation,
     debugging,
     vocabulary,
+    retained,
 )
 
 #: Rules by code, in the order of the files of their themes.

@@ -25,7 +25,8 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
 
     -1 for other events, for gradients that are being accumulated, and where the trace does not say.
     Both carry the same ``Sequence number``. Operators before the one that makes a node see the
-    number of that node too, so it is the last one of its number before the backward pass.
+    number of that node too, so it is the last one of its number before the backward pass. Where a
+    reentrant checkpoint runs forward and backward again, both are within its own node.
     """
     out = np.full(len(events), -1, np.int64)
     node = node_around(trace, events)
@@ -38,6 +39,7 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
     outer = node_around(trace, trace.parent[nodes[inner]])
     inner, outer = inner[outer >= 0], outer[outer >= 0]
     wanted[inner] = _sequence(trace, outer)[0]
+    again = _recomputed(trace, nodes, wanted)
     rows, sequence = trace.once(_forward_numbers)
     if not len(rows):
         return out
@@ -48,8 +50,31 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
     for i in np.flatnonzero((wanted >= 0) & (end > key)).tolist():
         before = int(np.searchsorted(rows[key[i] : end[i]], nodes[i]))
         found[i] = rows[key[i] + before - 1] if before else -1
-    out[back] = found[at]
+    out[back] = np.where(again >= 0, again, found)[at]
     return out
+
+
+def _recomputed(trace: Trace, nodes: Ints, wanted: Ints) -> Ints:
+    """The operators that made these nodes, where another node holds both; -1 for none."""
+    found = np.full(len(nodes), -1, np.int64)
+    mark = trace.parent[nodes]
+    own = (mark >= 0) & trace.once(_is_mark)[mark]
+    around = node_around(trace, trace.parent[np.where(own, mark, nodes)])
+    for holder in np.unique(around[around >= 0]).tolist():
+        end = np.searchsorted(trace.ts, trace.ts[holder] + trace.dur[holder])
+        rows = np.arange(holder + 1, end)
+        rows = rows[trace.kind[rows] == Kind.OP]
+        rows = rows[node_around(trace, rows) == holder]
+        number, backward = _sequence(trace, rows)
+        for i in np.flatnonzero(around == holder).tolist():
+            before = rows[(number == wanted[i]) & ~backward & (rows < nodes[i])]
+            if wanted[i] >= 0 and len(before):
+                found[i] = before[-1]
+    return found
+
+
+def _is_mark(trace: Trace) -> Bools:
+    return trace.names_where(re.compile(re.escape(ENGINE)).match)
 
 
 def _is_node(trace: Trace) -> Bools:

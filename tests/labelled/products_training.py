@@ -58,6 +58,7 @@ def backward_products(
 def train_attention(
     b: TraceBuilder, query: Sequence[int], dtype: str = FLOAT, *, inner: str = FLOAT,
     kernel: str = SGEMM, numbers: count[int] | None = None, math: bool = True,
+    thread: int = 5001,
 ) -> None:  # fmt: skip
     """Attention forward and backward, by its math form or written out as a module does."""
     *heads, length, size = query
@@ -84,7 +85,7 @@ def train_attention(
             forward()
     else:
         forward()
-    with b.thread(5001):
+    with b.thread(thread):
         backward_products(b, *values, second, inner, kernel)
         backward_products(b, *scores, first, inner, kernel)
 
@@ -105,6 +106,38 @@ def training_three_layers_in_bf16_whose_math_form_computes_in_fp32():
     numbers = count(40, 10)
     for _ in range(3):
         train_attention(b, [2, 8, 128, 64], BF16, numbers=numbers)
+    return b
+
+
+def checkpointed(b: TraceBuilder, *, math: bool) -> None:
+    """A reentrant checkpoint runs attention again, and backward, within its own node."""
+    query, numbers = [2, 8, 128, 64], {"Sequence number": 7, "Fwd thread id": 1}
+    with b.op("CheckpointFunction", [query], [FLOAT], args=numbers | {"Fwd thread id": 0}):
+        dims, types = [query] * 3, [FLOAT] * 3
+        if math:
+            with b.op("aten::_scaled_dot_product_attention_math", dims, types):
+                product(b, "aten::bmm", [16, 128, 64], [16, 64, 128], SGEMM)
+    # Here the numbers of the main thread are others' than those of the autograd engine's thread.
+    forward_product(b, [16, 128, 64], [16, 64, 128], 40, BF16, XMMA_BF16)
+    with (
+        b.thread(5001),
+        b.op("autograd::engine::evaluate_function: CheckpointFunctionBackward", args=numbers),
+        b.op("CheckpointFunctionBackward", args=numbers),
+    ):
+        train_attention(b, query, math=math, thread=5001)
+
+
+@EXAMPLES.positive("math-attention", 2)
+def math_attention_in_a_reentrant_checkpoint():
+    b = TraceBuilder(A100, (8, 0))
+    checkpointed(b, math=True)
+    return b
+
+
+@EXAMPLES.positive("fp32-matmul", 6)
+def attention_written_out_in_a_reentrant_checkpoint():
+    b = TraceBuilder(A100, (8, 0))
+    checkpointed(b, math=False)
     return b
 
 

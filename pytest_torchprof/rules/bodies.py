@@ -120,7 +120,7 @@ class Body:
         for name, args in zip(names, self.trace.operands(self.rows), strict=True):
             key = (name, bytes(args.dims), bytes(args.types), bytes(args.concrete))
             if key not in known:
-                known[key] = _call(name, args)
+                known[key] = call_of(name, args)
             out.append(known[key])
         return out
 
@@ -150,7 +150,8 @@ class Body:
         return {some[0] if some else -1 for some in self.taken[at :: self.period]}
 
 
-def _call(name: str, args: OpArgs) -> Call:
+def call_of(name: str, args: OpArgs) -> Call:
+    """An operator, from what the trace says of its arguments."""
     dims, types, concrete = (decode_part(part) for part in (args.dims, args.types, args.concrete))
     dims = dims if isinstance(dims, list) else []
     kinds = types if isinstance(types, list) and len(types) == len(dims) else ["?"] * len(dims)

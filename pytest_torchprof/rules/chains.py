@@ -1,0 +1,194 @@
+"""Tensors that get longer and longer: each was joined from the one before it and something new."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.bodies import Call, call_of
+from pytest_torchprof.rules.levels import calls
+from pytest_torchprof.rules.names import Names, are_named
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Taken, Trace
+    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.rules.bodies import Shape
+
+JOIN: Final = Names(
+    r"aten::(cat|concat|concatenate|hstack|vstack|row_stack|column_stack|stack|pad|constant_pad_nd)$"
+)
+
+_Key: TypeAlias = tuple["Shape", ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A join: its event, which of the tensors is the one before, and what comes out of it.
+
+    ``old``: the elements that were copied before, those of the tensor that grows.
+    """
+
+    row: int
+    call: Call
+    out: Shape
+    old: int
+    axis: int
+
+
+@dataclass
+class Chain:
+    """Joins of which each takes what the one before it made; ``listed``: a list that grows."""
+
+    links: list[Link] = field(default_factory=list)
+    listed: bool = False
+
+    @property
+    def rows(self) -> list[int]:
+        """Their events."""
+        return [link.row for link in self.links]
+
+
+def chains(trace: Trace, least: int) -> list[Chain]:
+    """All that are so long, in the order in which they end."""
+    return [one for one in trace.once(_chains) if len(one.links) >= least]
+
+
+def _chains(trace: Trace) -> list[Chain]:
+    rows = calls(trace)
+    rows = rows[trace.selection[rows] & are_named(trace, rows, JOIN)]
+    taken, made = identity.taken(trace, rows), identity.made(trace, rows)
+    waiting: dict[_Key, deque[tuple[Chain, int]]] = defaultdict(deque)
+    out = []
+    for at, (row, args) in enumerate(zip(rows.tolist(), trace.operands(rows), strict=True)):
+        call = call_of(trace.names[trace.name[row]], args)
+        joined = _joined(call)
+        if joined is None:
+            continue
+        shape, axis = joined
+        chain, old, listed = _before(call, shape, waiting, (at, taken, made))
+        if chain is None:
+            chain = Chain()
+            out.append(chain)
+            old = max(map(prod, call.shapes[0]))
+        chain.listed |= listed
+        chain.links.append(Link(row, call, shape, old, axis))
+        waiting[(shape,)].append((chain, at))
+        if call.shapes and len(call.shapes[0]) > 1:
+            waiting[call.shapes[0]].append((chain, at))
+    return out
+
+
+def _before(
+    call: Call,
+    out: Shape,
+    waiting: dict[_Key, deque[tuple[Chain, int]]],
+    known: tuple[int, list[tuple[Taken, ...]] | None, list[frozenset[int]] | None],
+) -> tuple[Chain | None, int, bool]:
+    """The chain that a join goes on with, how much of it is old, and whether as a list."""
+    at, taken, made = known
+    elements = call.shapes[0] if call.shapes else ()
+    for number, shape in enumerate(elements):
+        if shape == out or not prod(shape):
+            continue
+        found = _first(waiting.get((shape,)), lambda one, n=number: _is_it(taken, made, one, at, n))
+        if found is not None:
+            return found, prod(shape), False
+    if len(elements) > 2:
+        found = _first(
+            waiting.get(elements[:-1]), lambda one: taken is None or _begins(taken, one, at)
+        )
+        if found is not None:
+            return found, sum(map(prod, elements[:-1])), True
+    return None, 0, False
+
+
+def _first(some: deque[tuple[Chain, int]] | None, fits: object) -> Chain | None:
+    """The one that has waited longest and whose last link it is; it waits no more."""
+    for one in list(some or ()):
+        chain, at = one
+        if fits(at):  # type: ignore[operator]
+            some.remove(one)  # type: ignore[union-attr]
+            return chain
+    return None
+
+
+def _is_it(
+    taken: list[tuple[Taken, ...]] | None,
+    made: list[frozenset[int]] | None,
+    before: int,
+    at: int,
+    number: int,
+) -> bool:
+    """Whether an operand is what an earlier join made, as far as is known."""
+    if taken is None or made is None:
+        return True
+    first = taken[at][0] if taken[at] else -1
+    one = first[number] if isinstance(first, tuple) and number < len(first) else first
+    return one in made[before]
+
+
+def _begins(taken: list[tuple[Taken, ...]], before: int, at: int) -> bool:
+    """Whether a list of tensors begins with an earlier one."""
+    old, new = taken[before][:1], taken[at][:1]
+    if not old or not new or isinstance(old[0], int) or isinstance(new[0], int):
+        return False
+    return new[0][: len(old[0])] == old[0]
+
+
+def _joined(call: Call) -> tuple[Shape, int] | None:
+    """The shape that a join makes, and along which axis it is longer than what it takes."""
+    some = [shape for shape in call.shapes[0] if shape != (0,)] if call.shapes else []
+    if not some:
+        return None
+    concrete = decode_part(call.concrete)
+    if call.base in ("pad", "constant_pad_nd"):
+        return _padded(some[0], concrete)
+    axis = 0
+    if call.base in ("cat", "concat", "concatenate", "stack"):
+        text = str(concrete[1]) if isinstance(concrete, list) and len(concrete) > 1 else "0"
+        axis = int(text) if re.fullmatch(r"-?\d+", text) else 0
+    elif call.base == "hstack":
+        axis = 0 if len(some[0]) == 1 else 1
+    elif call.base == "column_stack":
+        some, axis = [(*shape, 1) if len(shape) == 1 else shape for shape in some], 1
+    else:
+        some = [(1, *shape) if len(shape) == 1 else shape for shape in some]
+    if call.base == "stack":
+        shape = list(some[0])
+        axis %= len(shape) + 1
+        shape.insert(axis, len(some))
+        return tuple(shape), axis
+    rank = len(some[0])
+    if not rank or any(len(shape) != rank for shape in some) or not -rank <= axis < rank:
+        return None
+    axis %= rank
+    total = sum(shape[axis] for shape in some)
+    return (*some[0][:axis], total, *some[0][axis + 1 :]), axis
+
+
+def _padded(shape: Shape, concrete: object) -> tuple[Shape, int] | None:
+    text = str(concrete[1]) if isinstance(concrete, list) and len(concrete) > 1 else ""
+    sizes = [int(one) for one in re.findall(r"-?\d+", text)]
+    if not sizes or len(sizes) > 2 * len(shape):
+        return None
+    out, axes = list(shape), []
+    for number in range(len(sizes) // 2):
+        more = sizes[2 * number] + sizes[2 * number + 1]
+        if more:
+            axes.append(len(shape) - 1 - number)
+            out[axes[-1]] += more
+    return (tuple(out), axes[0]) if len(axes) == 1 and tuple(out) != shape else None
+
+
+def between(trace: Trace, first: int, last: int) -> Ints:
+    """The calls of the thread of these two events that are between them."""
+    rows = calls(trace)
+    rows = rows[trace.thread[rows] == trace.thread[first]]
+    low, high = rows.searchsorted([first, last])
+    inside: Ints = rows[low + 1 : high]
+    return inside

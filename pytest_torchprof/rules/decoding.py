@@ -1,0 +1,222 @@
+"""Rules about models that generate one position after the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.rules.bodies import call_of
+from pytest_torchprof.rules.chains import JOIN
+from pytest_torchprof.rules.levels import calls, engine_steps
+from pytest_torchprof.rules.names import Names, are_named, operators_named
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.rules.bodies import Call, Shape
+
+#: Layers with weights, and which of their arguments these are; attention has none.
+_LAYER: Final = Names(
+    r"aten::(linear|embedding|conv1d|matmul|addmm|mm|lstm|gru|rnn_\w+"
+    r"|scaled_dot_product_attention)$"
+)
+#: What looks at several positions at once.
+_MIXES: Final = Names(r"aten::(scaled_dot_product_attention|softmax|lstm|gru|rnn_\w+|cumsum)$")
+_STORES: Final = Names(r"aten::(copy_|fill_|index_put_|index_copy_|scatter_)$")
+#: So many positions more in each step, at most.
+_FEW: Final = 8
+
+
+@rule(
+    "decode-without-cache",
+    fix="keep what the layers have computed of earlier positions (use_cache=True, a cache of keys "
+    "and values, the state of a recurrent layer), and give the model the new position only",
+    triggers=_LAYER.pattern,
+    needs="shapes",
+    repeats=Threshold(16, "1", "a short answer is as quick without a cache"),
+)
+def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
+    """A model generates, and computes all earlier positions again for each new one.
+
+    What it does
+        Counts runs of ``repeats`` (16) steps or more in which a layer's input gets longer each
+        time, by the same one to 8 positions, in the dimension of the sequence, and which between
+        them join something to a tensor of that length (``cat``), or write into a buffer at that
+        position, of which the next step takes as much.
+
+        Not: inputs of one position, as with a cache; a window that stays as long as it is;
+        batches of different lengths, which nothing of the step before goes into; a batch that gets
+        more samples; images that get larger; steps with a backward pass between them. Models that
+        see all positions again, as diffusion over a whole text or an encoder, cannot have a cache:
+        their input mostly does not get longer.
+
+    Why it is slow
+        Step n does the work for n positions, though all but one were computed before: n²/2 in all,
+        and attention more than that.
+
+    Example
+        .. code:: python
+
+            for _ in range(steps):
+                logits = model(ids)
+                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+
+    Use instead
+        .. code:: python
+
+            logits, cache = model(ids, cache=None)
+            for _ in range(steps):
+                token = logits[:, -1:].argmax(-1)
+                logits, cache = model(token, cache=cache)
+    """
+    rows = operators_named(trace, _LAYER)
+    if np.count_nonzero(trace.selection[rows]) < repeats:
+        return NO_MATCHES
+    every = calls(trace)
+    every = every[trace.selection[every]]
+    layers = every[are_named(trace, every, _LAYER)]
+    if len(layers) < repeats:
+        return NO_MATCHES
+    found: list[_Run] = []
+    for run in _runs(trace, layers, int(repeats)):
+        if any(run.thread == x.thread and run.rows[0] < x.end for x in found):
+            continue
+        grown = _grown(trace, every, run)
+        if grown is not None and len(grown) >= repeats - 1:
+            found.append(_Run(run.rows, run.lengths, run.axis, run.thread, grown))
+    if not found:
+        return NO_MATCHES
+    first = np.array([run.rows[0] for run in found])
+    last = np.array([run.end for run in found])
+    return Matches(
+        np.array([run.grown[0] for run in found]),
+        [
+            f"a model computes {run.lengths[0]} to {run.lengths[-1]} positions in "
+            f"{len(run.lengths)} steps, all of them again in each"
+            for run in found
+        ],
+        cost_ns=np.array([_saved(trace, run) for run in found], np.int64),
+        span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Steps: by the first layer of each, how many positions it gets, and what made it so many."""
+
+    rows: list[int]
+    lengths: list[int]
+    axis: int
+    thread: int
+    grown: list[int]
+
+    @property
+    def end(self) -> int:
+        """The event that ends it, of those that are known."""
+        return max(self.rows[-1], self.grown[-1] if self.grown else -1)
+
+
+def _runs(trace: Trace, layers: Ints, least: int) -> list[_Run]:
+    """Steps in which one layer gets more positions each time, by the layers' names and weights."""
+    groups: dict[tuple[object, ...], list[tuple[int, Shape]]] = defaultdict(list)
+    for row, args in zip(layers.tolist(), trace.operands(layers), strict=True):
+        call = call_of(trace.names[trace.name[row]], args)
+        key, shape = _kind(call)
+        if shape is not None and len(shape) > 1:
+            groups[(int(trace.thread[row]), call.name, len(shape), key)].append((row, shape))
+    out = []
+    for (thread, *_), some in groups.items():
+        firsts = [some[0], *(new for old, new in pairwise(some) if new[1] != old[1])]
+        if len(firsts) >= least:
+            out += _growing(firsts, least, thread)
+    return sorted(out, key=lambda run: run.rows[0])
+
+
+def _kind(call: Call) -> tuple[object, Shape | None]:
+    """What tells a layer from others, and the shape of its input."""
+    shapes = [one[0] if one else None for one in call.shapes]
+    if call.base == "embedding":
+        return tuple(shapes[:1]), shapes[1] if len(shapes) > 1 else None
+    if call.base == "addmm":
+        return tuple(shapes[2:3]), shapes[1] if len(shapes) > 1 else None
+    if "attention" in call.base:
+        return (), shapes[0] if shapes else None
+    return tuple(shapes[1:2]), shapes[0] if shapes else None
+
+
+def _growing(firsts: list[tuple[int, Shape]], least: int, thread: object) -> list[_Run]:
+    out, start, step = list[_Run](), 0, None
+    steps = [_step(old, new) for (_, old), (_, new) in pairwise(firsts)]
+    for at, one in enumerate([*steps, None]):
+        if one is None or (step is not None and one != step):
+            if step is not None and at + 1 - start >= least:
+                some, axis = firsts[start : at + 1], step[0]
+                rows, lengths = [row for row, _ in some], [shape[axis] for _, shape in some]
+                out.append(_Run(rows, lengths, axis, int(str(thread)), []))
+            start, step = at if one is not None else at + 1, one
+        elif step is None:
+            start, step = at, one
+    return out
+
+
+def _step(old: Shape, new: Shape) -> tuple[int, int] | None:
+    """Along which axis, and by how much, a shape is longer than the one before."""
+    if len(old) != len(new):
+        return None
+    more = [(axis, b - a) for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+    return more[0] if len(more) == 1 and 0 < more[0][1] <= _FEW else None
+
+
+def _grown(trace: Trace, every: Ints, run: _Run) -> list[int] | None:
+    """What made the input of each step longer than that before; None where it is no decoding."""
+    first, last = run.rows[0], run.rows[-1]
+    backward = engine_steps(trace)
+    if ((backward > first) & (backward < last)).any():
+        return None
+    inside = every[(every > first) & (every < last) & (trace.thread[every] == run.thread)]
+    if run.axis == 0 and not are_named(trace, inside, _MIXES).any():
+        return None  # of a batch
+    joins = inside[are_named(trace, inside, JOIN, _STORES)]
+    steps = np.searchsorted(run.rows, joins, side="right")
+    before = inside[np.maximum(np.searchsorted(inside, joins) - 1, 0)]
+    found: dict[int, int] = {}
+    for row, step, args, index in zip(
+        joins.tolist(), steps.tolist(), trace.operands(joins), before.tolist(), strict=True
+    ):
+        old, new = run.lengths[step - 1], run.lengths[step]
+        call = call_of(trace.names[trace.name[row]], args)
+        if are_named(trace, np.array([row]), _STORES)[0]:
+            (at,) = trace.operands(np.array([index]))
+            part = call_of(trace.names[trace.name[index]], at).part
+            longer = part is not None and part.low <= old <= part.high <= new
+        else:
+            longer = _joins(call, old, new)
+        if longer:
+            found[step] = row
+    return list(found.values())
+
+
+def _joins(call: Call, old: int, new: int) -> bool:
+    """Whether a tensor of so many positions is joined with the new ones."""
+    some = call.shapes[0] if call.shapes else ()
+    return len(some) > 1 and any(
+        old in one and new - old in other and len(one) == len(other)
+        for one in some
+        for other in some
+        if one is not other
+    )
+
+
+def _saved(trace: Trace, run: _Run) -> int:
+    """What the steps take longer for all positions than for the new ones, by how they grow."""
+    took = np.diff(trace.ts[np.array(run.rows)]).astype(float)
+    lengths = np.array(run.lengths[:-1], float)
+    slope = np.polyfit(lengths, took, 1)[0] if len(set(run.lengths)) > 1 else 0.0
+    if not np.isfinite(slope) or slope <= 0:
+        return 0
+    return int(min((slope * (lengths - 1)).sum(), took.sum()))

@@ -1,0 +1,164 @@
+"""Rules about tensors that grow by being copied."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.device import launched_ns
+from pytest_torchprof.analysis.operands import ELEMENT_BYTES
+from pytest_torchprof.events import DEVICE_KINDS
+from pytest_torchprof.rules.bodies import call_of
+from pytest_torchprof.rules.chains import JOIN, between, chains
+from pytest_torchprof.rules.names import operators_named
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.rules.bodies import Call
+    from pytest_torchprof.rules.chains import Chain
+
+#: Layers with parameters for each of the features that were joined.
+_PARAMETERS: Final = re.compile(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")
+#: Calls that are looked at between one join and the next.
+_LOOKED: Final = 1000
+_COLLECT: Final = "collect the parts in a list, and join them once after the loop"
+_ALLOCATE: Final = (
+    "allocate it once, as long as it will get, and write each part into its place (for keys and "
+    "values: a static cache)"
+)
+
+
+@rule(
+    "growing-cat",
+    fix=f"{_COLLECT}; or {_ALLOCATE}",
+    triggers=JOIN.pattern,
+    needs="shapes",
+    repeats=Threshold(10, "1", "a few parts are joined as quickly one after the other"),
+    operators=Threshold(50, "1", "beside so many others in each repetition a join is a trifle"),
+    bytes=Threshold(
+        1 << 20, "B", "of a tensor that is needed each time; less is copied in no time"
+    ),
+)
+def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float) -> Matches:  # noqa: A002
+    """A tensor gets longer and longer, and is copied as a whole each time.
+
+    What it does
+        Counts tensors that ``cat``, ``hstack``, ``vstack`` and so on, or ``pad``, made longer
+        ``repeats`` (10) times or more, each time from what the last time made; and lists of tensors
+        that are joined again each time they are longer. A live test tells by which tensor is which
+        that it is the same; a stored trace by the shapes, which fit each time.
+
+        It counts if ``bytes`` (1 MiB) or more were copied again in all, as for a cache of keys and
+        values that attention takes, longer by one each time: a tensor that is allocated once is
+        then quicker, and below that it is not. Where hardly anything else takes the tensor in
+        between, parts were only collected: a list does that, so it counts however small it is,
+        where at most ``operators`` (50) run in each repetition.
+
+        Not: a list that is joined once; a window that moves, which stays as long as it is; features
+        that layers with parameters for each of them take, as in DenseNet, where that is the
+        architecture; tensors that grow in one graph of ``torch.compile``.
+
+    Why it is slow
+        Each time, all that was there before is copied, and memory for it is allocated: for n parts,
+        n²/2 are copied.
+
+    Example
+        .. code:: python
+
+            out = torch.empty(0, 8)
+            for batch in batches:
+                out = torch.cat([out, model(batch)])
+
+    Use instead
+        .. code:: python
+
+            out = torch.cat([model(batch) for batch in batches])
+    """
+    if len(operators_named(trace, JOIN)) < repeats:
+        return NO_MATCHES
+    found, said, fix, cost, moved = [], [], [], [], []
+    for chain in chains(trace, int(repeats)):
+        kind = _collects(trace, chain)
+        copied = sum(link.old for link in chain.links) * _size(chain)
+        trifle = not kind or _every(trace, chain) > operators
+        if kind is None or (trifle and copied < bytes):
+            continue
+        rows = np.array(chain.rows)
+        ns = trace.dur[rows]
+        if trace.has(*DEVICE_KINDS):
+            ns = ns + trace.once(launched_ns)[rows]
+        # What a list does not copy; what a tensor that is long enough need not copy again.
+        new = np.array([np.prod(link.out) for link in chain.links], float)
+        old = np.array([link.old for link in chain.links], float)
+        saved = ns.sum() - ns[-1] if kind else (ns * old / np.maximum(new, 1)).sum()
+        found.append(chain)
+        cost.append(int(saved))
+        moved.append(int(copied))
+        fix.append(_COLLECT if kind and not chain.listed else _ALLOCATE)
+        said.append(_said(chain))
+    if not found:
+        return NO_MATCHES
+    first = np.array([chain.rows[0] for chain in found])
+    last = np.array([chain.rows[-1] for chain in found])
+    return Matches(
+        np.array([chain.rows[1] for chain in found]),
+        said,
+        cost_ns=np.array(cost, np.int64),
+        bytes=np.array(moved, np.int64),
+        fix=fix,
+        span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
+        wants_tensors=True,
+    )
+
+
+def _size(chain: Chain) -> int:
+    kinds = chain.links[0].call.types
+    return ELEMENT_BYTES.get(kinds[0], 4) if kinds else 4
+
+
+def _said(chain: Chain) -> str:
+    begin, end = chain.links[0].out, chain.links[-1].out
+    name = chain.links[-1].call.name
+    return f"{name} makes a tensor longer by copying it, from {list(begin)} to {list(end)}"
+
+
+def _collects(trace: Trace, chain: Chain) -> bool | None:
+    """Whether hardly anything takes the tensor before it is longer again.
+
+    None where it has to be so, as each layer has parameters for all that was joined; and where
+    shapes alone fit, but there are new tensors of them each time.
+    """
+    taken, with_parameters, anew = 0, 0, 0
+    for one, other in pairwise(chain.links):
+        rows = between(trace, one.row, other.row)[:_LOOKED]
+        calls = [
+            call_of(trace.names[trace.name[row]], args)
+            for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
+        ]
+        takers = [call for call in calls if any(one.out in shapes for shapes in call.shapes)]
+        taken += bool(takers)
+        with_parameters += any(_has_parameters(call, one.out[one.axis]) for call in takers)
+        made = json.dumps(list(one.out)).encode()
+        anew += trace.tensors is None and any(made in call.concrete for call in calls)
+    links = len(chain.links) - 1
+    if 2 * max(with_parameters, anew) >= links:
+        return None
+    return 2 * taken < links and not chain.listed
+
+
+def _every(trace: Trace, chain: Chain) -> float:
+    """How many calls there are for each join."""
+    return len(between(trace, chain.rows[0], chain.rows[-1])) / (len(chain.links) - 1)
+
+
+def _has_parameters(call: Call, size: int) -> bool:
+    """Whether a layer has as many parameters along a dimension as so many features need."""
+    if not _PARAMETERS.match(call.name) or not call.shapes or not call.shapes[0]:
+        return False
+    weights = [shape for shapes in call.shapes[1:2] for shape in shapes]
+    return any(size in shape[:2] for shape in weights)

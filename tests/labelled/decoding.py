@@ -1,0 +1,322 @@
+"""Labelled examples of decode-without-cache: language models that generate."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from labelled.case import Examples
+from torch import nn
+
+EXAMPLES = Examples()
+WORDS, WIDTH, HEADS = 24, 16, 2
+
+
+class _Block(nn.Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, time, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, time, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(y.transpose(1, 2).reshape(batch, time, width))
+
+
+class _Model(nn.Module):
+    """A small language model that knows no cache."""
+
+    def __init__(self, layers=2, words=WORDS, width=WIDTH):
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(words, width), nn.ModuleList()
+        self.blocks.extend(_Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, words, bias=False)
+
+    def features(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, ids):
+        return self.head(self.features(ids))
+
+    @torch.no_grad()
+    def generate(self, ids, steps, window=64):
+        for _ in range(steps):
+            seen = ids if ids.size(1) <= window else ids[:, -window:]
+            chosen = self(seen)[:, -1].argmax(-1, keepdim=True)
+            ids = torch.cat((ids, chosen), dim=1)  # <- here
+        return ids
+
+
+def _ids(batch=1, time=4):
+    return torch.randint(WORDS, (batch, time))
+
+
+# ----------------------------------------------------------------------- decode-without-cache
+
+
+@EXAMPLES.positive("decode-without-cache")
+def text_generated_by_a_method_of_the_model():
+    model, prompt = _Model().eval(), _ids()
+    return lambda: model.generate(prompt, 20)
+
+
+@EXAMPLES.positive("decode-without-cache")
+def sixteen_tokens():
+    model, prompt = _Model().eval(), _ids()
+    return lambda: model.generate(prompt, 16)
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def fifteen_tokens():
+    model, prompt = _Model().eval(), _ids()
+    return lambda: model.generate(prompt, 15)
+
+
+@EXAMPLES.positive("decode-without-cache", repeats=5)
+def five_tokens_with_a_lower_threshold():
+    model, prompt = _Model().eval(), _ids()
+    return lambda: model.generate(prompt, 5)
+
+
+@EXAMPLES.positive("decode-without-cache")
+def a_batch_that_is_sampled():
+    class Sampler:
+        def __init__(self, model, temperature):
+            self.model, self.temperature = model, temperature
+
+        @torch.inference_mode()
+        def __call__(self, ids, steps):
+            for _ in range(steps):
+                odds = (self.model(ids)[:, -1] / self.temperature).softmax(-1)
+                ids = torch.hstack([ids, torch.multinomial(odds, 1)])  # <- here
+            return ids
+
+    sampler, prompt = Sampler(_Model().eval(), 0.8), _ids(2)
+    return lambda: sampler(prompt, 18)
+
+
+@EXAMPLES.positive("decode-without-cache")
+def tokens_written_into_a_buffer():
+    model = _Model().eval()
+
+    @torch.inference_mode()
+    def decode():
+        tokens = torch.zeros(1, 24, dtype=torch.long)
+        for i in range(20):
+            logits = model(tokens[:, : i + 1])
+            tokens[:, i + 1] = logits[:, -1].argmax(-1)  # <- here
+        return tokens
+
+    return decode
+
+
+@EXAMPLES.positive("decode-without-cache")
+def a_translation_decoded_from_its_start():
+    layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 32, batch_first=True)
+    decoder, words = nn.TransformerDecoder(layer, 1).eval(), nn.Embedding(WORDS, WIDTH)
+    head, memory = nn.Linear(WIDTH, WORDS), torch.rand(1, 6, WIDTH)
+
+    @torch.inference_mode()
+    def translate():
+        target = torch.zeros(1, 1, dtype=torch.long)
+        for _ in range(18):
+            mask = nn.Transformer.generate_square_subsequent_mask(target.size(1))
+            out = decoder(words(target), memory, tgt_mask=mask)
+            best = head(out[:, -1]).argmax(-1)
+            target = torch.cat([target, best[:, None]], dim=1)  # <- here
+        return target
+
+    return translate
+
+
+@EXAMPLES.positive("decode-without-cache")
+def sound_generated_by_convolutions():
+    first, second = nn.Conv1d(1, 4, 3).eval(), nn.Conv1d(4, 1, 3).eval()
+
+    @torch.inference_mode()
+    def generate():
+        wave = torch.zeros(1, 1, 8)
+        for _ in range(18):
+            sample = second(first(wave).relu())[:, :, -1:]
+            wave = torch.cat((wave, sample), dim=-1)  # <- here
+        return wave
+
+    return generate
+
+
+@EXAMPLES.positive("decode-without-cache")
+def a_forecast_fed_back_into_a_recurrent_net():
+    net, head = nn.LSTM(2, 8, batch_first=True).eval(), nn.Linear(8, 2)
+
+    @torch.inference_mode()
+    def forecast():
+        series = torch.rand(3, 5, 2)
+        for _ in range(18):
+            out, _ = net(series)
+            series = torch.cat([series, head(out[:, -1:])], dim=1)  # <- here
+        return series
+
+    return forecast
+
+
+@EXAMPLES.positive("decode-without-cache")
+def attention_written_by_hand():
+    words, mix = torch.rand(WORDS, WIDTH), torch.rand(WIDTH, WIDTH)
+
+    @torch.no_grad()
+    def decode():
+        ids = torch.zeros(1, 2, dtype=torch.long)
+        for _ in range(18):
+            x = F.embedding(ids, words)
+            y = (x @ mix @ x.mT).softmax(-1) @ x
+            ids = torch.cat([ids, (y[:, -1] @ words.T).argmax(-1, keepdim=True)], -1)  # <- here
+        return ids
+
+    return decode
+
+
+@EXAMPLES.positive("decode-without-cache", 2)
+def two_texts_one_after_the_other():
+    model, prompts = _Model(1).eval(), [_ids(1, 3), _ids(1, 5)]
+    return lambda: [model.generate(prompt, 17) for prompt in prompts]
+
+
+# ------------------------------------------------------------------------------ near misses
+
+
+class _CachedModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.qkv = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, ids, cache=None):
+        q, k, v = self.qkv(self.words(ids)).chunk(3, -1)
+        if cache is not None:
+            k, v = torch.cat((cache[0], k), 1), torch.cat((cache[1], v), 1)
+        return self.head(F.scaled_dot_product_attention(q, k, v)[:, -1]), (k, v)
+
+
+@EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
+def text_generated_with_a_cache():
+    model, prompt = _CachedModel().eval(), _ids()
+
+    @torch.inference_mode()
+    def decode():
+        ids = prompt
+        logits, cache = model(ids)
+        for _ in range(20):
+            chosen = logits.argmax(-1, keepdim=True)
+            ids = torch.cat((ids, chosen), 1)
+            logits, cache = model(chosen, cache)
+        return ids
+
+    return decode
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def a_cache_that_was_allocated_before():
+    words, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+
+    @torch.inference_mode()
+    def decode():
+        keys, token = torch.zeros(1, 24, WIDTH), torch.zeros(1, 1, dtype=torch.long)
+        for t in range(20):
+            x = words(token)
+            keys[:, t] = x[:, 0]
+            y = F.scaled_dot_product_attention(x, keys[:, : t + 1], keys[:, : t + 1])
+            token = head(y)[:, -1].argmax(-1, keepdim=True)
+
+    return decode
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def a_window_of_the_last_tokens():
+    model, prompt = _Model(1).eval(), _ids(1, 8)
+    return lambda: model.generate(prompt, 20, window=8)
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def batches_of_growing_lengths():
+    model, batches = _Model(1).eval(), [_ids(2, 3 + n) for n in range(20)]
+
+    @torch.inference_mode()
+    def evaluate():
+        return [model(batch).mean() for batch in batches]
+
+    return evaluate
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def batches_of_different_lengths():
+    lengths = [5, 9, 3, 7, 8, 4, 6, 9, 5, 3, 8, 7] * 2
+    model, batches = _Model(1).eval(), [_ids(2, n) for n in lengths]
+
+    @torch.inference_mode()
+    def evaluate():
+        return [model(batch).mean() for batch in batches]
+
+    return evaluate
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def prefixes_that_a_test_goes_through():
+    model, ids = _Model(1).eval(), _ids(1, 24)
+
+    @torch.inference_mode()
+    def check():
+        for n in range(1, 22):
+            assert model(ids[:, :n]).shape == (1, n, WORDS)
+
+    return check
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def a_window_that_grows_in_training():
+    model, ids = _Model(1), _ids(2, 28)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def curriculum():
+        seen = ids[:, :2]
+        for n in range(2, 24):
+            logits = model(seen)
+            F.cross_entropy(logits.flatten(0, 1), ids[:, 1 : n + 1].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen = torch.cat([seen, ids[:, n : n + 1]], 1)
+
+    return curriculum
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def images_that_get_larger():
+    layer = nn.Conv2d(3, 4, 3, padding=1).eval()
+    images = torch.rand(1, 3, 8, 8)
+
+    @torch.inference_mode()
+    def grow():
+        x = images
+        for size in range(9, 28):
+            x = F.interpolate(layer(x)[:, :3], size=(size, size))
+        return x
+
+    return grow
+
+
+@EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
+def a_set_that_gets_one_more_sample_each_time():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).eval()
+
+    @torch.inference_mode()
+    def explore():
+        known = torch.rand(3, 4)
+        for _ in range(18):
+            scores = model(known)
+            known = torch.cat([known, known[scores.argmax()][None] + 0.1 * torch.randn(1, 4)])
+        return known
+
+    return explore

@@ -27,6 +27,7 @@ from pytest_torchprof.rules import (
     training,
     vocabulary,
     waiting,
+    walks,
     zeroing,
 )
 from pytest_torchprof.rules.check import Checked, check
@@ -57,6 +58,7 @@ THEMES = (
     parameters,
     zeroing,
     graphs,
+    walks,
     layers,
     loops,
     growing,

@@ -1,0 +1,210 @@
+"""Rules about backward passes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchprof.arguments import AutogradArgs, decode
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.names import (
+    OPERATOR,
+    Names,
+    are_any,
+    marks_named,
+    operators_named,
+    rows_of,
+)
+from pytest_torchprof.rules.nodes import forward_calls
+from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+_STEP: Final = Names(r"autograd::engine::evaluate_function: ")
+_OPTIMIZER: Final = Names(r"Optimizer\.")
+#: The operator that puts a gradient where the optimizer finds it; `autograd.grad` runs none.
+_ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+#: What ``backward`` calls first, to have a gradient to begin with.
+_BEGINS: Final = "aten::ones_like"
+
+
+@rule(
+    "backward-twice",
+    fix="add the losses up and call backward once, without retain_graph=True",
+    triggers=r"torch::autograd::AccumulateGrad$",
+    nodes=Threshold(4, "1", "so few nodes are soon walked again"),
+)
+def backward_twice(trace: Trace, *, nodes: float) -> Matches:
+    """A backward pass walks a graph that another one has walked, to add to the same gradients.
+
+    What it does
+        Counts the backward passes that run ``nodes`` (4) or more nodes of a graph which an earlier
+        pass has run, and add what comes out to the gradients which that pass has left. Not where
+        something takes these gradients between the two passes or sets them to None or to zero, or
+        an optimizer steps: then each loss needs its own. Not ``torch.autograd.grad``, of which each
+        call returns gradients of its own, such as the rows of a Jacobian, nor what follows a pass
+        with ``create_graph=True``. The place is the later pass.
+
+    Why it is slow
+        The gradient of a sum is the sum of the gradients, so one pass over what the losses share
+        gives the same. Until the last pass, the graph keeps all activations.
+
+    Example
+        .. code:: python
+
+            loss_of_labels.backward(retain_graph=True)
+            loss_of_boxes.backward()
+
+    Use instead
+        .. code:: python
+
+            (loss_of_labels + loss_of_boxes).backward()
+    """
+    passes = _passes(trace)
+    if len(passes) < 2:
+        return NO_MATCHES
+    asks = False
+    found: list[tuple[_Pass, Ints]] = []
+    for early, late, again in _pairs(passes):
+        if len(again) < nodes or not _adds_up(trace, early, late):
+            continue
+        free = _is_free(trace, early, late)
+        asks |= free is None
+        if free:
+            found.append((late, again))
+    cost = [int(trace.dur[again].sum() + _added_ns(trace, late)) for late, again in found]
+    last = [late.steps[-1] for late, _ in found]
+    return Matches(
+        np.array([_begin(trace, late) for late, _ in found], np.int64),
+        "backward walks a graph that an earlier one has walked",
+        cost_ns=np.array(cost, np.int64),
+        span_ns=(
+            np.array([trace.ts[late.steps[0]] for late, _ in found], np.int64),
+            np.array([trace.ts[row] + trace.dur[row] for row in last], np.int64),
+        ),
+        wants_tensors=asks,
+    )
+
+
+class _Pass(NamedTuple):
+    """Steps of the engine in one backward pass, in time order; the nodes that they run, by number
+    and name; the operators that put gradients into place.
+    """
+
+    steps: Ints
+    nodes: dict[tuple[int, int, int], int]
+    puts: Ints
+
+    def within(self, trace: Trace, rows: Ints) -> Ints:
+        """Those of these events that happened meanwhile."""
+        begin = trace.ts[self.steps[0]]
+        end = (trace.ts[self.steps] + trace.dur[self.steps]).max()
+        found: Ints = rows[(trace.ts[rows] >= begin) & (trace.ts[rows] <= end)]
+        return found
+
+
+def _passes(trace: Trace) -> list[_Pass]:
+    """All of them; none if no node runs twice."""
+    steps = operators_named(trace, _STEP)
+    args = decode(AutogradArgs, trace.args[steps])
+    names = trace.name[steps].tolist()
+    nodes = [
+        (one.forward_thread, one.sequence, name) for one, name in zip(args, names, strict=True)
+    ]
+    known = [node for node in nodes if node[1] >= 0]
+    if len(set(known)) == len(known):
+        return []
+    # The engine goes from node to node; between two passes, the user's code calls something.
+    called = np.sort(trace.ts[forward_calls(trace)])
+    place = np.searchsorted(called, trace.ts[steps]).tolist()
+    puts = rows_of(trace, _ACCUMULATE)
+    found, begin, seen = list[_Pass](), 0, dict[tuple[int, int, int], int]()
+    for at in range(len(steps) + 1):
+        if at == len(steps) or (at and place[at] != place[at - 1]) or nodes[at] in seen:
+            one = _Pass(steps[begin:at], seen, puts)
+            found.append(one._replace(puts=one.within(trace, puts)))
+            begin, seen = at, {}
+        if at < len(steps) and nodes[at][1] >= 0:
+            seen[nodes[at]] = int(steps[at])
+    return found
+
+
+def _pairs(passes: list[_Pass]) -> Iterator[tuple[_Pass, _Pass, Ints]]:
+    """Passes that run nodes again, with the last that ran them and the steps that do."""
+    ran = dict[tuple[int, int, int], int]()
+    for number, late in enumerate(passes):
+        before = [ran[node] for node in late.nodes if node in ran]
+        if before:
+            again = [row for node, row in late.nodes.items() if node in ran]
+            yield passes[max(before)], late, np.array(again, np.int64)
+        ran.update(dict.fromkeys(late.nodes, number))
+
+
+def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
+    """Whether the later pass adds to gradients, as far as the trace tells to those of the other."""
+    if not trace.selection[late.steps[0]] or not len(early.puts) or not len(_adding(trace, late)):
+        return False
+    marks = marks_named(trace, _OPTIMIZER)
+    begin, end = trace.ts[early.steps[-1]], trace.ts[late.steps[0]]
+    if ((trace.ts[marks] > begin) & (trace.ts[marks] < end)).any():
+        return False
+    # With create_graph=True, the pass itself records nodes.
+    inside = early.within(trace, np.flatnonzero(trace.kind == OPERATOR))
+    args = decode(AutogradArgs, trace.args[inside])
+    return not any(one.sequence >= 0 and one.forward_thread == 0 for one in args)
+
+
+def _adding(trace: Trace, one: _Pass) -> Ints:
+    """The additions to gradients that are there already."""
+    adds = rows_of(trace, "aten::add_", "aten::add")
+    found: Ints = adds[np.isin(trace.parent[adds], one.puts)]
+    return found
+
+
+def _added_ns(trace: Trace, one: _Pass) -> int:
+    return int(trace.dur[_adding(trace, one)].sum())
+
+
+def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
+    """Calls after one pass and before the other, but for the one that begins it."""
+    called = forward_calls(trace)
+    begin, end = trace.ts[early.steps[-1]], trace.ts[late.steps[0]]
+    called = called[(trace.ts[called] > begin) & (trace.ts[called] < end)]
+    rest: Ints = called[~are_any(trace, called, [_BEGINS])]
+    return rest
+
+
+def _is_free(trace: Trace, early: _Pass, late: _Pass) -> bool | None:
+    """Whether nothing between takes the gradients of the earlier pass; None if nobody knows."""
+    between = _between(trace, early, late)
+    if not len(between):
+        return True
+    adds = _adding(trace, early)
+    put, added = identity.taken(trace, early.puts), identity.taken(trace, adds)
+    calls = identity.taken(trace, between)
+    if put is None or added is None or calls is None:
+        return None
+    gradients = {one for arguments in (*put, *added) for one in arguments[:1]}
+    taken = {
+        number
+        for arguments in calls
+        for one in arguments
+        for number in (one if isinstance(one, tuple) else (one,))
+    }
+    return not (gradients & taken) - {-1}
+
+
+def _begin(trace: Trace, one: _Pass) -> int:
+    """The event that tells where a pass was called: its first gradient, or where one is put."""
+    called = forward_calls(trace)
+    before = called[trace.ts[called] < trace.ts[one.steps[0]]]
+    if len(before):
+        last = before[np.argmax(trace.ts[before])]
+        if trace.names[trace.name[last]] == _BEGINS:
+            return int(last)
+    return int(one.puts[0]) if len(one.puts) else int(one.steps[0])

@@ -48,11 +48,7 @@ _MOST_KNOWN: Final = 100_000
 _MANY: Final = 500
 #: Smaller traces are not sorted by name: to look at all of them is as quick.
 _SMALL: Final = 2000
-<<<<<<< HEAD
 #: So many bits fit a number of a column; what there is more of goes to further columns.
-=======
-#: So many bits fit a column of numbers.
->>>>>>> c9b7866 (Rules may look for any number of kinds of names)
 _WIDTH: Final = 62
 _COLUMN: Final = (1 << _WIDTH) - 1
 _NONE: Final = np.zeros(0, np.int64)
@@ -108,15 +104,9 @@ def _bits_of(patterns: tuple[str | None, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Index:
-<<<<<<< HEAD
     """``columns`` of the bits of each name of a trace, and its events name by name: those of name
     ``i`` are ``order[start[i] : start[i + 1]]``, in time order; None of a small trace. ``any``: the
     bits that some name has.
-=======
-    """The bits of each name of a trace, column by column, and its events name by name: those of
-    name ``i`` are ``order[start[i] : start[i + 1]]``, in time order; None of a small trace.
-    ``any``: the bits that some name has.
->>>>>>> c9b7866 (Rules may look for any number of kinds of names)
     """
 
     any: int
@@ -124,7 +114,6 @@ class _Index:
     order: Ints | None
     start: Sequence[int]
 
-<<<<<<< HEAD
     def have(self, wanted: int) -> Bools:
         """Which names have one of these bits."""
         found: Bools | None = None
@@ -137,21 +126,6 @@ class _Index:
 
     def of(self, wanted: Bools, name: npt.NDArray[np.int32]) -> Ints:
         """Events of these names, in time order."""
-=======
-    def having(self, wanted: int) -> Bools:
-        """Which names have any of these bits."""
-        wanted &= self.any
-        found: Bools | None = None
-        for column in self.columns:
-            if part := wanted & _COLUMN:
-                hit = column & part != 0
-                found = hit if found is None else found | hit
-            wanted >>= _WIDTH
-        return np.zeros(len(self.columns[0]), bool) if found is None else found
-
-    def of(self, wanted: Ints | Bools, name: npt.NDArray[np.int32]) -> Ints:
-        """Events of names for which a number is not 0, in time order."""
->>>>>>> c9b7866 (Rules may look for any number of kinds of names)
         if self.order is None:
             return wanted[name].nonzero()[0]
         numbers = wanted.nonzero()[0].tolist()
@@ -165,13 +139,8 @@ def _index(trace: Trace) -> _Index:
     bits = learn(trace.names)
     some = reduce(or_, bits, 0)
     columns = [
-<<<<<<< HEAD
         np.array([one >> away & _COLUMN for one in bits], np.int64)
         for away in range(0, max(some.bit_length(), 1), _WIDTH)
-=======
-        np.array([one >> shift & _COLUMN for one in bits], np.int64)
-        for shift in range(0, max(some.bit_length(), 1), _WIDTH)
->>>>>>> c9b7866 (Rules may look for any number of kinds of names)
     ]
     if len(trace) < _SMALL:
         return _Index(some, columns, None, ())
@@ -184,11 +153,7 @@ def _index(trace: Trace) -> _Index:
 def events_named(trace: Trace, *names: Names) -> Ints:
     """Events of any kind, in time order."""
     index, wanted = trace.once(_index), _sum(names)
-<<<<<<< HEAD
     return index.of(index.have(wanted), trace.name) if index.any & wanted else _NONE
-=======
-    return index.of(index.having(wanted), trace.name) if index.any & wanted else _NONE
->>>>>>> c9b7866 (Rules may look for any number of kinds of names)
 
 
 def operators_named(trace: Trace, *names: Names) -> Ints:
@@ -210,11 +175,7 @@ def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
     index, wanted = trace.once(_index), _sum(names)
     if not index.any & wanted:
         return np.zeros(len(rows), bool)
-<<<<<<< HEAD
     found: Bools = index.have(wanted)[trace.name[rows]] & (rows >= 0)
-=======
-    found: Bools = index.having(wanted)[trace.name[rows]] & (rows >= 0)
->>>>>>> c9b7866 (Rules may look for any number of kinds of names)
     return found
 
 

@@ -27,7 +27,6 @@ from pytest_torchprof.rules import (
     training,
     vocabulary,
     waiting,
-    walks,
     zeroing,
 )
 from pytest_torchprof.rules.check import Checked, check
@@ -58,7 +57,6 @@ THEMES = (
     parameters,
     zeroing,
     graphs,
-    walks,
     layers,
     loops,
     growing,

@@ -2,225 +2,221 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.events import Kind
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.grouping import reach
-from pytest_torchprof.rules.levels import (
-    are_engine_steps,
-    are_gradchecked,
-    compiled,
-    engine_steps,
+from pytest_torchprof.rules.names import (
+    OPERATOR,
+    Names,
+    are_any,
+    marks_named,
+    operators_named,
+    rows_of,
 )
-from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
+from pytest_torchprof.rules.nodes import forward_calls
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from collections.abc import Iterable, Iterator, Sequence
 
-_EVALUATES: Final = Names(r"autograd::engine::evaluate_function: ")
-_GRADIENT: Final = Names(r"autograd::engine::evaluate_function: torch::autograd::AccumulateGrad$")
-_ACCUMULATE: Final = Names(r"torch::autograd::AccumulateGrad$")
+    from pytest_torchprof.arguments import OpArgs
+    from pytest_torchprof.events import Taken, Trace
+    from pytest_torchprof.nesting import Ints
+
+_STEP: Final = Names(r"autograd::engine::evaluate_function: ")
 _OPTIMIZER: Final = Names(r"Optimizer\.")
+#: The operator that puts a gradient where the optimizer finds it; `autograd.grad` runs none.
+_ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+#: What ``backward`` calls first, to have a gradient to begin with.
+_BEGINS: Final = "aten::ones_like"
 
 
 @rule(
     "backward-twice",
-    fix="add the losses and call backward once: (first + second).backward(), without retain_graph",
-    triggers=_EVALUATES.pattern,
-    nodes=Threshold(4, "1", "so little is walked again in no time"),
+    fix="add the losses up and call backward once, without retain_graph=True",
+    triggers=r"torch::autograd::AccumulateGrad$",
+    nodes=Threshold(4, "1", "so few nodes are soon walked again"),
 )
 def backward_twice(trace: Trace, *, nodes: float) -> Matches:
-    """Several backward passes go through the same graph, where one would do.
+    """A backward pass walks a graph that another one has walked, to add to the same gradients.
 
     What it does
-        Counts backward passes that ran ``nodes`` (4) or more nodes of a graph which an earlier pass
-        had run already, with ``retain_graph=True``, where both added to the same gradients and
-        nothing looked at these in between: the gradients of the sum of the losses are the same.
-        Not: passes with an optimizer's step or a ``zero_grad`` between them, as those of a GAN;
-        gradients that are read, clipped or kept between the passes; ``torch.autograd.grad``, whose
-        results are apart, as in a Jacobian; graphs of gradients (``create_graph=True``);
-        ``torch.autograd.gradcheck``.
+        Counts the backward passes that run ``nodes`` (4) or more nodes of a graph which an earlier
+        pass has run, and add what comes out to the gradients which that pass has left. Not where
+        something takes these gradients between the two passes or sets them to None or to zero, or
+        an optimizer steps: then each loss needs its own. Not ``torch.autograd.grad``, of which each
+        call returns gradients of its own, such as the rows of a Jacobian, nor what follows a pass
+        with ``create_graph=True``. The place is the later pass.
 
     Why it is slow
-        The nodes that the losses share run once for each of them, and all their activations stay in
-        memory until the last pass.
+        The gradient of a sum is the sum of the gradients, so one pass over what the losses share
+        gives the same. Until the last pass, the graph keeps all activations.
 
     Example
         .. code:: python
 
-            features = backbone(batch)
-            head_a(features).sum().backward(retain_graph=True)
-            head_b(features).sum().backward()
+            loss_of_labels.backward(retain_graph=True)
+            loss_of_boxes.backward()
 
     Use instead
         .. code:: python
 
-            features = backbone(batch)
-            (head_a(features).sum() + head_b(features).sum()).backward()
+            (loss_of_labels + loss_of_boxes).backward()
     """
-    steps = engine_steps(trace)
-    steps = steps[trace.selection[steps] & are_named(trace, steps, _EVALUATES)]
-    again = _repeated(trace, steps)
-    if not again:
+    passes = _passes(trace)
+    if len(passes) < 2:
         return NO_MATCHES
-    gradients = _Gradients.of(trace)
-    found = [
-        one
-        for one in again
-        if len(one.rows) >= nodes
-        and _is_plain(trace, one)
-        and not are_gradchecked(trace, one.rows[:1]).any()
-        and gradients.only_added(one)
-    ]
-    if gradients.asks and identity.wanted(trace):
-        return NONE_SO_FAR
+    asks = False
+    found: list[tuple[_Pass, Ints]] = []
+    for early, late, again in _pairs(passes):
+        if len(again) < nodes or not _adds_up(trace, early, late):
+            continue
+        free = _is_free(trace, early, late)
+        asks |= free is None
+        if free:
+            found.append((late, again))
     if not found:
-        return NO_MATCHES
-    event = np.array([one.rows[0] for one in found], np.int64)
-    spans = [reach(trace, one.rows) for one in found]
+        return NONE_SO_FAR if asks else NO_MATCHES
+    # With what is between the nodes: gradients that are added, and the engine itself.
+    spans = [reach(trace, again) for _, again in found]
     begin = np.array([starts.min() for starts, _ in spans], np.int64)
     end = np.array([ends.max() for _, ends in spans], np.int64)
     return Matches(
-        event,
-        [f"{len(one.rows)} nodes of a graph run in one more backward pass" for one in found],
-        # With what is between the nodes: gradients that are added, and the engine itself.
+        np.array([_begin(trace, late) for late, _ in found], np.int64),
+        "backward walks a graph that an earlier one has walked",
         cost_ns=end - begin,
         span_ns=(begin, end),
+        wants_tensors=asks,
     )
 
 
-@dataclass(frozen=True)
-class _Again:
-    """Nodes that ran in an earlier pass too: their steps then and now, and the passes' bounds."""
+class _Pass(NamedTuple):
+    """Steps of the engine in one backward pass, in time order; the nodes that they run, by number
+    and name; the operators that put gradients into place.
+    """
 
-    before: Ints
-    rows: Ints
-    #: When the earlier pass ended, and this one began.
-    between: tuple[int, int]
-    #: When the earlier pass began, and this one ended.
-    around: tuple[int, int]
+    steps: Ints
+    nodes: dict[tuple[int, int, int], int]
+    puts: Ints
+
+    def within(self, trace: Trace, rows: Ints) -> Ints:
+        """Those of these events that happened meanwhile."""
+        begin = trace.ts[self.steps[0]]
+        end = (trace.ts[self.steps] + trace.dur[self.steps]).max()
+        found: Ints = rows[(trace.ts[rows] >= begin) & (trace.ts[rows] <= end)]
+        return found
 
 
-def _repeated(trace: Trace, steps: Ints) -> list[_Again]:
-    """Pairs of passes with nodes in common, one behind the other."""
-    if len(steps) < 2:
-        return []
+def _passes(trace: Trace) -> list[_Pass]:
+    """All of them; none if no node runs twice."""
+    steps = operators_named(trace, _STEP)
     args = decode(AutogradArgs, trace.args[steps])
-    node = np.array([(a.forward_thread, a.sequence) for a in args], np.int64)
-    known = (node[:, 1] >= 0) & ~are_named(trace, steps, _GRADIENT)
-    node = np.column_stack([node, trace.name[steps]])
-    _, number = np.unique(node, axis=0, return_inverse=True)
-    number = np.where(known, number.reshape(-1), -1)
-    if np.bincount(number[known]).max(initial=0) < 2:
+    names = trace.name[steps].tolist()
+    nodes = [
+        (one.forward_thread, one.sequence, name) for one, name in zip(args, names, strict=True)
+    ]
+    known = [node for node in nodes if node[1] >= 0]
+    if len(set(known)) == len(known):
         return []
-    of_pass = _passes(trace, steps)
-    last: dict[int, int] = {}
-    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for at in np.flatnonzero(known).tolist():
-        earlier = last.get(int(number[at]))
-        if earlier is not None and of_pass[earlier] != of_pass[at]:
-            pairs.setdefault((int(of_pass[earlier]), int(of_pass[at])), []).append((earlier, at))
-        last[int(number[at])] = at
-    ends = trace.ts[steps] + trace.dur[steps]
-    starts = trace.ts[steps]
-    found = []
-    for (one, other), nodes in pairs.items():
-        before, now = np.array(nodes, np.int64).T
-        first, second = of_pass == one, of_pass == other
-        between = int(ends[first].max()), int(starts[second].min())
-        around = int(starts[first].min()), int(ends[second].max())
-        found.append(_Again(steps[before], steps[now], between, around))
+    # The engine goes from node to node; between two passes, the user's code calls something.
+    called = np.sort(trace.ts[forward_calls(trace)])
+    place = np.searchsorted(called, trace.ts[steps]).tolist()
+    puts = rows_of(trace, _ACCUMULATE)
+    found, begin, seen = list[_Pass](), 0, dict[tuple[int, int, int], int]()
+    for at in range(len(steps) + 1):
+        if at == len(steps) or (at and place[at] != place[at - 1]) or nodes[at] in seen:
+            one = _Pass(steps[begin:at], seen, puts)
+            found.append(one._replace(puts=one.within(trace, puts)))
+            begin, seen = at, {}
+        if at < len(steps) and nodes[at][1] >= 0:
+            seen[nodes[at]] = int(steps[at])
     return found
 
 
-def _passes(trace: Trace, steps: Ints) -> Ints:
-    """The number of the backward pass of each step: a call of the user's lies between two.
+def _pairs(passes: list[_Pass]) -> Iterator[tuple[_Pass, _Pass, Ints]]:
+    """Passes that run nodes again, with the last that ran them and the steps that do."""
+    ran = dict[tuple[int, int, int], int]()
+    for number, late in enumerate(passes):
+        before = [ran[node] for node in late.nodes if node in ran]
+        if before:
+            again = [row for node, row in late.nodes.items() if node in ran]
+            yield passes[max(before)], late, np.array(again, np.int64)
+        ran.update(dict.fromkeys(late.nodes, number))
 
-    To begin one, torch itself makes the gradient of the loss, which is such a call.
-    """
-    others = outermost(trace)
-    others = others[~are_engine_steps(trace, others) & ~compiled(trace, others)]
-    place = np.searchsorted(np.sort(trace.ts[others]), trace.ts[steps])
-    return np.cumsum(np.diff(place, prepend=place[0]) != 0)
 
-
-def _is_plain(trace: Trace, again: _Again) -> bool:
-    """Whether no optimizer came between the passes, and the first made no graph of its own."""
-    end, begin = again.between
-    marks = trace.ts[marks_named(trace, _OPTIMIZER)]
-    if ((marks >= end) & (marks <= begin)).any():
+def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
+    """Whether the later pass adds to gradients, as far as the trace tells to those of the other."""
+    if not trace.selection[late.steps[0]] or not len(early.puts) or not len(_adding(trace, late)):
         return False
-    is_step = np.zeros(len(trace), bool)
-    is_step[again.before] = True
-    inside = np.flatnonzero(trace.is_kind(Kind.OP) & (trace.ts >= again.around[0]))
-    inside = inside[trace.ts[inside] < end]
-    node = inside[is_step[trace.parent[inside]] & (trace.parent[inside] >= 0)]
-    is_step[node] = True  # the node within the engine's step
-    made = inside[is_step[trace.parent[inside]] & ~is_step[inside] & (trace.parent[inside] >= 0)]
-    numbers = [args.sequence for args in decode(AutogradArgs, trace.args[made])]
-    return max(numbers, default=-1) < 0
+    marks = marks_named(trace, _OPTIMIZER)
+    begin, end = trace.ts[early.steps[-1]], trace.ts[late.steps[0]]
+    if ((trace.ts[marks] > begin) & (trace.ts[marks] < end)).any():
+        return False
+    # With create_graph=True, the pass itself records nodes.
+    inside = early.within(trace, np.flatnonzero(trace.kind == OPERATOR))
+    args = decode(AutogradArgs, trace.args[inside])
+    return not any(one.sequence >= 0 and one.forward_thread == 0 for one in args)
 
 
-class _Gradients:
-    """What the passes add to, and whether anything looks at it meanwhile.
-
-    ``asks``: of some it is not known, and which tensor is which would tell.
-    """
-
-    def __init__(self, trace: Trace, rows: Ints) -> None:
-        self._trace, self._rows = trace, rows
-        self.asks = False
-
-    @classmethod
-    def of(cls, trace: Trace) -> _Gradients:
-        return cls(trace, operators_named(trace, _ACCUMULATE))
-
-    def only_added(self, again: _Again) -> bool:
-        """Whether both passes add to gradients, and no call between them takes one."""
-        trace, (end, begin) = self._trace, again.between
-        ts = trace.ts[self._rows]
-        first = self._rows[(ts >= again.around[0]) & (ts < end)]
-        second = self._rows[(ts >= begin) & (ts < again.around[1])]
-        if not len(first) or not len(second):
-            return False
-        calls = outermost(trace)
-        calls = calls[(trace.ts[calls] >= end) & (trace.ts[calls] < begin)]
-        shapes = self._shapes(first)
-        calls = calls[self._take(calls, shapes)]
-        if not len(calls):
-            return True
-        gradients, taken = identity.taken(trace, first), identity.taken(trace, calls)
-        if gradients is None or taken is None:
-            self.asks = True
-            return False
-        mine = {_flat(row)[0] for row in gradients if _flat(row)}
-        return mine.isdisjoint({number for row in taken for number in _flat(row)})
-
-    def _shapes(self, rows: Ints) -> set[str]:
-        found = [decode_part(args.dims) for args in self._trace.operands(rows)]
-        return {str(dims[0]) for dims in found if isinstance(dims, list) and dims}
-
-    def _take(self, calls: Ints, shapes: set[str]) -> Bools:
-        """Which of these calls take a tensor of such a shape, or a list of tensors."""
-        out = []
-        for args in self._trace.operands(calls):
-            dims = decode_part(args.dims)
-            known = dims if isinstance(dims, list) else []
-            listed = any(d and isinstance(d[0], list) for d in known if isinstance(d, list))
-            out.append(listed or not known or any(str(d) in shapes for d in known))
-        return np.array(out, bool)
+def _adding(trace: Trace, one: _Pass) -> Ints:
+    """The additions to gradients that are there already."""
+    adds = rows_of(trace, "aten::add_", "aten::add")
+    found: Ints = adds[np.isin(trace.parent[adds], one.puts)]
+    return found
 
 
-def _flat(row: tuple[int | tuple[int, ...], ...]) -> list[int]:
-    found: list[int] = []
-    for one in row:
-        found += one if isinstance(one, tuple) else (one,)
-    return [number for number in found if number >= 0]
+def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
+    """Calls after one pass and before the other, but for the one that begins it."""
+    called = forward_calls(trace)
+    begin, end = trace.ts[early.steps[-1]], trace.ts[late.steps[0]]
+    called = called[(trace.ts[called] > begin) & (trace.ts[called] < end)]
+    rest: Ints = called[~are_any(trace, called, [_BEGINS])]
+    return rest
+
+
+def _is_free(trace: Trace, early: _Pass, late: _Pass) -> bool | None:
+    """Whether nothing between takes the gradients of the earlier pass; None if nobody knows."""
+    between = _between(trace, early, late)
+    shapes = {_dims(args)[0] for args in trace.operands(early.puts) if _dims(args)}
+    operands = map(_dims, trace.operands(between))
+    between = between[[not dims or not shapes.isdisjoint(dims) for dims in operands]]
+    if not len(between):
+        return True
+    adds = _adding(trace, early)
+    put, added = identity.taken(trace, early.puts), identity.taken(trace, adds)
+    calls = identity.taken(trace, between)
+    if put is None or added is None or calls is None:
+        return None
+    gradients = _flat(one[:1] for one in (*put, *added))
+    return gradients.isdisjoint(_flat(calls))
+
+
+def _dims(args: OpArgs) -> list[str]:
+    """The shapes of the tensors that a call takes, those in lists too."""
+    found = list[str]()
+    dims = decode_part(args.dims)
+    for one in dims if isinstance(dims, list) else ():
+        listed = isinstance(one, list) and any(isinstance(part, list) for part in one)
+        found += map(str, one) if listed else (str(one),)
+    return found
+
+
+def _flat(taken: Iterable[Sequence[Taken]]) -> set[int]:
+    """The numbers of all tensors among arguments."""
+    every = (one for arguments in taken for one in arguments)
+    return {n for one in every for n in (one if isinstance(one, tuple) else (one,)) if n >= 0}
+
+
+def _begin(trace: Trace, one: _Pass) -> int:
+    """The event that tells where a pass was called: its first gradient, or where one is put."""
+    called = forward_calls(trace)
+    before = called[trace.ts[called] < trace.ts[one.steps[0]]]
+    if len(before):
+        last = before[np.argmax(trace.ts[before])]
+        if trace.names[trace.name[last]] == _BEGINS:
+            return int(last)
+    return int(one.puts[0]) if len(one.puts) else int(one.steps[0])

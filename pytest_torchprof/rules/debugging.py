@@ -14,6 +14,7 @@ from pytest_torchprof.events import Kind
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.levels import are_engine_steps, engine_steps
 from pytest_torchprof.rules.names import are_any, operators_of, rows_of
+from pytest_torchprof.rules.passes import begun_by, pass_of
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import within
 
@@ -113,12 +114,12 @@ def _anomalies(trace: Trace, least: float) -> Matches | None:
         return None  # a hook or a Function of the user's asks
     steps = engine_steps(trace)
     steps = steps[trace.selection[steps]]
-    of_pass = _passes(trace, steps)
+    of_pass = pass_of(trace, steps)
     number = of_pass[np.searchsorted(steps, trace.parent[checks])]
-    which, first = np.unique(number, return_index=True)
+    which = np.unique(number)
     if len(which) < least and not trace.facts.get("anomaly_before"):
         return None
-    rows = checks[first]
+    rows = begun_by(trace, steps[np.searchsorted(of_pass, which)])
     begin = np.array([trace.ts[steps[of_pass == one]].min() for one in which], np.int64)
     last = np.array([_ends(trace, steps[of_pass == one]).max() for one in which], np.int64)
     asking = np.bincount(np.searchsorted(which, number), _asking_ns(trace, checks), len(which))
@@ -164,17 +165,6 @@ def _tracebacks(trace: Trace, steps: Ints, of_pass: Ints, which: Ints) -> tuple[
         mine = rows[np.isin(made, numbers[of_pass == one])]
         start[at] = trace.ts[mine].min() if len(mine) else start[at]
     return nodes, each, start
-
-
-def _passes(trace: Trace, steps: Ints) -> Ints:
-    """The number of the backward pass of each of the engine's steps.
-
-    Between two passes something makes new nodes, so that the next begins with the number of a later
-    node than this one's last.
-    """
-    numbers = _numbers(trace, steps)
-    highest = np.maximum.accumulate(numbers)
-    return np.cumsum(np.append(False, numbers[1:] > highest[:-1]))
 
 
 def _numbers(trace: Trace, rows: Ints) -> Ints:

@@ -82,10 +82,10 @@ def adversarial_losses_under_anomaly_detection():
             for _ in range(steps):
                 fake = generator(torch.randn(2, 4))
                 opt_d.zero_grad()
-                critic(fake.detach()).mean().backward()
+                critic(fake.detach()).mean().backward()  # <- here
                 opt_d.step()
                 opt_g.zero_grad()
-                (-critic(fake).mean()).backward()
+                (-critic(fake).mean()).backward()  # <- here
                 opt_g.step()
 
     return train
@@ -219,8 +219,8 @@ def buffers_are_filled_before_they_are_written():
 def cache_is_allocated_in_deterministic_mode():
     class Cache:
         def __init__(self, like):
-            self.keys = torch.empty_like(like)
-            self.values = torch.empty_like(like)
+            self.keys = torch.empty_like(like)  # <- here
+            self.values = torch.empty_like(like)  # <- here
 
     like = torch.randn(4, 8, 128, 64)
 
@@ -293,3 +293,21 @@ def stored_pass_on_the_autograd_thread():
         with b.op("aten::_is_any_true", [[4, 4]], ["bool"]):
             pass
     return b
+
+
+@EXAMPLES.positive("debug-left-on", 5)
+def just_enough_is_filled():
+    def block():
+        with deterministic():
+            return [torch.empty(55_000) for _ in range(5)]  # <- here
+
+    return block
+
+
+@EXAMPLES.near_miss("debug-left-on")
+def not_quite_enough_is_filled():
+    def block():
+        with deterministic():
+            return [torch.empty(50_000) for _ in range(5)]
+
+    return block

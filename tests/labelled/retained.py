@@ -288,3 +288,16 @@ def two_models_have_two_graphs():
         teacher(x).square().mean().backward()
 
     return step
+
+
+@EXAMPLES.positive("backward-twice", 1)
+def four_nodes_are_shared():
+    layer, x = nn.Linear(8, 8), torch.randn(4, 8)
+
+    def step():
+        layer.zero_grad()
+        h = layer(x).relu().tanh()
+        h.sum().backward(retain_graph=True)
+        h.mean().backward()  # <- here
+
+    return step

@@ -306,6 +306,156 @@ def _rows_of_an_iteration_normalised() -> Pair:
 # ------------------------------------------------------------------------- layers and copies
 
 
+@slip("for-loop-indexing")
+def _prototypes_by_masks() -> Pair:
+    import torch
+
+    features, labels = torch.randn(2000, 32), torch.randint(40, (2000,))
+
+    def slip() -> object:
+        return torch.stack([features[labels == c].sum(0) for c in range(40)])
+
+    def fixed() -> object:
+        return torch.zeros(40, 32).index_add_(0, labels, features)
+
+    return slip, fixed
+
+
+@slip("for-loop-indexing")
+def _samples_one_by_one_through_a_model() -> Pair:
+    import torch
+
+    model, x = _model().eval(), torch.randn(200, 64)
+
+    @torch.inference_mode()
+    def slip() -> object:
+        return torch.stack([model(sample) for sample in x])
+
+    @torch.inference_mode()
+    def fixed() -> object:
+        return model(x)
+
+    return slip, fixed
+
+
+@slip("for-loop-indexing")
+def _covariance_added_up() -> Pair:
+    import torch
+
+    samples = torch.randn(300, 16)
+
+    def slip() -> object:
+        total = torch.zeros(16, 16)
+        for sample in samples:
+            total += torch.outer(sample, sample)
+        return total
+
+    return slip, lambda: samples.T @ samples
+
+
+@slip("growing-cat")
+def _predictions_kept_as_one_tensor() -> Pair:
+    import torch
+
+    batches = [torch.randn(64, 8) for _ in range(200)]
+
+    def slip() -> object:
+        seen = torch.empty(0, 8)
+        for batch in batches:
+            seen = torch.cat([seen, batch])
+        return seen
+
+    return slip, lambda: torch.cat(list(batches))
+
+
+@slip("growing-cat")
+def _few_rows_put_below_one_another() -> Pair:
+    import torch
+
+    rows = [torch.randn(1, 4) for _ in range(60)]
+
+    def slip() -> object:
+        path = torch.zeros(1, 4)
+        for row in rows:
+            path = torch.vstack((path, row))
+        return path
+
+    return slip, lambda: torch.cat([torch.zeros(1, 4), *rows])
+
+
+@slip("growing-cat")
+def _cache_of_keys_and_values() -> Pair:
+    import torch
+    from torch.nn import functional
+
+    prompt, steps = torch.randn(1, 8, 512, 64), 64
+    q = k = torch.randn(1, 8, 1, 64)
+
+    def slip() -> None:
+        keys = values = prompt
+        for _ in range(steps):
+            keys, values = torch.cat((keys, k), dim=-2), torch.cat((values, k), dim=-2)
+            functional.scaled_dot_product_attention(q, keys, values)
+
+    def fixed() -> None:
+        keys, values = torch.empty(2, 1, 8, 512 + steps, 64)
+        keys[:, :, :512] = values[:, :, :512] = prompt
+        for at in range(512, 512 + steps):
+            keys[:, :, at] = values[:, :, at] = k[:, :, 0]
+            functional.scaled_dot_product_attention(q, keys[:, :, : at + 1], values[:, :, : at + 1])
+
+    return slip, fixed
+
+
+class _Attention:
+    """Layers of attention without a mask, whose last position decides; a cache if asked."""
+
+    def __init__(self, *, cached: bool, layers: int = 4, width: int = 128) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        self.table = torch.randn(100, width)
+        self.weights = torch.randn(layers, width, 3 * width) / width**0.5
+        self.cached = cached
+
+    def __call__(self, prompt: int, steps: int) -> None:
+        import torch
+        from torch.nn import functional
+
+        ids = torch.zeros(1, prompt, dtype=torch.long)
+        caches: list[Any] = [None] * len(self.weights)
+        seen = ids
+        with torch.inference_mode():
+            for _ in range(steps):
+                x = functional.embedding(seen, self.table)
+                for number, weight in enumerate(self.weights.unbind()):
+                    q, k, v = torch.matmul(x, weight).chunk(3, -1)
+                    if self.cached:
+                        if (old := caches[number]) is not None:
+                            k, v = torch.cat((old[0], k), 1), torch.cat((old[1], v), 1)
+                        caches[number] = k, v
+                    x = x + functional.scaled_dot_product_attention(q, k, v)
+                token = torch.matmul(x[:, -1], self.table.T).argmax(-1, keepdim=True)
+                ids = torch.cat((ids, token), 1)
+                seen = token if self.cached else ids
+
+
+@slip("decode-without-cache")
+def _text_after_a_prompt() -> Pair:
+    return (
+        lambda: _Attention(cached=False)(64, 48),
+        lambda: _Attention(cached=True)(64, 48),
+    )
+
+
+@slip("decode-without-cache")
+def _text_after_a_short_prompt() -> Pair:
+    return (
+        lambda: _Attention(cached=False)(8, 64),
+        lambda: _Attention(cached=True)(8, 64),
+    )
+
+
 @slip("conv-bias-batchnorm")
 def _bias_before_a_norm() -> Pair:
     import torch

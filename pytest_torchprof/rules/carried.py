@@ -62,7 +62,6 @@ class _Flow:
 
     body: Body
     apart: frozenset[int]
-    indexed: frozenset[int]
     writers: dict[int, list[tuple[int, _Where]]] = field(default_factory=dict)
     edges: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     own: dict[int, set[bool]] = field(default_factory=lambda: defaultdict(set))
@@ -80,12 +79,7 @@ def is_carried(body: Body, apart: Iterable[int]) -> bool:
     taken, made = body.taken, body.made
     if taken is None or made is None:
         return True
-    indexed = frozenset(
-        tensor[0]
-        for call, tensor in zip(body.calls, taken, strict=True)
-        if call.part is not None and tensor and isinstance(tensor[0], int)
-    )
-    flow = _Flow(body, frozenset(apart), indexed)
+    flow = _Flow(body, frozenset(apart))
     new: set[int] = set()
     for at, call in enumerate(body.calls):
         arguments = [one if isinstance(one, tuple) else (one,) for one in taken[at]]
@@ -159,8 +153,8 @@ def _index(flow: _Flow, tensor: int, part: Part) -> None:
 
 def _where(flow: _Flow, tensor: int, shape: Shape | None) -> _Where:
     """Where in a tensor an operator is at work that takes it in this shape."""
-    if tensor in flow.apart and tensor not in flow.indexed:
-        return {}
+    if tensor in flow.apart and tensor not in flow.pending:
+        return {}  # a piece of it, and not what was indexed just before
     parts = flow.parts.get(tensor)
     if not parts or (shape is not None and elements(shape) > elements(parts[-1].result)):
         return None

@@ -14,11 +14,13 @@ from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN, between, chains
+from pytest_torchprof.rules.levels import calls
 from pytest_torchprof.rules.names import operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.bodies import Call
     from pytest_torchprof.rules.chains import Chain
 
@@ -93,9 +95,9 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
         if trace.has(*DEVICE_KINDS):
             ns = ns + trace.once(launched_ns)[rows]
         # What a list does not copy; what a tensor that is long enough need not copy again.
-        new = np.array([np.prod(link.out) for link in chain.links], float)
+        new = np.array([max(np.prod(link.out), 1) for link in chain.links], float)
         old = np.array([link.old for link in chain.links], float)
-        saved = ns.sum() - ns[-1] if kind else (ns * old / np.maximum(new, 1)).sum()
+        saved = _called(trace, rows, ns)[:-1].sum() if kind else (ns * old / new).sum()
         found.append(chain)
         cost.append(int(saved))
         moved.append(int(copied))
@@ -136,19 +138,28 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
     taken, with_parameters, anew = 0, 0, 0
     for one, other in pairwise(chain.links):
         rows = between(trace, one.row, other.row)[:_LOOKED]
-        calls = [
+        made_of = [
             call_of(trace.names[trace.name[row]], args)
             for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
         ]
-        takers = [call for call in calls if any(one.out in shapes for shapes in call.shapes)]
+        takers = [call for call in made_of if any(one.out in shapes for shapes in call.shapes)]
         taken += bool(takers)
         with_parameters += any(_has_parameters(call, one.out[one.axis]) for call in takers)
         made = json.dumps(list(one.out)).encode()
-        anew += trace.tensors is None and any(made in call.concrete for call in calls)
+        anew += trace.tensors is None and any(made in call.concrete for call in made_of)
     links = len(chain.links) - 1
     if 2 * max(with_parameters, anew) >= links:
         return None
     return 2 * taken < links and not chain.listed
+
+
+def _called(trace: Trace, rows: Ints, ns: Ints) -> Ints:
+    """What joins take, with what Python needs to call them: until the next call, twice at most."""
+    every = calls(trace)
+    every = every[trace.thread[every] == trace.thread[rows[0]]]
+    after = every[np.minimum(every.searchsorted(rows) + 1, len(every) - 1)]
+    longer: Ints = np.clip(trace.ts[after] - trace.ts[rows], ns, 2 * ns)
+    return longer
 
 
 def _every(trace: Trace, chain: Chain) -> float:

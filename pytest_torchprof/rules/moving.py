@@ -11,6 +11,7 @@ import numpy as np
 
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.bodies import elements
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.ordinary import ODD, picks
 
@@ -101,7 +102,7 @@ class Movers:
     def _piece(self, body: Body) -> Moving | None:
         """The tensor that was taken apart, of which each repetition takes a piece."""
         for one, source in self._taken_apart(body):
-            if any(LAYER.match(name) for name in body.names) and _is_several(self._trace, one):
+            if _is_several(self._trace, one) and _meets_others(body, one.piece):
                 continue
             return self._with_pieces(
                 body, Moving(one.row, _iterated(self._trace, one.row), one.piece, apart=source)
@@ -190,6 +191,15 @@ def _is_batch(call: Call) -> bool:
 def _is_several(trace: Trace, one: Pieces) -> bool:
     """Whether pieces have several elements of the dimension that was taken apart."""
     return not trace.names[trace.name[one.row]].endswith("unbind") and _along(trace, one) != 1
+
+
+def _meets_others(body: Body, piece: Shape) -> bool:
+    """Whether pieces go through layers, or meet larger tensors: they are batches, cut to fit."""
+    calls = body.calls[: body.period]
+    if any(LAYER.match(call.name) for call in calls):
+        return True
+    every = (shape for call in calls if len(call.tensors) > 1 for shape in call.tensors)
+    return any(elements(shape) > elements(piece) for shape in every)
 
 
 def _along(trace: Trace, one: Pieces) -> int:

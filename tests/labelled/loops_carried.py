@@ -543,6 +543,12 @@ def batches_of_rows_for_inference():
 
 
 @EXAMPLES.near_miss("for-loop-indexing")
+def queries_compared_with_a_table_batch_by_batch():
+    queries, table = torch.rand(64, 4), torch.rand(100, 4)
+    return lambda: torch.cat([torch.cdist(some, table).argmin(1) for some in queries.split(4)])
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
 def indices_of_shuffled_batches():
     x, y = torch.rand(48, 3), torch.rand(48)
     weight = torch.zeros(3, requires_grad=True)

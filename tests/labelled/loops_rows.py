@@ -52,6 +52,17 @@ def frames_centred_in_place():
 
 
 @EXAMPLES.positive("for-loop-indexing")
+def rows_written_back_where_they_came_from():
+    x = torch.rand(16, 8)
+
+    def normalise():
+        for i, row in enumerate(x):
+            x[i] = row / row.norm()  # <- here
+
+    return normalise
+
+
+@EXAMPLES.positive("for-loop-indexing")
 def chunks_of_one_position():
     logits = torch.rand(2, 12, 8)
 

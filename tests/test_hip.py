@@ -84,9 +84,10 @@ def test_on_cuda_the_name_decides() -> None:
 def test_rules_see_which_way_such_copies_went() -> None:
     b = TraceBuilder("AMD Instinct MI300X", (9, 4), vendor="amd")
     shape = [[64, 64], [64, 64]]
-    b.op("aten::randn", [[], [64, 64]], ["ScalarList", "float"])
-    with b.op(MOVE[0], shape), b.op(MOVE[1], shape), b.op(MOVE[2], shape):
-        b.memcpy("HtoD", 16384, pageable=False)
+    other = [[32, 32], [32, 32]]  # a batch; of one size, the next could be the second copy
+    b.op("aten::randn", [[], [32, 32]], ["ScalarList", "float"])
+    with b.op(MOVE[0], other), b.op(MOVE[1], other), b.op(MOVE[2], other):
+        b.memcpy("HtoD", 4096, pageable=False)
     with b.op(MOVE[0], shape), b.op(MOVE[1], shape), b.op(MOVE[2], shape):
         b.memcpy("DtoH", 16384, pageable=False)
         b.sync("cudaStreamSynchronize")

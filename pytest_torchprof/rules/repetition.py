@@ -41,7 +41,7 @@ _WEIGHTED: Final = Names("|".join(f"{re.escape(name)}$" for name in WEIGHTS))
 _CAST_ONCE = "cast once, before the loop, or keep the tensor in the dtype in which it is used"
 _AUTOCAST = (
     "cast the model once (model.to(torch.bfloat16)), or let autocast keep the casts: one context "
-    "around all calls, its cache on, weights that require grad, and no_grad rather than "
+    "around all calls, its cache on, weights with requires_grad=True, and no_grad rather than "
     "inference_mode, in which it keeps none"
 )
 _COPY_ONCE = (
@@ -50,6 +50,9 @@ _COPY_ONCE = (
 )
 _NEW = "call the operator that makes a new tensor (x.add(y)), not x.clone().add_(y)"
 _CAST_NEW = f"{_CAST_ONCE}, and then call what makes a new tensor (x.div(y), not x.div_(y))"
+_NO_MEMORY = (
+    "autocast's casts of weights: recorded without memory events (profile_memory=True gives them)"
+)
 _TRIFLE = "a call is all that fewer cost: a mean of each channel, a step's number"
 
 
@@ -62,8 +65,17 @@ class _Found(NamedTuple):
 
 
 def _unseen_casts(trace: Trace) -> str | None:
-    """Casts that graphs launched: no operator says what they cast."""
-    return blind_kernels(trace, re.compile(r"copy|cast|convert", re.IGNORECASE).search)
+    """Casts that graphs launched: no operator says what they cast. And autocast's of weights, where
+    neither gradients nor memory events say how many weights there are.
+    """
+    gap = blind_kernels(trace, re.compile(r"copy|cast|convert", re.IGNORECASE).search)
+    if gap is None and trace.tensors is None and not len(trace.memory.event):
+        above = trace.parent[rows_of(trace, "aten::_to_copy")]
+        above = np.concatenate([above, trace.parent[above[above >= 0]]])
+        some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
+        if some and not len(rows_of(trace, "torch::autograd::AccumulateGrad")):
+            return _NO_MEMORY
+    return gap
 
 
 def _unseen_copies(trace: Trace) -> str | None:
@@ -87,12 +99,13 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
         Looks in each step for at least ``repeats`` casts of one tensor, or of the same part of it,
         to one dtype, which the code asked for by ``.to(…)``, ``.half()`` and so on, while nothing
         wrote to the tensor in between. A test in which as many casts look alike is captured once
-        more, to know which tensor is which. Casting there and directly back counts. Under autocast
-        only weights count, which it casts again where its cache does not keep them: in a context
-        for each call, without the cache, without grad, and always in ``torch.inference_mode()``.
-        Counted are the casts after the first. A step ends with that of an optimizer, with a
-        backward pass that gives gradients, with a fetch of a DataLoader, and with a step of
-        `torch.profiler`.
+        more, to know which tensor is which. A tensor that is cast to another dtype and at once back
+        to its own counts as itself: its next cast there is a cast again. Under autocast only
+        weights count, which it casts again where its cache does not keep them: in a context for
+        each call, with ``cache_enabled=False``, weights with ``requires_grad=False``, and
+        always in ``torch.inference_mode()``. Counted are the casts after the first. A step ends
+        with that of an optimizer, with a backward pass that gives gradients, with a fetch of a
+        DataLoader, and with a step of `torch.profiler`.
 
         In a stored trace, which does not tell tensors apart, casts of one shape count where no
         operator in between can have made another such tensor; several that were there before and

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,24 +127,33 @@ def _parts(copies: list[tuple[int, int]], views: list[_View], elements: int) -> 
     Told by the calls that took it, the last of them from the object that the first part was taken
     from; and by which of the objects that there were since then it was taken from.
     """
-    found, at = list[Any](), 0
-    base: int | None = None
+    before = [bisect_left(views, time, key=lambda view: view.at) for time, _ in copies]
+    between = [views[a:b] for a, b in pairwise([0, *before])]
+    parts = [view for view in views if view.part is not None and view.elements > elements]
+    base = parts[0].object if parts else None
+    found = list[Any]()
     path: tuple[Any, ...] = ()
     objects = dict[int, int]()
-    for time, of in copies:
-        first, own = None, tuple[Any, ...]()
-        while at < len(views) and views[at].at < time:
-            view = views[at]
-            at += 1
-            first = view.object if first is None else first
-            if view.part is not None and view.elements > elements:
-                base = view.object if base is None else base
-                own += (view.part,)
-        root = of if first is None else first
+    for root, some in zip(_roots(copies, between), between, strict=True):
+        own = tuple(view.part for view in some if view.part and view.elements > elements)
         if own and root == base:
             path, own, objects = own, (), {}
         found.append((path, own, objects.setdefault(root, len(objects))))
     return found
+
+
+def _roots(copies: list[tuple[int, int]], between: list[list[_View]]) -> list[int]:
+    """The object that each of these copies comes from, by the views made since the one before.
+
+    The first of them, as one view is made of the other; but what the next copy comes from, if that
+    was there: a parameter is made as a view of the tensor that it was given.
+    """
+    roots = [some[0].object if some else of for (_, of), some in zip(copies, between, strict=True)]
+    for i in reversed(range(len(roots) - 1)):
+        there = {copies[i][1], *(view.object for view in between[i])}
+        if roots[i + 1] in there:
+            roots[i] = roots[i + 1]
+    return roots
 
 
 def _views(trace: Trace, tensors: set[int], copies: Ints) -> dict[int, list[_View]]:

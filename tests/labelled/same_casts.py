@@ -525,3 +525,55 @@ def parts_of_one_table_each_cast_once():
         return [x @ table[at : at + 4].double().t() for at in range(0, 32, 4)]
 
     return sweep
+
+
+# -------------------------------------------------------------------- parameters made in the test
+
+
+@EXAMPLES.positive("repeated-cast", 5)
+def a_weight_of_a_layer_made_in_the_test_cast_for_each_batch():
+    def check():
+        layer, x = nn.Linear(64, 64), torch.rand(2, 64)
+        for _ in range(6):
+            x = F.linear(x.to(BF16), layer.weight.to(BF16)).float()  # <- here
+
+    return check
+
+
+@EXAMPLES.positive("repeated-cast", 4)
+def a_scale_made_in_the_test_detached_and_cast_for_each_token():
+    def check():
+        scale, token = nn.Parameter(torch.rand(32)), torch.rand(3, 32, dtype=torch.double)
+        for _ in range(5):
+            token = token.cos() * scale.detach().double()  # <- here
+
+    return check
+
+
+@EXAMPLES.positive("repeated-cast", 4)
+def the_first_rows_of_a_table_made_in_the_test_cast_in_each_layer():
+    def check():
+        table, x = nn.Parameter(torch.rand(16, 8)), torch.rand(4, 8, dtype=torch.double)
+        for _ in range(5):
+            x = x.sin() + table[:4].double()  # <- here
+
+    return check
+
+
+@EXAMPLES.near_miss("repeated-cast")
+def experts_of_one_parameter_made_in_the_test_cast_once_each():
+    def check():
+        experts, x = nn.Parameter(torch.rand(6, 8, 8)), torch.rand(3, 8, dtype=BF16)
+        return [x @ expert.to(BF16) for expert in experts.unbind()]
+
+    return check
+
+
+@EXAMPLES.near_miss("repeated-cast")
+def halves_of_a_parameter_made_in_the_test_cast_once_each():
+    def check():
+        both, x = nn.Parameter(torch.rand(8, 8)), torch.rand(3, 4, dtype=BF16)
+        for half in torch.split(both.detach(), 1, dim=1):
+            x = x + half.to(BF16)[:4].t()
+
+    return check

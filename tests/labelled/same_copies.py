@@ -531,3 +531,22 @@ def parts_of_one_table_a_row_of_blocks_at_a_time():
         return [torch.narrow(table, 0, at, 1).mT.contiguous() @ x for at in range(8)]
 
     return blocks
+
+
+@EXAMPLES.positive("contiguous-copy", 5)
+def a_projection_made_in_the_test_laid_out_for_each_frame():
+    def check():
+        head, frame = nn.Linear(16, 16, bias=False), torch.rand(2, 16)
+        for _ in range(6):
+            frame = (frame @ head.weight.t().contiguous()).tanh()  # <- here
+
+    return check
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def heads_of_a_parameter_made_in_the_test_laid_out_once_each():
+    def check():
+        heads, x = nn.Parameter(torch.rand(6, 8, 4)), torch.rand(3, 8)
+        return [x @ head.t().contiguous().t() for head in heads]
+
+    return check

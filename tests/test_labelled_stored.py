@@ -41,15 +41,17 @@ def stored(case: Case, block: Any, **options: bool) -> corpus.Answer:
 def differing(case: Case, other: corpus.Answer) -> list[str]:
     """Rules that checked both and matched another number of times than in the live capture.
 
-    Which tensor is which, a stored trace does not know, nor does a live test's first capture.
+    Which tensor is which, a stored trace does not know, nor does a live test's first capture; its
+    frames may tell as much.
     """
+    full = corpus.evaluate(case).checked.counts
     live = corpus.without_tensors(corpus.evaluate(case))
     counts, others = live.counts, other.checked.counts
     unchecked = {*live.unchecked, *other.checked.unchecked, *RECORDED}
     return [
         f"{case.name}: {code} matches {others.get(code, 0)} times, {counts.get(code, 0)} live"
         for code in sorted({*counts, *others} - unchecked)
-        if counts.get(code, 0) != others.get(code, 0)
+        if others.get(code, 0) not in (counts.get(code, 0), full.get(code, 0))
     ]
 
 

@@ -3,53 +3,70 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.rules.levels import (
-    are_engine_steps,
-    calls,
-    frames_around,
-)
-from pytest_torchprof.rules.names import Names, are_named, operators_named
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
-from pytest_torchprof.rules.tree import are_outermost, has_frames, outermost, rows_of
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.levels import calls, frames_around
+from pytest_torchprof.rules.names import Names, are_any, are_named, marks_named, rows_of
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.tree import are_outermost, has_frames, within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from collections.abc import Iterable
+
+    from pytest_torchprof.events import Taken, Trace
     from pytest_torchprof.nesting import Ints
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
+_OPTIMIZER: Final = Names(r"Optimizer\.")
+_OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 _ZERO_GRAD_FRAME: Final = re.compile(
     r"torch[/\\](nn[/\\]modules[/\\]module|optim[/\\]optimizer)\.py\(\d+\): zero_grad$"
 )
-_ACCUMULATE: Final = Names("torch::autograd::AccumulateGrad$")
-_DETACH: Final = Names(r"(aten::)?detach_$")
-
+#: The operator that puts a gradient where the optimizer finds it.
+_PUTS: Final = "torch::autograd::AccumulateGrad"
+#: What fills a tensor with zeros, or with a number that torch may write or not.
+_ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
+_SETS: Final = ("aten::fill_", "aten::mul_", "aten::_foreach_mul_")
+#: What makes a tensor of zeros, which may become a gradient.
+_MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
+#: So many calls are looked at for what is done with gradients that were multiplied.
+_NEAR: Final = 200
+_ZERO: Final = re.compile(r"-?0+\.?0*(e[-+]?\d+)?$")
 
 #: What to do where torch's version is not known, and before 2.0, when zeros were the default.
 _SINCE_2: Final = (
     "call zero_grad(set_to_none=True), the default since torch 2.0: gradients then become None"
 )
 _BY_DEFAULT: Final = "call zero_grad() without set_to_none=False: gradients then become None"
+_CALLED: Final = "zero_grad fills the gradients with zeros"
+_SAID: Final = "gradients are filled with zeros"
+_BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
 
 
 @rule(
     "grad-not-none",
     fix=_SINCE_2,
-    triggers=r"aten::(_foreach_)?zero_$",
+    triggers=r"aten::((_foreach_)?(zero|mul)_|fill_|zeros_like|zeros|new_zeros)$",
+    gradients=Threshold(2, "1", "a test of its own derivative zeroes one, to take another"),
 )
-def grad_not_none(trace: Trace) -> Matches:
+def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
     """Gradients are filled with zeros, where they could just be dropped.
 
     What it does
-        Counts the calls of ``zero_grad`` that filled gradients with zeros: an optimizer's, by
-        torch's annotation; a module's, by the ``zero_`` calls one after the other, whose shapes
-        are those of the gradients of a backward pass in the same trace, two or more. Before torch
-        2.0 ``zero_grad()`` itself did so.
+        Counts how often gradients were filled with zeros before the next backward pass: by an
+        optimizer's ``zero_grad``, as torch's annotation says; by hand or by a module's, of
+        ``gradients`` (2) or more in the trace. By hand are ``zero_``, ``fill_(0)``, ``*= 0``,
+        ``grad[:] = 0`` and ``grad = torch.zeros_like(parameter)``, of one gradient or of a list.
+        What a gradient is, a live test knows by the tensors that backward passes have put there;
+        in a stored trace, only annotations and frames tell. Not: parts of a gradient, those that
+        are zeroed between a backward pass and the optimizer's step, which then leaves its
+        parameters, and any other tensor, whatever its shape. Before torch 2.0, ``zero_grad()``
+        itself did so.
 
     Why it is slow
         Each gradient is written once to be zero, and read and added to once more in the next
@@ -65,40 +82,53 @@ def grad_not_none(trace: Trace) -> Matches:
 
             optimizer.zero_grad()  # before torch 2.0: zero_grad(set_to_none=True)
     """
-    fills = rows_of(trace, "aten::zero_", "aten::_foreach_zero_")
-    if not len(fills):
-        return NO_MATCHES
+    fills = rows_of(trace, *_ZEROES)
     above = trace.parent[fills]
-    optimizer = are_named(trace, above, _ZERO_GRAD)
-    event = [above[optimizer]]
-    cost, ends = [trace.dur[fills[optimizer]]], trace.ts + trace.dur
-    done = [ends[fills[optimizer]]]
-    rest = fills[~optimizer]
+    annotated = are_named(trace, above, _ZERO_GRAD)
+    found = list[_Call]()
+    for mark in np.unique(above[annotated]).tolist():
+        found.append(_annotated(trace, fills[above == mark], mark))
+    rest = fills[~annotated]
     rest = rest[are_outermost(trace, rest)]
-    if not len(event[0]) and not len(rest):
-        return NO_MATCHES
     if has_frames(trace):
         frame = frames_around(trace, _ZERO_GRAD_FRAME, rest)
-        _, first, which = np.unique(frame, return_index=True, return_inverse=True)
-        event.append(rest[first][which][frame >= 0])
-        cost.append(trace.dur[rest[frame >= 0]])
-        done.append(ends[rest[frame >= 0]])
+        for one in np.unique(frame[frame >= 0]).tolist():
+            mine = rest[frame == one]
+            found.append(_annotated(trace, mine, int(mine[0])))
         rest = rest[frame < 0]
-    first = _like_gradients(trace, rest)
-    event.append(first[first >= 0])
-    cost.append(trace.dur[rest[first >= 0]])
-    done.append(ends[rest[first >= 0]])
-    rows, at = np.unique(np.concatenate(event), return_inverse=True)
-    ns = np.bincount(at, np.concatenate(cost), len(rows)).astype(np.int64)
-    last = trace.ts[rows] + trace.dur[rows]
-    np.maximum.at(last, at, np.concatenate(done))
+    puts = rows_of(trace, _PUTS)
+    adds = rows_of(trace, "aten::add_", "aten::add")
+    adds = adds[np.isin(trace.parent[adds], puts)]
+    asks = False
+    if len(puts):
+        by_hand, asks = _by_hand(trace, rest, puts, adds)
+        if sum(call.gradients for call in by_hand) >= gradients:
+            found += by_hand
+    if not found:
+        return NONE_SO_FAR if asks else NO_MATCHES
+    found.sort(key=lambda call: call.event)
     return Matches(
-        rows,
-        "zero_grad fills the gradients with zeros",
-        cost_ns=ns,
-        fix=[_fix(trace)] * len(rows),
-        span_ns=(trace.ts[rows], last),
+        np.array([call.event for call in found], np.int64),
+        [_SAID if call.fix == _BY_HAND else _CALLED for call in found],
+        cost_ns=np.array([_cost_ns(trace, call, adds) for call in found], np.int64),
+        fix=[call.fix for call in found],
+        wants_tensors=asks,
     )
+
+
+class _Call(NamedTuple):
+    """Gradients that are filled one after the other: where, by which operators, what to do, and how
+    many they are.
+    """
+
+    event: int
+    fills: Ints
+    fix: str
+    gradients: int
+
+
+def _annotated(trace: Trace, rows: Ints, event: int) -> _Call:
+    return _Call(event, rows, _fix(trace), sum(len(_shapes(trace, row)) for row in rows.tolist()))
 
 
 def _fix(trace: Trace) -> str:
@@ -107,57 +137,146 @@ def _fix(trace: Trace) -> str:
     return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
 
 
-def _like_gradients(trace: Trace, fills: Ints) -> Ints:
-    """For calls of ``zero_`` one after the other that are as many and of the same shapes as the
-    gradients of a backward pass, the first of them; -1 for others.
+def _cost_ns(trace: Trace, call: _Call, adds: Ints) -> int:
+    """What it takes to fill the gradients, and to add the next ones to the zeros."""
+    later = adds[adds > call.fills[-1]][: call.gradients]
+    return int(trace.dur[call.fills].sum() + trace.dur[later].sum())
+
+
+# --------------------------------------------------------------------------------------- by hand
+
+
+def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
+    """Calls that fill gradients, and whether only a capture that knows tensors can tell."""
+    sets, makes = rows_of(trace, *_SETS), rows_of(trace, *_MAKES)
+    sets = sets[[_is_zero(trace, row) for row in sets.tolist()]]
+    rows = np.sort(np.concatenate([zeroes, sets, makes if len(adds) else adds[:0]]))
+    rows = rows[are_outermost(trace, rows)]
+    rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _OPTIMIZER))]
+    known = {shape for row in puts.tolist() for shape in _shapes(trace, row)[:1]}
+    rows = rows[[not known.isdisjoint(_shapes(trace, row)) for row in rows.tolist()]]
+    if not len(rows):
+        return [], False
+    put, added = identity.taken(trace, puts), identity.taken(trace, adds)
+    taken, made = identity.taken(trace, rows), identity.made(trace, rows)
+    if put is None or added is None or taken is None or made is None:
+        return [], True
+    gradients = _Gradients(trace)
+    for row, arguments in zip((*puts.tolist(), *adds.tolist()), (*put, *added), strict=True):
+        gradients.learn(row, arguments)
+    into = {number for arguments in added for number in _flat(arguments[:1])}
+    is_made, scaled = are_any(trace, rows, _MAKES), are_any(trace, rows, ["aten::mul_"])
+    found = list[_Call]()
+    seen = set[int]()
+    for at, row in enumerate(rows.tolist()):
+        if is_made[at]:
+            filled = set(made[at] & into)
+        else:
+            shapes = _shapes(trace, row)
+            filled = {n for n, shape in zip(_flat(taken[at][:1]), shapes, strict=False)
+                      if gradients.are(n, shape)}  # fmt: skip
+        if not filled or gradients.leaves_parameters(row):
+            continue
+        if scaled[at] and gradients.are_used(row, filled):
+            continue
+        if found and seen.isdisjoint(filled) and not gradients.between(found[-1].event, row):
+            last = found.pop()
+            fills, count = np.append(last.fills, row), last.gradients + len(filled)
+            found.append(_Call(last.event, fills, _BY_HAND, count))
+        else:
+            found.append(_Call(row, np.array([row]), _BY_HAND, len(filled)))
+            seen = set()
+        seen |= filled
+    return found, False
+
+
+class _Gradients:
+    """The tensors that backward passes have made gradients, and when."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._shapes: dict[int, set[str]] = {}
+        self._puts: list[int] = []
+        self._steps = np.sort(marks_named(trace, _OPTIMIZER_STEP)).tolist()
+
+    def learn(self, row: int, taken: tuple[Taken, ...]) -> None:
+        """An operator that puts its first argument in place, or adds to it."""
+        self._puts.append(row)
+        self._puts.sort()
+        for number, shape in zip(_flat(taken[:1]), _shapes(self._trace, row), strict=False):
+            self._shapes.setdefault(number, set()).add(shape)
+
+    def are(self, number: int, shape: str) -> bool:
+        """Whether a tensor is one, and the whole of it."""
+        return shape in self._shapes.get(number, ())
+
+    def between(self, one: int, other: int) -> bool:
+        """Whether there was a backward pass between two events."""
+        return bisect_right(self._puts, one) != bisect_right(self._puts, other)
+
+    def leaves_parameters(self, row: int) -> bool:
+        """Whether it is after a backward pass, and before the optimizer's step."""
+        return self._next(self._steps, row) < self._next(self._puts, row) and self._last(
+            self._puts, row
+        ) > self._last(self._steps, row)
+
+    def are_used(self, row: int, filled: set[int]) -> bool:
+        """Whether a call takes one of these tensors before the next backward pass."""
+        called = calls(self._trace)
+        later = called[(called > row) & (called < self._next(self._puts, row))][:_NEAR]
+        taken = identity.taken(self._trace, later) or ()
+        name = self._trace.name
+        return any(
+            not filled.isdisjoint(_flat(one))
+            for one, call in zip(taken, later.tolist(), strict=True)
+            if name[call] != name[row]
+        )
+
+    def _next(self, events: list[int], row: int) -> int:
+        at = bisect_right(events, row)
+        return events[at] if at < len(events) else len(self._trace)
+
+    def _last(self, events: list[int], row: int) -> int:
+        at = bisect_right(events, row)
+        return events[at - 1] if at else -1
+
+
+def _is_zero(trace: Trace, row: int) -> bool:
+    """Whether it is 0 that a call fills a tensor with, or multiplies it by.
+
+    torch writes no number where Python gave one to an operator on tensors: a tensor of a gradient
+    is set to nothing else, and multiplied by no other whole number, once it has been used.
     """
-    first = np.full(len(fills), -1, np.int64)
-    runs = _runs(trace, fills)
-    gradients = operators_named(trace, _ACCUMULATE)
-    if not runs or len(gradients) < 2 or not trace.records_shapes:
-        return first
-    wanted = _passes(trace, gradients)
-    shapes = _shapes(trace, fills)
-    for run in runs:
-        for passed in wanted:
-            size = passed.total()
-            parts = [run[i : i + size] for i in range(0, len(run), size)]
-            if all(Counter(shapes[i] for i in part.tolist()) == passed for part in parts):
-                for part in parts:
-                    first[part] = fills[part[0]]
-                break
+    (args,) = trace.operands(np.array([row]))
+    concrete, types = decode_part(args.concrete), decode_part(args.types)
+    if not isinstance(concrete, list) or not isinstance(types, list) or len(types) < 2:
+        return False
+    value = str(concrete[1]) if len(concrete) > 1 else ""
+    if value:
+        return _ZERO.match(value) is not None
+    fills = trace.names[trace.name[row]] == "aten::fill_"
+    return fills or (str(types[1]).startswith("long") and _tensors(args.dims)[1:2] == ["[]"])
+
+
+def _shapes(trace: Trace, row: int) -> list[str]:
+    """The shapes of what an operator fills or makes, one or those of a list."""
+    (args,) = trace.operands(np.array([row]))
+    name = trace.names[trace.name[row]]
+    if name in ("aten::zeros", "aten::new_zeros"):
+        concrete = decode_part(args.concrete)
+        known = concrete if isinstance(concrete, list) else []
+        return [str(one) for one in known if str(one).startswith("[")][:1]
+    first = _tensors(args.dims)[:1]
+    dims = decode_part(args.dims)
+    if isinstance(dims, list) and dims and dims[0] and isinstance(dims[0][0], list):
+        return [str(one) for one in dims[0]]
     return first
 
 
-def _runs(trace: Trace, fills: Ints) -> list[Ints]:
-    """Positions of calls that follow one upon the other, two or more."""
-    called = calls(trace)
-    called = called[~are_named(trace, called, _DETACH)]
-    position = np.full(len(trace), -1, np.int64)
-    position[called] = np.arange(len(called))
-    order = np.argsort(position[fills], kind="stable")
-    apart = np.diff(position[fills[order]]) != 1
-    apart |= np.diff(trace.thread[fills[order]]) != 0
-    return [run for run in np.split(order, np.flatnonzero(apart) + 1) if len(run) > 1]
+def _tensors(dims: bytes) -> list[str]:
+    found = decode_part(bytes(dims))
+    return [str(one) for one in found] if isinstance(found, list) else []
 
 
-def _shapes(trace: Trace, rows: Ints) -> list[bytes]:
-    return [bytes(args.dims) for args in trace.operands(rows)]
-
-
-def _passes(trace: Trace, gradients: Ints) -> list[Counter[bytes]]:
-    """Shapes of the gradients of each backward pass, and of all that there are, if two or more.
-
-    Between two passes, the user calls something.
-    """
-    other = outermost(trace)
-    other = other[~are_engine_steps(trace, other)]
-    starts = np.flatnonzero(np.diff(np.searchsorted(other, gradients))) + 1
-    shapes = _shapes(trace, gradients)
-    bounds = [0, *starts.tolist(), len(shapes)]
-    passes = [Counter(shapes[a:b]) for a, b in pairwise(bounds)]
-    passes = [Counter(dict(kind)) for kind in {frozenset(one.items()) for one in passes}]
-    every = Counter[bytes]()
-    for one in passes:
-        every |= one
-    return [one for one in (*passes, every) if one.total() > 1 and b"" not in one]
+def _flat(taken: Iterable[Taken]) -> list[int]:
+    return [n for one in taken for n in (one if isinstance(one, tuple) else (one,)) if n >= 0]

@@ -27,7 +27,8 @@ _LAYER: Final = Names(
 )
 #: What looks at several positions at once.
 _MIXES: Final = Names(r"aten::(scaled_dot_product_attention|softmax|lstm|gru|rnn_\w+|cumsum)$")
-_STORES: Final = Names(r"aten::(copy_|fill_|index_put_|index_copy_|scatter_)$")
+_STORES: Final = Names(r"aten::(copy_|fill_)$")
+_INDEX: Final = Names(r"aten::(select|slice|narrow)$")
 #: So many positions more in each step, at most.
 _FEW: Final = 8
 
@@ -80,7 +81,7 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
     every = calls(trace)
     every = every[trace.selection[every]]
     layers = every[are_named(trace, every, _LAYER)]
-    if len(layers) < repeats:
+    if len(layers) < repeats or len(_growth(trace, every)) < repeats - 1:
         return NO_MATCHES
     found: list[_Run] = []
     for run in _runs(trace, layers, int(repeats)):
@@ -181,7 +182,7 @@ def _grown(trace: Trace, every: Ints, run: _Run) -> list[int] | None:
     inside = every[(every > first) & (every < last) & (trace.thread[every] == run.thread)]
     if run.axis == 0 and not are_named(trace, inside, _MIXES).any():
         return None  # of a batch
-    joins = inside[are_named(trace, inside, JOIN, _STORES)]
+    joins = _growth(trace, inside)
     steps = np.searchsorted(run.rows, joins, side="right")
     before = inside[np.maximum(np.searchsorted(inside, joins) - 1, 0)]
     found: dict[int, int] = {}
@@ -199,6 +200,14 @@ def _grown(trace: Trace, every: Ints, run: _Run) -> list[int] | None:
         if longer:
             found[step] = row
     return list(found.values())
+
+
+def _growth(trace: Trace, every: Ints) -> Ints:
+    """What joins tensors, or writes into a part of one."""
+    stores = are_named(trace, every, _STORES)
+    stores[stores] = are_named(trace, every[np.flatnonzero(stores) - 1], _INDEX)
+    growth: Ints = every[stores | are_named(trace, every, JOIN)]
+    return growth
 
 
 def _joins(call: Call, old: int, new: int) -> bool:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 #: Layers with parameters for each of the features that were joined.
 _PARAMETERS: Final = re.compile(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")
-#: Calls that are looked at between one join and the next.
-_LOOKED: Final = 1000
+#: Links of a chain that are looked at, and calls between one and the next.
+_LINKS: Final = 16
+_LOOKED: Final = 200
 _COLLECT: Final = "collect the parts in a list, and join them once after the loop"
 _ALLOCATE: Final = (
     "allocate it once, as long as it will get, and write each part into its place (for keys and "
@@ -85,10 +86,11 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
         return NO_MATCHES
     found, said, fix, cost, moved = [], [], [], [], []
     for chain in chains(trace, int(repeats)):
-        kind = _collects(trace, chain)
         copied = sum(link.old for link in chain.links) * _size(chain)
-        trifle = not kind or _every(trace, chain) > operators
-        if kind is None or (trifle and copied < bytes):
+        if copied < bytes and _every(trace, chain) > operators:
+            continue
+        kind = _collects(trace, chain)
+        if kind is None or (not kind and copied < bytes):
             continue
         rows = np.array(chain.rows)
         ns = trace.dur[rows]
@@ -136,7 +138,9 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
     shapes alone fit, but there are new tensors of them each time.
     """
     taken, with_parameters, anew = 0, 0, 0
-    for one, other in pairwise(chain.links):
+    links = list(pairwise(chain.links))
+    links = links[:: -(-len(links) // _LINKS)]
+    for one, other in links:
         rows = between(trace, one.row, other.row)[:_LOOKED]
         made_of = [
             call_of(trace.names[trace.name[row]], args)
@@ -147,10 +151,9 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
         with_parameters += any(_has_parameters(call, one.out[one.axis]) for call in takers)
         made = json.dumps(list(one.out)).encode()
         anew += trace.tensors is None and any(made in call.concrete for call in made_of)
-    links = len(chain.links) - 1
-    if 2 * max(with_parameters, anew) >= links:
+    if 2 * max(with_parameters, anew) >= len(links):
         return None
-    return 2 * taken < links and not chain.listed
+    return 2 * taken < len(links) and not chain.listed
 
 
 def _called(trace: Trace, rows: Ints, ns: Ints) -> Ints:

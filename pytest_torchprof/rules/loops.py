@@ -149,7 +149,9 @@ class _Finder:
         if self._done[start:stop].any():
             return
         body = Body(self._trace, self._calls, stretch)
-        if is_apart(body) or (moving := self._movers.of(body)) is None:
+        if not self._movers.may_be(body) or is_apart(body):
+            return
+        if (moving := self._movers.of(body)) is None:
             return
         if elements(moving.part) > self._most or works_on_more(body, self._most):
             return

@@ -58,6 +58,17 @@ class Movers:
         """Whether a tensor was taken apart before this call."""
         return bool((self._before <= stop).any())
 
+    def may_be(self, body: Body) -> bool:
+        """Whether there may be something, as far as is told without a look at every operand."""
+        if self.any_before(body.stretch.stop) or any(map(_BY_TENSOR.match, body.names)):
+            return True
+        for at, name in enumerate(body.names):
+            if _TOLD.match(name):
+                parts = [bytes(a.concrete) for a in self._trace.operands(body.every(at))]
+                if b"" in parts or len(set(parts)) > 1:
+                    return True
+        return False
+
     def of(self, body: Body) -> Moving | None:
         """What it goes through; None for nothing."""
         for at, name in enumerate(body.names):

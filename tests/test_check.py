@@ -138,3 +138,24 @@ def test_a_name_is_looked_at_once_in_a_process(
     monkeypatch.setattr(NAMES, "_bits", None)
     assert 80 == len(check(trace, rules).counts)
     assert 2 == len(rows_of(trace, "aten::mm", "aten::add"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (["[4] cast"] * 2, {"[4] cast": 2}),
+        (["[4, 2] cast", "[5, 2] cast"], {"[…] cast": 2}),
+        (["[4] cast", "[4] copied"], {"[4] cast": 1, "[4] copied": 1}),
+        (["4 nodes", "5 nodes"], {"4 nodes": 1, "5 nodes": 1}),
+    ],
+)
+def test_matches_of_several_sizes_at_one_place_are_one_finding(
+    trace: Trace, messages: list[str], expected: dict[str, int]
+) -> None:
+    @rule("sizes", fix="")
+    def sizes(trace: Trace) -> Matches:
+        """Matches of some sizes."""
+        return Matches(np.repeat(rows_of(trace, "aten::mm"), 2), messages)
+
+    found = check(trace, [sizes]).findings()
+    assert expected == {one.message: one.count for one in found}

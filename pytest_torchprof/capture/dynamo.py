@@ -249,12 +249,18 @@ def recompiled(one: Compilation) -> str:
     return f"{who} was compiled again: {why}"
 
 
+#: What failed where code runs with gradients and without: each mode has a graph of its own, once.
+_OTHER_MODE = "GLOBAL_STATE changed: grad_mode"
+
+
 def cause(one: Compilation) -> str | None:
     """Of which kind a recompilation is, if what helps there is another thing than usual."""
     if one.line is not None:
         return "rest"
     if one.wrapper:
         return "wrapper"
+    if (one.reason or "").strip().endswith(_OTHER_MODE):
+        return "grad mode"
     return "model" if _OF_MODULE.search(one.reason or "") else None
 
 

@@ -117,6 +117,8 @@ def recompile(trace: Trace) -> Matches:
         Dynamo compiles by function, not by object. Models of one class share their ``forward``, so
         two of different sizes are a recompilation, and modules of torch's own that are compiled
         one by one share a wrapper of torch's. What resumes after a graph break is a function too.
+        Training and evaluation need a graph each, so that no compilation counts of which only the
+        gradient mode is new; the metric ``recompiles`` has it.
 
         In a stored trace of another tool these are the compiled regions whose number
         is not their function's first. The cost is the time that compiling took.
@@ -140,8 +142,9 @@ def recompile(trace: Trace) -> Matches:
                 scale(x, factor)
     """
     if "compiled" in trace.facts:
-        found = _noted(trace, trace.once(compilation.recompilations))
         rows = trace.once(compilation.recompilations).rows or ()
+        rows = [row for row in rows if row.get("cause") != "grad mode"]
+        found = _matches(trace, rows)
         fixes = [_FIXES.get(str(row.get("cause")), _VARIES) for row in rows]
         return replace(found, fix=fixes) if rows else found
     again = sorted(name for name in compilation.regions(trace) if not name.endswith("/0"))

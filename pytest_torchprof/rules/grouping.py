@@ -7,6 +7,7 @@ test that was timed without the profiler, costs are those of such a run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -26,10 +27,16 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.rule import Matches, Rule
 
 
+#: Shapes in messages, and what stands for several.
+_SIZES = re.compile(r"\[\d+(, \d+)*\]")
+_SEVERAL = "[…]"
+
+
 @dataclass
 class _Group:
-    """Sums over matches of one message and place; -1 bytes for unknown."""
+    """Sums over matches of one message, but for sizes, and place; -1 bytes for unknown."""
 
+    message: str
     count: int = 0
     ns: int = 0
     bytes: int = -1
@@ -67,8 +74,11 @@ def grouped(
         end.tolist(),
         strict=False,
     ):
-        key = (module[at] if own else line[at], message, own, fix)
-        group = groups.setdefault(key, _Group())
+        # Of several sizes at one place, one cause: batches and sequences have others each time.
+        key = (module[at] if own else line[at], _SIZES.sub("", message), own, fix)
+        group = groups.setdefault(key, _Group(message))
+        if group.message != message:
+            group.message = _SIZES.sub(_SEVERAL, message)
         group.count += count
         group.ns += ns
         group.begin, group.end = min(group.begin, since), max(group.end, until)
@@ -78,7 +88,7 @@ def grouped(
         Finding(
             rule=rule.code,
             count=group.count,
-            message=message,
+            message=group.message,
             location=own or places[at].location or places[at].path,
             fix=fix,
             cost_ms=group.cost_ms,
@@ -86,7 +96,7 @@ def grouped(
             path=places[at].path,
             module=places[at].module,
         )
-        for (at, message, own, fix), group in groups.items()
+        for (at, _, own, fix), group in groups.items()
     ]
 
 

@@ -294,6 +294,23 @@ def another_size():
     return Compiling(block)
 
 
+@EXAMPLES.near_miss("recompile")
+def training_and_evaluation_need_a_graph_each():
+    weight = torch.ones(4, requires_grad=True)
+
+    def step(x):
+        return (x * weight).sin()
+
+    def block():
+        compiled = _compiled(step)
+        for _ in range(2):
+            compiled(X)
+            with torch.no_grad():
+                compiled(X)
+
+    return Compiling(block)
+
+
 @EXAMPLES.positive("recompile")
 def three_sizes_of_which_the_second_makes_it_dynamic():
     def step(x):  # <- here
@@ -368,20 +385,6 @@ def a_global_that_changes():
         global FACTOR
         compiled = _compiled(step)
         for FACTOR in (2.0, 3.0):
-            compiled(X)
-
-    return Compiling(block)
-
-
-@EXAMPLES.positive("recompile")
-def with_gradients_and_without():
-    def step(x):  # <- here
-        return x.sin()
-
-    def block():
-        compiled = _compiled(step)
-        compiled(X)
-        with torch.no_grad():
             compiled(X)
 
     return Compiling(block)

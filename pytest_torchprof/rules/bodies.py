@@ -79,6 +79,10 @@ class Call:
         own = next((kind for one, kind in every), "")
         return [one for one, kind in every if one or kind == own or kind not in _NUMBERS]
 
+    def may_be_number(self, number: int) -> bool:
+        """Whether an argument may be a Python number that the operator takes as a tensor."""
+        return self.shapes[number] == ((),) and self.types[number] in _NUMBERS
+
     @property
     def base(self) -> str:
         """Its name without the namespace."""
@@ -104,6 +108,8 @@ class Body:
         self.looked = min(stretch.repeats, _LOOKED)
         self._all = sequence.rows[stretch.start : stretch.stop]
         self.rows: Ints = self._all[: self.looked * self.period]
+        #: The name of the call before the first.
+        self.after = trace.names[sequence.name[stretch.start - 1]] if stretch.start else ""
 
     @cached_property
     def names(self) -> list[str]:

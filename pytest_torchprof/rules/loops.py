@@ -35,7 +35,8 @@ _PRODUCT: Final = re.compile(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddb
 @rule(
     "for-loop-indexing",
     fix="do it for the whole tensor at once: broadcasting, a reduction over the dimension, "
-    "torch.where, cumsum, index_add or scatter_reduce for groups, or torch.vmap",
+    "torch.where, cumsum, index_add or scatter_reduce for groups, torch.vmap, or tolist() for the "
+    "numbers",
     triggers=rf"{_INDEX.pattern}|{APART.pattern}",
     repeats=Threshold(10, "1", "fewer are as often unrolled on purpose"),
     operators=Threshold(24, "1", "a longer body is worth a repetition, such as a layer of a model"),
@@ -62,7 +63,8 @@ def for_loop_indexing(
         is said.
 
         Not either: the same part each time, as the last token's or each layer's; pieces of
-        different sizes, growing ones too; the items of a DataLoader; steps of training, and of an
+        different sizes, growing ones too; shifts by which a stencil takes most of a tensor; blocks
+        of which a picture is put together; the items of a DataLoader; steps of training, and of an
         optimizer; slices of several elements put through layers, which are batches; schedules that
         a model's steps look up; a tensor that is printed; rows that a test compares (``allclose``,
         ``assert x[i] > 0``), from which an ``if`` does not differ; ``torch.autograd.gradcheck``.

@@ -96,7 +96,7 @@ class Movers:
             short = body.period <= _SHORT and not layers
             short = short and not any(map(_MAKER.match, body.names))
             moves = [short] * (len(rows) - 1)
-        elif layers and _is_batch(body.calls[at]):
+        elif (layers and _is_batch(body.calls[at])) or _is_most(body.calls[at]):
             return None
         else:
             moves = [old != new for old, new in pairwise(parts)]
@@ -173,7 +173,7 @@ def _takes(body: Body, piece: Shape, source: frozenset[int]) -> bool:
     for at in range(body.period):
         like = body.like(at)
         for number, shapes in enumerate(body.calls[at].shapes):
-            if piece not in shapes or (not piece and number):
+            if piece not in shapes or _is_number(body, at, number):
                 continue
             if sum(number < len(c.shapes) and piece in c.shapes[number] for c in like) < least:
                 continue
@@ -183,6 +183,12 @@ def _takes(body: Body, piece: Shape, source: frozenset[int]) -> bool:
             if sum(_is_of(one, source) for one in taken) >= least:
                 return True
     return False
+
+
+def _is_number(body: Body, at: int, number: int) -> bool:
+    """Whether an argument may be a number of Python's, as far as is known."""
+    call = body.calls[at]
+    return body.taken is None and number > 0 and call.may_be_number(number)
 
 
 def _is_of(taken: tuple[Taken, ...], source: frozenset[int]) -> bool:
@@ -197,6 +203,12 @@ def _result(body: Body, at: int) -> Shape:
 def _is_batch(call: Call) -> bool:
     """Whether it is a slice of several elements."""
     return call.part is None or (call.part.keeps and call.part.high - call.part.low != 1)
+
+
+def _is_most(call: Call) -> bool:
+    """Whether it takes more than half of a dimension, as the shifts of a stencil do."""
+    part = call.part
+    return part is not None and 2 * (part.high - part.low) > part.shape[part.axis] > 2
 
 
 def _is_several(trace: Trace, one: Pieces) -> bool:

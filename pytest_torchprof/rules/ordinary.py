@@ -9,7 +9,7 @@ from pytest_torchprof.rules.bodies import differs, elements
 from pytest_torchprof.rules.graphs import LAYER
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Body
+    from pytest_torchprof.rules.bodies import Body, Call
 
 #: Cells of recurrent models: each step needs what the last one made.
 _CELL: Final = re.compile(r"aten::\w+_cell$")
@@ -23,6 +23,7 @@ _COMPARED: Final = re.compile(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|all|any|abs|sub|rsub"
     r"|max|min|amax|amin|sum|norm|linalg_vector_norm|ceil|isfinite|isnan|isinf|div|item)$"
 )
+_READS: Final = ("aten::is_nonzero", "aten::item")
 #: What one row for each class may go through: a scatter or a one-hot product does all classes.
 _BY_CLASS: Final = re.compile(
     r"aten::(eq|ne|index|index_put_|masked_select|empty|lift_fresh|mean|sum|nansum|prod|amax|amin"
@@ -40,20 +41,33 @@ def is_apart(body: Body) -> bool:
     every = set(body.names)
     if any(_CHECK.match(name) or _CELL.match(name) for name in names):
         return True
-    read = {"aten::is_nonzero"} & every
-    compared = any(re.match(r"aten::(eq|ne|lt|le|gt|ge|all|any)$", name) for name in names)
-    if read or ("aten::item" in every and compared):
-        rest = [name for name in names if name != "aten::is_nonzero"]
-        if all(map(_COMPARED.match, rest)):
-            return True
+    if set(names) == {"aten::is_nonzero"} or _is_compared(names):
+        return True
+    if set(names) == {"aten::copy_"} and any(map(_is_block, body.calls[: body.period])):
+        return True  # as a picture is put together
     if {"aten::detach", "aten::item"} <= every and set(names) == {"aten::item"}:
         return True  # as torch formats numbers
+    if set(names) == {"aten::item"} and body.after.startswith("aten::_nested"):
+        return True  # as torch reads the sizes in a nested tensor
     if {"aten::isfinite", "aten::masked_select"} <= every:
         return True  # as torch prints
     if any(_is_masked(body, at) and not picks(body, at) for at in range(body.period)):
         return True
     masks = any(call.base == "eq" for call in body.calls[: body.period])
     return not masks and any(_is_ragged(body, at) for at in range(body.period))
+
+
+def _is_compared(names: list[str]) -> bool:
+    """Whether Python reads what comparisons say, and nothing else is done."""
+    if not any(re.match(r"aten::(eq|ne|lt|le|gt|ge|all|any)$", name) for name in names):
+        return False
+    rest = [name for name in names if name not in _READS]
+    return len(rest) < len(names) and all(map(_COMPARED.match, rest))
+
+
+def _is_block(call: Call) -> bool:
+    """Whether it takes several elements of a dimension."""
+    return call.part is not None and call.part.keeps and call.part.high - call.part.low > 1
 
 
 def _is_masked(body: Body, at: int) -> bool:

@@ -471,6 +471,47 @@ def a_quasi_newton_optimizer():
 
 
 @EXAMPLES.near_miss("for-loop-indexing")
+def a_stencil_that_is_written_out():
+    x = torch.rand(2, 14, 14)
+    shifts = [(i, j) for i in range(4) for j in range(4)]
+
+    def peaks():
+        peak = torch.ones(2, 10, 10, dtype=torch.bool)
+        for i, j in shifts:
+            peak = peak & (x[:, 2:12, 2:12] >= x[:, i : i + 10, j : j + 10])
+        return peak
+
+    return peaks
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_sheet_of_small_pictures():
+    pictures = torch.rand(16, 3, 6, 6)
+
+    def sheet():
+        grid = torch.zeros(3, 32, 32)
+        for k in range(16):
+            top, left = k // 4 * 8, k % 4 * 8
+            grid.narrow(1, top, 6).narrow(2, left, 6).copy_(pictures[k])
+        return grid
+
+    return sheet
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def sizes_that_a_nested_tensor_keeps():
+    rows = [torch.rand(1 + n % 5, 8) for n in range(12)]
+
+    @torch.no_grad()
+    def attend():
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads)
+
+    return attend
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
 def rows_that_a_test_compares():
     left = torch.rand(12, 3)
     right = left.clone()

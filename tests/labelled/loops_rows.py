@@ -52,6 +52,31 @@ def frames_centred_in_place():
 
 
 @EXAMPLES.positive("for-loop-indexing")
+def returns_zipped_with_a_list_of_tensors():
+    kept, returns = [torch.rand(()) for _ in range(14)], torch.rand(14)
+
+    def loss():
+        return sum(-one * value for one, value in zip(kept, returns, strict=True))  # <- here
+
+    return loss
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def answers_that_are_counted_and_shown():
+    correct = torch.ones(14, dtype=torch.bool)
+
+    def score():
+        results, mistakes = [], []
+        for i in range(14):
+            results.append(int(correct[i]))  # <- here
+            if not correct[i]:
+                mistakes.append(i)
+        return results, mistakes
+
+    return score
+
+
+@EXAMPLES.positive("for-loop-indexing")
 def rows_written_back_where_they_came_from():
     x = torch.rand(16, 8)
 

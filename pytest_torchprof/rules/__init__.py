@@ -24,6 +24,7 @@ from pytest_torchprof.rules import (
     products,
     repetition,
     retained,
+    sums,
     training,
     vocabulary,
     waiting,
@@ -71,6 +72,7 @@ THEMES = (
     debugging,
     vocabulary,
     retained,
+    sums,
 )
 
 #: Rules by code, in the order of the files of their themes.

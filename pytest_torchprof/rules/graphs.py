@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.events import STEP
+from pytest_torchprof.rules.flow import are_passes
 from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked
 from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
 from pytest_torchprof.rules.nodes import are_last, numbers, recorded, steps
@@ -74,7 +75,10 @@ def missing_no_grad(
 
         In a training step, of which a backward pass uses other layers, it takes ``layers`` in any
         case. Not counted: a test that calls a model once or twice and looks at what comes out; what
-        ``torch.autograd.gradcheck`` repeats; cells of a recurrent network. Products are layers
+        ``torch.autograd.gradcheck`` repeats; layers that run again within one pass, as the cell of
+        a recurrent network does, or a head on one feature after the other. (A step that goes on
+        with what came out of the one before is one of sampling if something is drawn in it, or if
+        it has six layers.) Products are layers
         where their second factor is one tensor again and again, which only a live test knows. In a
         stored trace, weights are told apart by their shapes: a stretch is repeated if all of at
         least two layers are.
@@ -132,6 +136,7 @@ def missing_no_grad(
         return NO_MATCHES
     mine = np.flatnonzero(counts[stretch])
     owns, asks = running_again(trace, found.rows[mine], repeats)
+    owns = _of_passes(trace, found.rows[mine], owns)
     match = _kinds(owns, stretch[mine], len(starts)) >= np.where(mixed, layers, 1)
     passes = len(nesting.distinct(np.searchsorted(np.sort(found.rows), nodes)))
     if stepped or passes >= repeats:
@@ -175,6 +180,22 @@ def _numbered(*columns: Ints | Bools) -> Ints:
     for column in columns:
         change |= column[1:] != column[:-1]
     return np.concatenate([[0], np.cumsum(change)]).astype(np.int64)
+
+
+def _of_passes(trace: Trace, rows: Ints, owns: list[Own | None]) -> list[Own | None]:
+    """The same without those layers that run again within one pass, as far as tensors tell."""
+    if trace.tensors is None:
+        return owns
+    at: dict[Own, list[int]] = {}
+    for row, own in zip(rows.tolist(), owns, strict=True):
+        if own is not None:
+            at.setdefault(own, []).append(row)
+    # Layers that run as often are those of one loop, which begins with the first of them.
+    apart = dict[int, bool]()
+    for runs in sorted(at.values()):
+        if len(runs) not in apart:
+            apart[len(runs)] = are_passes(trace, rows, np.array(runs))
+    return [own if own is not None and apart[len(at[own])] else None for own in owns]
 
 
 def _kinds(owns: Sequence[Own | None], stretch: Ints, count: int) -> Ints:

@@ -60,10 +60,14 @@ def _forward_calls(trace: Trace) -> Ints:
     return rows[np.argsort(trace.thread[rows], kind="stable")]
 
 
-def recorded(trace: Trace, named: Names) -> Recorded:
-    """Calls of such names that recorded nodes of a graph."""
+def recorded(trace: Trace, named: Names | None) -> Recorded:
+    """Calls of such names, or all, that recorded nodes of a graph."""
+    return trace.once(_recorded, named)
+
+
+def _recorded(trace: Trace, named: Names | None) -> Recorded:
     rows = forward_calls(trace)
-    at = np.flatnonzero(are_named(trace, rows, named))
+    at = np.arange(len(rows)) if named is None else are_named(trace, rows, named).nonzero()[0]
     number = numbers(trace, rows[at])
     at, number = at[number >= 0], number[number >= 0]
     after, last = _numbers_after(trace, rows, at)

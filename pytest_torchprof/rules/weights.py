@@ -52,7 +52,8 @@ def running_again(trace: Trace, rows: Ints, repeats: float) -> tuple[list[Own | 
     if tensors is not None:
         own = [_numbers(name, one) for name, one in zip(names, tensors, strict=True)]
         often = _often(own, repeats)
-        return [max(one & often.keys(), key=often.__getitem__, default=None) for one in own], False
+        known = [sorted(one & often.keys(), key=str) for one in own]
+        return [max(one, key=often.__getitem__, default=None) for one in known], False
     shapes = [decode_part(args.dims) for args in trace.operands(rows)]
     own = [_shape(name, one) for name, one in zip(names, shapes, strict=True)]
     asks = bool(_often(own, repeats))

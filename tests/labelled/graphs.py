@@ -651,3 +651,59 @@ def losses_of_several_batches_and_one_backward():
         torch.stack(losses).mean().backward()
 
     return step
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def one_head_for_all_levels_of_features():
+    stem, head = (
+        nn.Conv2d(3, 4, 3),
+        nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)),
+    )
+    image = torch.rand(1, 3, 16, 16)
+
+    def check():
+        features = stem(image)
+        levels = [F.avg_pool2d(features, scale) for scale in (1, 2, 3, 4)]
+        assert len([head(level) for level in levels]) == 4
+
+    return check
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_recurrent_network_written_by_hand():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.of_input, self.of_state = nn.Linear(3, 4), nn.Linear(4, 4)
+
+        def forward(self, sequence):
+            state = sequence.new_zeros(sequence.shape[1], 4)
+            for x in sequence:
+                state = torch.tanh(self.of_input(x) + self.of_state(state))
+            return state
+
+    model, sequence = Recurrent(), torch.rand(6, 2, 3)
+
+    def check():
+        assert model(sequence).shape == (2, 4)
+
+    return check
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_translation_of_what_an_encoder_has_read():
+    encoder, table = nn.Linear(6, 8), nn.Embedding(16, 8)
+    mix, head = nn.Linear(8, 8), nn.Linear(8, 16)
+
+    def decode(source, count):
+        memory = encoder(source).relu()
+        token = torch.zeros(2, dtype=torch.long)
+        tokens = []
+        for _ in range(count):
+            hidden = mix(table(token) + memory).relu()
+            token = head(hidden).argmax(-1)
+            tokens.append(token)
+        return torch.stack(tokens)
+
+    source = torch.rand(2, 6)
+    return lambda: decode(source, 5)  # <- here

@@ -1,0 +1,215 @@
+"""Rules about what is summed over steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchprof import nesting
+from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.flow import flat, makers
+from pytest_torchprof.rules.graphs import LAYER
+from pytest_torchprof.rules.names import Names, marks_named
+from pytest_torchprof.rules.nodes import forward_calls, numbers, recorded, steps
+from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.weights import running_again
+
+if TYPE_CHECKING:
+    from pytest_torchprof.events import Trace
+    from pytest_torchprof.nesting import Ints
+
+_JOINS: Final = Names(r"aten::(add_?|sub_?|lerp_?|mul_?|div_?|stack|cat)$")
+_GATHERS: Final = frozenset({"aten::stack", "aten::cat"})
+#: They make no sum, but one that has gone through them is still one.
+_SCALES: Final = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
+_OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
+#: Recording a node of the graph.
+_NODE_NS: Final = 1000
+#: In a trace of more calls, nobody looks for what made each term.
+_MANY: Final = 10_000
+
+
+@rule(
+    "accumulated-graph",
+    fix="sum what has no graph: loss.item(), or loss.detach(), which does not wait for the device",
+    triggers=_JOINS.pattern,
+    steps=Threshold(3, "1", "so few graphs are soon dropped"),
+)
+def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
+    """A loss is summed over steps together with its graph, so that all steps' graphs are kept.
+
+    What it does
+        Counts sums that autograd recorded, of which no backward pass in the trace ran anything, and
+        whose terms were made in ``steps`` (3) steps or more, by the same operator. Between two
+        steps of training there is a backward pass, and an optimizer's step where there are any; two
+        steps of an evaluation run the same layers, and the later takes nothing that was computed
+        before. A sum is ``+=``, a moving average, ``sum`` or ``torch.stack`` of a list. Not:
+        losses that are summed for one backward pass, of heads, of batches or of times; what is
+        detached. Which tensor is which tells what is summed, so only live tests are checked.
+
+    Why it is slow
+        As long as the sum is there, no node of any step's graph is freed, nor what a node keeps:
+        memory grows with each step. After a backward pass that is little of each, without one it is
+        all activations.
+
+    Example
+        .. code:: python
+
+            for batch, target in loader:
+                loss = step(batch, target)
+                total += loss
+
+    Use instead
+        .. code:: python
+
+            for batch, target in loader:
+                loss = step(batch, target)
+                total += loss.detach()
+    """
+    joins = _unused_joins(trace)
+    if not len(joins):
+        return NO_MATCHES
+    bounds = _bounds(trace)
+    trained = len(bounds) >= steps
+    if not trained and not _has_layers(trace, steps):
+        return NO_MATCHES
+    sums = _sums(trace, joins)
+    if sums is None:
+        return NONE_SO_FAR
+    sums = [one for one in sums if len(one.terms) >= steps]
+    if not sums or len(forward_calls(trace)) > _MANY:
+        return NO_MATCHES
+    made_by = makers(trace)
+    found = list[_Sum]()
+    for one in sums:
+        rows = np.unique([made_by[term] for term in one.terms if term in made_by]).astype(np.int64)
+        most = _in_training(trace, rows, bounds)
+        if most < steps and not len(bounds) and _is_scalar(trace, one.last):
+            most = _in_evaluation(trace, rows, one, made_by, steps)
+        if most >= steps:
+            found.append(one)
+    return Matches(
+        np.array([one.last for one in found], np.int64),
+        "a sum keeps the graph of each step whose loss it has",
+        cost_ns=np.array([len(one.rows) * _NODE_NS for one in found], np.int64),
+    )
+
+
+@dataclass
+class _Sum:
+    """A sum: the operators that made it, of these the last that summed; the tensors that it is, and
+    those that it is of.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    last: int = -1
+    own: set[int] = field(default_factory=set)
+    terms: set[int] = field(default_factory=set)
+
+
+def _unused_joins(trace: Trace) -> Ints:
+    """Operators that may sum, recorded a node, and whose node no backward pass ran."""
+    found = recorded(trace, _JOINS)
+    found = found.where(trace.selection[found.rows])
+    if not len(found.rows):
+        return found.rows
+    ran = nesting.distinct(numbers(trace, steps(trace)))
+    stepped = bool(len(marks_named(trace, _OPTIMIZER_STEP)))
+    if ran[-1:].max(initial=-1) < 0 and stepped:
+        return found.rows[:0]  # the backward pass was on a thread not recorded
+    used = np.searchsorted(ran, found.first) < np.searchsorted(ran, found.after)
+    return np.sort(found.rows[~used])
+
+
+def _bounds(trace: Trace) -> Ints:
+    """When the steps of training end: each optimizer's step, or else each backward pass."""
+    marks = trace.ts[marks_named(trace, _OPTIMIZER_STEP)]
+    if len(marks):
+        return np.sort(marks)
+    ran = np.sort(trace.ts[steps(trace)])
+    called = np.sort(trace.ts[forward_calls(trace)])
+    begins = np.diff(np.searchsorted(called, ran), prepend=-1) != 0
+    passes: Ints = ran[begins]
+    return passes
+
+
+def _has_layers(trace: Trace, repeats: float) -> bool:
+    """Whether layers of one name run as often as there must be steps."""
+    rows = recorded(trace, LAYER).rows
+    return bool(np.bincount(trace.name[rows]).max(initial=0) >= repeats)
+
+
+# --------------------------------------------------------------------------- what is summed
+
+
+def _sums(trace: Trace, rows: Ints) -> list[_Sum] | None:
+    """The sums that these operators make; None where nobody knows which tensor is which."""
+    taken, made = identity.taken(trace, rows), identity.made(trace, rows)
+    if taken is None or made is None:
+        return None
+    known: dict[int, _Sum] = {}
+    for row, arguments, new in zip(rows.tolist(), taken, made, strict=True):
+        name = trace.names[trace.name[row]]
+        operands = flat([arguments])
+        owners = {id(known[one]): known[one] for one in operands if one in known}
+        if name in _SCALES and not owners:
+            continue
+        total = next(iter(owners.values()), _Sum())
+        for other in list(owners.values())[1:]:
+            total.rows += other.rows
+            total.last = max(total.last, other.last)
+            total.own |= other.own
+            total.terms |= other.terms
+        if name not in _SCALES:
+            total.last = row
+            total.terms |= {one for one in operands if one not in total.own}
+        total.rows.append(row)
+        total.own |= set(operands[:1]) if name.endswith("_") else new
+        if name.endswith("_") and operands[:1] and operands[0] in total.terms:
+            total.terms.discard(operands[0])
+        known.update(dict.fromkeys(total.own, total))
+    return list({id(one): one for one in known.values()}.values())
+
+
+# ------------------------------------------------------------------------------ in which steps
+
+
+def _in_training(trace: Trace, makers: Ints, bounds: Ints) -> int:
+    """In how many steps one operator made terms."""
+    by_name = defaultdict[int, set[int]](set)
+    step = np.searchsorted(bounds, trace.ts[makers]).tolist()
+    for name, number in zip(trace.name[makers].tolist(), step, strict=True):
+        by_name[name].add(number)
+    return max(map(len, by_name.values()), default=0)
+
+
+def _in_evaluation(
+    trace: Trace, makers: Ints, one: _Sum, made_by: dict[int, int], repeats: float
+) -> int:
+    """How many terms come from layers that run again, and from nothing computed before."""
+    layers = np.sort(recorded(trace, LAYER).rows)
+    owns, _ = running_again(trace, layers, repeats)
+    again = layers[[own is not None for own in owns]]
+    called = np.sort(forward_calls(trace))
+    count = 1
+    for before, maker in zip(makers[:-1].tolist(), makers[1:].tolist(), strict=True):
+        if not ((again > before) & (again <= maker)).any():
+            continue
+        inside = called[(called > before) & (called <= maker)]
+        operands = set(flat(identity.taken(trace, inside) or ()))
+        earlier = {n for n in operands if made_by.get(n, maker) <= before}
+        if not earlier - one.own - one.terms:
+            count += 1
+    return count
+
+
+def _is_scalar(trace: Trace, row: int) -> bool:
+    """Whether a sum is of numbers."""
+    (args,) = trace.operands(np.array([row]))
+    dims = decode_part(args.dims)
+    shapes = dims[0] if dims and dims[0] and isinstance(dims[0][0], list) else dims[:1]
+    return all(all(n == 1 for n in shape) for shape in shapes)

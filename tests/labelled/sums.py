@@ -1,0 +1,349 @@
+"""Labelled examples of sums that keep the graphs of what they sum."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from labelled.case import Examples
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.utils.data import DataLoader, TensorDataset
+
+EXAMPLES = Examples()
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def batches(n):
+    return [(torch.rand(5, 3), torch.arange(5) % 2) for _ in range(n)]
+
+
+class Trainer:
+    """Trains on batches, and hands each loss to whoever wants it."""
+
+    def __init__(self, count=4):
+        self.model, self.batches = network(), batches(count)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, foreach=True)
+
+    def step(self, x, y):
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def losses(self):
+        for x, y in self.batches:
+            yield self.step(x, y)
+
+
+# ------------------------------------------------------------------------------ accumulated-graph
+
+
+@EXAMPLES.positive("accumulated-graph")
+def a_running_loss():
+    trainer = Trainer()
+
+    def epoch():
+        running = 0.0
+        for x, y in trainer.batches:
+            loss = trainer.step(x, y)
+            running += loss  # <- here
+        return running / len(trainer.batches)
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph")
+def a_meter_that_weighs_its_values():
+    class Meter:
+        def __init__(self):
+            self.sum, self.count = 0, 0
+
+        def update(self, value, n=1):
+            self.sum += value * n  # <- here
+            self.count += n
+
+        @property
+        def average(self):
+            return self.sum / self.count
+
+    trainer = Trainer()
+
+    def epoch():
+        meter = Meter()
+        for (x, _), loss in zip(trainer.batches, trainer.losses(), strict=True):
+            meter.update(loss, x.size(0))
+        return float(meter.average)
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph")
+def a_moving_average():
+    trainer = Trainer()
+
+    def epoch():
+        smooth = None
+        for loss in trainer.losses():
+            smooth = loss if smooth is None else 0.9 * smooth + 0.1 * loss  # <- here
+        return smooth.item()
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph", also="sync-dataloader")
+def a_total_over_a_loader():
+    trainer = Trainer()
+    x, y = (torch.cat(parts) for parts in zip(*trainer.batches, strict=True))
+    loader = DataLoader(TensorDataset(x, y), batch_size=5)
+
+    def epoch():
+        total = torch.zeros(())
+        for x, y in loader:
+            trainer.optimizer.zero_grad()
+            loss = F.cross_entropy(trainer.model(x), y)
+            total = total + loss  # <- here
+            loss.backward()
+            trainer.optimizer.step()
+        return total
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph")
+def a_dictionary_of_logs():
+    trainer = Trainer()
+
+    def epoch():
+        logs = defaultdict(float)
+        for loss in trainer.losses():
+            for name, value in (("train/loss", loss), ("train/steps", 1)):
+                logs[name] += value  # <- here
+        return {name: float(value) for name, value in logs.items()}
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph")
+def a_list_of_losses_and_their_sum():
+    trainer = Trainer()
+
+    def epoch():
+        losses = list(trainer.losses())
+        return sum(losses) / len(losses)  # <- here
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph")
+def a_list_of_losses_that_are_stacked():
+    trainer = Trainer()
+
+    def epoch():
+        history = [loss for loss in trainer.losses() if loss.isfinite()]
+        return torch.stack(history).mean().item()  # <- here
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph", also="missing-no-grad")
+def a_validation_with_graphs():
+    model, data = network().eval(), batches(4)
+
+    def validate():
+        total = 0
+        for x, y in data:
+            total += F.cross_entropy(model(x), y)  # <- here
+        return total / len(data)
+
+    return validate
+
+
+@EXAMPLES.positive("accumulated-graph")
+def losses_of_each_element():
+    model, data = network(), batches(3)
+
+    def epoch():
+        of_each = torch.zeros(5)
+        for x, y in data:
+            losses = F.cross_entropy(model(x), y, reduction="none")
+            losses.mean().backward()
+            of_each = of_each + losses  # <- here
+            for p in model.parameters():
+                p.data.sub_(p.grad, alpha=0.1)
+                p.grad = None
+        return of_each
+
+    return epoch
+
+
+@EXAMPLES.positive("accumulated-graph")
+def three_steps():
+    return summing(3)
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def two_steps():
+    return summing(2)
+
+
+def summing(count):
+    trainer = Trainer(count)
+
+    def epoch():
+        total = 0
+        for loss in trainer.losses():
+            total = total + loss  # <- here
+        return total
+
+    return epoch
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def a_running_loss_of_numbers():
+    trainer = Trainer()
+
+    def epoch():
+        running = 0.0
+        for loss in trainer.losses():
+            running += loss.item()
+        return running
+
+    return epoch
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def a_running_loss_without_graphs():
+    trainer = Trainer()
+
+    def epoch():
+        running = torch.zeros(())
+        for loss in trainer.losses():
+            running += loss.detach()
+        return running
+
+    return epoch
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def losses_that_are_stacked_without_graphs():
+    trainer = Trainer()
+    return lambda: torch.stack([loss.detach() for loss in trainer.losses()]).mean()
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def losses_of_several_heads():
+    body, heads, x = nn.Linear(3, 4), [nn.Linear(4, 2) for _ in range(5)], torch.rand(5, 3)
+
+    def step():
+        loss = 0
+        hidden = body(x).relu()
+        for head in heads:
+            loss = loss + F.cross_entropy(head(hidden), torch.arange(5) % 2)
+        loss.backward()
+
+    return lambda: [step() for _ in range(4)]
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def losses_of_several_heads_that_are_looked_at():
+    body, head, x = nn.Linear(3, 4), nn.Linear(4, 2), torch.rand(5, 3)
+
+    def check():
+        hidden = body(x).relu()
+        levels = [hidden * scale for scale in (1, 2, 3, 4)]
+        loss = 0
+        for level in levels:
+            loss = loss + F.cross_entropy(head(level), torch.arange(5) % 2)
+        assert loss.item() > 0
+
+    return check
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def batches_whose_losses_are_one():
+    model, data = network(), batches(4)
+
+    def step():
+        total = 0
+        for x, y in data:
+            total = total + F.cross_entropy(model(x), y) / len(data)
+        total.backward()
+
+    return step
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def gradients_that_are_accumulated():
+    model, data = network(), batches(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def step():
+        logged = 0.0
+        for x, y in data:
+            loss = F.cross_entropy(model(x), y) / len(data)
+            loss.backward()
+            logged += float(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        return logged
+
+    return step
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def a_sequence_with_a_loss_each_time():
+    step_in, step_on, out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    sequence = torch.rand(6, 2, 3)
+
+    def check():
+        hidden, loss = torch.zeros(2, 4), 0
+        for x in sequence:
+            hidden = torch.tanh(step_in(x) + step_on(hidden))
+            loss = loss + F.mse_loss(out(hidden), x)
+        assert loss.isfinite()
+
+    return check
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def a_penalty_on_some_weights():
+    model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])
+
+    def penalty():
+        return model[0].weight.square().sum() + model[1].weight.abs().sum()
+
+    return penalty
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def blocks_that_add_to_what_they_take():
+    blocks = nn.ModuleList([nn.Linear(3, 3) for _ in range(6)])
+
+    def check():
+        x = torch.rand(2, 3)
+        for block in blocks:
+            x = x + block(x).relu()
+        assert x.shape == (2, 3)
+
+    return check
+
+
+@EXAMPLES.near_miss("accumulated-graph")
+def losses_of_two_networks_in_a_log():
+    generator, critic = network(), network()
+    data, log = batches(4), []
+
+    def epoch():
+        for x, y in data:
+            real = F.cross_entropy(critic(x), y)
+            real.backward()
+            fake = generator(x).square().mean()
+            fake.backward()
+            log.append(f"{(real + fake).item():.2f}")
+
+    return epoch

@@ -121,7 +121,8 @@ def _taken(argument: Any) -> Taken:
 def _number(argument: Any) -> int:
     # Not its ``id``: that is one for two tensors whose Python-side parts had the same address.
     number = getattr(argument, "allocation_id", None)
-    return _NONE if number is None else int(number)
+    # All that torch.func wraps are without memory of their own, and have one number.
+    return _NONE if number is None or not argument.storage_data_ptr else int(number)
 
 
 def _object(arguments: Any) -> int:

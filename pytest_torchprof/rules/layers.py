@@ -53,7 +53,7 @@ def _unseen_norms(trace: Trace) -> str | None:
 
 @rule(
     "conv-bias-batchnorm",
-    fix="give the layer before the batch norm bias=False: the norm has a bias of its own",
+    fix="give the layer before the batch norm bias=False: the norm subtracts it with the mean",
     triggers=_NORM.pattern,
     needs="shapes",
     blind=_unseen_norms,
@@ -68,7 +68,11 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
         something else takes the result too, as in ``norm(y) + y``, it is not either. Old traces
         that do not say whether the norm trains match where its module counted the batch.
 
-        A live test knows which tensor is which. A stored trace tells by shapes; that something
+        That the norm has no bias of its own (``affine=False``) changes nothing: the layer's has no
+        effect all the same.
+
+        A live test knows which tensor is which, except for what ``torch.func`` wraps (``grad``,
+        ``vjp``, ``vmap``). There, and in a stored trace, shapes tell; that something
         else takes the result, by the gradients that its backward pass adds up there. Without a
         backward pass, a later operator that takes two tensors, one of that shape, may be it: then
         there is no match. It does not tell a norm of the layer's input, of one shape with its
@@ -144,15 +148,17 @@ def _cost_ns(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int
 
 def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:
     """Which norms take the layer's result, and are all that takes it."""
-    made = identity.made(trace, layers)
-    if made is None:
-        return ~_takes_another(trace, layers, norms) & ~_may_have_others(trace, norms, results)
-    takes = identity.taken(trace, norms) or []
+    made = identity.made(trace, layers) or [frozenset[int]()] * len(layers)
+    takes = identity.taken(trace, norms) or [()] * len(norms)
     inputs = [one[0] if one and isinstance(one[0], int) else -1 for one in takes]
-    users = _users(trace, layers, norms, results)
-    return np.array(
-        [own in new and own not in users for own, new in zip(inputs, made, strict=True)], bool
-    )
+    unknown = np.array(inputs, np.int64) < 0  # torch.func wraps tensors, and hides which they are
+    users = set[int]() if trace.tensors is None else _users(trace, layers, norms, results)
+    own = np.array([n in new and n not in users for n, new in zip(inputs, made, strict=True)], bool)
+    if unknown.any():
+        shapes = [results[at] for at in np.flatnonzero(unknown).tolist()]
+        others = _may_have_others(trace, norms[unknown], shapes)
+        own[unknown] = ~_takes_another(trace, layers[unknown], norms[unknown]) & ~others
+    return own
 
 
 def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> set[int]:

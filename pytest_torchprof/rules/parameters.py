@@ -12,44 +12,39 @@ import numpy as np
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.by_tensor import (
+    ALL,
+    BESIDE,
+    ELEMENTWISE,
+    MAKES,
+    NORM,
+    WRITES,
+    are_shapes_of_a_model,
+    parameters_of,
+    repeated,
+    shapes_of,
+    stretches,
+)
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.levels import calls
 from pytest_torchprof.rules.names import Names, are_named, events_named, operators_named
 from pytest_torchprof.rules.operands import mean_elements, shapes
 from pytest_torchprof.rules.optimizers import steps
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.events import Taken, Trace
+    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.rules.by_tensor import Shape
     from pytest_torchprof.rules.optimizers import Step
 
-    _Shape = tuple[int, ...]
 
-_ELEMENTWISE: Final = (
-    r"add|sub|mul|div|lerp|addcmul|addcdiv|clamp|clamp_min|clamp_max|neg|sqrt|rsqrt|pow|exp|sign"
-    r"|abs|reciprocal|square"
-)
-#: What writes to the tensor that it takes first.
-_WRITES: Final = Names(rf"aten::({_ELEMENTWISE}|copy)_$")
-#: What makes another tensor of its shape.
-_MAKES: Final = Names(rf"aten::({_ELEMENTWISE}|rsub|maximum|minimum)$")
-_NORM: Final = Names(r"aten::(norm|linalg_vector_norm|frobenius_norm)$")
-_SUM: Final = Names(r"aten::sum$")
-_READ: Final = Names(r"aten::item$")
-#: What is between them, and no work.
-_BESIDE: Final = Names(r"aten::(detach|clone|alias|zeros_like|to)$|detach$")
-_ALL: Final = (_WRITES, _MAKES, _NORM, _SUM, _READ, _BESIDE)
-_OPTIMIZER: Final = Names(r"Optimizer\.")
 _RANDOM: Final = Names(r"aten::(uniform|normal|bernoulli|erfinv)_$")
 _PRODUCT: Final = Names(
     r"aten::(linalg_(?!vector_norm)\w+|(add|b|ba)?(mm|mv|bmm)|matmul|dot|eigh)$"
 )
-#: Operators in what is done to one parameter, at most.
-_LONGEST: Final = 24
 #: So many shapes are a model's, whatever else is known.
 _MANY_SHAPES: Final = 4
 #: What the functions for lists save of each call, and of a loop with one a parameter, measured with
@@ -78,7 +73,7 @@ _OF_STEP: Final = (
 @rule(
     "per-parameter-loop",
     fix=_OF_LISTS,
-    triggers=rf"aten::({_ELEMENTWISE})_?$|{_NORM.pattern}",
+    triggers=rf"aten::({ELEMENTWISE})_?$|{NORM.pattern}",
     needs="shapes",
     parameters=Threshold(10, "1", "fewer gain some microseconds at most"),
     cpu_elements=Threshold(
@@ -91,19 +86,27 @@ def per_parameter_loop(trace: Trace, *, parameters: float, cpu_elements: float) 
     What it does
         Counts loops that do the same few elementwise operations, or take the norm, of at least
         ``parameters`` (10) tensors one by one: averages of weights, updates by hand, weight decay,
-        penalties, gradients that are scaled or whose norms are read. Tensors are a model's where
-        they are of several shapes, with one dimension and with more, or where layers take them. A
-        live test knows whether they are as many tensors; of a stored trace, shapes must be those of
-        layers in it, or four different ones. The steps of optimizers that are not torch's own
-        count, too, if they do the same to so many parameters, and no products.
+        penalties, gradients that are scaled or whose norms are read. Operations that count are
+        those that torch has a function for lists of: ``add``, ``sub``, ``mul``, ``div``, ``lerp``,
+        ``addcmul``, ``addcdiv``, ``clamp``, ``neg``, ``abs``, ``sign``, ``sqrt``, ``rsqrt``,
+        ``reciprocal``, ``pow``, ``exp``, ``maximum``, ``minimum``. One of them alone counts where
+        it is in place or goes to ``p.data``; as in ``[m / 2 for m in moments]`` it does not. Loops
+        one after the other are matches of their own.
+
+        Tensors are a model's where a layer takes them, or gradients, or where there are as many of
+        each shape as parameters of layers that ran here; also others of several shapes, with one
+        dimension and with more, that the loop writes to. A live test knows whether they are as many
+        tensors; of a stored trace, shapes must be those of layers in it, or four different ones
+        that are written to. The steps of optimizers that are not torch's own count, too, if they do
+        the same to so many parameters, and no products.
 
         Not: torch's optimizers (`single-tensor-optimizer` is about those); layers; random numbers
         and fills, as when weights are initialised, nor scaling them before the model has run;
-        copies alone, which look like ``load_state_dict``; differences that are read, as when a test
-        compares two models; clones. On a CPU, not where the functions for lists gain nothing:
-        parameters of more than ``cpu_elements`` (16,384) elements on average; norms that are kept
-        as tensors, and products with a tensor of one element, as in torch's own
-        ``clip_grad_norm_``.
+        copies alone, which look like ``load_state_dict``; results that go to ``out=``; differences
+        that are read, as when a test compares two models; clones. On a CPU, not where the functions
+        for lists gain nothing: parameters of more than ``cpu_elements`` (16,384) elements on
+        average; norms that are kept as tensors, and products with a tensor of one element, as in
+        torch's own ``clip_grad_norm_``.
 
     Why it is slow
         Each operation on each parameter is a call from Python, and on a device a launch. Functions
@@ -144,7 +147,8 @@ class _Loop:
     """What is done to ``count`` parameters, one after the other.
 
     ``of_model``: they are a model's; ``unsure``: a capture that knows tensors may deny it.
-    ``step`` is the class of the optimizer that does it, with so many ``calls``.
+    ``step`` is the class of the optimizer that does it, with so many ``calls``. ``what`` they are
+    called: parameters, or gradients and the like, where that is known.
     """
 
     rows: Ints
@@ -155,6 +159,7 @@ class _Loop:
     unsure: bool = False
     step: str = ""
     calls: int = 0
+    what: str = "parameters"
 
     @property
     def fix(self) -> str:
@@ -163,20 +168,20 @@ class _Loop:
             return _OF_STEP
         if short & {"lerp_", "lerp"} or {"mul_", "add_"} <= short:
             return _AVERAGE
-        return _OF_NORMS if any(_NORM.match(name) for name in self.names) else _OF_LISTS
+        return _OF_NORMS if any(NORM.match(name) for name in self.names) else _OF_LISTS
 
     def message(self) -> str:
         if self.step:
             return f"{self.step} updates {self.count} parameters one by one"
         said = ", ".join(name.removeprefix("aten::") for name in self.names)
-        return f"a loop calls {said} for each of {self.count} parameters"
+        return f"a loop calls {said} for each of {self.count} {self.what}"
 
     def pays(self, trace: Trace, most_elements: float) -> bool:
         """Whether a CPU gains by doing it for all at once."""
         if mean_elements(trace, self.rows) > most_elements:
             return False
-        work = [name for name in self.names if not _BESIDE.match(name)]
-        if all(_NORM.match(name) for name in work):
+        work = [name for name in self.names if not BESIDE.match(name)]
+        if all(NORM.match(name) for name in work):
             return False
         return not (len(work) == 1 and _is_by_tensor(trace, self.rows))
 
@@ -202,96 +207,22 @@ def _is_by_tensor(trace: Trace, rows: Ints) -> bool:
 
 
 def _loops(trace: Trace, least: int) -> Iterator[_Loop]:
-    some = events_named(trace, _WRITES, _MAKES, _NORM)
+    some = events_named(trace, WRITES, MAKES, NORM)
     some = some[trace.selection[some]]
     if len(some) < least:
         return
     rows = calls(trace)
     rows = rows[trace.selection[rows]]
-    fits = are_named(trace, rows, *_ALL)
+    fits = are_named(trace, rows, *ALL)
     if np.count_nonzero(fits) < least:
         return
-    for stretch in _stretches(trace, rows, fits, least):
-        found = _repeated(trace, stretch, least)
-        if found is not None:
-            base, reps = found
+    for stretch in stretches(trace, rows, fits, least):
+        for base, reps in repeated(trace, stretch, least):
             yield _judged(trace, base, reps, least)
 
 
-def _stretches(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
-    """Calls that follow one upon the other on a thread, all of which fit."""
-    edges = np.flatnonzero(np.diff(fits.astype(np.int8), prepend=0, append=0))
-    found = []
-    for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        if stop - start < least:
-            continue
-        part = rows[start:stop]
-        part = part[~are_named(trace, part, _BESIDE)]
-        part = part[~within(trace, part, lambda events: are_named(trace, events, _OPTIMIZER))]
-        threads = np.flatnonzero(np.diff(trace.thread[part])) + 1
-        found += [one for one in np.split(part, threads) if len(one) >= least]
-    return found
-
-
-def _repeated(
-    trace: Trace, rows: Ints, least: int
-) -> tuple[tuple[str, ...], list[tuple[Ints, _Shape]]] | None:
-    """What is done to each tensor, and for each the calls and its shape; None if not so often."""
-    shape = [_common(dims) for dims in shapes(trace, rows)]
-    names = [trace.names[number] for number in trace.name[rows].tolist()]
-    units: list[tuple[list[int], _Shape]] = []
-    for at, one in enumerate(shape):
-        if one == () and units:
-            units[-1][0].append(at)  # of what was made of the tensor before
-        elif one and units and units[-1][1] == one:
-            units[-1][0].append(at)
-        elif one:
-            units.append(([at], one))
-    said = [tuple(names[at] for at in unit) for unit, _ in units]
-    bases = Counter[tuple[str, ...]]()
-    for called in said:
-        root = _root(called)
-        bases[root] += len(called) // len(root)
-    if not bases:
-        return None
-    (base, _), *_ = bases.most_common(1)
-    if len(base) > _LONGEST or not _is_work(base):
-        return None
-    reps: list[tuple[Ints, _Shape]] = []
-    for (unit, kind), names_of in zip(units, said, strict=True):
-        if _root(names_of) == base:
-            reps += [(rows[part], kind) for part in np.array(unit).reshape(-1, len(base))]
-    return (base, reps) if len(reps) >= least else None
-
-
-def _common(dims: Sequence[_Shape | None]) -> _Shape | None:
-    """The one shape of all tensors of an operator that are no scalars; None where they differ."""
-    known = {one for one in dims if one}
-    return None if len(known) > 1 else next(iter(known), ())
-
-
-def _root(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest sequence of which these are repetitions."""
-    size = len(names)
-    roots = (n for n in range(1, size) if size % n == 0 and names[:n] * (size // n) == names)
-    return names[: next(roots, size)]
-
-
-def _is_work(base: tuple[str, ...]) -> bool:
-    """Whether this is an update, or a norm: what torch does for lists."""
-    work = [name.removeprefix("aten::") for name in base if not _BESIDE.match(name)]
-    kinds = {name for name in work if name not in {"item", "sum", "copy_"}}
-    if not kinds or ("item" in work and kinds & {"sub", "rsub"}):
-        return False
-    if any(_NORM.match(name) for name in base):
-        return True
-    if "sum" in work:
-        return bool(kinds & {"pow", "square", "mul", "abs"})
-    return "item" not in work and (len(work) > 1 or any(_WRITES.match(name) for name in base))
-
-
 def _judged(
-    trace: Trace, base: tuple[str, ...], reps: list[tuple[Ints, _Shape]], least: int
+    trace: Trace, base: tuple[str, ...], reps: list[tuple[Ints, Shape]], least: int
 ) -> _Loop:
     """Whether these tensors are as many, and the parameters of a model."""
     kinds = {one for _, one in reps}
@@ -301,16 +232,39 @@ def _judged(
     takes = identity.taken(trace, rows)
     if _is_first(trace, base, int(rows[0])):
         return _Loop(rows, base, count, on_device, of_model=False)
+    like = are_shapes_of_a_model(trace, Counter(kind for _, kind in reps))
     if takes is None:
-        mixed = mixed and (len(kinds) >= _MANY_SHAPES or kinds <= _shapes_of_layers(trace))
-        return _Loop(rows, base, count, on_device, of_model=mixed, unsure=True)
+        many = len(kinds) >= _MANY_SHAPES
+        mixed = mixed and (
+            (like and (many or kinds <= shapes_of(trace))) or (many and _is_update(base))
+        )
+        what = "parameters" if like else "tensors"
+        return _Loop(rows, base, count, on_device, of_model=mixed, unsure=True, what=what)
     known = [[n for n in one if isinstance(n, int) and n >= 0] for one in takes]
     parts = [[*chain(*known[at : at + len(base)])] for at in range(0, len(known), len(base))]
     count = len({one[0] for one in parts if one})
-    if count >= least and not mixed:
-        of_layers = _taken_by_layers(trace)
-        mixed = 2 * sum(not of_layers.isdisjoint(one) for one in parts) > len(parts)
-    return _Loop(rows, base, count, on_device, of_model=count >= least and mixed)
+    if count < least:
+        return _Loop(rows, base, count, on_device, of_model=False)
+    numbers = parameters_of(trace)
+    own = 2 * sum(not numbers.isdisjoint(one) for one in parts) > len(parts) or (mixed and like)
+    mixed = mixed and _writes_to_others(trace, rows, takes, least)
+    what = "parameters" if own else "tensors"
+    return _Loop(rows, base, count, on_device, of_model=own or mixed, what=what)
+
+
+def _is_update(base: tuple[str, ...]) -> bool:
+    """Whether something is written to that was there before, as far as names tell."""
+    return bool(WRITES.match(base[0])) or "aten::copy_" in base
+
+
+def _writes_to_others(
+    trace: Trace, rows: Ints, takes: Sequence[tuple[Taken, ...]], least: int
+) -> bool:
+    """Whether so many tensors are written to that the loop did not make."""
+    own = frozenset[int]().union(*(identity.made(trace, rows) or []))
+    writes = are_named(trace, rows, WRITES).tolist()
+    written = {one[0] for one, write in zip(takes, writes, strict=True) if write and one}
+    return len(written - own - {-1}) >= least
 
 
 def _is_first(trace: Trace, base: tuple[str, ...], row: int) -> bool:
@@ -319,18 +273,6 @@ def _is_first(trace: Trace, base: tuple[str, ...], row: int) -> bool:
         return False
     drawn, layers = operators_named(trace, _RANDOM), operators_named(trace, LAYER)
     return bool((drawn < row).any() and not (layers < row).any())
-
-
-def _shapes_of_layers(trace: Trace) -> set[_Shape]:
-    """Of what layers take besides their input, and of their gradients."""
-    layers = operators_named(trace, LAYER)
-    return {one for dims in shapes(trace, layers) for one in dims[1:] if one}
-
-
-def _taken_by_layers(trace: Trace) -> set[int]:
-    """What layers take besides their input."""
-    taken = identity.taken(trace, operators_named(trace, LAYER)) or []
-    return {n for one in taken for n in one[1:] if isinstance(n, int) and n >= 0}
 
 
 # ---------------------------------------------------------------------------- custom optimizers
@@ -342,7 +284,7 @@ def _custom_steps(trace: Trace, least: int) -> Iterator[_Loop]:
         if not step.own or step.together or are_named(trace, step.rows, _PRODUCT, LAYER).any():
             continue
         count = _updates(step)
-        writes = step.rows[are_named(trace, step.rows, _WRITES)]
+        writes = step.rows[are_named(trace, step.rows, WRITES)]
         if count >= least:
             device = bool(launched_in(trace, writes[:1])[0][0] >= 0)
             names, calls = tuple(dict.fromkeys(step.calls)), len(step.calls)
@@ -351,6 +293,6 @@ def _custom_steps(trace: Trace, least: int) -> Iterator[_Loop]:
 
 def _updates(step: Step) -> int:
     """How often it calls what it does once for each parameter."""
-    counts = Counter(name for name in step.calls if _WRITES.match(name))
+    counts = Counter(name for name in step.calls if WRITES.match(name))
     most = max(counts.values(), default=0)
     return min((n for n in counts.values() if 8 * n >= most), default=0)

@@ -369,3 +369,97 @@ def a_frozen_convolution_and_one_that_is_not():
     other, batch = nn.Conv2d(4, 4, 3, padding=1), torch.rand(2, 4, 6, 6)
     model = nn.Sequential(frozen, norm, nn.ReLU(), other, nn.BatchNorm2d(4))
     return lambda: model(batch).sum().backward()  # <- here
+
+
+# -------------------------------------------------------------------- under torch.func
+
+
+def stateless(*layers):
+    """A model without running statistics, and its weights by name."""
+    model = nn.Sequential(*layers)
+    return model, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_linear_layer_under_grad_and_value():
+    model, weights = stateless(
+        nn.Linear(8, 16), nn.BatchNorm1d(16, track_running_stats=False), nn.ReLU()
+    )
+    x = torch.rand(4, 8)
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (x,)).square().mean()  # <- here
+
+    return lambda: torch.func.grad_and_value(loss)(weights)
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_convolution_under_vjp():
+    norm = nn.BatchNorm2d(8, track_running_stats=False)
+    model, weights = stateless(nn.Conv2d(3, 8, 3), norm, nn.ReLU())
+    x = torch.rand(4, 3, 8, 8)
+
+    def pull():
+        y, back = torch.func.vjp(
+            lambda w: torch.func.functional_call(model, w, (x,)),  # <- here
+            weights,
+        )
+        return back(torch.ones_like(y))
+
+    return pull
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def an_attack_by_the_gradient_of_the_input():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False))
+    x = torch.rand(4, 3, 8, 8)
+    return lambda: torch.func.grad(lambda image: model(image).square().mean())(x)  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def an_ensemble_under_vmap():
+    models = [
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False))
+        for _ in range(3)
+    ]
+    weights, _ = torch.func.stack_module_state(models)
+    x = torch.rand(4, 3, 8, 8)
+
+    @torch.no_grad()
+    def predict():
+        return torch.vmap(lambda w: torch.func.functional_call(models[0], w, (x,)))(  # <- here
+            weights
+        )
+
+    return predict
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_convolution_without_bias_under_grad():
+    norm = nn.BatchNorm2d(8, track_running_stats=False)
+    model, weights = stateless(nn.Conv2d(3, 8, 3, bias=False), norm)
+    x = torch.rand(4, 3, 8, 8)
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (x,)).square().mean()
+
+    return lambda: torch.func.grad(loss)(weights)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_norm_and_what_it_takes_added_under_grad():
+    conv, norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, track_running_stats=False)
+
+    def loss(x):
+        y = conv(x)
+        return (norm(y) + y).square().mean()
+
+    x = torch.rand(2, 3, 6, 6)
+    return lambda: torch.func.grad(loss)(x)
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_norm_without_weights_of_its_own():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, affine=False))
+    x = torch.rand(2, 3, 6, 6)
+    return lambda: model(x).square().mean().backward()  # <- here

@@ -10,6 +10,7 @@ from labelled.case import Examples
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._pytree import tree_map
 from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
@@ -550,13 +551,15 @@ def a_loss_that_is_the_sum_of_all_weights():
 # ------------------------------------------------------------------------------- on a device
 
 
-def device_loop(names, together=False):
+def device_loop(names, together=False, layers=False):
     trace = TraceBuilder("NVIDIA H200")
     shapes = [shape for n in (64, 128, 256, 512, 1024, 2048) for shape in ([n, n], [n])]
     if together:
         with trace.op(f"aten::_foreach_{names[0]}", [shapes, shapes]):
             trace.launch("multi_tensor_apply_kernel")
         return trace
+    for weight, bias in zip(shapes[::2], shapes[1::2], strict=True) if layers else ():
+        trace.op("aten::linear", [[8, bias[0]], weight, bias])
     for shape in shapes:
         for name in names:
             with trace.op(f"aten::{name}", [shape, shape]):
@@ -571,6 +574,11 @@ def a_trace_of_an_average_of_large_weights_on_a_device():
 
 @EXAMPLES.positive("per-parameter-loop")
 def a_trace_of_norms_on_a_device():
+    return device_loop(["linalg_vector_norm"], layers=True)
+
+
+@EXAMPLES.near_miss("per-parameter-loop")
+def a_trace_of_norms_of_nobody_knows_what_on_a_device():
     return device_loop(["linalg_vector_norm"])
 
 
@@ -582,3 +590,225 @@ def a_trace_of_copies_on_a_device():
 @EXAMPLES.near_miss("per-parameter-loop")
 def a_trace_of_lists_on_a_device():
     return device_loop(["lerp_"], together=True)
+
+
+# ----------------------------------------------------------------------------- new data
+
+
+@EXAMPLES.positive("per-parameter-loop")
+def weights_whose_data_is_set_to_less_of_their_gradient():
+    model, x = network(), torch.rand(5, 3)
+
+    def step(lr=0.1):
+        model(x).square().mean().backward()
+        for p in model.parameters():
+            p.data = p.data - lr * p.grad  # <- here
+
+    return step
+
+
+@EXAMPLES.positive("per-parameter-loop", 2)
+def weights_whose_data_is_decayed_and_gradients_that_are_averaged():
+    model, x = network(), torch.rand(5, 3)
+
+    def step(workers=4):
+        model(x).square().mean().backward()
+        for p in model.parameters():
+            p.grad.data /= workers  # <- here
+        torch.ones(3).sum()
+        for p in model.parameters():
+            p.data -= 0.1 * p.grad  # <- here
+
+    return step
+
+
+@EXAMPLES.positive("per-parameter-loop")
+def deltas_of_clients_that_a_server_adds():
+    server, client = network(), network()
+
+    def aggregate():
+        client(torch.rand(4, 3)).mean().backward()
+        server(torch.rand(4, 3))
+        for ours, theirs in zip(server.parameters(), client.parameters(), strict=True):
+            ours.data = ours.data + theirs.data  # <- here
+
+    return aggregate
+
+
+@EXAMPLES.near_miss("per-parameter-loop")
+def a_model_whose_data_is_moved_to_another_dtype():
+    model, x = network(), torch.rand(5, 3)
+
+    def check():
+        model(x).square().mean().backward()
+        for p in model.parameters():
+            p.data = p.data.double()
+        for p in model.parameters():
+            p.data = p.data.float()
+
+    return check
+
+
+@EXAMPLES.near_miss("per-parameter-loop")
+def weights_whose_data_is_swapped_for_the_averages():
+    model = network()
+    averages = [p.detach().clone() for p in model.parameters()]
+
+    def evaluate():
+        kept = [p.data for p in model.parameters()]
+        for p, average in zip(model.parameters(), averages, strict=True):
+            p.data = average
+        with torch.no_grad():
+            model(torch.rand(2, 3))
+        for p, own in zip(model.parameters(), kept, strict=True):
+            p.data = own
+
+    return evaluate
+
+
+# ----------------------------------------------------------------------------- loops in a row
+
+
+@EXAMPLES.positive("per-parameter-loop", 3)
+def moments_and_weights_made_by_one_list_after_the_other():
+    model, x = network(), torch.rand(5, 3)
+    weights = [p.detach().clone() for p in model.parameters()]
+    first, second = ([torch.rand_like(w) for w in weights] for _ in range(2))
+
+    def update():
+        grads = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+        ms = [0.9 * m + 0.1 * g for m, g in zip(first, grads, strict=True)]  # <- here
+        vs = [0.99 * v + 0.01 * g * g for v, g in zip(second, grads, strict=True)]  # <- here
+        ms = [m / 0.9 for m in ms]
+        return [
+            w - 0.1 * m / (v.sqrt() + 1e-8)  # <- here
+            for w, m, v in zip(weights, ms, vs, strict=True)
+        ]
+
+    return update
+
+
+@EXAMPLES.positive("per-parameter-loop", 2)
+def trees_of_weights_that_are_mapped_one_after_the_other():
+    model, x = network(), torch.rand(5, 3)
+    start = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (x,)).square().mean()
+
+    def train():
+        grads = torch.func.grad(loss)(start)
+        clipped = tree_map(lambda g: g.clamp(-1, 1).mul(0.5), grads)  # <- here
+        return tree_map(lambda w, g: w - 0.1 * g, start, clipped)  # <- here
+
+    return train
+
+
+@EXAMPLES.positive("per-parameter-loop", 2)
+def two_lists_of_weights_of_one_shape():
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(12)))
+    x = torch.rand(2, 4)
+
+    def step():
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            moved = [0.9 * p + 0.1 for p in model.parameters()]  # <- here
+            for p, goal in zip(model.parameters(), moved, strict=True):
+                p.sub_(goal).abs_().neg_()  # <- here
+
+    return step
+
+
+@EXAMPLES.near_miss("per-parameter-loop")
+def short_loops_of_two_models_in_a_row():
+    first, second = network(layers=3), network(layers=4)
+
+    def step():
+        (first(torch.rand(2, 3)) + second(torch.rand(2, 3))).square().mean().backward()
+        with torch.no_grad():
+            for p in first.parameters():
+                p.sub_(p.grad)
+            for p in second.parameters():
+                p.mul_(0.9).sub_(p.grad, alpha=0.1)
+
+    return step
+
+
+# ----------------------------------------------------------------------------- no model's tensors
+
+
+@EXAMPLES.near_miss("per-parameter-loop")
+def episodes_of_many_lengths_that_are_normalised():
+    episodes = [{"obs": torch.rand(5 + i, 8), "reward": torch.rand(5 + i)} for i in range(6)]
+
+    def prepare():
+        for episode in episodes:
+            for key in ("obs", "reward"):
+                episode[f"{key}_n"] = (episode[key] - 0.1) / 2
+                del episode[f"{key}_n"]
+
+    return prepare
+
+
+@EXAMPLES.near_miss("per-parameter-loop", also="missing-no-grad")
+def targets_that_are_rescaled_beside_a_model():
+    model, x = network(), torch.rand(5, 3)
+    targets = [{"boxes": torch.rand(i + 1, 4), "areas": torch.rand(i + 1)} for i in range(6)]
+
+    def collate():
+        return [{k: (v - 0.1) / 2 for k, v in target.items()} for target in targets], model(x)
+
+    return collate
+
+
+@EXAMPLES.near_miss("per-parameter-loop")
+def observations_of_the_shapes_of_a_layer():
+    model, x = nn.Linear(8, 16), torch.rand(5, 8)
+    episodes = [(torch.rand(16, 8), torch.rand(16)) for _ in range(6)]
+
+    def prepare():
+        with torch.no_grad():
+            return [[(v - 0.1) / 2 for v in episode] for episode in episodes], model(x)
+
+    return prepare
+
+
+@EXAMPLES.positive("per-parameter-loop")
+def a_task_vector_that_is_added_to_a_model():
+    base, tuned = network(), network()
+
+    @torch.no_grad()
+    def merge():
+        tuned(torch.rand(2, 3))
+        a, b = base.state_dict(), tuned.state_dict()
+        return {k: a[k] + 0.4 * (b[k] - a[k]) for k in a}  # <- here
+
+    return merge
+
+
+@EXAMPLES.positive("per-parameter-loop")
+def three_models_averages_in_one_loop():
+    models = [network(layers=3) for _ in range(3)]
+    shadows = [[p.detach().clone() for p in m.parameters()] for m in models]
+
+    @torch.no_grad()
+    def update():
+        x = torch.rand(2, 3)
+        for model in models:
+            x = F.pad(model(x), (0, 1))
+        for model, shadow in zip(models, shadows, strict=True):
+            for i, p in enumerate(model.parameters()):
+                shadow[i] = 0.9 * shadow[i] + 0.1 * p  # <- here
+
+    return update
+
+
+@EXAMPLES.positive("per-parameter-loop")
+def states_that_are_decayed_in_place():
+    states = [torch.rand(*((4 + i, 3) if i % 2 else (4 + i,))) for i in range(12)]
+
+    def forget():
+        for state in states:
+            state.mul_(0.9).add_(0.1)  # <- here
+
+    return forget

@@ -15,7 +15,7 @@ from trace_builder import TraceBuilder
 
 from pytest_torchprof.rules import Matches, Rule, check, rule
 from pytest_torchprof.rules.frames import by_frames
-from pytest_torchprof.rules.places import Place
+from pytest_torchprof.rules.places import Place, Stretch
 from pytest_torchprof.rules.tree import rows_of
 from pytest_torchprof.trace.read import parse
 
@@ -50,7 +50,7 @@ def at(block: Callable[[], Any], folder: Path) -> tuple[str | None, str | None]:
     """The text of the line, and the module, of all products of a block."""
     trace = captured(block, folder)
     rows = rows_of(trace, "aten::linear")
-    places, number = placing(block, trace, folder)(trace, rows[:1], {0: rows})
+    places, number = placing(block, trace, folder)(trace, rows[:1], {0: Stretch(rows, rows[:0])})
     place = places[int(number[0])]
     lines = Path(__file__).read_text("utf-8").splitlines()
     file, _, line = (place.location or "").rpartition(":")
@@ -115,7 +115,7 @@ def stored(*stacks: tuple[str, ...]) -> tuple[Trace, list[Place]]:
         nested(names)
     trace = parse(b.to_bytes())
     rows = rows_of(trace, "aten::mm")
-    places, number = by_frames(trace, rows[:1], {0: rows})
+    places, number = by_frames(trace, rows[:1], {0: Stretch(rows, rows[:0])})
     return trace, [places[i] for i in number.tolist()]
 
 

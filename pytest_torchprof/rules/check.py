@@ -14,6 +14,7 @@ from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.frames import by_frames
 from pytest_torchprof.rules.grouping import grouped, within_span
 from pytest_torchprof.rules.names import present
+from pytest_torchprof.rules.places import Stretch
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
 
@@ -70,12 +71,14 @@ class Checked:
         return tuple(sorted(found, key=lambda f: (-f.cost_ms, f.rule, f.location or "", f.message)))
 
 
-def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, Ints]]:
-    """The events of all matches, and by position those that a match is of several of."""
-    parts: dict[int, Ints] = {}
+def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, Stretch]]:
+    """The events of all matches, and by position the stretches that matches are of."""
+    parts: dict[int, Stretch] = {}
     start = 0
     for one in matches:
-        parts.update(enumerate(one.parts or (), start))
+        apart = np.zeros(0, np.int64) if one.apart is None else one.apart
+        stretches = (Stretch(events, apart) for events in one.parts or ())
+        parts.update(enumerate(stretches, start))
         start += len(one)
     return np.concatenate([one.event for one in matches]), parts
 

@@ -15,6 +15,7 @@ from pytest_torchprof.rules.places import (
     Parts,
     Place,
     by_operator,
+    clear_of,
     joined,
     labels_of,
     outermost_of,
@@ -65,7 +66,8 @@ def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
     """
     if not parts:
         return {}
-    found = stacks(trace, nesting.distinct(np.concatenate(list(parts.values()))))
+    every = [events for stretch in parts.values() for events in stretch]
+    found = stacks(trace, nesting.distinct(np.concatenate(every)))
     number, inside = trace.name.astype(np.int64), found.module >= 0
     module = np.where(inside, number, -1)
     for level in nesting.levels(found.depth):
@@ -74,10 +76,12 @@ def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
     users = (found.owner == Owner.USER) & (module < 0)
     path, chain = nesting.paths(found.parent, found.depth, np.where(users, number, -1))
     out = {}
-    for position, events in parts.items():
-        way = shared(path[events].tolist(), chain)
+    for position, (events, apart) in parts.items():
+        way, first = shared(path[events].tolist(), chain), int(path[events[0]])
         if way < 0:
-            way = outermost_of(int(path[events[0]]), chain)
+            way = outermost_of(first, chain)
+        else:
+            way = clear_of(way, first, path[apart].tolist(), chain)
         function = frame_of(trace.names[chain[way][1]]) if way >= 0 else None
         if function is not None:
             names = {trace.names[one] if one >= 0 else "" for one in module[events].tolist()}

@@ -158,6 +158,7 @@ def missing_no_grad(
         cost_ns=made[chosen].astype(np.int64) * _NODE_NS,
         span_ns=(trace.ts[rows], trace.ts[last] + trace.dur[last]),
         parts=parts,
+        apart=found.rows[used],
         wants_tensors=asks,
     )
 

@@ -16,7 +16,9 @@ from pytest_torchprof.rules.places import (
     NO_PARTS,
     Parts,
     Place,
+    Stretch,
     by_operator,
+    clear_of,
     outermost_of,
     shared,
 )
@@ -71,22 +73,27 @@ class Located:
             here = self._places[known - 1] if known else Place()
             found.append(Place(here.location, paths[way].path, here.module))
         at = at.astype(np.int64)
-        for position, several in parts.items():
-            around = self._around(trace, several)
+        for position, stretch in parts.items():
+            around = self._around(trace, stretch)
             if around is not None:
                 found.append(replace(around, path=found[at[position]].path))
                 at[position] = len(found) - 1
         return found, at
 
-    def _around(self, trace: Trace, events: Ints) -> Place | None:
-        """What is around all of these, outside of any module; None where no line is known."""
-        outer = nesting.distinct(trace.once(self._outside_of)[events]).tolist()
+    def _around(self, trace: Trace, stretch: Stretch) -> Place | None:
+        """What is around all of it, outside of any module; None where no line is known."""
+        outside = trace.once(self._outside_of)
+        outer = nesting.distinct(outside[stretch.events]).tolist()
         known = [self._outer[number] for number in outer if number >= 0]
         ways = [path for path, _ in known]
         way = shared(ways, self._chain)
+        first = self._outer[max(int(outside[stretch.events[0]]), 0)][0]
         if way < 0 and ways:  # lines of one function that nothing of the user's has called
-            first = self._outer[max(int(trace.once(self._outside_of)[events[0]]), 0)][0]
             way = outermost_of(first, self._chain)
+        elif way >= 0 and len(stretch.apart):
+            apart = nesting.distinct(outside[stretch.apart]).tolist()
+            others = [self._outer[number][0] for number in apart if number >= 0]
+            way = clear_of(way, first, others, self._chain)
         if way < 0:
             return None
         modules = {module for _, module in known}

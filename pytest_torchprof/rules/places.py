@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -36,8 +36,15 @@ class Place:
     module: str | None = None
 
 
-#: By its position among the events that are asked for: the events whose place one is to have.
-Parts: TypeAlias = Mapping[int, "Ints"]
+class Stretch(NamedTuple):
+    """Events that have one place together, and those that are not to be within it."""
+
+    events: Ints
+    apart: Ints
+
+
+#: By its position among the events that are asked for: the stretch whose place one is to have.
+Parts: TypeAlias = Mapping[int, Stretch]
 NO_PARTS: Final[Parts] = {}
 
 
@@ -49,8 +56,8 @@ class Placing(Protocol):
     ) -> tuple[list[Place], Ints]:
         """Distinct places, and which of them each event's is.
 
-        One that stands for several has the place of what is around them all: the innermost line
-        outside of any module, and the outermost module.
+        One that stands for a stretch has the place of what is around all of it and nothing that is
+        to be apart: the innermost line outside of any module, and the outermost module.
         """
 
 
@@ -74,6 +81,30 @@ def shared(paths: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
             break
         common = steps[0]
     return common
+
+
+def clear_of(way: int, toward: int, others: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
+    """The first path, from one on towards another, that none of the others goes through.
+
+    The last of them where all do.
+
+    >>> chain = [(-1, 7), (0, 8), (0, 9), (2, 5)]
+    >>> clear_of(0, 3, [1], chain), clear_of(0, 3, [], chain), clear_of(0, 3, [3], chain)
+    (2, 0, 3)
+    """
+    taken: set[int] = set()
+    for other in set(others):
+        at = other
+        while at >= 0 and at not in taken:
+            taken.add(at)
+            at = chain[at][0]
+    free = at = toward
+    while at >= 0 and at not in taken:
+        free = at
+        if at == way:
+            break
+        at = chain[at][0]
+    return free
 
 
 def outermost_of(path: int, chain: Sequence[tuple[int, int]]) -> int:

@@ -65,6 +65,8 @@ class Matches:
         parts: the events that a row is of, where it is of a stretch of them and not of ``event``
             alone: its place is then the innermost line around them all that is outside of any
             module's forward, and its module the outermost; None: each row is of its event.
+        apart: events that must not be within the place of a stretch, such as what would be wrong to
+            wrap with it; the place is then nearer to the first of the stretch.
     """
 
     event: Ints
@@ -77,6 +79,7 @@ class Matches:
     span_ns: tuple[Ints, Ints] | None = None
     wants_tensors: bool = False
     parts: Sequence[Ints] | None = None
+    apart: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.event)

@@ -427,7 +427,7 @@ class Mlp(torch.nn.Module):
         self.out = torch.nn.Linear(width, 2)
 
     def forward(self, x):
-        return self.out(self.hidden(x).relu())
+        return self.out(self.hidden(x).relu())  # <- here
 
 
 @EXAMPLES.positive("recompile")
@@ -450,7 +450,7 @@ def modules_of_torchs_own_that_are_compiled_one_by_one():
         x = X[None]
         with torch.no_grad():
             for layer in layers:
-                x = _compiled(layer)(x)
+                x = _compiled(layer)(x)  # <- here
 
     return Compiling(block)
 

@@ -707,3 +707,25 @@ def a_translation_of_what_an_encoder_has_read():
 
     source = torch.rand(2, 6)
     return lambda: decode(source, 5)  # <- here
+
+
+@EXAMPLES.positive("missing-no-grad")
+def two_splits_are_scored_after_an_epoch():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    splits = {name: [torch.randn(4, 8) for _ in range(4)] for name in ("train", "val", "test")}
+
+    def score(batches):
+        return sum(model(batch).argmax(1).sum() for batch in batches)
+
+    def run():
+        for batch in splits["train"]:
+            model.zero_grad()
+            model(batch).square().mean().backward()
+        val = score(splits["val"])  # <- here
+        test = score(splits["test"])
+        return val, test
+
+    def main():
+        return run()
+
+    return main

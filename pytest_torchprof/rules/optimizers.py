@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.rules.levels import engine_steps, frames_around
 from pytest_torchprof.rules.names import Names, are_any, marks_named
 from pytest_torchprof.rules.operands import mean_elements
@@ -142,7 +143,9 @@ def single_tensor_optimizer(
         a loop does to each parameter, or by torch's own functions where the trace has Python
         frames. A derived class whose loop could as well be somebody's own, as that of SGD, is a
         matter of `per-parameter-loop`. Updates with sparse gradients do not count, they have no
-        other form, nor have LBFGS, Muon and SparseAdam.
+        other form, nor have LBFGS, Muon and SparseAdam, nor has a step with
+        ``differentiable=True``, whose operators record a graph. Of complex parameters, which
+        ``fused=True`` does not take, ``foreach=True`` is advised on a device, and nothing on a CPU.
 
         On a device, every class that takes ``foreach`` or ``fused`` counts. On a CPU, those where
         it gains, measured with torch 2.13 on one thread: ``fused=True`` of Adam, AdamW, Adagrad and
@@ -180,9 +183,12 @@ def single_tensor_optimizer(
             small = mean_elements(trace, step.rows) <= cpu_elements
             if step.known in _SLOWER_ON_CPU or count < cpu_parameters or not small:
                 continue
+        complex_ = _has_complex(trace, step)
+        if (complex_ and not device) or _records_a_graph(trace, step):
+            continue
         kept.append(step.event)
         messages.append(f"{step.name} updates {count} parameters one by one")
-        fixes.append(_together(step.known, on_device=device))
+        fixes.append(_BY_FOREACH if complex_ else _together(step.known, on_device=device))
         costs.append(int(trace.dur[step.event] * _saved(step, count, on_device=device)))
     rows = np.array(kept, np.int64)
     ends = trace.ts[rows] + trace.dur[rows]
@@ -190,6 +196,7 @@ def single_tensor_optimizer(
     return Matches(rows, messages, fix=fixes, cost_ns=saved, span_ns=(trace.ts[rows], ends))
 
 
+_BY_FOREACH: Final = "pass foreach=True to the optimizer"
 #: Classes of which no form gains on a CPU.
 _SLOWER_ON_CPU: Final = frozenset(_UPDATES) - _FUSED_ANYWHERE - _FUSED_ON_CPU - _FOREACH_ON_CPU
 
@@ -214,7 +221,19 @@ def _together(known: str, *, on_device: bool) -> str:
     """What to pass to an optimizer of this class so that it updates all parameters at once."""
     if known in _FUSED_ANYWHERE or (known in _FUSED_ON_CPU and not on_device):
         return "pass fused=True to the optimizer"
-    return "pass foreach=True to the optimizer"
+    return _BY_FOREACH
+
+
+def _records_a_graph(trace: Trace, step: Step) -> bool:
+    """Whether a gradient can go through the step: its operators are nodes, each with a number."""
+    known = {one.sequence for one in decode(AutogradArgs, trace.args[step.rows])}
+    return len(known - {-1}) > 1
+
+
+def _has_complex(trace: Trace, step: Step) -> bool:
+    """Whether some parameters are complex, which no fused form takes."""
+    types = (bytes(args.types) for args in trace.operands(step.rows))
+    return "aten::view_as_real" in step.calls or any(b"complex" in one for one in types)
 
 
 # ------------------------------------------------------------------------- what a step is and does

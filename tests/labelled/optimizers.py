@@ -389,3 +389,82 @@ def a_trace_of_foreach_on_a_device():
             with trace.op(f"aten::_foreach_{name}", [[[4, 3], [4]]]):
                 trace.launch("multi_tensor_apply_kernel")
     return trace
+
+
+# ----------------------------------------------------------------------------- without other forms
+
+
+def through_a_step(make, count=12):
+    """Weights that an optimizer has stepped, so that a gradient goes through its step."""
+    start = [torch.rand(4, 4) for _ in range(count)]
+
+    def learn():
+        kept = [w.clone().requires_grad_() for w in start]
+        weights = [w.clone() for w in kept]
+        optimizer = make(weights)
+        gradients = torch.autograd.grad(sum(w.sin().sum() for w in kept), kept)
+        for w, grad in zip(weights, gradients, strict=True):
+            w.grad = grad
+        optimizer.step()
+        return torch.autograd.grad(sum(w.square().sum() for w in weights), kept)
+
+    return learn
+
+
+@EXAMPLES.near_miss("single-tensor-optimizer")
+def a_step_of_adam_that_a_gradient_goes_through():
+    return through_a_step(lambda weights: torch.optim.Adam(weights, differentiable=True))
+
+
+@EXAMPLES.near_miss("single-tensor-optimizer")
+def a_step_with_momentum_that_a_gradient_goes_through():
+    return through_a_step(
+        lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, differentiable=True)
+    )
+
+
+@EXAMPLES.positive("single-tensor-optimizer")
+def a_loop_by_hand_with_a_graph_before_a_step_without():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.rand(5, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def meta_step():
+        optimizer.zero_grad()
+        names, weights = zip(*model.named_parameters(), strict=True)
+        loss = torch.func.functional_call(model, dict(model.named_parameters()), x).sum()
+        grads = torch.autograd.grad(loss, weights, create_graph=True)
+        fast = {n: w - 0.1 * g for n, w, g in zip(names, weights, grads, strict=True)}
+        torch.func.functional_call(model, fast, x).square().mean().backward()
+        optimizer.step()  # <- here
+
+    return meta_step
+
+
+@EXAMPLES.near_miss("single-tensor-optimizer")
+def filters_of_a_spectrum_that_are_complex():
+    filters = nn.ParameterList(nn.Parameter(torch.randn(4, 8).cfloat()) for _ in range(12))
+    optimizer, x = torch.optim.Adam(filters.parameters()), torch.rand(3, 4, 14)
+
+    def step():
+        optimizer.zero_grad()
+        y = x
+        for one in filters:
+            y = torch.fft.irfft(torch.fft.rfft(y) * one, n=14)
+        y.square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+@EXAMPLES.near_miss("single-tensor-optimizer")
+def complex_weights_with_momentum_beside_others():
+    weights = [nn.Parameter(torch.randn(4, dtype=torch.cfloat)) for _ in range(4)]
+    weights += [nn.Parameter(torch.randn(4)) for _ in range(8)]
+    optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+
+    def step():
+        optimizer.zero_grad()
+        sum(w.abs().sum() for w in weights).backward()
+        optimizer.step()
+
+    return step

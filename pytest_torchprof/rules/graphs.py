@@ -13,7 +13,7 @@ from pytest_torchprof.events import STEP
 from pytest_torchprof.rules.flow import are_passes
 from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked
 from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
-from pytest_torchprof.rules.nodes import are_last, numbers, recorded, steps
+from pytest_torchprof.rules.nodes import are_last, numbers, recorded, recording_ns, steps
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
 
@@ -37,8 +37,6 @@ _BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.patt
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 #: A node of the graph that an operator has made.
 _RAN: Final = Names(r"autograd::engine::evaluate_function: (?!.*::AccumulateGrad$)")
-#: Recording a node of the graph: allocating it, and keeping what its backward needs.
-_NODE_NS: Final = 1000
 
 
 @rule(
@@ -146,7 +144,17 @@ def missing_no_grad(
     for one in np.flatnonzero(counts & ~match & (size >= layers)).tolist():
         match[one] = kept_bytes(trace, found.rows[stretch == one]) >= bytes
     chosen = np.flatnonzero(match)
-    parts = [found.rows[stretch == one] for one in chosen.tolist()]
+    of_each = [stretch == one for one in chosen.tolist()]
+    parts = [found.rows[one] for one in of_each]
+    # With the nodes of all that is between the layers.
+    cost = [
+        recording_ns(
+            trace,
+            int(found.after[one].max() - found.first[one].min()),
+            kept_bytes(trace, found.rows[one]),
+        )
+        for one in of_each
+    ]
     rows = found.rows[starts[chosen]]
     last = np.array([part[-1] for part in parts], np.int64)
     return Matches(
@@ -155,7 +163,7 @@ def missing_no_grad(
             f"{n} layer{'s' * (n > 1)} recorded a graph that no backward used"
             for n in size[chosen].tolist()
         ],
-        cost_ns=made[chosen].astype(np.int64) * _NODE_NS,
+        cost_ns=np.array(cost, np.int64),
         span_ns=(trace.ts[rows], trace.ts[last] + trace.dur[last]),
         parts=parts,
         apart=found.rows[used],

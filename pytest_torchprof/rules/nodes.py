@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.rules.levels import are_engine_steps, calls, compiled
 from pytest_torchprof.rules.names import OPERATOR, Names, are_named, operators_named
@@ -25,6 +26,20 @@ _REGION: Final = Names(r"Torch-Compiled Region")
 _GRADIENT: Final = Names(r".*::AccumulateGrad$")
 #: Calls that are looked at for the number of the next node.
 _FAR: Final = 100
+
+
+#: To record a node: allocating it, and keeping what its backward needs.
+_NODE_NS: Final = 1200
+#: To have a byte of memory that was not just freed: its page is mapped and filled with zeros.
+_FRESH_BYTE_NS: Final = 0.1
+
+
+def recording_ns(trace: Trace, nodes: int, kept_bytes: int = 0) -> int:
+    """What it costs to record nodes and to keep what they keep, in the trace's time.
+
+    A node and a page cost what they do whether or not a profiler slows down the operators around.
+    """
+    return int((nodes * _NODE_NS + kept_bytes * _FRESH_BYTE_NS) / slowdown_share(trace))
 
 
 class Recorded(NamedTuple):

@@ -14,9 +14,9 @@ from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.flow import flat, makers
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.names import Names, marks_named
-from pytest_torchprof.rules.nodes import forward_calls, numbers, recorded, steps
+from pytest_torchprof.rules.nodes import forward_calls, numbers, recorded, recording_ns, steps
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.weights import running_again
+from pytest_torchprof.rules.weights import kept_bytes, running_again
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -27,8 +27,6 @@ _GATHERS: Final = frozenset({"aten::stack", "aten::cat"})
 #: They make no sum, but one that has gone through them is still one.
 _SCALES: Final = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
-#: Recording a node of the graph.
-_NODE_NS: Final = 1000
 #: In a trace of more calls, nobody looks for what made each term.
 _MANY: Final = 10_000
 
@@ -84,18 +82,21 @@ def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
     if not sums or len(forward_calls(trace)) > _MANY:
         return NO_MATCHES
     made_by = makers(trace)
-    found = list[_Sum]()
+    found, cost = list[_Sum](), list[int]()
     for one in sums:
         rows = np.unique([made_by[term] for term in one.terms if term in made_by]).astype(np.int64)
         most = _in_training(trace, rows, bounds)
+        kept = 0
         if most < steps and not len(bounds) and _is_scalar(trace, one.last):
             most = _in_evaluation(trace, rows, one, made_by, steps)
+            kept = kept_bytes(trace, _layers_until(trace, rows))
         if most >= steps:
             found.append(one)
+            cost.append(recording_ns(trace, len(one.rows), kept))
     return Matches(
         np.array([one.last for one in found], np.int64),
         "a sum keeps the graph of each step whose loss it has",
-        cost_ns=np.array([len(one.rows) * _NODE_NS for one in found], np.int64),
+        cost_ns=np.array(cost, np.int64),
     )
 
 
@@ -205,6 +206,13 @@ def _in_evaluation(
         if not earlier - one.own - one.terms:
             count += 1
     return count
+
+
+def _layers_until(trace: Trace, makers: Ints) -> Ints:
+    """The layers that ran before the last of these operators."""
+    layers = np.sort(recorded(trace, LAYER).rows)
+    until: Ints = layers[layers <= makers.max(initial=-1)]
+    return until
 
 
 def _is_scalar(trace: Trace, row: int) -> bool:

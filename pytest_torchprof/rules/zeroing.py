@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.levels import calls, frames_around
@@ -34,6 +35,8 @@ _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
 _SETS: Final = ("aten::fill_", "aten::mul_", "aten::_foreach_mul_")
 #: What makes a tensor of zeros, which may become a gradient.
 _MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
+#: To fill a small gradient and to add to it.
+_GRADIENT_NS: Final = 1000
 #: So many calls are looked at for what is done with gradients that were multiplied.
 _NEAR: Final = 200
 _ZERO: Final = re.compile(r"-?0+\.?0*(e[-+]?\d+)?$")
@@ -138,9 +141,13 @@ def _fix(trace: Trace) -> str:
 
 
 def _cost_ns(trace: Trace, call: _Call, adds: Ints) -> int:
-    """What it takes to fill the gradients, and to add the next ones to the zeros."""
+    """What it takes to fill the gradients, and to add the next ones to the zeros; without the
+    profiler, at least what calling the operators takes.
+    """
     later = adds[adds > call.fills[-1]][: call.gradients]
-    return int(trace.dur[call.fills].sum() + trace.dur[later].sum())
+    least = call.gradients * _GRADIENT_NS / slowdown_share(trace)
+    measured = int(trace.dur[call.fills].sum() + trace.dur[later].sum())
+    return max(measured, int(least))
 
 
 # --------------------------------------------------------------------------------------- by hand

@@ -33,6 +33,8 @@ _OPTIMIZER: Final = Names(r"Optimizer\.")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 #: What ``backward`` calls first, to have a gradient to begin with.
 _BEGINS: Final = "aten::ones_like"
+#: With what a hook keeps a gradient that it gets.
+_KEEPS: Final = "aten::clone"
 
 
 @rule(
@@ -47,8 +49,9 @@ def backward_twice(trace: Trace, *, nodes: float) -> Matches:
     What it does
         Counts the backward passes that run ``nodes`` (4) or more nodes of a graph which an earlier
         pass has run, and add what comes out to the gradients which that pass has left. Not where
-        something takes these gradients between the two passes or sets them to None or to zero, or
-        an optimizer steps: then each loss needs its own. Not ``torch.autograd.grad``, of which each
+        something takes what the earlier pass has made before the later one begins, a hook keeps a
+        gradient, the gradients are set to None or to zero, or an optimizer steps: then each loss
+        needs its own. Not ``torch.autograd.grad``, of which each
         call returns gradients of its own, such as the rows of a Jacobian, nor what follows a pass
         with ``create_graph=True``. The place is the later pass.
 
@@ -179,20 +182,35 @@ def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
 
 
 def _is_free(trace: Trace, early: _Pass, late: _Pass) -> bool | None:
-    """Whether nothing between takes the gradients of the earlier pass; None if nobody knows."""
+    """Whether both add to the same gradients, and nothing takes what the earlier one has made
+    before the later one begins; None if nobody knows.
+    """
+    if len(rows_of(trace, _KEEPS)) and _keeps(trace, early):
+        return False
     between = _between(trace, early, late)
-    shapes = {_dims(args)[0] for args in trace.operands(early.puts) if _dims(args)}
-    operands = map(_dims, trace.operands(between))
-    between = between[[not dims or not shapes.isdisjoint(dims) for dims in operands]]
-    if not len(between):
-        return True
-    adds = _adding(trace, early)
-    put, added = identity.taken(trace, early.puts), identity.taken(trace, adds)
-    calls = identity.taken(trace, between)
-    if put is None or added is None or calls is None:
-        return None
-    gradients = _flat(one[:1] for one in (*put, *added))
-    return gradients.isdisjoint(_flat(calls))
+    adds, more = _adding(trace, early), _adding(trace, late)
+    if trace.tensors is None:
+        shapes, others = (
+            {_dims(args)[0] for args in trace.operands(rows) if _dims(args)}
+            for rows in (early.puts, late.puts)
+        )
+        operands = map(_dims, trace.operands(between))
+        looks = any(not dims or not shapes.isdisjoint(dims) for dims in operands)
+        if identity.wanted(trace):
+            return None
+        return not looks and not shapes.isdisjoint(others)
+    put, added, again, calls = (
+        _flat(one[:first] for one in identity.taken(trace, rows) or ())
+        for rows, first in ((early.puts, 1), (adds, 1), (more, 1), (between, None))
+    )
+    made = set[int]().union(*identity.made(trace, early.steps) or ())
+    return not (put | added).isdisjoint(again) and (put | added | made).isdisjoint(calls)
+
+
+def _keeps(trace: Trace, one: _Pass) -> bool:
+    """Whether a hook keeps a gradient: a step of the engine copies it, outside of its node."""
+    copies = rows_of(trace, _KEEPS)
+    return bool(np.isin(trace.parent[copies], one.steps).any())
 
 
 def _dims(args: OpArgs) -> list[str]:

@@ -30,7 +30,7 @@ _PRODUCT: Final = Names(r"aten::(linear|matmul|mm|addmm|einsum)$")
 #: What makes all of them once more, or just looks at them in another way.
 _PASSES: Final = re.compile(
     r"aten::(to|_to_copy|float|half|double|bfloat16|contiguous|detach|alias|view_as|clone"
-    r"|div_?|mul_?|true_divide_?|tanh_?)$"
+    r"|div_?|mul_?|true_divide_?|tanh_?|softmax|log_softmax)$"
 )
 _SELECT, _SLICE, _NARROW = "aten::select", "aten::slice", "aten::narrow"
 _WHOLE: Final = 2**62
@@ -50,7 +50,7 @@ _ALL: Final = ("", "")
     "logits_to_keep=1",
     triggers=r"aten::(select|slice|narrow)$",
     needs="shapes",
-    vocabulary=Threshold(2, "1", "a layer inside a model makes at most a few times its input"),
+    vocabulary=Threshold(4, "1", "a layer inside a model makes at most a few times its input"),
     wasted=Threshold(2**16, "B", "less is computed in no time"),
 )
 def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
@@ -58,11 +58,13 @@ def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
 
     What it does
         Counts products (``linear``, ``matmul``, ``mm``, ``addmm``, ``einsum``) of sequences with at
-        least ``vocabulary`` (2) times as many outputs as inputs, of whose result nothing is taken
-        but one position, by an index or a slice: ``logits[:, -1]``. What only casts or scales all
-        of it may come between. The rest of the result must be ``wasted`` (64 KiB) or more. Not:
+        least ``vocabulary`` (4) times as many outputs as inputs, of whose result nothing is taken
+        but one position, by an index or a slice: ``logits[:, -1]``. What casts or scales all of it,
+        or takes its softmax, may come between. The rest of the result must be ``wasted`` (64 KiB) or more. Not:
         results of which anything takes more, such as a loss, a softmax over all, or two positions;
         one sample of a batch, ``logits[0]``; positions that a tensor chooses, one for each sample.
+        Positions are the last dimension but one of three or more: rows of a matrix, and a first
+        dimension, may as well be the samples of a batch.
 
     Why it is slow
         The vocabulary is the widest layer of a language model: a prompt of 1,000 tokens costs 1,000
@@ -149,7 +151,7 @@ def _result(args: OpArgs, vocabulary: float) -> _Result | None:
     (x, dtype), (weight, _) = matrices[-2:]
     inner = x[-1]
     outputs = weight[0] if weight[1] == inner else weight[1]
-    if inner not in weight or outputs < vocabulary * inner or x[-2] < 2:
+    if inner not in weight or outputs < vocabulary * inner or len(x) < 3 or x[-2] < 2:
         return None
     return _Result((*x[:-1], outputs), ELEMENT_BYTES.get(dtype, 2))
 
@@ -203,8 +205,6 @@ def _position(name: str, concrete: Any, shape: _Shape) -> tuple[str, str] | None
         return _ALL
     if axis != len(shape) - 2 or length != 1 or start is None:
         return None
-    if len(shape) == 2 and start % size != size - 1:
-        return None  # rather one sample of a batch than a position
     return str(axis), str(start % size)
 
 

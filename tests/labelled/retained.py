@@ -301,3 +301,50 @@ def four_nodes_are_shared():
         h.mean().backward()  # <- here
 
     return step
+
+
+@EXAMPLES.near_miss("backward-twice", also="grad-not-none")
+def each_loss_has_parameters_of_its_own():
+    encoder, decoder, x = _trunk(), _trunk(), torch.randn(4, 8)
+
+    def step():
+        encoder.zero_grad(set_to_none=False)
+        decoder.zero_grad(set_to_none=False)
+        out = decoder(encoder(x))
+        out.square().mean().backward(inputs=list(encoder.parameters()), retain_graph=True)
+        out.abs().mean().backward(inputs=list(decoder.parameters()))
+
+    return step
+
+
+@EXAMPLES.near_miss("backward-twice")
+def hook_keeps_the_gradient_of_an_activation_for_each_class():
+    features, head, x = _trunk(), nn.Linear(8, 3), torch.randn(4, 8)
+
+    def cams():
+        kept = []
+        activation = features(x)
+        activation.register_hook(lambda grad: kept.append(grad.clone()))
+        logits = head(activation.tanh().exp().sin())
+        for label in range(3):
+            logits.narrow(1, label, 1).sum().backward(retain_graph=True)
+        return kept
+
+    return cams
+
+
+@EXAMPLES.near_miss("backward-twice")
+def retained_gradient_of_an_activation_is_read_for_each_class():
+    features, head, x = _trunk(), nn.Linear(8, 3), torch.randn(4, 8)
+
+    def cams():
+        kept = []
+        activation = features(x)
+        activation.retain_grad()
+        logits = head(activation.tanh().exp().sin())
+        for label in range(3):
+            logits.narrow(1, label, 1).sum().backward(retain_graph=True)
+            kept.append(activation.grad.mean(0))
+        return kept
+
+    return cams

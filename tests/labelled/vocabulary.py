@@ -81,15 +81,15 @@ def logits_are_cast_before_the_last_is_taken():
     return first_token
 
 
-@EXAMPLES.positive("all-logits", 1)
-def flat_sequence_of_one_prompt():
+@EXAMPLES.near_miss("all-logits")
+def rows_of_a_matrix_may_be_samples():
     model = Decoder().eval()
     prompt = torch.randint(VOCABULARY, (64,))
 
     @torch.inference_mode()
     def step():
         x = model.ln_f(model.wte(prompt))
-        logits = F.linear(x, model.lm_head.weight)  # <- here
+        logits = F.linear(x, model.lm_head.weight)
         return logits[-1].argmax()
 
     return step
@@ -313,3 +313,26 @@ def less_than_the_threshold_is_wasted():
 @EXAMPLES.positive("all-logits", 1, wasted=100_000)
 def more_than_the_threshold_is_wasted():
     return less_than_the_threshold_is_wasted()
+
+
+@EXAMPLES.near_miss("all-logits")
+def prediction_of_the_last_image():
+    head, x = nn.Linear(64, 1000), torch.randn(32, 64)
+
+    def shown():
+        with torch.no_grad():
+            return head(x)[-1].argmax()
+
+    return shown
+
+
+@EXAMPLES.positive("all-logits", 1)
+def log_probabilities_of_the_next_token():
+    model = Decoder().eval()
+    prompt = _tokens(3, 32)
+
+    @torch.inference_mode()
+    def step():
+        return model(prompt).log_softmax(-1)[:, -1].topk(4)
+
+    return step

@@ -60,9 +60,9 @@ def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
         Counts products (``linear``, ``matmul``, ``mm``, ``addmm``, ``einsum``) of sequences with at
         least ``vocabulary`` (4) times as many outputs as inputs, of whose result nothing is taken
         but one position, by an index or a slice: ``logits[:, -1]``. What casts or scales all of it,
-        or takes its softmax, may come between. The rest of the result must be ``wasted`` (64 KiB) or more. Not:
-        results of which anything takes more, such as a loss, a softmax over all, or two positions;
-        one sample of a batch, ``logits[0]``; positions that a tensor chooses, one for each sample.
+        or takes its softmax, may come between. The rest of the result must be ``wasted`` (64 KiB)
+        or more. Not: results of which anything takes more, such as a loss or two positions; one
+        sample of a batch, ``logits[0]``; positions that a tensor chooses, one for each sample.
         Positions are the last dimension but one of three or more: rows of a matrix, and a first
         dimension, may as well be the samples of a batch.
 

@@ -2,7 +2,8 @@
 
 What an operator makes or writes is followed to what takes it. Where that leads back to the same
 operator of a later repetition, the repetitions have to run one after the other. Only a sum that is
-added to, and goes nowhere else, does not make it so: that is a reduction.
+added to, once or several times a repetition, and goes nowhere else, does not make it so: that is a
+reduction. One of which several take the same value is none: a tree, or two that feed each other.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ _COMMUTES: Final = frozenset(
     {"add", "mul", "maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "logical_or",
      "logical_and", "logical_xor", "bitwise_or", "bitwise_and", "bitwise_xor", "__or__", "__and__"}
 )  # fmt: skip
-_ADDS: Final = _COMMUTES | frozenset(
-    {"sub", "addmm", "addr", "addcmul", "addcdiv", "addbmm", "baddbmm", "addmv", "index_add",
-     "scatter_add", "scatter_reduce", "__ior__", "__iand__"}
+_PLUS: Final = "add"
+#: Those that add up, whatever is between them.
+_SUMS: Final = frozenset(
+    {_PLUS, "sub", "addmm", "addr", "addcmul", "addcdiv", "addbmm", "baddbmm", "addmv", "index_add",
+     "scatter_add"}
 )  # fmt: skip
+_ADDS: Final = _COMMUTES | _SUMS | frozenset({"scatter_reduce", "__ior__", "__iand__"})
 #: What may have a sum besides the addition: it is kept, as it is.
 _KEEPS: Final = frozenset({"copy_", "clone", "cat", "stack", "fill_", "index_put_"})
 #: Of operators that can write into a tensor they are given: how many arguments they have without.
@@ -56,15 +60,17 @@ _WHOLE_NUMBERS: Final = frozenset({"long int", "long", "int", "bool", "unsigned 
 class _Flow:
     """What was written so far, and how the operators of a body depend on one another.
 
-    ``edges``: from an operator to those that take what it wrote, and whether each takes it as its
-    first argument. ``touched``: the tensors that each operator takes.
+    ``edges``: from an operator to those that take what it wrote, and whether each only adds to it.
+    ``branches``: those of which something was taken twice, or later than in the next repetition.
+    ``touched``: the tensors that each operator takes.
     """
 
     body: Body
     apart: frozenset[int]
     writers: dict[int, list[tuple[int, _Where]]] = field(default_factory=dict)
-    edges: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    own: dict[int, set[bool]] = field(default_factory=lambda: defaultdict(set))
+    edges: dict[int, dict[int, bool]] = field(default_factory=lambda: defaultdict(dict))
+    used: set[tuple[int, int]] = field(default_factory=set)
+    branches: set[int] = field(default_factory=set)
     touched: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     parts: dict[int, list[Part]] = field(default_factory=dict)
     pending: set[int] = field(default_factory=set)
@@ -126,14 +132,13 @@ def _write(
     flow: _Flow, at: int, makes: set[int], target: int, where: _Where, *, whole: bool
 ) -> None:
     """What was made is the operator's; what it wrote into is too, there."""
-    here = at % flow.body.period
     for tensor in makes:
-        flow.writers[tensor] = [(here, None)]
+        flow.writers[tensor] = [(at, None)]
     if target >= 0:
         before = flow.writers.setdefault(target, [])
         if whole:
             before[:] = [one for one in before if where is not None and one[1] != where]
-        before.append((here, where))
+        before.append((at, where))
     if makes or target >= 0:
         flow.last = at
 
@@ -181,13 +186,25 @@ def _meet(one: _Where, other: _Where) -> bool:
 
 
 def _read(flow: _Flow, at: int, tensor: int, where: _Where, *, first: bool, base: str) -> None:
-    here = at % flow.body.period
-    for writer, there in flow.writers.get(tensor, ()):
-        if _meet(where, there):
-            flow.edges[writer].add(here)
-            if writer == here:
-                name = base.removesuffix("_") if not base.startswith("__") else base
-                flow.own[here].add(name in _COMMUTES or (first and name in _ADDS))
+    writers = [writer for writer, there in flow.writers.get(tensor, ()) if _meet(where, there)]
+    if not writers:
+        return
+    name = base.removesuffix("_") if not base.startswith("__") else base
+    adds = name in _COMMUTES or (first and name in _ADDS)
+    for writer in writers:
+        _link(flow, writer, at, adds=adds)
+    if base not in _KEEPS:
+        last, period = writers[-1], flow.body.period
+        late = at // period - last // period > 1 and not flow.body.calls[at].in_place
+        if late or (tensor, last) in flow.used:
+            flow.branches.add(last % period)
+        flow.used.add((tensor, last))
+
+
+def _link(flow: _Flow, writer: int, at: int, *, adds: bool) -> None:
+    """An operator takes what another wrote."""
+    to, here = flow.edges[writer % flow.body.period], at % flow.body.period
+    to[here] = to.get(here, True) and adds
 
 
 def _read_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> None:
@@ -195,16 +212,13 @@ def _read_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> None
 
     It is the view of whole numbers that was made just before, or else the last tensor that was.
     """
-    calls, here = flow.body.calls, at % flow.body.period
-    before = calls[at - 1] if at else None
+    before = flow.body.calls[at - 1] if at else None
     if before is not None and before.is_view and before.types[:1]:
         tensor = flow.body.taken[at - 1] if flow.body.taken else ()
         if before.types[0] in _WHOLE_NUMBERS and tensor and tensor[0] != arguments[0][0]:
             return
     if flow.last is not None and at - flow.last <= flow.body.period:
-        flow.edges[flow.last % flow.body.period].add(here)
-        if flow.last % flow.body.period == here:
-            flow.own[here].add(False)
+        _link(flow, flow.last, at, adds=False)
 
 
 # ------------------------------------------------------------------------------------ what it means
@@ -212,16 +226,27 @@ def _read_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> None
 
 def _feeds_itself(flow: _Flow) -> bool:
     """Whether a way leads from an operator to itself, other than to add to a sum."""
-    sums = {node for node, adds in flow.own.items() if adds == {True}}
-    for node in sums:
-        others = flow.edges[node] - {node}
-        if any(flow.body.calls[other].base not in _KEEPS for other in others):
-            return True
-    after = {node: to - ({node} if node in sums else set()) for node, to in flow.edges.items()}
-    return any(node in _reached(after, to) for node, to in after.items())
+    reached = {node: _reached(flow.edges, to) for node, to in flow.edges.items()}
+    for node, found in reached.items():
+        if node in found:
+            ring = {other for other in found if node in reached.get(other, ())}
+            if not _is_sum(flow, ring):
+                return True
+    return False
 
 
-def _reached(after: Mapping[int, set[int]], begin: Iterable[int]) -> set[int]:
+def _is_sum(flow: _Flow, ring: set[int]) -> bool:
+    """Whether operators that take one another's results only add to a sum, that goes nowhere."""
+    bases = [flow.body.calls[node].base.removesuffix("_") for node in ring]
+    if len({_PLUS if base in _SUMS else base for base in bases}) > 1 or ring & flow.branches:
+        return False
+    ways = [(other, adds) for node in ring for other, adds in flow.edges[node].items()]
+    return all(
+        adds if other in ring else flow.body.calls[other].base in _KEEPS for other, adds in ways
+    )
+
+
+def _reached(after: Mapping[int, Iterable[int]], begin: Iterable[int]) -> set[int]:
     found, todo = set[int](), list(begin)
     while todo:
         node = todo.pop()

@@ -56,6 +56,8 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
         see all positions again, as diffusion over a whole text or an encoder, cannot have a cache:
         their input mostly does not get longer.
 
+        The place is the line that calls the model in each step.
+
     Why it is slow
         Step n does the work for n positions, though all but one were computed before: n²/2 in all,
         and attention more than that.
@@ -95,7 +97,7 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
     first = np.array([run.rows[0] for run in found])
     last = np.array([run.end for run in found])
     return Matches(
-        np.array([run.grown[0] for run in found]),
+        first,
         [
             f"a model computes {run.lengths[0]} to {run.lengths[-1]} positions in "
             f"{len(run.lengths)} steps, all of them again in each"
@@ -103,6 +105,7 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
         ],
         cost_ns=np.array([_saved(trace, run) for run in found], np.int64),
         span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
+        parts=[np.array(run.rows) for run in found],
     )
 
 
@@ -225,7 +228,8 @@ def _saved(trace: Trace, run: _Run) -> int:
     """What the steps take longer for all positions than for the new ones, by how they grow."""
     took = np.diff(trace.ts[np.array(run.rows)]).astype(float)
     lengths = np.array(run.lengths[:-1], float)
-    slope = np.polyfit(lengths, took, 1)[0] if len(set(run.lengths)) > 1 else 0.0
-    if not np.isfinite(slope) or slope <= 0:
-        return 0
-    return int(min((slope * (lengths - 1)).sum(), took.sum()))
+    # The median slope between steps some way apart: one step that was held up does not decide it.
+    far = max(len(took) // 2, 1)
+    slopes = (took[far:] - took[:-far]) / (lengths[far:] - lengths[:-far])
+    slope = float(np.median(slopes)) if len(slopes) else 0.0
+    return int(min(max(slope, 0.0) * (lengths - 1).sum(), took.sum()))

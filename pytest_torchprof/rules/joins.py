@@ -11,6 +11,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.bodies import irregular
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ def may_carry(body: Body, pieces: set[Shape]) -> bool:
     sums = [at for at in joins if _SUM_IN_PLACE.match(calls[at].name)]
     rest = [at for at in joins if at not in sums]
     if not all(_is_harmless(body, at, parts) for at in rest):
-        # A sum, and nothing else that two tensors go into.
+        # A sum, and nothing else that two tensors go into; or, as another run tells, a tree.
         only = len(joins) == 1 and _SUM.match(calls[joins[0]].name)
-        return not (only and len(work) == 1)
+        return not (only and len(work) == 1) or identity.wanted(body.trace)
     altered = [at for at in work if calls[at].in_place and not _STORE.match(calls[at].name)]
     return len(sums) > 1 or (bool(sums) and altered != sums)
 

@@ -58,7 +58,8 @@ def for_loop_indexing(
         Not where a repetition needs what an earlier one made, as in a recurrence, an integration,
         a recursion over a table, a rollout, or layers whose weights are one tensor. A live test
         tells that by which tensor is which. A sum, a product or a maximum over the repetitions
-        counts, where what is added to goes nowhere else in the loop. A stored trace has only
+        counts, added to once or several times in each, where what is added to goes nowhere else in
+        the loop, and each of its values into one addition (not a tree). A stored trace has only
         shapes: where an operator joins the part with a tensor of the shape that it makes, nothing
         is said.
 

@@ -36,7 +36,7 @@ _IDLE: Final = Names(
 #: What needs double precision now and then.
 _ALGEBRA: Final = Names(
     r"aten::(linalg_(?!vector_norm|matmul)\w+|_linalg\w+|cholesky\w*|inverse|logdet|slogdet|svd|qr"
-    r"|lu\w*|geqrf|lstsq|triangular_solve|pinverse|matrix_exp|fft_\w+|ormqr|orgqr)$"
+    r"|lu\w*|geqrf|lstsq|triangular_solve|pinverse|matrix_exp|ormqr|orgqr)$"
 )
 _DIFFERENCE: Final = Names(r"aten::(sub|rsub)$")
 _CAST: Final = Names(r"aten::(to|_to_copy)$")
@@ -83,10 +83,11 @@ def float64(trace: Trace, *, elements: float) -> Matches:
         normalised before it is cast. There must be layers in float32.
 
         Not, where double precision is meant: layers in float64, tensors of float32 that are cast to
-        float64, decompositions and other linear algebra in float64; tensors that torch makes in
-        float64, unless they meet float32; a difference of tensors of one shape without a backward
-        pass, as when a test compares with a reference. Numbers and tensors without dimensions do
-        not promote others. What a DataLoader's dataset computes is not looked at.
+        float64, decompositions and other linear algebra in float64 (a Fourier transform is none);
+        tensors that torch makes in float64, unless they meet float32; a difference of tensors of
+        one shape without a backward pass, as when a test compares with a reference. Numbers and
+        tensors without dimensions do not promote others. What a DataLoader's dataset computes is
+        not looked at.
 
     Why it is slow
         Each element takes twice the memory, and a processor does half as many at a time; on most

@@ -46,8 +46,8 @@ class _Model(nn.Module):
     def generate(self, ids, steps, window=64):
         for _ in range(steps):
             seen = ids if ids.size(1) <= window else ids[:, -window:]
-            chosen = self(seen)[:, -1].argmax(-1, keepdim=True)
-            ids = torch.cat((ids, chosen), dim=1)  # <- here
+            chosen = self(seen)[:, -1].argmax(-1, keepdim=True)  # <- here
+            ids = torch.cat((ids, chosen), dim=1)
         return ids
 
 
@@ -91,8 +91,8 @@ def a_batch_that_is_sampled():
         @torch.inference_mode()
         def __call__(self, ids, steps):
             for _ in range(steps):
-                odds = (self.model(ids)[:, -1] / self.temperature).softmax(-1)
-                ids = torch.hstack([ids, torch.multinomial(odds, 1)])  # <- here
+                odds = (self.model(ids)[:, -1] / self.temperature).softmax(-1)  # <- here
+                ids = torch.hstack([ids, torch.multinomial(odds, 1)])
             return ids
 
     sampler, prompt = Sampler(_Model().eval(), 0.8), _ids(2)
@@ -107,8 +107,8 @@ def tokens_written_into_a_buffer():
     def decode():
         tokens = torch.zeros(1, 24, dtype=torch.long)
         for i in range(20):
-            logits = model(tokens[:, : i + 1])
-            tokens[:, i + 1] = logits[:, -1].argmax(-1)  # <- here
+            logits = model(tokens[:, : i + 1])  # <- here
+            tokens[:, i + 1] = logits[:, -1].argmax(-1)
         return tokens
 
     return decode
@@ -125,9 +125,9 @@ def a_translation_decoded_from_its_start():
         target = torch.zeros(1, 1, dtype=torch.long)
         for _ in range(18):
             mask = nn.Transformer.generate_square_subsequent_mask(target.size(1))
-            out = decoder(words(target), memory, tgt_mask=mask)
+            out = decoder(words(target), memory, tgt_mask=mask)  # <- here
             best = head(out[:, -1]).argmax(-1)
-            target = torch.cat([target, best[:, None]], dim=1)  # <- here
+            target = torch.cat([target, best[:, None]], dim=1)
         return target
 
     return translate
@@ -141,8 +141,8 @@ def sound_generated_by_convolutions():
     def generate():
         wave = torch.zeros(1, 1, 8)
         for _ in range(18):
-            sample = second(first(wave).relu())[:, :, -1:]
-            wave = torch.cat((wave, sample), dim=-1)  # <- here
+            sample = second(first(wave).relu())[:, :, -1:]  # <- here
+            wave = torch.cat((wave, sample), dim=-1)
         return wave
 
     return generate
@@ -156,8 +156,8 @@ def a_forecast_fed_back_into_a_recurrent_net():
     def forecast():
         series = torch.rand(3, 5, 2)
         for _ in range(18):
-            out, _ = net(series)
-            series = torch.cat([series, head(out[:, -1:])], dim=1)  # <- here
+            out, _ = net(series)  # <- here
+            series = torch.cat([series, head(out[:, -1:])], dim=1)
         return series
 
     return forecast
@@ -171,9 +171,9 @@ def attention_written_by_hand():
     def decode():
         ids = torch.zeros(1, 2, dtype=torch.long)
         for _ in range(18):
-            x = F.embedding(ids, words)
+            x = F.embedding(ids, words)  # <- here
             y = (x @ mix @ x.mT).softmax(-1) @ x
-            ids = torch.cat([ids, (y[:, -1] @ words.T).argmax(-1, keepdim=True)], -1)  # <- here
+            ids = torch.cat([ids, (y[:, -1] @ words.T).argmax(-1, keepdim=True)], -1)
         return ids
 
     return decode

@@ -1,4 +1,4 @@
-"""Labelled near misses of for-loop-indexing: what one repetition makes, the next one needs."""
+"""Labelled examples of for-loop-indexing, most of them near misses: what the next one needs."""
 
 from __future__ import annotations
 
@@ -628,3 +628,87 @@ def a_cache_that_each_layer_reads():
         return y
 
     return forward
+
+
+# ------------------------------------------------------------------- sums, and what is like them
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def two_losses_added_to_one_total():
+    a, b = torch.rand(16, 6, requires_grad=True), torch.rand(16, 6)
+
+    def step():
+        total = torch.zeros(())
+        for mine, theirs in zip(a, b, strict=True):  # <- here
+            total += F.mse_loss(mine, theirs)
+            total += 0.1 * mine.abs().sum()
+        total.backward()
+
+    return step
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def a_contrastive_loss_row_by_row():
+    z = F.normalize(torch.rand(20, 6), dim=-1).requires_grad_()
+
+    def step():
+        scores, loss = z @ z.T / 0.1, 0.0
+        for i in range(len(scores)):
+            loss = loss - scores[i, i] + torch.logsumexp(scores[i], 0)  # <- here
+        (loss / len(scores)).backward()
+
+    return step
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def two_sums_that_feed_each_other():
+    push = torch.rand(20, 3)
+
+    def simulate():
+        place, speed = torch.zeros(3), torch.zeros(3)
+        for i in range(20):
+            speed = speed + push[i]
+            place = place + speed
+        return place
+
+    return simulate
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_product_and_a_sum_in_turn():
+    gates, inputs = torch.rand(20, 3), torch.rand(20, 3)
+
+    def scan():
+        state = torch.zeros(3)
+        for gate, given in zip(gates, inputs, strict=True):
+            state = state * gate
+            state = state + given
+        return state
+
+    return scan
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def scales_handed_down_a_tree():
+    parents, own = [0] + [(i - 1) // 2 for i in range(1, 31)], torch.rand(31, 4)
+
+    def hand_down():
+        scales = [own[0]]
+        for i in range(1, 31):
+            scales.append(scales[parents[i]] * own[i])
+        return torch.stack(scales)
+
+    return hand_down
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_season_of_four_steps():
+    noise = torch.rand(40, 3)
+
+    def simulate():
+        seen = [noise[i] for i in range(4)]
+        for t in range(4, 40):
+            seen.append(0.5 * seen[t - 4] + noise[t])
+        return torch.stack(seen)
+
+    return simulate

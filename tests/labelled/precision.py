@@ -195,6 +195,31 @@ def a_trace_of_a_loss_on_a_device():
 # ------------------------------------------------------------------------------- what is meant
 
 
+@EXAMPLES.positive("float64", 1)
+def a_spectrum_under_a_window_of_numpys():
+    net, wave = nn.Conv1d(129, 4, 3), torch.rand(4, 8192)
+    window = torch.from_numpy(np.hanning(256))
+
+    @torch.no_grad()
+    def encode():
+        frames = wave.unfold(-1, 256, 128) * window  # <- here
+        return net(torch.fft.rfft(frames).abs().float().transpose(1, 2))
+
+    return encode
+
+
+@EXAMPLES.near_miss("float64")
+def a_spectrum_of_what_was_cast_up():
+    net, wave = nn.Conv1d(129, 4, 3), torch.rand(4, 8192)
+
+    @torch.no_grad()
+    def encode():
+        frames = wave.double().unfold(-1, 256, 128)
+        return net(torch.fft.rfft(frames).abs().float().transpose(1, 2))
+
+    return encode
+
+
 @EXAMPLES.near_miss("float64")
 def a_model_that_is_all_in_double_precision():
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 4)).double()

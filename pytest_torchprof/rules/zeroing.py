@@ -113,7 +113,7 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
     return Matches(
         np.array([call.event for call in found], np.int64),
         [_SAID if call.fix == _BY_HAND else _CALLED for call in found],
-        cost_ns=np.array([_cost_ns(trace, call, adds) for call in found], np.int64),
+        cost_ns=np.array(_costs_ns(trace, found, adds), np.int64),
         fix=[call.fix for call in found],
         wants_tensors=asks,
     )
@@ -121,7 +121,7 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
 
 class _Call(NamedTuple):
     """Gradients that are filled one after the other: where, by which operators, what to do, and how
-    many they are.
+    many they are, 0 for not known.
     """
 
     event: int
@@ -131,7 +131,8 @@ class _Call(NamedTuple):
 
 
 def _annotated(trace: Trace, rows: Ints, event: int) -> _Call:
-    return _Call(event, rows, _fix(trace), sum(len(_shapes(trace, row)) for row in rows.tolist()))
+    shapes = [_shapes(trace, row) for row in rows.tolist()]
+    return _Call(event, rows, _fix(trace), sum(map(len, shapes)) if all(shapes) else 0)
 
 
 def _fix(trace: Trace) -> str:
@@ -140,14 +141,18 @@ def _fix(trace: Trace) -> str:
     return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
 
 
-def _cost_ns(trace: Trace, call: _Call, adds: Ints) -> int:
+def _costs_ns(trace: Trace, calls: list[_Call], adds: Ints) -> list[int]:
     """What it takes to fill the gradients, and to add the next ones to the zeros; without the
     profiler, at least what calling the operators takes.
     """
-    later = adds[adds > call.fills[-1]][: call.gradients]
-    least = call.gradients * _GRADIENT_NS / slowdown_share(trace)
-    measured = int(trace.dur[call.fills].sum() + trace.dur[later].sum())
-    return max(measured, int(least))
+    out = []
+    ends = [*(call.event for call in calls[1:]), len(trace)]
+    for call, end in zip(calls, ends, strict=True):
+        later = adds[(adds > call.fills[-1]) & (adds < end)][: call.gradients or None]
+        least = len(later) * _GRADIENT_NS / slowdown_share(trace)
+        measured = trace.dur[call.fills].sum() + trace.dur[later].sum()
+        out.append(int(max(measured, least)))
+    return out
 
 
 # --------------------------------------------------------------------------------------- by hand
@@ -161,7 +166,8 @@ def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_
     rows = rows[are_outermost(trace, rows)]
     rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _OPTIMIZER))]
     known = {shape for row in puts.tolist() for shape in _shapes(trace, row)[:1]}
-    rows = rows[[not known.isdisjoint(_shapes(trace, row)) for row in rows.tolist()]]
+    known.add("")
+    rows = rows[[not known.isdisjoint(_shapes(trace, row) or [""]) for row in rows.tolist()]]
     if not len(rows):
         return [], False
     put, added = identity.taken(trace, puts), identity.taken(trace, adds)
@@ -179,9 +185,9 @@ def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_
         if is_made[at]:
             filled = set(made[at] & into)
         else:
-            shapes = _shapes(trace, row)
-            filled = {n for n, shape in zip(_flat(taken[at][:1]), shapes, strict=False)
-                      if gradients.are(n, shape)}  # fmt: skip
+            numbers = _flat(taken[at][:1])
+            shapes = _shapes(trace, row) or [""] * len(numbers)
+            filled = {n for n, s in zip(numbers, shapes, strict=False) if gradients.are(n, s)}
         if not filled or gradients.leaves_parameters(row):
             continue
         if scaled[at] and gradients.are_used(row, filled):
@@ -214,8 +220,9 @@ class _Gradients:
             self._shapes.setdefault(number, set()).add(shape)
 
     def are(self, number: int, shape: str) -> bool:
-        """Whether a tensor is one, and the whole of it."""
-        return shape in self._shapes.get(number, ())
+        """Whether a tensor is one, and the whole of it as far as its shape is known."""
+        shapes = self._shapes.get(number, ())
+        return shape in shapes or bool(shapes and not shape)
 
     def between(self, one: int, other: int) -> bool:
         """Whether there was a backward pass between two events."""
@@ -266,7 +273,9 @@ def _is_zero(trace: Trace, row: int) -> bool:
 
 
 def _shapes(trace: Trace, row: int) -> list[str]:
-    """The shapes of what an operator fills or makes, one or those of a list."""
+    """The shapes of what an operator fills or makes, one or those of a list; none where a list is
+    so long that torch writes none.
+    """
     (args,) = trace.operands(np.array([row]))
     name = trace.names[trace.name[row]]
     if name in ("aten::zeros", "aten::new_zeros"):
@@ -277,7 +286,7 @@ def _shapes(trace: Trace, row: int) -> list[str]:
     dims = decode_part(args.dims)
     if isinstance(dims, list) and dims and dims[0] and isinstance(dims[0][0], list):
         return [str(one) for one in dims[0]]
-    return first
+    return [] if "_foreach_" in name else first
 
 
 def _tensors(dims: bytes) -> list[str]:

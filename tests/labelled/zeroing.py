@@ -521,3 +521,27 @@ def a_buffer_for_all_gradients():
                     p.grad = None
 
     return fit
+
+
+@EXAMPLES.positive("grad-not-none", 2)
+def a_list_of_more_gradients_than_torch_writes_the_shapes_of():
+    def reset(parameters):
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if gradients:
+            torch._foreach_zero_(gradients)  # <- here
+
+    model = nn.Sequential(nn.Linear(3, 2), *[nn.Linear(2, 2) for _ in range(20)])
+    return Trainer(reset, model).fit
+
+
+@EXAMPLES.near_miss("grad-not-none")
+def a_list_of_many_averages():
+    model = nn.Sequential(nn.Linear(3, 2), *[nn.Linear(2, 2) for _ in range(20)])
+    averages = [torch.ones_like(p) for p in model.parameters()]
+
+    def reset(parameters):
+        torch._foreach_zero_(averages)
+        for p in parameters:
+            p.grad = None
+
+    return Trainer(reset, model).fit

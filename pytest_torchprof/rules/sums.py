@@ -205,6 +205,8 @@ def _in_evaluation(
         earlier = {n for n in operands if made_by.get(n, maker) <= before}
         if not earlier - one.own - one.terms:
             count += 1
+        if count >= repeats:
+            break
     return count
 
 

@@ -160,11 +160,16 @@ def _costs_ns(trace: Trace, calls: list[_Call], adds: Ints) -> list[int]:
 
 def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
     """Calls that fill gradients, and whether only a capture that knows tensors can tell."""
-    sets, makes = rows_of(trace, *_SETS), rows_of(trace, *_MAKES)
-    sets = sets[[_is_zero(trace, row) for row in sets.tolist()]]
-    rows = np.sort(np.concatenate([zeroes, sets, makes if len(adds) else adds[:0]]))
+    makes = rows_of(trace, *_MAKES) if len(adds) else adds
+    rows = np.sort(np.concatenate([zeroes, rows_of(trace, *_SETS), makes]))
     rows = rows[are_outermost(trace, rows)]
     rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _OPTIMIZER))]
+    sets = are_any(trace, rows, _SETS)
+    rows = rows[
+        [not one or _is_zero(trace, row) for one, row in zip(sets, rows.tolist(), strict=True)]
+    ]
+    if not len(rows):
+        return [], False
     known = {shape for row in puts.tolist() for shape in _shapes(trace, row)[:1]}
     known.add("")
     rows = rows[[not known.isdisjoint(_shapes(trace, row) or [""]) for row in rows.tolist()]]

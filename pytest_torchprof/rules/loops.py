@@ -53,7 +53,8 @@ def for_loop_indexing(
         each time, of at most ``elements`` (65,536): by an index or slice (``x[i]``, ``narrow``,
         ``x[[i]]``, ``index_select`` of one element), as a piece of a tensor that was taken apart
         before (``for row in x``, ``zip(x, y)``, ``unbind``, ``split``, ``chunk``), or by a mask of
-        one class after the other (``x[labels == c]``) of which a reduction is taken.
+        one class, or range of numbers, after the other (``x[labels == c]``, by ``where`` or
+        ``nonzero`` too) of which a reduction is taken.
 
         Not where a repetition needs what an earlier one made, as in a recurrence, an integration,
         a recursion over a table, a rollout, or layers whose weights are one tensor. A live test
@@ -68,7 +69,9 @@ def for_loop_indexing(
         of which a picture is put together; the items of a DataLoader; steps of training, and of an
         optimizer; slices of several elements put through layers, which are batches; schedules that
         a model's steps look up; a tensor that is printed; rows that a test compares (``allclose``,
-        ``assert x[i] > 0``), from which an ``if`` does not differ; ``torch.autograd.gradcheck``.
+        ``assert x[i] > 0``), from which an ``if`` does not differ; ``torch.autograd.gradcheck``;
+        numbers on the CPU that are read one by one (``int(i) for i in x``) and nothing else, which
+        is a trifle.
         What goes from one repetition to the next outside of tensors (``h = x.tolist()``) is not
         seen, but for an index that Python read. Where the trace does not say which part is taken,
         repetitions of at most 8 operators that have no layers and make no new tensor count.
@@ -152,7 +155,7 @@ class _Finder:
         if self._done[start:stop].any():
             return
         body = Body(self._trace, self._calls, stretch)
-        if not self._movers.may_be(body) or is_apart(body):
+        if not self._movers.may_be(body) or is_apart(body, self._movers.numbers(body)):
             return
         if (moving := self._movers.of(body)) is None:
             return

@@ -13,7 +13,7 @@ from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.bodies import elements
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.ordinary import ODD, picks
+from pytest_torchprof.rules.ordinary import MARKS, ODD, goes_through_classes, picks
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Taken, Trace
@@ -78,8 +78,9 @@ class Movers:
                 return self._with_pieces(body, Moving(row, _said(call), part))
         if (found := self._piece(body)) is not None:
             return found
+        classes = goes_through_classes(body, frozenset())
         for at, name in enumerate(body.names):
-            if _BY_TENSOR.match(name) and picks(body, at):
+            if _BY_TENSOR.match(name) and (classes or picks(body, at)):
                 row = int(body.every(at)[0])
                 shape = _result(body, at)
                 return self._with_pieces(body, Moving(row, _said(body.calls[at]), shape))
@@ -161,6 +162,17 @@ class Movers:
         least = self._repeats - 1
         return taken is None or sum(_is_of(one[:1], source) for one in taken) >= least
 
+    def numbers(self, body: Body) -> frozenset[int]:
+        """The tensors that were taken apart into single numbers, which the body takes."""
+        found = frozenset[int]()
+        if any(
+            not self._apart[at].piece for at in np.flatnonzero(self._before <= body.stretch.stop)
+        ):
+            for one, source in self._taken_apart(body):
+                if not one.piece:
+                    found |= source or {-1}
+        return found
+
     def _number(self, one: Pieces) -> frozenset[int]:
         taken = identity.taken(self._trace, np.array([one.row]))
         first = taken[0][0] if taken and taken[0] else -1
@@ -188,7 +200,9 @@ def _takes(body: Body, piece: Shape, source: frozenset[int]) -> bool:
 def _is_number(body: Body, at: int, number: int) -> bool:
     """Whether an argument may be a number of Python's, as far as is known."""
     call = body.calls[at]
-    return body.taken is None and number > 0 and call.may_be_number(number)
+    if body.taken is not None or MARKS.match(call.name):  # which take numbers as such
+        return False
+    return number > 0 and call.may_be_number(number)
 
 
 def _is_of(taken: tuple[Taken, ...], source: frozenset[int]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.bodies import differs, elements
 from pytest_torchprof.rules.graphs import LAYER
 
@@ -26,17 +27,25 @@ _COMPARED: Final = re.compile(
 _READS: Final = ("aten::is_nonzero", "aten::item")
 #: What one row for each class may go through: a scatter or a one-hot product does all classes.
 _BY_CLASS: Final = re.compile(
-    r"aten::(eq|ne|index|index_put_|masked_select|empty|lift_fresh|mean|sum|nansum|prod|amax|amin"
+    r"aten::(eq|ne|lt|le|gt|ge|__and__|bitwise_and|logical_and|nonzero|nonzero_numpy|where|item|to"
+    r"|index|index_put_|index_select|masked_select|empty|lift_fresh|mean|sum|nansum|prod|amax|amin"
     r"|max|min|var|std|norm|linalg_vector_norm|logsumexp|any|all|count_nonzero|square|abs|add|sub"
-    r"|mul|div|pow|sqrt|rsqrt|exp|log|neg|copy_|fill_|add_|mul_|div_|item|clamp|sigmoid|tanh|stack"
-    r"|where|scalar_tensor|\w+_like)$"
+    r"|mul|div|pow|sqrt|rsqrt|exp|log|neg|copy_|fill_|add_|mul_|div_|clamp|sigmoid|tanh|stack"
+    r"|scalar_tensor|\w+_like)$"
 )
+#: What marks the elements of one class, or of one range of numbers.
+MARKS: Final = re.compile(r"aten::(eq|lt|le|gt|ge)$")
+#: What takes the elements that a mask marks.
+_BY_MASK: Final = re.compile(r"aten::(index|index_select|masked_select|index_put_)(\.\w+)?$")
 #: Repetitions that may have another shape, such as the first and the last.
 ODD: Final = 2
 
 
-def is_apart(body: Body) -> bool:
-    """Whether a body is no loop over elements by its operators, or by sizes that differ."""
+def is_apart(body: Body, numbers: frozenset[int]) -> bool:
+    """Whether a body is no loop over elements by its operators, or by sizes that differ.
+
+    ``numbers`` are tensors that were taken apart into single numbers; -1 for one that is not known.
+    """
     names = _work(body)
     every = set(body.names)
     if any(_CHECK.match(name) or _CELL.match(name) for name in names):
@@ -51,6 +60,11 @@ def is_apart(body: Body) -> bool:
         return True  # as torch reads the sizes in a nested tensor
     if {"aten::isfinite", "aten::masked_select"} <= every:
         return True  # as torch prints
+    if names == ["aten::item"] and len(body.names) == 1 and not body.trace.has(*DEVICE_KINDS):
+        return True  # to read a number that the CPU has is a trifle
+    classes = goes_through_classes(body, numbers)
+    if classes:
+        return False
     if any(_is_masked(body, at) and not picks(body, at) for at in range(body.period)):
         return True
     masks = any(call.base == "eq" for call in body.calls[: body.period])
@@ -118,6 +132,40 @@ def picks(body: Body, at: int) -> bool:
         if call.base == "lift_fresh":
             return call.shapes[0] == ((1,),) and not body.calls[at].in_place
     return False
+
+
+def goes_through_classes(body: Body, numbers: frozenset[int]) -> bool:
+    """Whether each repetition marks what equals the next number, or is within the next range, and
+    takes reductions of what is marked: of the same tensors each time.
+    """
+    if body.looked < 2 or not any(map(_BY_MASK.match, body.names)):
+        return False
+    if not all(map(_BY_CLASS.match, _work(body))):
+        return False
+    marks = [at for at, name in enumerate(body.names) if MARKS.match(name)]
+    taken = [at for at, name in enumerate(body.names) if _BY_MASK.match(name)]
+    parts = {call.part.result for call in body.calls[: body.period] if call.part is not None}
+    for at in (*marks, *taken):
+        shapes = {call.shapes[:1] for call in body.like(at)}
+        if len(shapes) > 1 or len(body.source(at)) > 1 or parts & set(body.calls[at].shapes[0]):
+            return False
+    return bool(marks) and all(_goes_on(body, at, numbers) for at in marks)
+
+
+def _goes_on(body: Body, at: int, numbers: frozenset[int]) -> bool:
+    """Whether a comparison is with another number each time."""
+    like = body.like(at)
+    if like[0].shapes[1:2] == ((),):
+        return sum(differs([call.concrete for call in like])) >= body.looked - 1
+    if like[0].shapes[1:2] != (((),),):
+        return False
+    before = [body.calls[n - 1].part for n in range(at, len(body.calls), body.period) if n]
+    lows = [part.low for part in before if part is not None and not part.result]
+    if len(lows) >= body.looked - 1:
+        return sum(differs(lows)) >= len(lows) - 1
+    if body.taken is None:
+        return bool(numbers)
+    return {row[1] for row in body.taken[at :: body.period]} <= numbers
 
 
 def _work(body: Body) -> list[str]:

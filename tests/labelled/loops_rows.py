@@ -161,10 +161,10 @@ def covariance_added_up_by_samples():
     return covariance
 
 
-@EXAMPLES.positive("for-loop-indexing")
+@EXAMPLES.near_miss("for-loop-indexing")
 def numbers_of_an_iterated_tensor():
     scores = torch.rand(16)
-    return lambda: [float(score) for score in scores]  # <- here
+    return lambda: [float(score) for score in scores]
 
 
 @EXAMPLES.positive("for-loop-indexing")
@@ -423,3 +423,92 @@ def ten_iterated_rows():
 def nine_iterated_rows():
     x = torch.rand(9, 4)
     return lambda: [row.exp() for row in x]
+
+
+# --------------------------------------------------------------- classes and ranges, by masks
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def prototypes_of_the_classes_there_are():
+    features, labels = torch.rand(60, 4), torch.arange(60) % 12
+
+    def prototypes():
+        classes = torch.unique(labels)
+        return torch.stack([features[labels == c].mean(0) for c in classes])  # <- here
+
+    return prototypes
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def classes_of_different_sizes_by_where():
+    features, labels = torch.rand(78, 4), torch.arange(12).repeat_interleave(torch.arange(1, 13))
+
+    def means():
+        out = []
+        for c in range(12):
+            mine = torch.where(labels == c)[0]
+            out.append(features[mine].mean(0))  # <- here
+        return torch.stack(out)
+
+    return means
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def energies_of_graphs_by_nonzero():
+    energy, graph = torch.rand(60, 1), torch.arange(60) % 12
+
+    class Readout(nn.Module):
+        def forward(self, energy, graph):
+            nodes = ((graph == g).nonzero()[:, 0] for g in range(12))
+            return torch.stack([energy[some].sum(0) for some in nodes])  # <- here
+
+    readout = Readout()
+    return lambda: readout(energy, graph)
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def calibration_bin_by_bin():
+    sure, right = torch.rand(200), torch.rand(200).round()
+
+    def error():
+        edges, total = torch.linspace(0, 1, 13), torch.zeros(())
+        lower, upper = edges[:-1], edges[1:]
+        for low, high in zip(lower, upper, strict=True):  # <- here
+            inside = (sure > low) & (sure <= high)
+            gap = (sure[inside].mean() - right[inside].mean()).abs()
+            total = total + gap * inside.float().mean()
+        return total
+
+    return error
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def recall_at_each_threshold():
+    score, positive = torch.rand(80), torch.rand(80) > 0.5
+    thresholds = torch.linspace(0, 1, 16)
+    return lambda: [((score > t) & positive).sum() for t in thresholds]  # <- here
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def what_each_row_has_above_a_threshold():
+    scores, least = torch.rand(16, 30), torch.tensor(0.4)
+    return lambda: [row[row > least].mean() for row in scores]
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def layers_on_the_rows_of_each_class():
+    features, labels = torch.rand(60, 4), torch.arange(60) % 12
+    heads = nn.ModuleList(nn.Linear(4, 2) for _ in range(12))
+
+    @torch.no_grad()
+    def logits():
+        classes = torch.unique(labels)
+        return [head(features[labels == c]) for c, head in zip(classes, heads, strict=True)]
+
+    return logits
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def words_of_their_numbers():
+    words, text = "abcdefghij", torch.arange(40) % 10
+    return lambda: "".join(words[int(i)] for i in text)

@@ -47,6 +47,9 @@ _EMBEDDING: Final = Names(r"aten::embedding(_bag)?$")
 _LONGEST: Final = 24
 #: Shapes of a loop's tensors that are those of a model's, of all.
 _FITTING: Final = 0.9
+#: Calls in a row that are looked at, unless some of them are on other shapes.
+_MOST: Final = 4096
+_SAMPLE: Final = 64
 
 
 def stretches(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
@@ -60,8 +63,19 @@ def stretches(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
         part = part[~are_named(trace, part, BESIDE)]
         part = part[~within(trace, part, lambda events: are_named(trace, events, _OPTIMIZER))]
         threads = np.flatnonzero(np.diff(trace.thread[part])) + 1
-        found += [one for one in np.split(part, threads) if len(one) >= least]
+        loops = (one for one in np.split(part, threads) if len(one) >= least)
+        found += [one for one in loops if not _is_of_one_tensor(trace, one)]
     return found
+
+
+def _is_of_one_tensor(trace: Trace, rows: Ints) -> bool:
+    """Whether more calls than a model has parameters are on tensors of one shape, as far as a look
+    at some of them tells.
+    """
+    if len(rows) < _MOST:
+        return False
+    some = rows[:: len(rows) // _SAMPLE]
+    return len({bytes(args.dims) for args in trace.operands(some)}) == 1
 
 
 def repeated(trace: Trace, rows: Ints, least: int) -> Iterator[Loop]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof import nesting
-from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.events import STEP
 from pytest_torchprof.rules.flow import are_passes
 from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked
-from pytest_torchprof.rules.names import Names, are_named, marks_named, operators_named
-from pytest_torchprof.rules.nodes import are_last, numbers, recorded, recording_ns, steps
+from pytest_torchprof.rules.names import Names, are_named, marks_named
+from pytest_torchprof.rules.nodes import all_used, are_last, numbers, recorded, recording_ns, steps
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
 
@@ -35,8 +34,6 @@ LAYER: Final = Names(
 #: What ends a forward pass, whatever follows.
 _BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
-#: A node of the graph that an operator has made.
-_RAN: Final = Names(r"autograd::engine::evaluate_function: (?!.*::AccumulateGrad$)")
 
 
 @rule(
@@ -104,7 +101,7 @@ def missing_no_grad(
                 for batch in loader:
                     predictions.append(model(batch).argmax(1))
     """
-    if _is_all_used(trace):
+    if all_used(trace, LAYER):
         return NO_MATCHES
     found = recorded(trace, LAYER)
     found = found.where(~are_gradchecked(trace, found.rows))
@@ -169,18 +166,6 @@ def missing_no_grad(
         apart=found.rows[used],
         wants_tensors=asks,
     )
-
-
-def _is_all_used(trace: Trace) -> bool:
-    """A quick look, which mostly settles it in training: whether the number of each operator that
-    may be a layer is that of a node that ran. False settles nothing.
-    """
-    nodes = operators_named(trace, _RAN)
-    if not len(nodes):
-        return False
-    both = np.concatenate([nodes, operators_named(trace, LAYER)])
-    found = [args.sequence for args in decode(AutogradArgs, trace.args[both])]
-    return {-1, *found[: len(nodes)]}.issuperset(found[len(nodes) :])
 
 
 def _numbered(*columns: Ints | Bools) -> Ints:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: What torch.compile made of a function, written as an operator around what that calls.
 _REGION: Final = Names(r"Torch-Compiled Region")
+#: A node of the graph that an operator has made.
+_RAN: Final = Names(r"autograd::engine::evaluate_function: (?!.*::AccumulateGrad$)")
 _GRADIENT: Final = Names(r".*::AccumulateGrad$")
 #: Calls that are looked at for the number of the next node.
 _FAR: Final = 100
@@ -132,6 +134,18 @@ def _last_number(trace: Trace, row: int) -> int:
     later = np.arange(row, stop)
     inside = later[(trace.kind[later] == OPERATOR) & (trace.thread[later] == trace.thread[row])]
     return int(numbers(trace, inside).max(initial=-1))
+
+
+def all_used(trace: Trace, named: Names) -> bool:
+    """A quick look, which mostly settles it in training: whether the number of each operator of
+    such a name is that of a node that ran. False settles nothing.
+    """
+    ran = trace.once(_ran)
+    return len(ran) > 1 and ran.issuperset(numbers(trace, operators_named(trace, named)).tolist())
+
+
+def _ran(trace: Trace) -> set[int]:
+    return {-1, *numbers(trace, operators_named(trace, _RAN)).tolist()}
 
 
 def are_last(trace: Trace, rows: Ints) -> Bools:

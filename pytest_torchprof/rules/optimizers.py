@@ -196,6 +196,8 @@ def single_tensor_optimizer(
     return Matches(rows, messages, fix=fixes, cost_ns=saved, span_ns=(trace.ts[rows], ends))
 
 
+#: Operators of a step that tell whether all record a graph.
+_FIRST: Final = 16
 _BY_FOREACH: Final = "pass foreach=True to the optimizer"
 #: Classes of which no form gains on a CPU.
 _SLOWER_ON_CPU: Final = frozenset(_UPDATES) - _FUSED_ANYWHERE - _FUSED_ON_CPU - _FOREACH_ON_CPU
@@ -226,14 +228,15 @@ def _together(known: str, *, on_device: bool) -> str:
 
 def _records_a_graph(trace: Trace, step: Step) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
-    known = {one.sequence for one in decode(AutogradArgs, trace.args[step.rows])}
+    known = {one.sequence for one in decode(AutogradArgs, trace.args[step.rows[:_FIRST]])}
     return len(known - {-1}) > 1
 
 
 def _has_complex(trace: Trace, step: Step) -> bool:
     """Whether some parameters are complex, which no fused form takes."""
-    types = (bytes(args.types) for args in trace.operands(step.rows))
-    return "aten::view_as_real" in step.calls or any(b"complex" in one for one in types)
+    if "aten::view_as_real" in step.calls:
+        return True
+    return any(b"c10::complex" in (raw or b"") for raw in trace.args[step.rows].tolist())
 
 
 # ------------------------------------------------------------------------- what a step is and does

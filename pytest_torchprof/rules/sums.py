@@ -14,7 +14,14 @@ from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.flow import flat, makers
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.names import Names, marks_named
-from pytest_torchprof.rules.nodes import forward_calls, numbers, recorded, recording_ns, steps
+from pytest_torchprof.rules.nodes import (
+    all_used,
+    forward_calls,
+    numbers,
+    recorded,
+    recording_ns,
+    steps,
+)
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.weights import kept_bytes, running_again
 
@@ -114,6 +121,8 @@ class _Sum:
 
 def _unused_joins(trace: Trace) -> Ints:
     """Operators that may sum, recorded a node, and whose node no backward pass ran."""
+    if all_used(trace, _JOINS):
+        return np.zeros(0, np.int64)
     found = recorded(trace, _JOINS)
     found = found.where(trace.selection[found.rows])
     if not len(found.rows):

@@ -102,14 +102,19 @@ class Call:
 class Body:
     """The first repetitions of a stretch: `calls`, one after the other, and where they are."""
 
-    def __init__(self, trace: Trace, sequence: Sequence, stretch: Stretch) -> None:
+    def __init__(
+        self, trace: Trace, sequence: Sequence, stretch: Stretch, most: int = _LOOKED
+    ) -> None:
         self.trace, self.stretch = trace, stretch
         self.period = stretch.period
-        self.looked = min(stretch.repeats, _LOOKED)
+        self.looked = min(stretch.repeats, most)
         self._all = sequence.rows[stretch.start : stretch.stop]
         self.rows: Ints = self._all[: self.looked * self.period]
         #: The name of the call before the first.
         self.after = trace.names[sequence.name[stretch.start - 1]] if stretch.start else ""
+        ends = stretch.stop >= len(sequence.name)
+        #: The name of the call after the last.
+        self.before = "" if ends else trace.names[sequence.name[stretch.stop]]
 
     @cached_property
     def names(self) -> list[str]:

@@ -31,6 +31,9 @@ _INDEX: Final = Names(
 #: Products that a loop over a tensor may have without being a model: one product does them all.
 _PRODUCT: Final = re.compile(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
 
+#: So many repetitions are followed for what one takes of another, such as a year before.
+_FOLLOWED: Final = 128
+
 
 @rule(
     "for-loop-indexing",
@@ -70,8 +73,9 @@ def for_loop_indexing(
         optimizer; slices of several elements put through layers, which are batches; schedules that
         a model's steps look up; a tensor that is printed; rows that a test compares (``allclose``,
         ``assert x[i] > 0``), from which an ``if`` does not differ; ``torch.autograd.gradcheck``;
-        numbers on the CPU that are read one by one (``int(i) for i in x``) and nothing else, which
-        is a trifle.
+        numbers on the CPU that are read one by one (``int(i) for i in x``), or parts that are kept
+        in a list (``[x[i] for i in ids]``) without a ``stack``, and nothing else: these are
+        trifles.
         What goes from one repetition to the next outside of tensors (``h = x.tolist()``) is not
         seen, but for an index that Python read. Where the trace does not say which part is taken,
         repetitions of at most 8 operators that have no layers and make no new tensor count.
@@ -177,7 +181,12 @@ class _Finder:
         if model and not moving.part:
             return True  # a schedule that a model's steps look up
         if body.taken is not None:
-            return is_carried(body, moving.apart)
+            if is_carried(body, moving.apart):
+                return True
+            longer = body.looked < body.stretch.repeats
+            return longer and is_carried(
+                Body(self._trace, self._calls, body.stretch, _FOLLOWED), moving.apart
+            )
         if may_carry(body, set(moving.pieces)) or (model and not _is_passed_on(body, moving)):
             return None
         return False

@@ -37,6 +37,9 @@ _BY_CLASS: Final = re.compile(
 MARKS: Final = re.compile(r"aten::(eq|lt|le|gt|ge)$")
 #: What takes the elements that a mask marks.
 _BY_MASK: Final = re.compile(r"aten::(index|index_select|masked_select|index_put_)(\.\w+)?$")
+#: What takes a part and does nothing with it, and what makes one tensor of such.
+_PARTS: Final = re.compile(r"aten::(select|slice|narrow|detach|alias|(un)?squeeze|view)(\.\w+)?$")
+_JOINS: Final = re.compile(r"aten::(stack|cat|concat\w*|[hvd]stack|column_stack|pad_sequence)$")
 #: Repetitions that may have another shape, such as the first and the last.
 ODD: Final = 2
 
@@ -62,8 +65,9 @@ def is_apart(body: Body, numbers: frozenset[int]) -> bool:
         return True  # as torch prints
     if names == ["aten::item"] and len(body.names) == 1 and not body.trace.has(*DEVICE_KINDS):
         return True  # to read a number that the CPU has is a trifle
-    classes = goes_through_classes(body, numbers)
-    if classes:
+    if all(map(_PARTS.match, body.names)) and not _JOINS.match(body.before):
+        return True  # parts that are taken, and of which nothing is made at once
+    if goes_through_classes(body, numbers):
         return False
     if any(_is_masked(body, at) and not picks(body, at) for at in range(body.period)):
         return True

@@ -702,6 +702,32 @@ def scales_handed_down_a_tree():
 
 
 @EXAMPLES.near_miss("for-loop-indexing")
+def a_season_of_twelve_steps():
+    noise = torch.rand(60, 3)
+
+    def simulate():
+        seen = [noise[i] for i in range(12)]
+        for t in range(12, 60):
+            seen.append(0.5 * seen[t - 12] + noise[t])
+        return torch.stack(seen)
+
+    return simulate
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def a_season_longer_than_a_first_look():
+    noise = torch.rand(90, 3)
+
+    def simulate():
+        seen = list(noise[:24].clone().split(1))
+        for t in range(24, 90):
+            seen.append((seen[t - 24] + noise[t]).tanh())
+        return torch.cat(seen)
+
+    return simulate
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
 def a_season_of_four_steps():
     noise = torch.rand(40, 3)
 

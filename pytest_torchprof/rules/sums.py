@@ -94,7 +94,7 @@ def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
         rows = np.unique([made_by[term] for term in one.terms if term in made_by]).astype(np.int64)
         most = _in_training(trace, rows, bounds)
         kept = 0
-        if most < steps and not len(bounds) and _is_scalar(trace, one.last):
+        if most == 1 and _is_scalar(trace, one.last):
             most = _in_evaluation(trace, rows, one, made_by, steps)
             kept = kept_bytes(trace, _layers_until(trace, rows))
         if most >= steps:

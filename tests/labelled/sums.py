@@ -163,6 +163,24 @@ def a_validation_with_graphs():
     return validate
 
 
+@EXAMPLES.positive("accumulated-graph", also="missing-no-grad")
+def a_validation_beside_training():
+    trainer, held_out = Trainer(2), batches(4)
+
+    def validate():
+        total = 0
+        for x, y in held_out:
+            total += F.cross_entropy(trainer.model(x), y)  # <- here
+        return total / len(held_out)
+
+    def epoch():
+        for x, y in trainer.batches:
+            trainer.step(x, y)
+        return validate()
+
+    return epoch
+
+
 @EXAMPLES.positive("accumulated-graph")
 def losses_of_each_element():
     model, data = network(), batches(3)

@@ -198,7 +198,8 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass) -> bool | None:
         looks = any(not dims or not shapes.isdisjoint(dims) for dims in operands)
         if identity.wanted(trace):
             return None
-        return not looks and not shapes.isdisjoint(others)
+        # Where the earlier pass has added too, the gradients may all be older.
+        return not looks and not shapes.isdisjoint(others) and len(adds) < len(early.puts)
     put, added, again, calls = (
         _flat(one[:first] for one in identity.taken(trace, rows) or ())
         for rows, first in ((early.puts, 1), (adds, 1), (more, 1), (between, None))

@@ -78,7 +78,8 @@ def backward_twice(trace: Trace, *, nodes: float) -> Matches:
     for early, late, again in _pairs(passes):
         if len(again) < nodes or not _adds_up(trace, early, late):
             continue
-        free = _is_free(trace, early, late)
+        ours = any(one.steps is early.steps for one, _ in found)
+        free = _is_free(trace, early, late, ours=ours)
         asks |= free is None
         if free:
             found.append((late, again))
@@ -181,9 +182,11 @@ def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
     return rest
 
 
-def _is_free(trace: Trace, early: _Pass, late: _Pass) -> bool | None:
+def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | None:
     """Whether both add to the same gradients, and nothing takes what the earlier one has made
     before the later one begins; None if nobody knows.
+
+    ``ours``: the earlier one is known to have added to gradients of such passes.
     """
     if len(rows_of(trace, _KEEPS)) and _keeps(trace, early):
         return False
@@ -199,7 +202,8 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass) -> bool | None:
         if identity.wanted(trace):
             return None
         # Where the earlier pass has added too, the gradients may all be older.
-        return not looks and not shapes.isdisjoint(others) and len(adds) < len(early.puts)
+        fresh = ours or len(adds) < len(early.puts)
+        return not looks and not shapes.isdisjoint(others) and fresh
     put, added, again, calls = (
         _flat(one[:first] for one in identity.taken(trace, rows) or ())
         for rows, first in ((early.puts, 1), (adds, 1), (more, 1), (between, None))

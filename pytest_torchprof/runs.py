@@ -200,7 +200,8 @@ class Run:
         if _operators(trace) != _operators(recorder.trace):
             file.close()  # of a test that does another thing each time
             return
-        recorder.forget()
+        if recorder.file is not None:
+            recorder.file.close()
         recorder.trace, recorder.file = trace, file
 
     def _forget(self, *last: Callable[[], None]) -> None:

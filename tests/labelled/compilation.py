@@ -426,8 +426,8 @@ class Mlp(torch.nn.Module):
         self.hidden = torch.nn.Linear(4, width)
         self.out = torch.nn.Linear(width, 2)
 
-    def forward(self, x):
-        return self.out(self.hidden(x).relu())  # <- here
+    def forward(self, x):  # <- here
+        return self.out(self.hidden(x).relu())
 
 
 @EXAMPLES.positive("recompile")

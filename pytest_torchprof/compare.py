@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
 from pytest_torchprof.metrics import METRICS, Metric
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.samples import NORMALISED, Normalised
 from pytest_torchprof.stats import (
     Baseline,
@@ -28,8 +29,7 @@ from pytest_torchprof.vacuous import not_vacuous
 TIME_TOLERANCE = 0.25
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Plain, frozen=True):
     """How strictly to compare. ``time_note`` says why a gate on time only advises, if it does."""
 
     time: Literal["advisory", "gate", "off"] = "advisory"

@@ -12,11 +12,11 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
 from pytest_torchprof.flops import FORMULAS, flops
+from pytest_torchprof.plain import Plain
 
 #: The annotation around each call of a compiled graph. Source: torch/_inductor/output_code.py.
 CALL: Final = re.compile(r"^## Call CompiledFxGraph (\w+) ##$")
@@ -58,8 +58,7 @@ _FLEX: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(Plain, frozen=True):
     """``flops`` are those of the products whose shapes are numbers; ``products`` counts them all.
 
     ``dynamic`` are those of unknown shapes, ``loops`` the kernels of products that are no longer in

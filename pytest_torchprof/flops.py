@@ -21,9 +21,10 @@ namespaces those of their own registrations. Out-variants append their output, w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
+
+from pytest_torchprof.plain import Plain
 
 _LARGEST = 2**63 - 1  # more is junk, and does not fit into an array
 _TRUTH = {"True": True, "False": False}
@@ -33,8 +34,7 @@ class UnknownCallError(ValueError):
     """The call does not say what its formula needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Plain, frozen=True):
     """What the trace recorded about one call of an operator. Reading what is not there raises."""
 
     dims: Any
@@ -316,8 +316,7 @@ def _pointwise(unary: Formula, binary: Formula) -> Formula:
 # ------------------------------------------------------------------------------------ attention
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Plain, frozen=True):
     """Two matrix products forward, five backward (the scores again, then four gradients).
 
     FCM's `sdpa_flop_count` and `sdpa_backward_flop_count`: `2 × heads × pairs × width` for each

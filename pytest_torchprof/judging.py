@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from pytest_torchprof.findings import (
     placed,
 )
 from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.profiles import profile_of, shown_operator
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.failure import failure_message
@@ -43,8 +44,7 @@ _STEM_BYTES = 150
 _HAS_PLACES = {*COLUMN_OF, "findings"}
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Plain, frozen=True):
     """The test that is judged: its id, its name within its file, and its baseline file.
 
     ``accept_command`` says what to type to have its values accepted, and ``ab_command`` to have its
@@ -58,8 +58,7 @@ class Subject:
     ab_command: Callable[[], str]
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Plain, frozen=True):
     """A trace's profile beside what is accepted, and what comes of it."""
 
     trace: Trace
@@ -86,8 +85,7 @@ class Compared:
 LEFT_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(Plain, frozen=True):
     """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
 
     record: dict[str, Any]

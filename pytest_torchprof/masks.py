@@ -12,10 +12,10 @@ Positions and meanings are those of the schemas, in PyTorch's `native_functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pytest_torchprof.flops import FORMULAS, Attention, Call, UnknownCallError
+from pytest_torchprof.plain import Plain
 
 _CAUSAL: Final = frozenset({"True", "1", "2"})
 _TOLD: Final = _CAUSAL | {"False", "0"}
@@ -23,8 +23,7 @@ _TOLD: Final = _CAUSAL | {"False", "0"}
 Corner = Literal["upper left", "lower right", "square", "by type"]
 
 
-@dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(Plain, frozen=True):
     """Where the arguments are that tell, and where the diagonal of a causal mask begins.
 
     ``corner``: a causal mask lets the first query see the first key (``upper left``), or the last

@@ -6,9 +6,11 @@ import gzip
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
 
 from pytest_torchprof.capture import (
     REAL,
@@ -23,6 +25,7 @@ from pytest_torchprof.capture import (
 from pytest_torchprof.errors import StorageError, TorchprofError
 from pytest_torchprof.files import replacing
 from pytest_torchprof.metrics import METRICS, bounded, measure_all
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rounds import Rounds
 from pytest_torchprof.rules import RULES, Checked, Rule, check
 from pytest_torchprof.stats import NotMeasured
@@ -38,8 +41,7 @@ Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "l
 EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Plain, frozen=True):
     """How one test is to be measured, and against what.
 
     ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
@@ -53,8 +55,8 @@ class Plan:
     threads: int | None = 1
     budgets: tuple[Budget, ...] = ()
     rules: tuple[Rule, ...] = tuple(RULES.values())
-    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    allowed: Mapping[str, str] = field(default_factory=dict)
+    thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
+    allowed: Mapping[str, str] = msgspec.field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
     min_time_s: float = 0.0
     gate_time_s: float = 0.0
@@ -72,7 +74,7 @@ class Plan:
     ) -> Plan:
         """The plan with these counts and seconds, where they are given."""
         free = rounds is None and min_time is None
-        return replace(
+        return msgspec.structs.replace(
             self,
             warmup=self.warmup if warmup is None else warmup,
             rounds=self.rounds if rounds is None else rounds,
@@ -93,8 +95,7 @@ class Plan:
         return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(Plain, frozen=True):
     """An inline expectation that failed the test: what was said, and metric → expected text."""
 
     message: str

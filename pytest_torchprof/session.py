@@ -224,7 +224,7 @@ class TorchprofSession(RunningHooks):
         plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
-            measure_all(warm_up())
+            measure_all(warm_up(), known={"findings": 0})  # these it has looked for
             OTHERS.watch()
             SHELTER.learn()
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from pytest_torchprof.plain import Plain
+
 if TYPE_CHECKING:
     from pytest_torchprof.samples import Normalised, Sample
 
@@ -56,8 +58,7 @@ class Finding:
     reason: str | None = None
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(Plain, frozen=True):
     """A limit on one metric, inclusive, of the whole test or of a part of it.
 
     ``rules`` are those whose findings it counts, if not all.

@@ -31,7 +31,7 @@ _PLAN = pytest.StashKey[Plan]()
 _RECORDER = pytest.StashKey[Recorder]()
 
 
-class _Once(Plan):
+class _Once(Plan, frozen=True):
     """One warm-up and one profiled run, whatever the test asks its fixture for."""
 
     def with_counts(self, **_: float | None) -> _Once:

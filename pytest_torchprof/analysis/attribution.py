@@ -12,7 +12,6 @@ no operators. Copies and memsets say themselves how many bytes they moved.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,6 +22,7 @@ from pytest_torchprof.arguments import OpArgs, decode_part
 from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, Trace
 from pytest_torchprof.flops import FORMULAS
 from pytest_torchprof.masks import MASKS
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -81,8 +81,7 @@ _KEYS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(Plain, frozen=True):
     """Per device event of the selection, as arrays of one length.
 
     ``event`` are event indices; ``call`` the innermost operator around the launch, and ``owner``

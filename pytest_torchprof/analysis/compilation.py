@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -16,8 +17,7 @@ EARLIER = "the test runs code that was compiled before it began"
 _REGION = "Torch-Compiled Region: "
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(Plain, frozen=True):
     """Graph breaks, or recompilations, a row each: ``reason``, ``location``, ``id`` and ``ms``.
 
     ``gap``: why their number is not comparable with another run's. ``rows`` is None where nobody

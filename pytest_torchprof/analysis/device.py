@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import LAUNCH_CALL, Kind, Trace
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -18,8 +18,7 @@ _BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
 _END_CAPTURE = re.compile(r"StreamEndCapture")
 
 
-@dataclass(frozen=True)
-class DeviceTime:
+class DeviceTime(Plain, frozen=True):
     """Nanoseconds over the selected device events.
 
     ``self_ns`` is their sum, ``busy_ns`` the length of the union of their intervals, ``idle_ns``

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called
 from pytest_torchprof.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -20,8 +20,7 @@ _GRAPH: Final = re.compile(r"\w*GraphLaunch")
 _LOADER: Final = re.compile(r"enumerate\(DataLoader\)#")
 
 
-@dataclass(frozen=True)
-class Launches:
+class Launches(Plain, frozen=True):
     """What one device did, in time order, and how it came by it.
 
     ``event`` are its events, ``gap`` the ns in which it was idle before each, ``call`` the calls

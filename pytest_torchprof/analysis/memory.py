@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from pytest_torchprof.events import Kind, Memory, Trace
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -38,8 +39,7 @@ DEVICE_TYPES = (
 )
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Plain, frozen=True):
     """Bytes of one kind of device over the selected part of a trace, and by allocating operator.
 
     ``peak_bytes`` is the highest live amount above the start of the region, ``leaked_bytes`` what

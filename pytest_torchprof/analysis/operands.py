@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, NamedTuple
+
+from pytest_torchprof.plain import Plain
 
 #: Bytes of an element by the name of its C++ type, which is what ``Input type`` holds: spellings
 #: of gcc, clang and MSVC. Source: ``c10/core/ScalarType.h`` and ``typeid`` names.
@@ -117,8 +118,7 @@ class Tensor(NamedTuple):
         return self.distinct * self.item
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
+class Operands(Plain, frozen=True):
     """What the trace recorded about one call. Reading what is not there raises.
 
     ``item_bytes`` is the size of the elements of tensor lists, of which a trace has no types.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind, Trace
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -49,8 +49,7 @@ class Product(NamedTuple):
         return f"{batch}{m}x{k} @ {batch}{k}x{n}"
 
 
-@dataclass(frozen=True)
-class DeviceProducts:
+class DeviceProducts(Plain, frozen=True):
     """Selected product operators that launched kernels themselves, and those kernels.
 
     ``event`` are the operators, and ``which`` says of ``distinct`` what each is: its name and what

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from pytest_torchprof import devices
 from pytest_torchprof.analysis.attribution import DTYPES, attribute

@@ -10,7 +10,6 @@ operator that has a number counts, and of operators within one another only the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +25,7 @@ from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.compiled_graphs import key_of
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
 from pytest_torchprof.flops import lacking
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.redispatch import sums
 from pytest_torchprof.units import format_quantity
 
@@ -46,8 +46,7 @@ NO_OPERATORS: Final = "no operators are recorded in this trace"
 _NAMED, _LONGEST = 3, 60
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Plain, frozen=True):
     """An operator or a kernel by name, what is missing, and the part of all time that it took.
 
     Without a name, what is missing is a sentence.
@@ -61,8 +60,7 @@ class Part:
     share: float
 
 
-@dataclass(frozen=True)
-class Uncounted:
+class Uncounted(Plain, frozen=True):
     """The parts, the longest first, and what the rest adds up to."""
 
     parts: tuple[Part, ...]

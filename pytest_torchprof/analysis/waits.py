@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called, operators_of
 from pytest_torchprof.events import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind, Trace
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
@@ -29,8 +29,7 @@ _EVENT: Final = re.compile(r"\w*EventSynchronize")
 _OF_ALL: Final = re.compile(r"\w*(Device|Ctx)Synchronize")
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(Plain, frozen=True):
     """One row a wait: a copy from the device with what synchronises for it, or that alone.
 
     Some calls to synchronise are none, since they keep nothing waiting: after the last work of the

@@ -6,14 +6,15 @@ import json
 import re
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import field
 
 from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.files import why
+from pytest_torchprof.plain import Plain
 
 SCHEMA = "torchprof-baseline/1"
 _FAMILY = SCHEMA.split("/", maxsplit=1)[0]
@@ -38,8 +39,7 @@ class _Document(msgspec.Struct):
     tests: dict[str, dict[str, dict[str, Any]]]
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Plain, frozen=True):
     """A file's content, unknown keys included.
 
     Of a file with the markers of a merge conflict it is both sides in one, ``merged``: all tests

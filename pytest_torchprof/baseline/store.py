@@ -10,13 +10,16 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from pytest_torchprof.baseline.files import alone, replace_file
 from pytest_torchprof.baseline.reading import SCHEMA, Document, dumped, read, readable
 from pytest_torchprof.errors import BaselineError
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.stats import Baseline
 
 #: Tests → environments → sections → names; deeper values stay on one line.
@@ -24,8 +27,7 @@ _OPEN_LEVELS = 5
 SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Plain, frozen=True):
     """What one test measured in one environment, to be written."""
 
     test: str
@@ -34,8 +36,7 @@ class Entry:
     times_changed: bool = False
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Plain, frozen=True):
     """One accepted number, before and now; None where there is none."""
 
     test: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from pytest_torchprof.capture.dynamo import (
     Break,
@@ -23,6 +24,7 @@ from pytest_torchprof.capture.dynamo import (
     own_breaks,
     recompiled,
 )
+from pytest_torchprof.plain import Plain
 
 #: Source: torch/_dynamo/utils.py, DEFAULT_COMPILATION_METRICS_LIMIT: as many records dynamo keeps.
 _KEPT_RECORDS = 64
@@ -111,8 +113,7 @@ class _Log:
 _LOG = _Log()
 
 
-@dataclass(frozen=True)
-class CompileCount:
+class CompileCount(Plain, frozen=True):
     """How much torch.compile has compiled so far in this process, and the graph breaks it made.
 
     The annotation of a compiled region repeats the compile id, "frame/attempt".

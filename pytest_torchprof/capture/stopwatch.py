@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.machine import lend_threads, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.plain import Plain
 
 if sys.platform != "win32":
     import resource
@@ -23,8 +23,7 @@ NO_COUNTER = "this machine has no hardware counter"
 COUNTER_LOST = "the hardware counter has stopped"
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(Plain, frozen=True):
     """One unprofiled run: wall and process CPU time in ns, instructions or why there are none.
 
     ``page_faults``: how often memory had to be fetched from the system, 0 where it does not tell.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.devices.device import Device
@@ -24,8 +25,7 @@ _MOST_DIGITS = 18
 _LARGEST = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(Plain, frozen=True):
     """What one entry of `deviceProperties` says; None where it says nothing that makes sense."""
 
     name: str

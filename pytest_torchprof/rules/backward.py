@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.events import Kind
+from pytest_torchprof.nesting import distinct
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -60,7 +61,7 @@ def _recomputed(trace: Trace, nodes: Ints, wanted: Ints) -> Ints:
     mark = trace.parent[nodes]
     own = (mark >= 0) & trace.once(_is_mark)[mark]
     around = node_around(trace, trace.parent[np.where(own, mark, nodes)])
-    for holder in np.unique(around[around >= 0]).tolist():
+    for holder in distinct(around[around >= 0]).tolist():
         end = np.searchsorted(trace.ts, trace.ts[holder] + trace.dur[holder])
         rows = np.arange(holder + 1, end)
         rows = rows[trace.kind[rows] == Kind.OP]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ _VIEWS: Final = re.compile(
 _INDEX: Final = re.compile(r"aten::(select|slice|narrow)(\.\w+)?$")
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Plain, frozen=True):
     """What an index takes: along ``axis`` of a tensor of this shape, from ``low`` to ``high``."""
 
     shape: Shape
@@ -57,8 +56,7 @@ class Part:
         return (*self.shape[: self.axis], *size, *self.shape[self.axis + 1 :])
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Plain, frozen=True):
     """An operator of one repetition: its name, and its arguments as the trace tells them.
 
     ``shapes``: of each argument, those of its tensors; none for anything else.
@@ -211,8 +209,7 @@ def _whole(text: Any) -> int | None:
 # ------------------------------------------------------------------------- tensors taken apart
 
 
-@dataclass(frozen=True)
-class Pieces:
+class Pieces(Plain, frozen=True):
     """A tensor that was taken apart: the event, of which shape each piece is, and how many."""
 
     row: int

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.bodies import Call, call_of
 from pytest_torchprof.rules.levels import calls
@@ -26,8 +27,7 @@ JOIN: Final = Names(
 _Key: TypeAlias = tuple["Shape", ...]
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(Plain, frozen=True):
     """A join: its event, which of the tensors is the one before, and what comes out of it.
 
     ``old``: the elements that were copied before, those of the tensor that grows.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import field
 
 from pytest_torchprof.analysis.gaps import device_gap
 from pytest_torchprof.events import HOST_KINDS
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.frames import by_frames
 from pytest_torchprof.rules.grouping import grouped, within_span
@@ -29,8 +30,7 @@ _NO_REGION = "failed capture: the trace lacks the measured region"
 _NO_EVENTS = "no operators in this trace"
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(Plain, frozen=True):
     """Matches by rule; ``unchecked`` and ``errors`` by rule say why there are none.
 
     ``partly``: of rules that were checked, why they cannot have seen all that ran.

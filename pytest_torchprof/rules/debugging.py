@@ -11,6 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.events import Kind
+from pytest_torchprof.nesting import distinct
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.levels import are_engine_steps, engine_steps
 from pytest_torchprof.rules.names import are_any, operators_of, rows_of
@@ -116,7 +117,7 @@ def _anomalies(trace: Trace, least: float) -> Matches | None:
     steps = steps[trace.selection[steps]]
     of_pass = pass_of(trace, steps)
     number = of_pass[np.searchsorted(steps, trace.parent[checks])]
-    which = np.unique(number)
+    which = distinct(number)
     if len(which) < least and not trace.facts.get("anomaly_before"):
         return None
     rows = begun_by(trace, steps[np.searchsorted(of_pass, which)])

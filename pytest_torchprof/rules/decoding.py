@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN
 from pytest_torchprof.rules.levels import calls, engine_steps
@@ -109,8 +109,7 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
     )
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(Plain, frozen=True):
     """Steps: by the first layer of each, how many positions it gets, and what made it so many."""
 
     rows: list[int]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.bodies import Body, elements, pieces
 from pytest_torchprof.rules.carried import is_carried
 from pytest_torchprof.rules.graphs import LAYER
@@ -127,8 +127,7 @@ def _matches(trace: Trace, calls: Sequence, loops: list[_Loop], *, wants_tensors
     )
 
 
-@dataclass(frozen=True)
-class _Loop:
+class _Loop(Plain, frozen=True):
     """A stretch that goes through a tensor; ``row`` is the event of its first moving index."""
 
     stretch: Stretch

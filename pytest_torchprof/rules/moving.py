@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.bodies import elements
 from pytest_torchprof.rules.graphs import LAYER
@@ -32,8 +33,7 @@ _SHORT: Final = 8
 _MOVES: Final = 0.6
 
 
-@dataclass(frozen=True)
-class Moving:
+class Moving(Plain, frozen=True):
     """What a stretch goes through: by which event it begins, and the shape of a part.
 
     ``pieces``: of tensors that were taken apart; ``apart``: which these are, where that is known.

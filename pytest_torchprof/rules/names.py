@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Final
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.events import Kind
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,8 +102,7 @@ def _bits_of(patterns: tuple[str | None, ...]) -> list[int]:
     return [1 if pattern is None else names_of(pattern).bit for pattern in patterns]
 
 
-@dataclass(frozen=True)
-class _Index:
+class _Index(Plain, frozen=True):
     """``columns`` of the bits of each name of a trace, and its events name by name: those of name
     ``i`` are ``order[start[i] : start[i + 1]]``, in time order; None of a small trace. ``any``: the
     bits that some name has.

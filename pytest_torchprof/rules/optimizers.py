@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.arguments import AutogradArgs, decode
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.levels import engine_steps, frames_around
 from pytest_torchprof.rules.names import Names, are_any, marks_named
 from pytest_torchprof.rules.operands import mean_elements
@@ -83,8 +83,7 @@ _SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
 TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Plain, frozen=True):
     """A step of an optimizer: its event and class, what torch's class it is by what it calls, the
     operators that it calls directly once its loss is known, and their names.
     """

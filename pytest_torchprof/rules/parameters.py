@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.analysis.unprofiled import slowdown_share
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.by_tensor import (
     ALL,
@@ -142,8 +142,7 @@ def per_parameter_loop(trace: Trace, *, parameters: float, cpu_elements: float) 
     )
 
 
-@dataclass(frozen=True)
-class _Loop:
+class _Loop(Plain, frozen=True):
     """What is done to ``count`` parameters, one after the other.
 
     ``of_model``: they are a model's; ``unsure``: a capture that knows tensors may deny it.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import ALL_STEPS, REGION, Kind, shown_name
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -24,8 +24,7 @@ _RUNTIME: Final = int(Kind.RUNTIME)
 _FEW = 20
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Plain, frozen=True):
     """``location`` is ``file:line`` in the user's code, ``path`` the operators from the outermost
     in (from the user's function in, where it is known), ``module`` the path of the innermost
     ``nn.Module``; None where nobody knows.

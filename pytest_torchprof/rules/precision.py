@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.levels import engine_steps
@@ -50,8 +50,7 @@ _FLOAT32, _FLOAT64 = "6", "7"
 _SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(Plain, frozen=True):
     """A call that takes tensors in double precision, with the shapes of those and of float32."""
 
     row: int

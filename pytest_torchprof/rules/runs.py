@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.calls import called, step_of
 from pytest_torchprof.rules.sources import (
     EXPANSIONS,
@@ -33,8 +34,7 @@ _LONGEST = 2000
 _AT_ONCE = 16
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Plain, frozen=True):
     """``tops`` are the calls that copied, in order; ``bare``: nothing says that any was used."""
 
     tops: Ints

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.calls import sizes
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ _LOW = {"c10::Half", "c10::BFloat16"}
 _REAL = {"float", "double"} | _LOW
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Plain, frozen=True):
     """A call of an operator, decoded."""
 
     name: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import MODULE, Kind
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.libraries import Owner, frame_of, owner_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ _owner_of = lru_cache(maxsize=100_000)(owner_of)
 _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 
 
-@dataclass(frozen=True)
-class Stacks:
+class Stacks(Plain, frozen=True):
     """What encloses some events of a trace.
 
     ``parent`` and ``depth`` are as those of `Trace.frames`, of these events, the operators around

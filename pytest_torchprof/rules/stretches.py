@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.events import STEP
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls
 from pytest_torchprof.rules.names import Names, are_named, marks_named
 from pytest_torchprof.rules.tree import within
@@ -29,8 +29,7 @@ _LIBRARY: Final = Names(rf"{re.escape(FETCH)}|Optimizer\.step#")
 APART: Final = Names(r"aten::(unbind|(unsafe_)?(split|split_with_sizes|chunk)|tensor_split)$")
 
 
-@dataclass(frozen=True)
-class Sequence:
+class Sequence(Plain, frozen=True):
     """Calls one after the other, thread by thread: event and name; ``key`` tells parts of the trace
     that hang together too. ``apart`` are the events that took a tensor apart, which are no calls
     here, and ``before`` how many calls came before each.
@@ -43,8 +42,7 @@ class Sequence:
     before: Ints
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(Plain, frozen=True):
     """Calls of a sequence, from ``start`` to ``stop``: each has the name of that a period on."""
 
     start: int

@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.nesting import distinct
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.flow import flat, makers
 from pytest_torchprof.rules.graphs import LAYER
@@ -91,7 +92,9 @@ def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
     made_by = makers(trace)
     found, cost = list[_Sum](), list[int]()
     for one in sums:
-        rows = np.unique([made_by[term] for term in one.terms if term in made_by]).astype(np.int64)
+        rows = distinct(
+            np.array([made_by[term] for term in one.terms if term in made_by], np.int64)
+        )
         most = _in_training(trace, rows, bounds)
         kept = 0
         if most == 1 and _is_scalar(trace, one.last):

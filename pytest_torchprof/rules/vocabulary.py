@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.grouping import reach
 from pytest_torchprof.rules.levels import are_engine_steps, calls, engine_steps
@@ -120,8 +120,7 @@ def _backward(trace: Trace, products: Ints) -> Ints:
     return np.array([3 if number in ran else 1 for number in numbers], np.int64)
 
 
-@dataclass(frozen=True)
-class _Result:
+class _Result(Plain, frozen=True):
     """What a product makes; its positions are along the last dimension but one."""
 
     shape: _Shape

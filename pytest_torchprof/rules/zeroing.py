@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.nesting import distinct
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.levels import calls, frames_around
 from pytest_torchprof.rules.names import Names, are_any, are_named, marks_named, rows_of
@@ -89,13 +90,13 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
     above = trace.parent[fills]
     annotated = are_named(trace, above, _ZERO_GRAD)
     found = list[_Call]()
-    for mark in np.unique(above[annotated]).tolist():
+    for mark in distinct(above[annotated]).tolist():
         found.append(_annotated(trace, fills[above == mark], mark))
     rest = fills[~annotated]
     rest = rest[are_outermost(trace, rest)]
     if has_frames(trace):
         frame = frames_around(trace, _ZERO_GRAD_FRAME, rest)
-        for one in np.unique(frame[frame >= 0]).tolist():
+        for one in distinct(frame[frame >= 0]).tolist():
             mine = rest[frame == one]
             found.append(_annotated(trace, mine, int(mine[0])))
         rest = rest[frame < 0]

@@ -9,6 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.plain import Plain
@@ -124,13 +125,17 @@ class Body:
     def calls(self) -> list[Call]:
         """The operators of the repetitions that are looked at."""
         known: dict[tuple[str, bytes, bytes, bytes], Call] = {}
-        out = []
+        out: list[Call] = []
         names = self.names * self.looked
         for name, args in zip(names, self.trace.operands(self.rows), strict=True):
             key = (name, bytes(args.dims), bytes(args.types), bytes(args.concrete))
             if key not in known:
                 known[key] = call_of(name, args)
-            out.append(known[key])
+            call = known[key]
+            # torch 2.6 takes `x[i, :]` in two steps, of which the second is all of the first.
+            if out and _is_all_of(call.part, out[-1].part):
+                call = replace(call, part=out[-1].part)
+            out.append(call)
         return out
 
     @cached_property
@@ -157,6 +162,16 @@ class Body:
         if self.taken is None:
             return set()
         return {some[0] if some else -1 for some in self.taken[at :: self.period]}
+
+
+def _is_all_of(part: Part | None, before: Part | None) -> bool:
+    """Whether an index takes all of what the one before it has taken."""
+    return (
+        part is not None
+        and before is not None
+        and part.keeps
+        and part.shape == part.result == before.result
+    )
 
 
 def call_of(name: str, args: OpArgs) -> Call:

@@ -68,7 +68,7 @@ def a_target_that_is_an_array_of_numpys():
     x, y = torch.rand(256, 8), torch.from_numpy(np.random.default_rng(0).random((256, 64)))
 
     def step():
-        F.mse_loss(model(x), y).backward()  # <- here
+        (model(x) - y).square().mean().backward()  # <- here
 
     return step
 

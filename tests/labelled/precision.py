@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from labelled.case import Examples
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()

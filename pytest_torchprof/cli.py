@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import NoReturn
 
 from pytest_torchprof import __version__
@@ -39,12 +40,14 @@ Add = Callable[[argparse.ArgumentParser], object]
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: what it is for, and its arguments; `commands` has a function of its name.
+    """One subcommand: what it is for, its arguments, and the function that does it.
 
-    ``rest`` is what may follow after ``--``, for another program; it goes there as it is.
+    ``run`` is ``module:function`` below the package, so that `torchprof --help` loads none of them.
+    ``rest`` is what may follow after ``--``, for another program; it is passed on unchanged.
     """
 
     name: str
+    run: str
     synopsis: str
     help: str
     arguments: tuple[Add, ...]
@@ -103,9 +106,16 @@ _PEAKS = _argument(
 )
 
 COMMANDS = (
-    Command("summary", "TRACE…", "every metric of a trace", (_TRACES, _FORMAT, _RANK)),
+    Command(
+        "summary",
+        "commands.summary:summary",
+        "TRACE…",
+        "every metric of a trace",
+        (_TRACES, _FORMAT, _RANK),
+    ),
     Command(
         "ops",
+        "commands.ops:ops",
         "TRACE… [--by name|shape|stack|module]",
         "key averages of operators: calls, time, memory, FLOPs, share",
         (
@@ -119,6 +129,7 @@ COMMANDS = (
     ),
     Command(
         "kernels",
+        "commands.kernels:kernels",
         "TRACE… [--by name|op]",
         "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
         (
@@ -133,6 +144,7 @@ COMMANDS = (
     ),
     Command(
         "lint",
+        "commands.lint:lint",
         "TRACE… [--fail]",
         "anti-patterns, with place, count, cost and fix",
         (
@@ -156,6 +168,7 @@ COMMANDS = (
     ),
     Command(
         "rules",
+        "commands.rules:rules",
         "[RULE]",
         "the anti-pattern rules, or the page of one",
         (
@@ -165,6 +178,7 @@ COMMANDS = (
     ),
     Command(
         "diff",
+        "commands.diff:diff",
         "A B [--by op|kernel] [--fail-over PCT]",
         "what appeared, vanished, or changed between two traces",
         (
@@ -185,6 +199,7 @@ COMMANDS = (
     ),
     Command(
         "augment",
+        "commands.augment:augment",
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
@@ -198,6 +213,7 @@ COMMANDS = (
     ),
     Command(
         "stacks",
+        "commands.stacks:stacks",
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
@@ -210,12 +226,14 @@ COMMANDS = (
     ),
     Command(
         "memory",
+        "commands.memory:memory",
         "TRACE…",
         "peak memory, and what was live at the peak by operator",
         (_TRACES, _LIMIT, _FORMAT, _RANK),
     ),
     Command(
         "ab",
+        "commands.ab:ab",
         "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",
         "which tests are slower than in another revision, measured in turn",
         (
@@ -278,10 +296,9 @@ def _parsed(parser: _Parser, words: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from pytest_torchprof import commands
-
+    command = next(command for command in COMMANDS if command.name == options.command)
     try:
-        return int(getattr(commands, options.command)(options))
+        return int(resolve_name(f"pytest_torchprof.{command.run}")(options))
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except TorchprofError as error:

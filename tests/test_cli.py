@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from pkgutil import resolve_name
 
 import pytest
 
 from pytest_torchprof import __version__
-from pytest_torchprof.cli import main
+from pytest_torchprof.cli import COMMANDS, Command, main
 
 
 def outcome(
@@ -54,10 +55,15 @@ def test_the_package_runs_as_the_command() -> None:
 def test_help_loads_neither_torch_nor_numpy() -> None:
     code = (
         "import sys\n"
-        "from pytest_torchprof.cli import main\n"
+        "from pytest_torchprof.cli import COMMANDS, Command, main\n"
         "try: main(['--version'])\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'numpy', 'pytest'} & sys.modules.keys()))\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert f"torchprof {__version__}\n[]\n" == ran.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_a_command_names_its_function(command: Command) -> None:
+    assert callable(resolve_name(f"pytest_torchprof.{command.run}"))

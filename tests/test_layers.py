@@ -10,7 +10,16 @@ import pytest
 
 PACKAGE = "pytest_torchprof"
 ROOMS = [  # by level, from L0 up; a room is a module or a package of this name
-    {"", "units", "errors", "files", "watchdog", "bell", "hookspecs"},  # "" is the package itself
+    {
+        "",
+        "units",
+        "errors",
+        "files",
+        "plain",
+        "watchdog",
+        "bell",
+        "hookspecs",
+    },  # "" is the package itself
     {
         "events",
         "arguments",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,9 @@ from pytest_torchprof.render import doors, escape, tables
 from pytest_torchprof.render.text import plural
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
     from pytest_torchprof.commands.reading import Ranks
 
 OK, FAILED = 0, 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +20,15 @@ from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.events import DEVICE_KINDS, Kind
 from pytest_torchprof.render import doors, escape
 from pytest_torchprof.render.text import plural
+from pytest_torchprof.rules.plugged import gather
 from pytest_torchprof.trace.jobs import several_jobs
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
     from pytest_torchprof.devices import Device
+    from pytest_torchprof.rules.rule import Rule
 
 
 class Ranks(dict[int, Trace]):
@@ -250,3 +253,11 @@ def listed(ranks: Ranks) -> str:
 def warn(message: str) -> None:
     """One line on stderr that is no failure."""
     doors.say(f"warning: {message}")
+
+
+def rule_book() -> Mapping[str, Rule]:
+    """All rules: built in, and of installed packages."""
+    book = gather()
+    for error in book.errors:
+        warn(error)
+    return book.rules

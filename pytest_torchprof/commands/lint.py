@@ -1,10 +1,8 @@
-"""`torchprof lint` and `torchprof rules`."""
+"""`torchprof lint`: anti-patterns of a trace, the costliest first."""
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.api import fields_of
@@ -20,36 +18,30 @@ from pytest_torchprof.commands.printing import (
     with_rank,
     write,
 )
-from pytest_torchprof.commands.reading import heading_of, load, warn
-from pytest_torchprof.errors import SettingsError, near
+from pytest_torchprof.commands.reading import heading_of, load, rule_book
 from pytest_torchprof.events import Kind
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
-from pytest_torchprof.render.rule_page import defaults, page, page_of
+from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.rules.plugged import gather
 from pytest_torchprof.rules.thresholds import codes, parse
 from pytest_torchprof.stats import Finding
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+
     from pytest_torchprof.commands.reading import Ranks
-    from pytest_torchprof.rules import Checked, Rule
+    from pytest_torchprof.rules import Checked
+
 
 #: What a table for people has of a finding.
 _MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
 
 
-def _book() -> Mapping[str, Rule]:
-    """All rules: built in, and of installed packages."""
-    book = gather()
-    for error in book.errors:
-        warn(error)
-    return book.rules
-
-
 def lint(options: Namespace) -> int:
     """Anti-patterns, the costliest first."""
-    book = _book()
+    book = rule_book()
     ignored = codes(options.ignore, book)
     parse(options.thresholds, book.values())  # what is wrong is said before a long read
     ranks = load(options.traces, options.rank)
@@ -148,47 +140,3 @@ def _notes(parts: Row, rows: list[Row], ignored: frozenset[str]) -> list[str]:
     if rows:
         lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains it, with examples")
     return lines
-
-
-def rules(options: Namespace) -> int:
-    """The anti-pattern rules, or the page of one."""
-    book = _book()
-    if options.code is not None and options.code not in book:
-        known = near(options.code, book)
-        raise SettingsError(f"there is no anti-pattern rule {options.code!r}. {known}")
-    chosen = [rule for rule in book.values() if options.code in (None, rule.code)]
-    rows = [_row(rule) for rule in chosen]
-    if options.format == "json":
-        if options.code is not None:
-            rows[0]["text"] = page(chosen[0])
-        return write(tables.to_json({"schema": "torchprof-rules/1", "rows": rows}))
-    if options.code is not None and options.format != "csv":
-        return write(page(chosen[0]).partition("\n\n")[2])
-    for row, rule in zip(rows, chosen, strict=True):
-        row["needs"], row["thresholds"] = " ".join(row["needs"]), ", ".join(defaults(rule))
-    if options.format == "table":
-        listed = [(row["rule"], row["summary"], _details(row)) for row in rows]
-        return write(
-            text.listing(listed, terminal_width()) + "\ntorchprof rules RULE explains one\n"
-        )
-    return print_table(options, rows, ("rule", "summary", "needs", "thresholds", "fix", "page"))
-
-
-def _row(rule: Rule) -> Row:
-    thresholds = [
-        {"name": name, "default": t.default, "unit": t.unit, "why": t.why}
-        for name, t in rule.thresholds.items()
-    ]
-    return {
-        "rule": rule.code,
-        "summary": rule.summary,
-        "needs": sorted(rule.needs),
-        "thresholds": thresholds,
-        "fix": rule.fix,
-        "page": page_of(rule.code),
-    }
-
-
-def _details(row: Row) -> str:
-    needs = f"needs {row['needs'].replace(' ', ', ')}" if row["needs"] else ""
-    return "; ".join(filter(None, [needs, row["thresholds"]]))

@@ -6,12 +6,9 @@ import signal
 import sys
 import threading
 import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
@@ -22,6 +19,10 @@ from pytest_torchprof.render.json_report import write_report
 from pytest_torchprof.render.text import shorten
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
+
     from pytest_torchprof.ab.sides import Side
     from pytest_torchprof.paired import Row
 

@@ -1,0 +1,109 @@
+"""`torchprof diff`: what changed between two traces, or two folders of ranks."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from pytest_torchprof import api
+from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
+from pytest_torchprof.analysis.replacements import replacements
+from pytest_torchprof.commands.printing import (
+    FAILED,
+    OK,
+    Row,
+    columns_of,
+    ordered,
+    show,
+    with_rank,
+)
+from pytest_torchprof.commands.reading import (
+    heading_of,
+    listed,
+    load,
+)
+from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.render.kernel_names import readable
+from pytest_torchprof.render.text import plural, shorten
+from pytest_torchprof.units import format_change, format_pair
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+
+    from pytest_torchprof.api import Trace
+
+
+#: Replacements that a diff spells out, and the width of a name in them.
+_REPLACEMENTS, _NAME = 12, 48
+
+
+def diff(options: Namespace) -> int:
+    """What changed between two traces, or two folders of ranks."""
+    before, now = load([options.a], options.rank), load([options.b], options.rank)
+    for side, ranks in ((options.a, before), (options.b, now)):
+        if ranks.apart:
+            what = f"{side}: not the ranks of one job"
+            raise SettingsError(what, ranks.apart, "compare one trace with another")
+    if before.keys() != now.keys() and not len(before) == len(now) == 1:
+        raise SettingsError(
+            "the two sides are not of the same ranks",
+            f"{listed(before)} before, {listed(now)} now",
+            "compare one rank with --rank N",
+        )
+    pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
+    made = {rank: api.diff(a, b, options.by) for rank, (a, b) in pairs.items()}
+    notes, extra = _growth(options, pairs)
+    for rank, (a, b) in pairs.items():
+        found = replacements(a.events, b.events, by=options.by)
+        mark = f"rank {rank}: " if len(pairs) > 1 else ""
+        notes += [f"{mark}{one.text(_short)}" for one in found.rows[:_REPLACEMENTS]]
+        if not found.complete:
+            notes.append("the traces differ all over: only their first part was searched for what "
+                         "took the place of what")  # fmt: skip
+    rows = [row for rank in made for row in with_rank(now, rank, made[rank].to_dicts())]
+    same = sum(row["change"] == "same" for row in rows)
+    if options.format in ("table", "markdown"):
+        rows = [row for row in rows if row["change"] != "same"]
+        if same:
+            notes.append(f"{plural(same, 'more row')} without a change")
+        if options.by == "kernel":
+            rows = [{**row, "name": readable(row["name"])} for row in rows]
+    fields = columns_of(now, api.fields_of(DiffRow))
+    rows = ordered(rows, options.sort, fields)
+    head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
+    extra["traces"] = {
+        side: [str(trace.path) for trace in ranks.values()]
+        for side, ranks in (("a", before), ("b", now))
+    }
+    show(options, now, rows, fields, None, notes, extra=extra, head=head)
+    return FAILED if extra.get("failed") else OK
+
+
+def _short(name: str) -> str:
+    return shorten(readable(name), _NAME)
+
+
+def _growth(options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]) -> tuple[list[str], Row]:
+    """Lines on the total times, and whether one grew over the limit, where there is a limit."""
+    limit = options.fail_over
+    lines, growths, failed = [], [], False
+    for rank, (a, b) in pairs.items():
+        limit_percent = inf if limit is None else limit
+        mark = {"rank": rank} if len(pairs) > 1 else {}
+        for check in growth(a.events, b.events, by=options.by, limit_percent=limit_percent):
+            # What cannot be checked has not passed.
+            failed |= check.exceeded is not False
+            lines.append(f"rank {rank}: {_said(check, limit)}" if mark else _said(check, limit))
+            numbers = {"before": check.before, "now": check.now, "percent": check.percent}
+            growths.append({**mark, "metric": check.metric, **numbers})
+    return lines, {"growth": growths, **({} if limit is None else {"failed": failed})}
+
+
+def _said(check: Growth, limit: float | None) -> str:
+    before, now = format_pair(check.before, check.now, "ms")
+    line = f"{check.metric} {before} → {now} ({format_change(check.before, check.now)})"
+    if limit is None:
+        return line
+    verdict = {True: "over", False: "within", None: "could not be checked against"}[check.exceeded]
+    return f"{line}: {verdict} --fail-over {limit:g}"

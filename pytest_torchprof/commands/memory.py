@@ -1,0 +1,73 @@
+"""`torchprof memory`: peak memory by device and operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.analysis.memory import live_at_start
+from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.printing import (
+    columns_of,
+    document,
+    limited,
+    print_table,
+    rows_of,
+    write,
+)
+from pytest_torchprof.commands.reading import (
+    Ranks,
+    heading_of,
+    load,
+    notes_of,
+)
+from pytest_torchprof.render import tables
+from pytest_torchprof.render.text import plural
+from pytest_torchprof.stats import NotMeasured
+from pytest_torchprof.units import format_quantity
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def memory(options: Namespace) -> int:
+    """Peak memory by device and operator."""
+    ranks = load(options.traces, options.rank)
+    rows = rows_of(ranks, Trace.memory)
+    if options.format == "json":
+        starts = {str(ranks.value(rank)): live_at_start(ranks[rank].events) for rank in ranks}
+        start = starts if len(ranks) > 1 else next(iter(starts.values()))
+        parts = {"rows": rows, "start_bytes": start, "notes": _starts(ranks)}
+        return write(tables.to_json(document("memory", ranks, parts)))
+    flat = [
+        {**{k: v for k, v in row.items() if k != "rows"}, **live}
+        for row in rows
+        for live in row["rows"] or [{}]
+    ]
+    fields = columns_of(ranks, ("device", "peak_bytes", "at_ms", "operator", "bytes", "count"))
+    shown, left = limited(options, flat)
+    notes = [f"… and {plural(left, 'more row')}: --limit 0 shows all"] if left else []
+    notes += notes_of(ranks, _no_memory)
+    notes += _starts(ranks) if flat else []
+    return print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
+
+
+def _starts(ranks: Ranks) -> list[str]:
+    """What the peaks are above: a line for all, and the amounts that are known."""
+    lines = []
+    for rank, trace in ranks.items():
+        mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
+        starts = live_at_start(trace.events)
+        known = [f"{format_quantity(size, 'B')} on {device}" for device, size in starts.items()
+                 if size is not None]  # fmt: skip
+        unknown = [device for device, size in starts.items() if size is None]
+        said = [f"{', '.join(known)} live then, by the allocator's own count"] if known else []
+        said += [f"not known how much was live then on {', '.join(unknown)}"] if unknown else []
+        lines += [f"{mark}{'; '.join(said)}"] if said else []
+    return ["peaks are above what was live as the trace, or its measured region, began", *lines]
+
+
+def _no_memory(trace: Trace) -> str | None:
+    peak = trace.metrics()["peak_cpu_bytes"]
+    if isinstance(peak, NotMeasured):
+        return f"no peak: {peak.reason}"
+    return None if trace.memory() else "nothing was allocated"

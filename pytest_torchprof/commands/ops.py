@@ -1,0 +1,34 @@
+"""`torchprof ops`: key averages of operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.commands.printing import (
+    table,
+)
+from pytest_torchprof.commands.reading import (
+    calls_of,
+    load,
+    no_flops,
+    notes_of,
+    ungrouped,
+)
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def ops(options: Namespace) -> int:
+    """Key averages of operators."""
+    ranks = load(options.traces, options.rank)
+    return table(
+        options,
+        ranks,
+        lambda trace: trace.ops(options.by),
+        order="share",
+        notes=[
+            *notes_of(ranks, lambda trace: ungrouped(trace, options.by), no_flops),
+            calls_of(ranks),
+        ],
+    )

@@ -1,0 +1,26 @@
+"""`torchprof stacks`: folded stacks for flame graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.commands.printing import (
+    print_table,
+)
+from pytest_torchprof.commands.reading import (
+    load,
+    only,
+)
+from pytest_torchprof.trace.stacks import write_stacks
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+
+def stacks(options: Namespace) -> int:
+    """Folded stacks for flame graphs."""
+    trace = only(load([options.trace], options.rank))
+    lines = write_stacks(trace.events, Path(options.target), options.metric)
+    row = {"file": options.target, "lines": lines, "metric": options.metric}
+    return print_table(options, [row], list(row), schema="stacks")

@@ -1,0 +1,97 @@
+"""`torchprof summary`: every metric of a trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof import api
+from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.printing import (
+    Row,
+    columns_of,
+    document,
+    print_table,
+    rows_of,
+    write,
+)
+from pytest_torchprof.commands.reading import (
+    heading_of,
+    load,
+    notes_of,
+    uncounted,
+)
+from pytest_torchprof.compare import Policy, compare
+from pytest_torchprof.render import tables
+from pytest_torchprof.render.json_report import metrics_of
+from pytest_torchprof.stats import NotMeasured, Profile, Value
+from pytest_torchprof.units import format_quantity, format_spread
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Collection, Mapping
+
+    from pytest_torchprof.samples import Sample
+
+
+Metrics = dict[str, Value]
+
+
+def summary(options: Namespace) -> int:
+    """Every metric of a trace."""
+    ranks = load(options.traces, options.rank)
+    values = {rank: trace.metrics() for rank, trace in ranks.items()}
+    total = _total_metrics(values.values(), ranks.apart)
+    samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
+    if options.format == "json":
+        parts: Row = {"metrics": _reported(total, samples)}
+        parts["notes"] = notes_of(ranks, uncounted)
+        if len(ranks) > 1:
+            each = {str(ranks.value(rank)): _reported(values[rank]) for rank in ranks}
+            parts["by_trace" if ranks.apart else "ranks"] = each
+        return write(tables.to_json(document("summary", ranks, parts)))
+    rows = rows_of(ranks, Trace.summary)
+    if len(ranks) > 1 and not ranks.apart:
+        rows += [{"rank": "total", **row} for row in api.metric_rows(total).to_dicts()]
+    for row in rows:
+        row["class"] = row.pop("klass")
+    if options.format == "csv":
+        fields = columns_of(ranks, ("metric", "value", "unit", "class", "reason"))
+        return print_table(options, rows, fields)
+    notes = notes_of(ranks, uncounted)
+    if len(ranks) > 1:  # a line for each rank would say it over and over
+        unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
+        notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
+        rows = [row for row in rows if row["metric"] not in unknown]
+    for row in rows:
+        sample = samples.get(row["metric"])
+        spread = format_spread(sample.spread) if sample else ""
+        row["value"] = f"{format_quantity(row['value'], row['unit'])} {spread}".rstrip()
+    fields = columns_of(ranks, ("metric", "value", "reason"))
+    return print_table(options, rows, fields, head=heading_of(ranks), notes=notes)
+
+
+def _measured(metrics: Metrics) -> set[str]:
+    return {name for name, value in metrics.items() if not isinstance(value, NotMeasured)}
+
+
+def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
+    """Sums over the ranks of one job; a metric that one of them lacks has none."""
+    if apart:
+        why = NotMeasured(f"not the ranks of one job: {apart}")
+        return dict.fromkeys(next(iter(ranks)), why)
+    total: Metrics = {}
+    for name in next(iter(ranks)):
+        values = [metrics[name] for metrics in ranks]
+        missing = [value for value in values if isinstance(value, NotMeasured)]
+        known = [value for value in values if not isinstance(value, NotMeasured)]
+        total[name] = _of_one(missing[0]) if missing else sum(known)
+    return total
+
+
+def _of_one(value: NotMeasured) -> NotMeasured:
+    """Why a total is unknown: a lower bound of one rank is none of all."""
+    return NotMeasured(f"of one rank, {value.reason}") if value.at_least else value
+
+
+def _reported(metrics: Metrics, samples: Mapping[str, Sample] | None = None) -> dict[str, Any]:
+    return metrics_of(compare(Profile(metrics, samples=samples or {}), None, (), Policy()))

@@ -11,7 +11,7 @@ import pytest
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.events import REGION
-from pytest_torchprof.rules import Matches, Rule, check, rule
+from pytest_torchprof.rules import Matches, Rule, Threshold, check, rule
 from pytest_torchprof.rules.check import nothing_seen
 from pytest_torchprof.rules.places import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.tree import rows_of
@@ -20,16 +20,17 @@ from pytest_torchprof.trace.read import read
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.rules.rule import Triggers
 
 #: In its package, its function hides it.
 NAMES = import_module("pytest_torchprof.rules.names")
 
 
-def always(code: str, triggers: str | None, needs: str = "") -> Rule:
+def always(code: str, triggers: Triggers, needs: str = "") -> Rule:
     """A rule that matches once, wherever it is asked."""
 
-    @rule(code, fix="", triggers=triggers, needs=needs)
-    def found(_: Trace) -> Matches:
+    @rule(code, fix="", triggers=triggers, needs=needs, times=Threshold(2, "1", "once is fine"))
+    def found(_: Trace, **__: float) -> Matches:
         """A match."""
         return Matches(np.array([-1]), "here")
 
@@ -67,6 +68,42 @@ def test_a_rule_is_asked_where_its_trigger_occurs(
     for rules in ([always("one", triggers)], [*others, always("one", triggers)]):
         for _ in range(2):  # what is known of a name is kept
             assert asked is ("one" in check(trace, rules).counts)
+
+
+@pytest.mark.parametrize(
+    ("triggers", "asked"),
+    [
+        ({}, True),
+        ({"aten::mm$": 1, "aten::add$": 1}, True),
+        ({"aten::mm$": 1, "aten::bmm$": 1}, False),
+        ({"aten::": 2}, True),
+        ({"aten::": 3}, False),
+        ({"aten::": "times"}, True),
+        ({"aten::mm$": "times"}, False),
+    ],
+)
+def test_a_rule_is_asked_where_enough_of_each_trigger_occurs(
+    trace: Trace, triggers: Triggers, asked: bool
+) -> None:
+    one = always("one", triggers)
+    assert asked is ("one" in check(trace, [one]).counts)
+
+
+def test_a_threshold_that_a_user_sets_counts_for_its_trigger(trace: Trace) -> None:
+    one = always("one", {"aten::": "times"})
+    for times, asked in [(1, True), (2.5, True), (3, False)]:
+        checked = check(trace, [one], thresholds={"one": {"times": times}})
+        assert asked is ("one" in checked.counts)
+
+
+def test_a_trigger_names_a_threshold_that_there_is() -> None:
+    with pytest.raises(ValueError, match="rule one: triggers name 'time', which is no threshold"):
+        always("one", {"aten::": "time"})
+
+
+def test_a_rule_that_is_new_to_a_trace_is_asked_too(trace: Trace) -> None:
+    for letter in "am":  # nobody has looked for these names before
+        assert {"new": 1} == check(trace, [always("new", f"aten::{letter}[dm]+$")]).counts
 
 
 def test_what_is_known_of_names_does_not_grow_without_end(

@@ -29,6 +29,13 @@ def test_a_rule_whose_answer_depends_on_which_tensor_is_which_asks_for_it(theme:
     assert {} == silent
 
 
+@pytest.mark.parametrize("theme", corpus.themes())
+def test_a_rule_finds_nothing_in_a_trace_that_lacks_what_triggers_it(theme: str) -> None:
+    answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
+    found = {name: corpus.overlooked(answer) for name, answer in answers.items()}
+    assert {} == {name: said for name, said in found.items() if said}
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_a_rule_has_examples_of_both_kinds(code: str) -> None:
     kinds = corpus.kinds(code)

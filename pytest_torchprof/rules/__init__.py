@@ -85,8 +85,8 @@ RULES: Mapping[str, Rule] = {
 
 # Their expressions are known before the first trace, so that each name is looked at once.
 for _one in RULES.values():
-    if _one.triggers is not None:
-        names_of(_one.triggers)
+    for _pattern in _one.least:
+        names_of(_pattern)
 
 #: The codes that markers and options accept.
 CODES = tuple(RULES)

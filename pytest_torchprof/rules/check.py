@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.frames import by_frames
 from pytest_torchprof.rules.grouping import grouped, within_span
-from pytest_torchprof.rules.names import present
+from pytest_torchprof.rules.names import Names, names_of, occurs
 from pytest_torchprof.rules.places import Stretch
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
@@ -104,21 +105,22 @@ def check(
     partly: dict[str, str] = {}
     errors: dict[str, str] = {}
     wants_tensors = False
-    triggered = _triggered(trace, wanted)
-    for rule, occurs in zip(wanted, triggered, strict=True):
-        if not occurs and rule.blind is None:
+    for rule in wanted:
+        values = (thresholds or {}).get(rule.code, {})
+        triggered = _is_triggered(trace, rule, values)
+        if not triggered and rule.blind is None:
             continue
         try:
             why = lacking(trace, rule)
             if why is not None:
-                if occurs:
+                if triggered:
                     unchecked[rule.code] = why
                 continue
             if rule.blind is not None and (why := trace.once(rule.blind)) is not None:
                 partly[rule.code] = why
-            if not occurs:
+            if not triggered:
                 continue
-            found = _found(trace, rule, (thresholds or {}).get(rule.code, {}))
+            found = _found(trace, rule, values)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
@@ -177,9 +179,19 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
     return None if rule.ready is None else rule.ready(trace)
 
 
-def _triggered(trace: Trace, rules: list[Rule]) -> list[bool]:
-    """Of which rules something occurs in the trace."""
-    return list(map(bool, present(trace, tuple([rule.triggers for rule in rules]))))
+def _is_triggered(trace: Trace, rule: Rule, thresholds: Mapping[str, float]) -> bool:
+    """Whether what the rule looks at occurs in the trace, as often as it takes."""
+    for names, least in _triggers(rule):
+        if isinstance(least, str):
+            least = thresholds.get(least, rule.thresholds[least].default)  # noqa: PLW2901
+        if not occurs(trace, names, least):
+            return False
+    return True
+
+
+@lru_cache(maxsize=1000)
+def _triggers(rule: Rule) -> list[tuple[Names, float | str]]:
+    return [(names_of(pattern), least) for pattern, least in rule.least.items()]
 
 
 def _total(found: Matches) -> int:

@@ -37,7 +37,7 @@ _FEW: Final = 8
     "decode-without-cache",
     fix="keep what the layers have computed of earlier positions (use_cache=True, a cache of keys "
     "and values, the state of a recurrent layer), and give the model the new position only",
-    triggers=_LAYER.pattern,
+    triggers={_LAYER.pattern: "repeats"},
     needs="shapes",
     repeats=Threshold(16, "1", "a short answer is as quick without a cache"),
 )

@@ -15,7 +15,6 @@ from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN, between, chains
 from pytest_torchprof.rules.levels import calls
-from pytest_torchprof.rules.names import operators_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ _ALLOCATE: Final = (
 @rule(
     "growing-cat",
     fix=f"{_COLLECT}; or {_ALLOCATE}",
-    triggers=JOIN.pattern,
+    triggers={JOIN.pattern: "repeats"},
     needs="shapes",
     repeats=Threshold(10, "1", "a few parts are joined as quickly one after the other"),
     operators=Threshold(50, "1", "beside so many others in each repetition a join is a trifle"),
@@ -82,8 +81,6 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
 
             out = torch.cat([model(batch) for batch in batches])
     """
-    if len(operators_named(trace, JOIN)) < repeats:
-        return NO_MATCHES
     found, said, fix, cost, moved = [], [], [], [], []
     for chain in chains(trace, int(repeats)):
         copied = sum(link.old for link in chain.links) * _size(chain)

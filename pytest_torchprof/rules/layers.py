@@ -54,7 +54,7 @@ def _unseen_norms(trace: Trace) -> str | None:
 @rule(
     "conv-bias-batchnorm",
     fix="give the layer before the batch norm bias=False: the norm subtracts it with the mean",
-    triggers=_NORM.pattern,
+    triggers={_NORM.pattern: 1, _CONVOLUTION.pattern: 1},
     needs="shapes",
     blind=_unseen_norms,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache, reduce
+from itertools import accumulate
 from operator import or_
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.events import Kind
-from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,11 +46,6 @@ _KNOWN: Final[dict[str, int]] = {}
 _MOST_KNOWN: Final = 100_000
 #: For fewer, one look for all would cost more to compile (6 ms) than it saves.
 _MANY: Final = 500
-#: Smaller traces are not sorted by name: to look at all of them is as quick.
-_SMALL: Final = 2000
-#: So many bits fit a number of a column; what there is more of goes to further columns.
-_WIDTH: Final = 62
-_COLUMN: Final = (1 << _WIDTH) - 1
 _NONE: Final = np.zeros(0, np.int64)
 #: What cannot be part of a longer expression: it means a group by its number, or has flags.
 _ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
@@ -90,76 +85,82 @@ def learn(names: Iterable[str]) -> list[int]:
         return [_KNOWN[name] for name in names]
 
 
-def present(trace: Trace, patterns: tuple[str | None, ...]) -> list[bool]:
-    """Whether one of a trace's names begins with a match of each expression; None is always."""
-    bits = _bits_of(patterns)
-    found = trace.once(_index).any | 1
-    return [bit & found != 0 for bit in bits]
-
-
-@lru_cache(maxsize=100)
-def _bits_of(patterns: tuple[str | None, ...]) -> list[int]:
-    return [1 if pattern is None else names_of(pattern).bit for pattern in patterns]
-
-
-class _Index(Plain, frozen=True):
-    """``columns`` of the bits of each name of a trace, and its events name by name: those of name
-    ``i`` are ``order[start[i] : start[i + 1]]``, in time order; None of a small trace. ``any``: the
-    bits that some name has.
-    """
-
-    any: int
-    columns: Sequence[Ints]
-    order: Ints | None
-    start: Sequence[int]
-
-    def have(self, wanted: int) -> Bools:
-        """Which names have one of these bits."""
-        found: Bools | None = None
-        for column in self.columns:
-            if part := wanted & _COLUMN:
-                has = column & part != 0
-                found = has if found is None else found | has
-            wanted >>= _WIDTH
-        return np.zeros(len(self.columns[0]), bool) if found is None else found
-
-    def of(self, wanted: Bools, name: npt.NDArray[np.int32]) -> Ints:
-        """Events of these names, in time order."""
-        if self.order is None:
-            return wanted[name].nonzero()[0]
-        numbers = wanted.nonzero()[0].tolist()
-        parts = [self.order[self.start[i] : self.start[i + 1]] for i in numbers]
-        if len(parts) == 1:
-            return parts[0]
-        return np.sort(np.concatenate(parts), kind="stable") if parts else self.order[:0]
+def occurs(trace: Trace, names: Names, least: float = 1) -> bool:
+    """Whether so many events of a trace have such names."""
+    index = _index(trace)
+    if not index.any & names.bit:
+        return False
+    return least <= 1 or sum(index.counts[i] for i in index.numbers(names.bit)) >= int(least)
 
 
 def _index(trace: Trace) -> _Index:
-    bits = learn(trace.names)
-    some = reduce(or_, bits, 0)
-    columns = [
-        np.array([one >> away & _COLUMN for one in bits], np.int64)
-        for away in range(0, max(some.bit_length(), 1), _WIDTH)
-    ]
-    if len(trace) < _SMALL:
-        return _Index(some, columns, None, ())
-    # Numbers of 16 bits are sorted in linear time.
-    name = trace.name.astype(np.uint16) if len(bits) <= 1 << 16 else trace.name
-    ends = np.bincount(trace.name, minlength=len(bits)).cumsum().tolist()
-    return _Index(some, columns, np.argsort(name, kind="stable"), [0, *ends])
+    # More expressions may have come since it was last asked for.
+    return trace.once(_Index, len(_ALL))
+
+
+class _Index:
+    """The events of a trace name by name; what is asked of the names is kept."""
+
+    def __init__(self, trace: Trace, _: int) -> None:
+        #: The bits of each name, and those that some name has.
+        self.bits: Final = learn(trace.names)
+        self.any: Final = reduce(or_, self.bits, 0)
+        #: How many events have each name.
+        self.counts: Final = _counts(trace.name, len(self.bits))
+        # Numbers of 16 bits are sorted in linear time.
+        name = trace.name.astype(np.uint16) if len(self.bits) <= 1 << 16 else trace.name
+        self._order: Final = np.argsort(name, kind="stable")
+        self._ends: Final = list(accumulate(self.counts))
+        operators = _counts(trace.name[trace.kind == OPERATOR], len(self.bits))
+        self._others: Final = {i for i, n in enumerate(operators) if n != self.counts[i]}
+        self._numbers: Final[dict[int, list[int]]] = {}
+        self._having: Final[dict[int, Bools]] = {}
+
+    def numbers(self, wanted: int) -> list[int]:
+        """Which names have one of these bits."""
+        found = self._numbers.get(wanted)
+        if found is None:
+            found = [i for i, one in enumerate(self.bits) if one & wanted]
+            self._numbers[wanted] = found
+        return found
+
+    def have(self, wanted: int) -> Bools:
+        """Of each name, whether it has one of these bits."""
+        found = self._having.get(wanted)
+        if found is None:
+            found = np.zeros(len(self.bits), bool)
+            found[self.numbers(wanted)] = True
+            self._having[wanted] = found
+        return found
+
+    def events(self, numbers: Sequence[int]) -> Ints:
+        """Events of these names, in time order."""
+        parts = [self._order[self._ends[i] - self.counts[i] : self._ends[i]] for i in numbers]
+        if len(parts) == 1:
+            return parts[0]
+        return np.sort(np.concatenate(parts), kind="stable") if parts else _NONE
+
+    def operators(self, numbers: Sequence[int], kind: npt.NDArray[np.int8]) -> Ints:
+        """Of these, the operators."""
+        rows = self.events(numbers)
+        return rows if self._others.isdisjoint(numbers) else rows[kind[rows] == OPERATOR]
+
+
+def _counts(numbers: npt.NDArray[np.int32], many: int) -> list[int]:
+    counts: list[int] = np.bincount(numbers, minlength=many).tolist()
+    return counts
 
 
 def events_named(trace: Trace, *names: Names) -> Ints:
     """Events of any kind, in time order."""
-    index, wanted = trace.once(_index), _sum(names)
-    return index.of(index.have(wanted), trace.name) if index.any & wanted else _NONE
+    index, wanted = _index(trace), _sum(names)
+    return index.events(index.numbers(wanted)) if index.any & wanted else _NONE
 
 
 def operators_named(trace: Trace, *names: Names) -> Ints:
     """Operators, in time order."""
-    rows = events_named(trace, *names)
-    operators: Ints = rows[trace.kind[rows] == OPERATOR]
-    return operators
+    index, wanted = _index(trace), _sum(names)
+    return index.operators(index.numbers(wanted), trace.kind) if index.any & wanted else _NONE
 
 
 def marks_named(trace: Trace, *names: Names) -> Ints:
@@ -171,8 +172,8 @@ def marks_named(trace: Trace, *names: Names) -> Ints:
 
 def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
     """Which of these events have a name among any of these; -1 has none."""
-    index, wanted = trace.once(_index), _sum(names)
-    if not index.any & wanted:
+    index, wanted = _index(trace), _sum(names)
+    if not (index.any & wanted and len(rows)):
         return np.zeros(len(rows), bool)
     found: Bools = index.have(wanted)[trace.name[rows]] & (rows >= 0)
     return found
@@ -192,28 +193,20 @@ def _numbers(trace: Trace) -> dict[str, int]:
     return dict(zip(trace.names, range(len(trace.names)), strict=True))
 
 
-def _marked(trace: Trace, names: Iterable[str]) -> Bools:
-    """Which of the trace's names are among these."""
-    marked = np.zeros(len(trace.names) + 1, bool)
-    marked[numbers_of(trace, names)] = True
-    return marked
-
-
 def are_any(trace: Trace, rows: Ints, names: Iterable[str]) -> Bools:
     """Which of these events have one of these very names; -1 has none."""
-    return _marked(trace, names)[np.where(rows >= 0, trace.name[rows], -1)]
+    marked = np.zeros(len(trace.names) + 1, bool)
+    marked[numbers_of(trace, names)] = True
+    return marked[np.where(rows >= 0, trace.name[rows], -1)]
 
 
 def operators_of(trace: Trace, *names: str) -> Ints:
     """Operators of any of these very names, in time order."""
-    if not numbers_of(trace, names):
-        return _NONE
-    rows = trace.once(_index).of(_marked(trace, names), trace.name)
-    operators: Ints = rows[trace.kind[rows] == OPERATOR]
-    return operators
+    numbers = numbers_of(trace, names)
+    return _index(trace).operators(numbers, trace.kind) if numbers else _NONE
 
 
 def rows_of(trace: Trace, *names: str) -> Ints:
     """Selected operators of any of these very names, in time order."""
     rows = operators_of(trace, *names)
-    return rows[trace.selection[rows]]
+    return rows[trace.selection[rows]] if len(rows) else rows

@@ -73,7 +73,10 @@ _OF_STEP: Final = (
 @rule(
     "per-parameter-loop",
     fix=_OF_LISTS,
-    triggers=rf"aten::({ELEMENTWISE})_?$|{NORM.pattern}",
+    triggers={
+        rf"aten::({ELEMENTWISE})_?$|{NORM.pattern}": 1,
+        f"{WRITES.pattern}|{MAKES.pattern}|{NORM.pattern}": "parameters",
+    },
     needs="shapes",
     parameters=Threshold(10, "1", "fewer gain some microseconds at most"),
     cpu_elements=Threshold(

@@ -86,7 +86,7 @@ def _unseen_copies(trace: Trace) -> str | None:
 @rule(
     "repeated-cast",
     fix=_CAST_ONCE,
-    triggers=r"aten::_to_copy$",
+    triggers={_TO_COPY.pattern: "repeats"},
     needs="shapes",
     blind=_unseen_casts,
     repeats=Threshold(5, "1", "as often for one tensor; q, k and v of one input are three casts"),
@@ -194,7 +194,7 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
 @rule(
     "contiguous-copy",
     fix=_COPY_ONCE,
-    triggers=r"aten::clone$",
+    triggers={_CLONE.pattern: "repeats"},
     needs="shapes",
     blind=_unseen_copies,
     repeats=Threshold(5, "1", "as often for one tensor; fewer are the parts of one layer"),

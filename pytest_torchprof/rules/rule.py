@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 #: What a trace must hold for a rule to say anything about it, see `rules.check.lacking`.
 Need = Literal["shapes", "device", "live"]
+
+#: Expressions that begin names of events, and how many events each takes: see `Rule.triggers`.
+Triggers: TypeAlias = str | Mapping[str, float | str] | None
 
 #: The headings of a rule's docstring, in order; its page is made of them.
 HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
@@ -110,7 +113,8 @@ class Rule:
             numbers of the events. Pure. Its docstring is the rule's page, see `HEADINGS`.
         fix: what to do instead, in a line.
         triggers: a trace has a match only if some event's name begins with a match of this
-            expression; most rules are done with after that look. None: always look.
+            expression; most rules are done with after that look. Or several expressions, each with
+            how many events it takes: a number, or the threshold that says so. None: always look.
         needs: what the trace must hold, else the rule is *not checked* on it.
         thresholds: by name, as ``find`` takes them.
         ready: what else a trace lacks for this rule, in words, or None. The first line of its
@@ -126,7 +130,7 @@ class Rule:
     code: str
     find: Callable[..., Matches | Iterable[int]]
     fix: str
-    triggers: str | None = None
+    triggers: Triggers = None
     needs: frozenset[Need] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     ready: Callable[[Trace], str | None] | None = None
@@ -137,6 +141,18 @@ class Rule:
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
             raise ValueError(f"rule code {self.code!r}: lower-case words joined by dashes, please")
+        for least in self.least.values():
+            if isinstance(least, str) and least not in self.thresholds:
+                raise ValueError(
+                    f"rule {self.code}: triggers name {least!r}, which is no threshold"
+                )
+
+    @property
+    def least(self) -> Mapping[str, float | str]:
+        """How many events each expression takes."""
+        if self.triggers is None:
+            return {}
+        return {self.triggers: 1} if isinstance(self.triggers, str) else self.triggers
 
     @property
     def summary(self) -> str:
@@ -153,7 +169,7 @@ def rule(
     code: str,
     *,
     fix: str,
-    triggers: str | None = None,
+    triggers: Triggers = None,
     needs: str = "",
     ready: Callable[[Trace], str | None] | None = None,
     blind: Callable[[Trace], str | None] | None = None,
@@ -164,7 +180,7 @@ def rule(
     """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
 
     Raises:
-        ValueError: a code that is none, or an unknown need.
+        ValueError: a code that is none, an unknown need, or a trigger's threshold that is none.
     """
     wanted = frozenset(needs.split())
     if unknown := wanted - {"shapes", "device", "live"}:

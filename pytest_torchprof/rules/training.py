@@ -31,7 +31,7 @@ _HAND_OVER_NS, _WORKERS = 1_000_000, 2
 @rule(
     "sync-dataloader",
     fix="give the DataLoader num_workers=N (and persistent_workers=True for several epochs)",
-    triggers=_SYNC_FETCH,
+    triggers={_FETCH.pattern: _FEW},
     timed=True,
     fetch=Threshold(5, "ms", "a worker takes a millisecond or more to hand a batch over"),
     start=Threshold(50, "ms", "workers take so long to start, with every epoch"),

@@ -48,7 +48,7 @@ _ALL: Final = ("", "")
     "all-logits",
     fix="take the position before the product: lm_head(hidden[:, -1:]); transformers has "
     "logits_to_keep=1",
-    triggers=r"aten::(select|slice|narrow)$",
+    triggers={r"aten::(select|slice|narrow)$": 1, _PRODUCT.pattern: 1},
     needs="shapes",
     vocabulary=Threshold(4, "1", "a layer inside a model makes at most a few times its input"),
     wasted=Threshold(2**16, "B", "less is computed in no time"),

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,27 @@ def evaluate(case: Case) -> Answer:
     """What all rules say to the example, captured once a process."""
     with tempfile.TemporaryDirectory() as folder:
         return asked(case, trace_of(prepared(case), Path(folder)))
+
+
+def overlooked(answer: Answer) -> list[Any]:
+    """What the rules say only if they are asked whatever occurs in the trace, and what they say
+    otherwise: with their thresholds, and with lower ones.
+    """
+    out = []
+    always = [replace(rule, triggers=None) for rule in RULES.values()]
+    own = {answer.case.rule: dict(answer.case.thresholds)}
+    quarter = {
+        code: {name: one.default / 4 for name, one in rule.thresholds.items()}
+        for code, rule in RULES.items()
+    }
+    for tensors, thresholds in product({answer.checked.trace.tensors, None}, (own, quarter)):
+        trace = replace(answer.checked.trace, tensors=tensors)
+        freed, kept = (
+            check(trace, rules, thresholds=thresholds) for rules in (always, RULES.values())
+        )
+        if (freed.counts, freed.wants_tensors) != (kept.counts, kept.wants_tensors):
+            out += [freed.counts, kept.counts]
+    return out
 
 
 def scores(answers: Iterable[Answer]) -> dict[str, Score]:

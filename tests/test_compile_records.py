@@ -225,6 +225,16 @@ def test_guards_of_other_kinds_that_failed_are_told_too(
     assert f"step was compiled again: {said}" == row["reason"]
 
 
+def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    threads = "0/1: GLOBAL_STATE changed: num_threads "
+    dynamo.guard_failures[(lambda: 0).__code__] = [threads, "0/0: GLOBAL_STATE changed: grad_mode"]
+    dynamo.compiled("0/2", recompile_reason=threads)
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    said = "step was compiled again: GLOBAL_STATE changed: grad_mode"
+    assert (said, "grad mode") == (row["reason"], row["cause"])
+
+
 def test_the_backward_of_a_later_attempt_is_no_recompilation_of_its_own(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     for attempt, reason in enumerate([None, "0/0: x == 4"]):

@@ -235,7 +235,7 @@ def recompiled(one: Compilation) -> str:
     'f was compiled again: n == 4 does not hold'
     """
     kinds: dict[str, str] = {}
-    for guard in map(_failed, (one.reason, *one.others)):
+    for guard in map(_failed, _guards(one)):
         kinds.setdefault(_WANTED.split(guard)[0], guard)
     why = _shortened("; or ".join(kinds.values()))
     who = one.name or "a function"
@@ -249,19 +249,28 @@ def recompiled(one: Compilation) -> str:
     return f"{who} was compiled again: {why}"
 
 
+def _guards(one: Compilation) -> Sequence[str]:
+    """The guards that failed, without those of code that a profiled run with fewer threads made."""
+    every = [guard for guard in (one.reason, *one.others) if guard]
+    return [guard for guard in every if not _THREADS.search(guard)] or every
+
+
+#: What failed where the number of threads is another than when the code was compiled.
+_THREADS = re.compile(r"GLOBAL_STATE changed: .*\bnum_threads\b")
 #: What failed where code runs with gradients and without: each mode has a graph of its own, once.
 _OTHER_MODE = "GLOBAL_STATE changed: grad_mode"
 
 
 def cause(one: Compilation) -> str | None:
     """Of which kind a recompilation is, if what helps there is another thing than usual."""
+    reason = next(iter(_guards(one)), "")
+    if reason.strip().endswith(_OTHER_MODE):
+        return "grad mode"
     if one.line is not None:
         return "rest"
     if one.wrapper:
         return "wrapper"
-    if (one.reason or "").strip().endswith(_OTHER_MODE):
-        return "grad mode"
-    return "model" if _OF_MODULE.search(one.reason or "") else None
+    return "model" if _OF_MODULE.search(reason) else None
 
 
 def _failed(reason: str | None) -> str:

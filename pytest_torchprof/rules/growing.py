@@ -18,6 +18,8 @@ from pytest_torchprof.rules.levels import calls
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.bodies import Call
@@ -28,6 +30,9 @@ _PARAMETERS: Final = re.compile(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_no
 #: Links of a chain that are looked at, and calls between one and the next.
 _LINKS: Final = 16
 _LOOKED: Final = 200
+#: What is copied again of a tensor that doubles each time is once as much as it gets, in all.
+_AGAIN: Final = 2
+_STORE: Final = re.compile(r"aten::(copy_|fill_|zero_)$")
 _COLLECT: Final = "collect the parts in a list, and join them once after the loop"
 _ALLOCATE: Final = (
     "allocate it once, as long as it will get, and write each part into its place (for keys and "
@@ -58,12 +63,13 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
         It counts if ``bytes`` (1 MiB) or more were copied again in all, as for a cache of keys and
         values that attention takes, longer by one each time: a tensor that is allocated once is
         then quicker, and below that it is not. Where hardly anything else takes the tensor in
-        between, parts were only collected: a list does that, so it counts however small it is,
-        where at most ``operators`` (50) run in each repetition.
+        between, but to write the new part, parts were only collected: a list does that, so it
+        counts however small it is, where at most ``operators`` (50) run in each repetition.
 
         Not: a list that is joined once; a window that moves, which stays as long as it is; features
         that layers with parameters for each of them take, as in DenseNet, where that is the
-        architecture; tensors that grow in one graph of ``torch.compile``.
+        architecture; a tensor that doubles each time, or gets most of its size at once, so that
+        little of it is copied again; tensors that grow in one graph of ``torch.compile``.
 
     Why it is slow
         Each time, all that was there before is copied, and memory for it is allocated: for n parts,
@@ -83,7 +89,10 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
     """
     found, said, fix, cost, moved = [], [], [], [], []
     for chain in chains(trace, int(repeats)):
-        copied = sum(link.old for link in chain.links) * _size(chain)
+        again = sum(link.old for link in chain.links)
+        if again < _AGAIN * np.prod(chain.links[-1].out):
+            continue
+        copied = again * _size(chain)
         if copied < bytes and _every(trace, chain) > operators:
             continue
         kind = _collects(trace, chain)
@@ -143,7 +152,7 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
             call_of(trace.names[trace.name[row]], args)
             for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
         ]
-        takers = [call for call in made_of if any(one.out in shapes for shapes in call.shapes)]
+        takers = [call for call in _no_writes(made_of) if any(one.out in s for s in call.shapes)]
         taken += bool(takers)
         with_parameters += any(_has_parameters(call, one.out[one.axis]) for call in takers)
         made = json.dumps(list(one.out)).encode()
@@ -151,6 +160,20 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
     if 2 * max(with_parameters, anew) >= len(links):
         return None
     return 2 * taken < len(links) and not chain.listed
+
+
+def _no_writes(some: Sequence[Call]) -> list[Call]:
+    """Calls without those that write into a part of a tensor, as ``rows[-1] = row``."""
+    out: list[Call] = []
+    for call in some:
+        if not _STORE.match(call.name):
+            out.append(call)
+            continue
+        into = call.shapes[0][0] if call.shapes and call.shapes[0] else None
+        while out and (part := out[-1].part) is not None and part.result == into:
+            into = part.shape
+            out.pop()
+    return out
 
 
 def _called(trace: Trace, rows: Ints, ns: Ints) -> Ints:

@@ -405,6 +405,42 @@ def a_module_that_is_put_into_evaluation():
     return Compiling(block)
 
 
+@EXAMPLES.near_miss("recompile")
+def a_module_that_is_trained_and_then_evaluated():
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+
+    def block():
+        compiled = _compiled(model)
+        model.train()
+        compiled(X).sum().backward()
+        model.eval()
+        with torch.no_grad():
+            compiled(X)
+
+    return Compiling(block)
+
+
+@EXAMPLES.near_miss("recompile")
+def a_function_that_an_earlier_test_has_compiled():
+    def step(x):
+        return x.sin()
+
+    compiled = _compiled(step)
+    compiled(X)
+    return Compiling(lambda: compiled(X.double()))
+
+
+@EXAMPLES.positive("recompile")
+def two_sizes_of_a_function_that_an_earlier_test_has_compiled():
+    def step(x):  # <- here
+        return x.sin()
+
+    compiled = _compiled(step, dynamic=False)
+    compiled(X)
+    return Compiling(lambda: [compiled(torch.ones(size)) for size in (5, 6)])
+
+
 @EXAMPLES.positive("recompile", 8)
 def numbers_until_dynamo_gives_up():
     def step(x, word):  # <- here

@@ -166,6 +166,38 @@ def a_buffer_that_is_padded_for_each_row():
     return collect
 
 
+@EXAMPLES.positive("growing-cat")
+def a_table_that_is_padded_and_filled():
+    class Table:
+        def __init__(self):
+            self.rows = torch.zeros(0, 4)
+
+        def append(self, value):
+            self.rows = F.pad(self.rows, (0, 0, 0, 1))  # <- here
+            self.rows[-1] = value
+            return self
+
+    def fill():
+        table = Table()
+        for step in range(12):
+            table.append(torch.rand(4) if step % 2 else float(step))
+        return table.rows.sum(0)
+
+    return fill
+
+
+@EXAMPLES.near_miss("growing-cat")
+def a_small_table_of_which_each_step_needs_all():
+    def fill():
+        rows = torch.zeros(0, 4)
+        for _ in range(12):
+            rows = F.pad(rows, (0, 0, 0, 1))
+            rows[-1] = torch.rand(4) - rows.mean(0)
+        return rows
+
+    return fill
+
+
 class _CachedAttention(nn.Module):
     """Keys and values that a cache has, and one more."""
 
@@ -333,6 +365,29 @@ def episodes_that_begin_anew():
         return done
 
     return collect
+
+
+@EXAMPLES.near_miss("growing-cat")
+def a_pattern_that_doubles():
+    def tile():
+        pattern = torch.rand(1, 3)
+        while len(pattern) < 3000:
+            pattern = torch.cat([pattern, pattern])
+        return pattern
+
+    return tile
+
+
+@EXAMPLES.positive("growing-cat")
+def a_pattern_that_gets_longer_by_as_much_each_time():
+    def tile():
+        row = torch.rand(1, 3)
+        pattern = row
+        while len(pattern) < 12:
+            pattern = torch.cat([pattern, row.flip(1)])  # <- here
+        return pattern
+
+    return tile
 
 
 @EXAMPLES.near_miss("growing-cat")

@@ -30,6 +30,12 @@ def test_every_operator_of_torch_is_in_the_table() -> None:
     assert unknown == set(), f"say what they do in analysis/operators.py: {sorted(unknown)}"
 
 
+def test_usual_names_are_what_the_table_says_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = operators._OF_USUAL
+    monkeypatch.setattr(operators, "_OF_USUAL", {})
+    assert {name: listed(f"aten::{name}") for name in usual} == usual
+
+
 @pytest.mark.parametrize(
     ("work", "names"),
     [
@@ -104,6 +110,7 @@ THEIRS = (
         ("_C::fused_add_rms_norm", "none"),
         ("vllm::rotary_embedding", "none"),
         ("AddmmBackward0", "around"),
+        ("torchprof::call", "around"),
         ("autograd::engine::evaluate_function: MmBackward0", "around"),
         ("torch::autograd::CppNode<Lookup>", "around"),
         ("ProfilerStep#3", "around"),

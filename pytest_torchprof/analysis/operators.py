@@ -25,8 +25,39 @@ from pytest_torchprof.flops import FORMULAS
 
 Work = Literal["counted", "idle", "none", "parts", "computes", "unknown", "around"]
 
-_OPERATOR: Final = re.compile(r"^(?!autograd::|torch::)[A-Za-z_]\w*::\w+$")
+_OPERATOR: Final = re.compile(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+$")
 
+#: Names that many tests have, and that the patterns below fit too. For these alone none of them is
+#: compiled, which takes some 10 ms.
+_USUAL: Final[Mapping[Work, str]] = {
+    "parts": """
+        conv1d conv2d gru lstm scaled_dot_product_attention scaled_dot_product_attention_math
+    """,
+    "idle": """
+        as_strided broadcast_tensors clone contiguous empty empty_like empty_quantized
+        empty_strided expand expand_as fill flatten full full_like is_nonzero is_pinned
+        lift_fresh mT movedim nested_tensor_size new_empty new_empty_strided new_full new_ones
+        new_zeros ones ones_like permute reshape reshape_alias resize resolve_conj scalar_tensor
+        select select_backward set slice slice_backward split split_with_sizes squeeze swapaxes
+        to_copy unflatten unsafe_view unsqueeze view view_as zero zeros zeros_like
+    """,
+    "none": """
+        abs adaptive_avg_pool2d amax and argmax avg_pool2d batch_norm batch_norm_impl_index
+        bitwise_and bitwise_not clamp clamp_max clamp_min cross_entropy_loss cumsum div dropout
+        elu embedding embedding_dense_backward exp foreach_add foreach_addcdiv foreach_addcmul
+        foreach_div foreach_lerp foreach_mul foreach_norm foreach_sqrt foreach_zero fused_adamw
+        fused_sgd gather gelu gelu_backward hardtanh index index_put index_put_impl index_select
+        isclose isinf isnan isneginf layer_norm leaky_relu linalg_vector_norm log log_softmax
+        log_softmax_backward_data logical_and masked_fill max max_pool1d max_pool2d
+        max_pool2d_with_indices max_pool2d_with_indices_backward mean min mse_loss
+        mse_loss_backward mul native_batch_norm native_batch_norm_backward native_dropout
+        native_dropout_backward native_layer_norm native_layer_norm_backward neg nll_loss
+        nll_loss_backward nll_loss_forward nll_loss_nd nonzero normal rand rand_like randint
+        randn randn_like randperm relu repeat repeat_interleave safe_softmax scatter sgn
+        sigmoid_backward sign silu_backward softmax softmax_backward_data std sub sum
+        tanh_backward threshold_backward tril triu unique unique2 var var_mean
+    """,
+}
 #: Operators of the namespace aten, without underscores at their ends and without what `_DERIVED`
 #: takes off: patterns of whole names, between blanks. The first that fits decides.
 _ATEN: Final[Mapping[Work, str]] = {
@@ -210,6 +241,7 @@ _OF_ATEN: Final = _names(_ATEN)
 _OF_OTHERS: Final = _names(_OTHERS)
 _OF_SPACES: Final = _names(_SPACES)
 _OF_SCRIPT: Final = frozenset(_SCRIPT.split())
+_OF_USUAL: Final = {name: work for work, text in _USUAL.items() for name in text.split()}
 
 
 @lru_cache(maxsize=10_000)
@@ -237,6 +269,8 @@ def listed(name: str) -> Work | None:
         )
     while True:
         own = own.strip("_")
+        if (usual := _OF_USUAL.get(own)) is not None:
+            return usual
         if own in _OF_SCRIPT:
             return "idle"
         if (work := _first(_OF_ATEN, own)) is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
+
+from msgspec.structs import replace
 
 from pytest_torchprof.metrics import METRICS, Metric
 from pytest_torchprof.plain import Plain

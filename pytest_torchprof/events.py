@@ -22,6 +22,7 @@ from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, d
 from pytest_torchprof.compiled_graphs import graphs_of, key_of
 from pytest_torchprof.flops import FORMULAS, flops
 from pytest_torchprof.kept import kept
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.redispatch import broken_off, ran, sums
 
 if TYPE_CHECKING:
@@ -158,8 +159,7 @@ def shown_name(name: str) -> str:
     return ALL_STEPS if STEP.match(name) else name
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Plain, frozen=True, dict=True):
     """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
 
     ``addr`` is None where the trace has no addresses, as in 2021. ``place`` is (c10's number of

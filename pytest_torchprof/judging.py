@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
 from pytest_torchprof.analysis.elsewhere import WORKERS, uses_workers

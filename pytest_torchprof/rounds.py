@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+from msgspec.structs import asdict
 
 from pytest_torchprof.capture import REAL, BusyWatch, Lap, Round, conditions, run_reference
 from pytest_torchprof.samples import Sample

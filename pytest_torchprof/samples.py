@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from pytest_torchprof.plain import Plain
 
 #: A spread above this is said beside the number.
 NOISY = 0.1
@@ -16,8 +17,7 @@ NOISY = 0.1
 NORMALISED = ("wall_ms", "cpu_ms")
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Plain, frozen=True):
     """Measured values of one quantity, in its unit: their number and quartiles.
 
     ``low`` and ``high`` are the first and the third quartile.
@@ -58,8 +58,7 @@ class Sample:
         return self.spread is not None and self.spread > NOISY
 
 
-@dataclass(frozen=True)
-class Normalised:
+class Normalised(Plain, frozen=True):
     """The fastest round by the fastest run of the reference kernel between the rounds.
 
     ``values`` by metric; ``n`` rounds; the kernel's own wall time, and the ``conditions`` that must

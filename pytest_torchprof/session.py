@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import asdict
 
 from pytest_torchprof.accepting import ab_command_for, accept, command_for, shown
 from pytest_torchprof.baseline import store

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import field
 
 from pytest_torchprof.plain import Plain
 
@@ -17,8 +19,7 @@ MetricStatus = Literal[
 TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_profiled"]
 
 
-@dataclass(frozen=True)
-class NotMeasured:
+class NotMeasured(Plain, frozen=True):
     """A metric without a value, and why.
 
     ``at_hand`` is a number that a limit can be checked against, and that another run of the test
@@ -85,8 +86,7 @@ class Budget(Plain, frozen=True):
         return f"{self.metric}[module={self.module}]" if self.module is not None else self.metric
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Plain, frozen=True):
     """One metric of one test against its baseline and its limit, with both numbers.
 
     ``sample`` is what the value is the median of, where it was measured several times.
@@ -106,8 +106,7 @@ class Verdict:
     at_least: bool = False
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Plain, frozen=True):
     """What one test measured: metrics, operators, kernels and findings; all JSON-able inside.
 
     ``found`` has the matches of each rule that was checked and that no marker allows, those of
@@ -132,8 +131,7 @@ class Profile:
         return {rule: count for rule, count in self.found.items() if rule not in self.gated}
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(Plain, frozen=True):
     """The accepted numbers of one test in one environment, as stored."""
 
     metrics: Mapping[str, Number] = field(default_factory=dict)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from pytest_torchprof.metrics import METRICS, Metric
 from pytest_torchprof.stats import NotMeasured

@@ -25,6 +25,7 @@ from trace_builder import TraceBuilder
 from pytest_torchprof.api import Trace
 from pytest_torchprof.cli import main
 from pytest_torchprof.paired import Difference
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.render import escape, json_report, ops_table, summary, tables
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
 from pytest_torchprof.stats import Baseline, Finding, Profile, Verdict
@@ -377,11 +378,13 @@ def poisoned(value: Any, text: str) -> Any:
         return {text if key == "?" else key: poisoned(inner, text) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(poisoned(inner, text) for inner in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: poisoned(getattr(value, f.name), text) for f in dataclasses.fields(value)}
+    if isinstance(value, Plain) or dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        names = value.__struct_fields__ if isinstance(value, Plain) else vars(value)
+        fields = {name: poisoned(getattr(value, name), text) for name in names}
         if isinstance(value, Verdict):
             fields["metric"] = f"{value.metric.partition('[')[0]}[op={text}]"
-        return type(value)(**fields)
+        return kind(**fields)
     return value
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch.autograd.profiler as room
 from helpers import Ran, accept, baseline_file, replaced_rules, run
+from msgspec.structs import replace
 
 from pytest_torchprof.deadline import Overdue
 from pytest_torchprof.rules import RULES

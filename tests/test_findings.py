@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import Ran, accept, baseline_file, calls, doctor, read_baseline, replaced_rules, run
+from msgspec.structs import replace
 from test_failures import messages
 
 from pytest_torchprof.events import Kind, Trace

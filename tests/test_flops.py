@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel

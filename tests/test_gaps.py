@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import asdict
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.gaps import NO_CALLS, NO_DEVICE, NO_WAITS_ON_XPU

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_torchprof.render import rule_page
 from pytest_torchprof.render.rule_page import examples, faults, index, markdown, page, page_of

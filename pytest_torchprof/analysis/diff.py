@@ -13,6 +13,7 @@ from pytest_torchprof.analysis.device import device_time, launched_ns
 from pytest_torchprof.analysis.ops import inside_itself, self_cpu_ns
 from pytest_torchprof.errors import SettingsError
 from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Ints
@@ -57,8 +58,7 @@ def change_of(before: int, now: int) -> Change:
 # -------------------------------------------------------------------- tables of baselines
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(Plain, frozen=True):
     """One operator's or kernel's count of something, before and now."""
 
     name: str
@@ -198,8 +198,7 @@ def _change_in_time(times: list[tuple[float, float]]) -> Change:
 # -------------------------------------------------------------------- a limit on growth
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(Plain, frozen=True):
     """A total time of two traces against a limit on its growth, in percent, inclusive."""
 
     metric: Literal["self_cpu_ms", "self_cuda_ms"]

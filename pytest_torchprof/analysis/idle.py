@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchprof.events import DEVICE_KINDS
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
 
 
-@dataclass(frozen=True)
-class Idle:
+class Idle(Plain, frozen=True):
     """Stretches in which some device was busy, in ns: ``start`` and ``end``, apart and in order.
 
     ``before`` is the busy time before each. ``begins`` are the starts of all device events.

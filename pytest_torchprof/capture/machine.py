@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.errors import CaptureError
+from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Plain, frozen=True):
     """What the numbers depend on: the accelerator, and torch's version."""
 
     accelerator: str | None

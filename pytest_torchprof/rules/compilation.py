@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis import compilation
 from pytest_torchprof.analysis.compilation import NOT_LIVE, Compiled

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import RULES
 from pytest_torchprof.rules.rule import Rule
 
@@ -16,8 +16,7 @@ GROUP = "torchprof.rules"
 BUILT_IN = "pytest-torchprof itself"
 
 
-@dataclass(frozen=True)
-class Rulebook:
+class Rulebook(Plain, frozen=True):
     """All rules by code, the built-in ones first, and where each is from.
 
     ``errors`` are entry points that could not be loaded, a sentence each.

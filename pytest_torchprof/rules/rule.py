@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
+from msgspec import field
 
+from pytest_torchprof.plain import Plain
 from pytest_torchprof.units import SCALES
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
 _CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
-@dataclass(frozen=True)
-class Threshold:
+class Threshold(Plain, frozen=True):
     """A number below (or above) which a match is a trifle; users may set another.
 
     ``unit`` is a key of `units.SCALES`: ``1``, ``B``, ``ms``, ``FLOP`` or a rate.
@@ -46,8 +46,7 @@ class Threshold:
             )
 
 
-@dataclass(frozen=True)
-class Matches:
+class Matches(Plain, frozen=True):
     """Where a rule matched, a row a match.
 
     Attributes:
@@ -103,8 +102,7 @@ NO_MATCHES = Matches(np.zeros(0, np.int64), "")
 NONE_SO_FAR = Matches(np.zeros(0, np.int64), "", wants_tensors=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Rule:
+class Rule(Plain, frozen=True, eq=False):
     """One row of the registry.
 
     Attributes:

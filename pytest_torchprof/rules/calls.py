@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.events import STEP
-from pytest_torchprof.rules.names import OPERATOR, Names, are_named, marks_named
-from pytest_torchprof.rules.tree import within
+from pytest_torchprof.rules.names import (
+    OPERATOR,
+    Names,
+    are_named,
+    events_named,
+    marks_named,
+    operators_named,
+)
+from pytest_torchprof.rules.tree import marked, within
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -33,27 +41,28 @@ def called(trace: Trace) -> Bools:
 
 
 def _called(trace: Trace) -> Bools:
-    found = np.zeros(len(trace), bool)
-    rows = np.flatnonzero(trace.kind == OPERATOR)
-    found[rows] = are_called(trace, rows)
-    return found
+    rows = operators_named(trace, _DISPATCHED)
+    return marked(trace, rows[are_called(trace, rows)])[:-1]
 
 
 def are_called(trace: Trace, rows: Ints) -> Bools:
     """The same of these events alone."""
     found = are_named(trace, rows, _DISPATCHED) & ~are_named(trace, rows, _AUTOGRAD, _TORCH)
     found &= trace.kind[rows] == OPERATOR
-    outside = rows[found]
-    found[found] = ~within(trace, outside, lambda events: are_closed(trace, events))
+    found[found] = ~nesting.below(trace.once(_closed), trace.parent, rows[found])
     return found
+
+
+def _closed(trace: Trace) -> Bools:
+    """Of each event, whether it holds nothing that code outside torch called."""
+    closed = marked(trace, operators_named(trace, _DISPATCHED, _BACKWARD))
+    closed[events_named(trace, _LIBRARY)] = True
+    return closed
 
 
 def are_closed(trace: Trace, rows: Ints) -> Bools:
     """Which of these events hold nothing that code outside torch called."""
-    closed = are_named(trace, rows, _DISPATCHED, _BACKWARD)
-    closed &= trace.kind[rows] == OPERATOR
-    closed |= are_named(trace, rows, _LIBRARY)
-    return closed
+    return trace.once(_closed)[rows]
 
 
 def in_backward(trace: Trace, rows: Ints) -> Bools:

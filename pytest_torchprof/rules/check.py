@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.frames import by_frames
 from pytest_torchprof.rules.grouping import grouped, within_span
-from pytest_torchprof.rules.names import Names, names_of, occurs
+from pytest_torchprof.rules.names import Names, count, names_of, present
 from pytest_torchprof.rules.places import Stretch
 from pytest_torchprof.rules.rule import Matches, Rule, matches_of
 from pytest_torchprof.stats import Finding
@@ -105,9 +105,8 @@ def check(
     partly: dict[str, str] = {}
     errors: dict[str, str] = {}
     wants_tensors = False
-    for rule in wanted:
-        values = (thresholds or {}).get(rule.code, {})
-        triggered = _is_triggered(trace, rule, values)
+    thresholds = thresholds or {}
+    for rule, triggered in zip(wanted, _triggered(trace, wanted, thresholds), strict=True):
         if not triggered and rule.blind is None:
             continue
         try:
@@ -120,7 +119,7 @@ def check(
                 partly[rule.code] = why
             if not triggered:
                 continue
-            found = _found(trace, rule, values)
+            found = _found(trace, rule, thresholds.get(rule.code, {}))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
@@ -179,19 +178,38 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
     return None if rule.ready is None else rule.ready(trace)
 
 
-def _is_triggered(trace: Trace, rule: Rule, thresholds: Mapping[str, float]) -> bool:
-    """Whether what the rule looks at occurs in the trace, as often as it takes."""
-    for names, least in _triggers(rule):
-        if isinstance(least, str):
-            least = thresholds.get(least, rule.thresholds[least].default)  # noqa: PLW2901
-        if not occurs(trace, names, least):
-            return False
-    return True
+def _triggered(
+    trace: Trace, rules: Sequence[Rule], thresholds: Mapping[str, Mapping[str, float]]
+) -> list[bool]:
+    """Of which rules all that they look at occurs in the trace, as often as they take."""
+    triggers = _triggers(tuple(rules))
+    there = present(trace)
+    return [
+        there & bits == bits and (not more or _occur(trace, rule, more, thresholds))
+        for rule, (bits, more) in zip(rules, triggers, strict=True)
+    ]
 
 
-@lru_cache(maxsize=1000)
-def _triggers(rule: Rule) -> list[tuple[Names, float | str]]:
-    return [(names_of(pattern), least) for pattern, least in rule.least.items()]
+def _occur(
+    trace: Trace,
+    rule: Rule,
+    least: Iterable[tuple[Names, float | str]],
+    thresholds: Mapping[str, Mapping[str, float]],
+) -> bool:
+    """Whether so many events have such names."""
+    values = thresholds.get(rule.code, {})
+    return all(
+        count(trace, names)
+        >= int(values.get(n, rule.thresholds[n].default) if isinstance(n, str) else n)
+        for names, n in least
+    )
+
+
+@lru_cache(maxsize=100)
+def _triggers(rules: tuple[Rule, ...]) -> list[tuple[int, list[tuple[Names, float | str]]]]:
+    """Of each rule the bits of its triggers, and those of which it takes several."""
+    found = [[(names_of(one), least) for one, least in rule.least.items()] for rule in rules]
+    return [(sum(one.bit for one, _ in some), [x for x in some if x[1] != 1]) for some in found]
 
 
 def _total(found: Matches) -> int:

@@ -85,12 +85,15 @@ def learn(names: Iterable[str]) -> list[int]:
         return [_KNOWN[name] for name in names]
 
 
-def occurs(trace: Trace, names: Names, least: float = 1) -> bool:
-    """Whether so many events of a trace have such names."""
+def present(trace: Trace) -> int:
+    """The bits of all expressions with a match of which some name begins."""
+    return _index(trace).any
+
+
+def count(trace: Trace, *names: Names) -> int:
+    """How many events of any kind have such names."""
     index = _index(trace)
-    if not index.any & names.bit:
-        return False
-    return least <= 1 or sum(index.counts[i] for i in index.numbers(names.bit)) >= int(least)
+    return sum([index.counts[i] for i in index.numbers(_sum(names))])
 
 
 def _index(trace: Trace) -> _Index:

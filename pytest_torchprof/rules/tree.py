@@ -7,17 +7,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.names import OPERATOR, Names, are_named, rows_of
+from pytest_torchprof.rules.names import OPERATOR, Names, events_named, rows_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
 
-__all__ = ["are_outermost", "has_frames", "outermost", "rows_of", "within"]
+__all__ = [
+    "are_free",
+    "are_outermost",
+    "has_frames",
+    "marked",
+    "outermost",
+    "rows_of",
+    "within",
+    "within_named",
+]
 
 #: torch's own annotations, which it wrote as operators in 2021.
 _ANNOTATION = Names(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#")
+#: Those around what an optimizer does, ``zero_grad`` too.
+_OPTIMIZER = Names(r"Optimizer\.")
 
 
 def within(trace: Trace, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
@@ -36,14 +48,24 @@ def within(trace: Trace, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
     return found
 
 
+def within_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
+    """Which of these events are nested in one of such a name."""
+    roots = events_named(trace, *names)
+    if not (len(roots) and len(rows)):
+        return np.zeros(len(rows), bool)
+    return nesting.below(marked(trace, roots), trace.parent, rows)
+
+
+def marked(trace: Trace, rows: Ints) -> Bools:
+    """Of each event whether it is among these; the one after the last, which -1 is, is not."""
+    mark = np.zeros(len(trace) + 1, bool)
+    mark[rows] = True
+    return mark
+
+
 def are_outermost(trace: Trace, rows: Ints) -> Bools:
     """Which of these events are operators that no other operator encloses; annotations may."""
-
-    def is_operator(events: Ints) -> Bools:
-        operator: Bools = trace.kind[events] == OPERATOR
-        return operator & ~are_named(trace, events, _ANNOTATION)
-
-    return is_operator(rows) & ~within(trace, rows, is_operator)
+    return trace.once(_are_outermost)[rows]
 
 
 def outermost(trace: Trace) -> Ints:
@@ -52,8 +74,24 @@ def outermost(trace: Trace) -> Ints:
 
 
 def _outermost(trace: Trace) -> Ints:
-    rows = np.flatnonzero(trace.kind == OPERATOR)
-    return rows[are_outermost(trace, rows)]
+    operator = trace.kind == OPERATOR
+    operator[events_named(trace, _ANNOTATION)] = False
+    rows: Ints = operator.nonzero()[0]
+    return rows[~nesting.below(operator, trace.parent, rows)]
+
+
+def _are_outermost(trace: Trace) -> Bools:
+    return marked(trace, outermost(trace))
+
+
+def are_free(trace: Trace, rows: Ints) -> Bools:
+    """Which of these events are operators that no other encloses, nor an optimizer of torch."""
+    return trace.once(_are_free)[rows]
+
+
+def _are_free(trace: Trace) -> Bools:
+    rows = outermost(trace)
+    return marked(trace, rows[~within_named(trace, rows, _OPTIMIZER)])
 
 
 def has_frames(trace: Trace) -> bool:

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from labelled.case import ANY
 from live import captured
@@ -157,7 +158,7 @@ def overlooked(answer: Answer) -> list[Any]:
     otherwise: with their thresholds, and with lower ones.
     """
     out = []
-    always = [replace(rule, triggers=None) for rule in RULES.values()]
+    always = [msgspec.structs.replace(rule, triggers=None) for rule in RULES.values()]
     own = {answer.case.rule: dict(answer.case.thresholds)}
     quarter = {
         code: {name: one.default / 4 for name, one in rule.thresholds.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ import numpy as np
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.plain import Plain
+from pytest_torchprof.rules.effort import effort_ns
 from pytest_torchprof.rules.levels import engine_steps, frames_around
 from pytest_torchprof.rules.names import Names, are_any, marks_named
 from pytest_torchprof.rules.operands import mean_elements
@@ -77,6 +79,9 @@ _SAVED_OF_PLAIN_SGD: Final = (0.6, 25)
 #: The same on a device, where each operator is a launch.
 _SAVED_ON_DEVICE: Final = (0.8, 2)
 
+#: What an operator of the loop takes, and for each element.
+_LOOP_CALL_NS, _LOOP_ELEMENT_NS = 3_000, 0.3
+
 _BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
 STEP: Final = Names(r"Optimizer\.step#(\w+)\.step$")
 _SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
@@ -129,9 +134,10 @@ class Step(Plain, frozen=True):
     cpu_elements=Threshold(
         4096, "1", "on a CPU, what these save is less than memory takes for larger parameters"
     ),
+    cpu_share=Threshold(0.02, "1", "beside a model that takes so much longer, a step is a trifle"),
 )
 def single_tensor_optimizer(
-    trace: Trace, *, parameters: float, cpu_parameters: float, cpu_elements: float
+    trace: Trace, *, parameters: float, cpu_parameters: float, cpu_elements: float, cpu_share: float
 ) -> Matches:
     """An optimizer updates its parameters one by one, though it has a form for all at once.
 
@@ -154,6 +160,10 @@ def single_tensor_optimizer(
         elements or fewer on average (0.5 to 0.9). ``foreach=True`` gains a fifth at most for
         Adafactor and Rprop there, and loses for ASGD.
 
+        On a CPU, it counts only where the other form would save at least the ``cpu_share`` (0.02)
+        of all that the test does: a few parameters beside large convolutions are a trifle. Counts
+        tell that, and no times: operators, FLOPs, and bytes of memory.
+
     Why it is slow
         Each parameter takes several small operators, each a launch of its own, where a few would do
         for all. On the CPU, the default is this loop. What it costs is the part of the step's time
@@ -175,6 +185,7 @@ def single_tensor_optimizer(
     events = np.array([step.event for step in found], np.int64)
     on_device = launched_in(trace, events)[0] >= 0
     kept, messages, fixes, costs = [], [], [], []
+    on_cpu, cpu_ns = list[bool](), 0.0
     for step, device in zip(found, on_device.tolist(), strict=True):
         if step.known is None or step.together or (count := step.updated) < parameters:
             continue
@@ -185,14 +196,19 @@ def single_tensor_optimizer(
         complex_ = _has_complex(trace, step)
         if (complex_ and not device) or _records_a_graph(trace, step):
             continue
+        saved = _saved(step, count, on_device=device)
         kept.append(step.event)
         messages.append(f"{step.name} updates {count} parameters one by one")
         fixes.append(_BY_FOREACH if complex_ else _together(step.known, on_device=device))
-        costs.append(int(trace.dur[step.event] * _saved(step, count, on_device=device)))
+        costs.append(int(trace.dur[step.event] * saved))
+        on_cpu.append(not device)
+        cpu_ns += 0 if device else saved * _loop_ns(trace, step)
+    if on_cpu and all(on_cpu) and cpu_ns < cpu_share * effort_ns(trace):
+        return NO_MATCHES
     rows = np.array(kept, np.int64)
     ends = trace.ts[rows] + trace.dur[rows]
-    saved = np.array(costs, np.int64)
-    return Matches(rows, messages, fix=fixes, cost_ns=saved, span_ns=(trace.ts[rows], ends))
+    saved_ns = np.array(costs, np.int64)
+    return Matches(rows, messages, fix=fixes, cost_ns=saved_ns, span_ns=(trace.ts[rows], ends))
 
 
 #: Operators of a step that are looked at to tell whether they record a graph.
@@ -216,6 +232,13 @@ def _saved(step: Step, count: int, *, on_device: bool) -> float:
     elif step.known == "SGD" and _is_small(step, count):
         share, half = _SAVED_OF_PLAIN_SGD
     return share * count / (count + half)
+
+
+def _loop_ns(trace: Trace, step: Step) -> float:
+    """About what its loop takes on a CPU, by the operators that it calls and what these take."""
+    elements = mean_elements(trace, step.rows[:: 1 + len(step.rows) // _SOME])
+    known = elements if elements < math.inf else 0
+    return len(step.rows) * (_LOOP_CALL_NS + known * _LOOP_ELEMENT_NS)
 
 
 def _together(known: str, *, on_device: bool) -> str:

@@ -25,6 +25,7 @@ from pytest_torchprof.rules.by_tensor import (
     shapes_of,
     stretches,
 )
+from pytest_torchprof.rules.effort import effort_ns
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.levels import calls
 from pytest_torchprof.rules.names import Names, are_named, events_named, operators_named
@@ -82,8 +83,13 @@ _OF_STEP: Final = (
     cpu_elements=Threshold(
         16_384, "1", "on a CPU, larger parameters take the time that memory takes, in a loop or not"
     ),
+    cpu_share=Threshold(
+        0.005, "1", "of all that the test does on a CPU, by operators, FLOPs and memory"
+    ),
 )
-def per_parameter_loop(trace: Trace, *, parameters: float, cpu_elements: float) -> Matches:
+def per_parameter_loop(
+    trace: Trace, *, parameters: float, cpu_elements: float, cpu_share: float
+) -> Matches:
     """A Python loop does the same to each parameter of a model, one after the other.
 
     What it does
@@ -109,7 +115,8 @@ def per_parameter_loop(trace: Trace, *, parameters: float, cpu_elements: float) 
         that are read, as when a test compares two models; clones. On a CPU, not where the functions
         for lists gain nothing: parameters of more than ``cpu_elements`` (16,384) elements on
         average; norms that are kept as tensors, and products with a tensor of one element, as in
-        torch's own ``clip_grad_norm_``.
+        torch's own ``clip_grad_norm_``; loops with which the functions for lists would save less
+        than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times.
 
     Why it is slow
         Each operation on each parameter is a call from Python, and on a device a launch. Functions
@@ -131,6 +138,9 @@ def per_parameter_loop(trace: Trace, *, parameters: float, cpu_elements: float) 
     kept = [loop for loop in loops if loop.on_device or loop.pays(trace, cpu_elements)]
     found = [loop for loop in kept if loop.of_model]
     wants = len(found) < len(kept) or any(loop.unsure for loop in found)
+    called = sum(0 if loop.on_device else loop.called_ns for loop in found)
+    if called < cpu_share * effort_ns(trace) and not any(loop.on_device for loop in found):
+        found = []
     if not found:
         return Matches(NO_MATCHES.event, "", wants_tensors=wants)
     first, last = (np.array([loop.rows[at] for loop in found], np.int64) for at in (0, -1))
@@ -191,10 +201,14 @@ class _Loop(Plain, frozen=True):
         if self.on_device:
             end = trace.ts[self.rows[-1]] + trace.dur[self.rows[-1]]
             return float(end - trace.ts[self.rows[0]]) * _SAVED_ON_DEVICE
-        calls = self.calls or len(self.rows)
-        each = _CALL_NS if calls > self.count else _ONLY_CALL_NS
         # As the others' costs, in this run's time, of which the profiler is a part.
-        return calls * each / slowdown_share(trace)
+        return self.called_ns / slowdown_share(trace)
+
+    @property
+    def called_ns(self) -> int:
+        """What calls less take on a CPU."""
+        calls = self.calls or len(self.rows)
+        return calls * (_CALL_NS if calls > self.count else _ONLY_CALL_NS)
 
 
 def _is_by_tensor(trace: Trace, rows: Ints) -> bool:

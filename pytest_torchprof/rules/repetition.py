@@ -14,6 +14,7 @@ from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes, shown
+from pytest_torchprof.rules.effort import BYTE_NS, CALL_NS, effort_ns
 from pytest_torchprof.rules.grouping import reach
 from pytest_torchprof.rules.kinds import chain, kinds_of_casts, kinds_of_clones
 from pytest_torchprof.rules.names import Names, are_named, operators_named, rows_of
@@ -54,6 +55,7 @@ _NO_MEMORY = (
     "autocast's casts of weights: recorded without memory events (profile_memory=True gives them)"
 )
 _TRIFLE = "a call is all that fewer cost: a mean of each channel, a step's number"
+_SHARE = "of all that the test does on a CPU, by operators, FLOPs and memory; less is a trifle"
 
 
 class _Found(NamedTuple):
@@ -91,8 +93,9 @@ def _unseen_copies(trace: Trace) -> str | None:
     blind=_unseen_casts,
     repeats=Threshold(5, "1", "as often for one tensor; q, k and v of one input are three casts"),
     elements=Threshold(16, "1", _TRIFLE),
+    cpu_share=Threshold(0.005, "1", _SHARE),
 )
-def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
+def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is cast between the same dtypes again and again.
 
     What it does
@@ -112,11 +115,12 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
         are cast one by one then look like one. Under autocast they count where gradients, or
         memory events of its cache, say how many weights there are.
 
-        Left alone are tensors of fewer than ``elements`` elements; a cast a step, as of a batch, or
-        of the same targets; one whose result is written to more than once, or in part; ``x.data``,
-        which is another object each time; and the casts that operators, backward passes,
-        optimizers and loaders make within themselves. Nobody sees that NumPy writes to a tensor in
-        between; each ``torch.from_numpy`` counts as a tensor of its own.
+        Left alone are tensors of fewer than ``elements`` elements; on a CPU, casts that are less
+        than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
+        a cast a step, as of a batch, or of the same targets; one whose result is written to more
+        than once, or in part; ``x.data``, which is another object each time; and the casts that
+        operators, backward passes, optimizers and loaders make within themselves. Nobody sees that
+        NumPy writes to a tensor in between; each ``torch.from_numpy`` counts as one of its own.
 
     Why it is slow
         Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
@@ -173,7 +177,8 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
         return NO_MATCHES
     casts = (rows, top, owner, explicit, kind)
     if trace.tensors is not None:
-        return _matches(trace, _same_casts(trace, casts, kinds, least), _CAST_ONCE)
+        same = _same_casts(trace, casts, kinds, least)
+        return _matches(trace, same, _CAST_ONCE, cpu_share)
     out: list[_Found] = []
     finder = Finder(trace)
     for group in _by_kind(trace, rows, np.where(explicit, kind, -1), least):
@@ -188,7 +193,7 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
     own = np.flatnonzero(~explicit)
     recasts = recast(trace, (rows[own], owner[own], kind[own]), kinds, least)
     out += [_Found(top[own[some[1:]]], source, _AUTOCAST) for some, source in recasts]
-    return _matches(trace, out, _CAST_ONCE, wants_tensors=True)
+    return _matches(trace, out, _CAST_ONCE, cpu_share, wants_tensors=True)
 
 
 @rule(
@@ -199,8 +204,9 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float) -> Matches:
     blind=_unseen_copies,
     repeats=Threshold(5, "1", "as often for one tensor; fewer are the parts of one layer"),
     elements=Threshold(16, "1", _TRIFLE),
+    cpu_share=Threshold(0.005, "1", _SHARE),
 )
-def contiguous_copy(trace: Trace, *, repeats: float, elements: float) -> Matches:
+def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is made contiguous, or cloned, again and again.
 
     What it does
@@ -215,7 +221,9 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float) -> Matches
         dtype count where no operator in between can have made another such tensor; several that
         were there before and are copied one by one then look like one.
 
-        Left alone are tensors of fewer than ``elements`` elements; a copy a step; clones that are
+        Left alone are tensors of fewer than ``elements`` elements; on a CPU, copies that are less
+        than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
+        a copy a step; clones that are
         kept side by side; copies that are written to more than once, or in part, which then are
         needed; ``x.data``, which is another object each time; and the copies that operators,
         backward passes, optimizers and loaders make within themselves. Nobody sees that NumPy
@@ -251,14 +259,16 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float) -> Matches
     if not len(rows) or np.bincount(kind).max() < least:
         return NO_MATCHES
     if trace.tensors is not None:
-        return _matches(trace, _same_copies(trace, (rows, top, kind), kinds, least), _COPY_ONCE)
+        return _matches(
+            trace, _same_copies(trace, (rows, top, kind), kinds, least), _COPY_ONCE, cpu_share
+        )
     out: list[_Found] = []
     finder = Finder(trace)
     for group in _by_kind(trace, rows, kind, least):
         source = kinds[kind[group[0]]]
         runs = finder.runs(top[group], rows[group], source, least)
         out += [_Found(run.tops[1:], source) for run in runs if _thrown_away(trace, run, least)]
-    return _matches(trace, out, _COPY_ONCE, wants_tensors=True)
+    return _matches(trace, out, _COPY_ONCE, cpu_share, wants_tensors=True)
 
 
 # -------------------------------------------------------------------- copies of the same tensor
@@ -341,7 +351,7 @@ def _said(source: Source, autocast: bool) -> str:
 
 
 def _matches(
-    trace: Trace, found: list[_Found], own: str, *, wants_tensors: bool = False
+    trace: Trace, found: list[_Found], own: str, share: float, *, wants_tensors: bool = False
 ) -> Matches:
     if not found:
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
@@ -356,10 +366,11 @@ def _matches(
         for s in (one.source for one in each)
     ]
     fix = [one.fix or own for one in each]
-    cost = trace.dur[event]
-    if trace.is_kind(*DEVICE_KINDS).any():
+    cost, moved_bytes = trace.dur[event], np.array(moved, np.int64)
+    if trace.has(*DEVICE_KINDS):
         cost = cost + trace.once(launched_ns)[event]
-    moved_bytes = np.array(moved, np.int64)
+    elif len(event) * CALL_NS + moved_bytes.sum() * BYTE_NS < share * effort_ns(trace):
+        return NONE_SO_FAR if wants_tensors else NO_MATCHES
     return Matches(
         event, message, None, cost, moved_bytes, None, fix, reach(trace, event), wants_tensors
     )

@@ -50,8 +50,31 @@ def deep(width=4, layers=6):
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def plain_sgd_of_many_parameters():
+    model = deep(layers=24)
+    return stepping(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.rand(5, 3))
+
+
+@EXAMPLES.near_miss("single-tensor-optimizer")
+def plain_sgd_that_is_a_trifle_beside_the_layers():
     model = deep()
     return stepping(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.rand(5, 3))
+
+
+def filtering(size):
+    """A step of Adam after a pass through convolutions of images of this size."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+    images = torch.rand(4, 3, size, size)
+    return stepping(model, torch.optim.Adam(model.parameters(), fused=False), images)
+
+
+@EXAMPLES.positive("single-tensor-optimizer")
+def adam_beside_convolutions_of_small_images():
+    return filtering(54)
+
+
+@EXAMPLES.near_miss("single-tensor-optimizer")
+def adam_that_is_a_trifle_beside_convolutions_of_large_images():
+    return filtering(64)
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")

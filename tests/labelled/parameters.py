@@ -59,6 +59,32 @@ def an_average_of_the_weights_in_a_training_step():
     return step
 
 
+def averaged(size):
+    """A training step with images of this size, and an average of the weights."""
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)))
+    ema = ModelEma(model)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    images = torch.rand(2, 3, size, size)
+
+    def step():
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+        ema.update(model)
+
+    return step
+
+
+@EXAMPLES.positive("per-parameter-loop")
+def an_average_of_the_weights_beside_small_images():
+    return averaged(60)
+
+
+@EXAMPLES.near_miss("per-parameter-loop")
+def an_average_of_the_weights_is_a_trifle_beside_large_images():
+    return averaged(70)
+
+
 @EXAMPLES.positive("per-parameter-loop", 3)
 def an_average_over_the_state_with_buffers():
     model = nn.Sequential(

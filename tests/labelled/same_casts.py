@@ -47,6 +47,32 @@ def rotary_tables_cast_in_each_layer():
     return infer
 
 
+def masked(size):
+    """Layers on images of this size, after each of which padding is masked."""
+    layers = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6)))
+    images, mask = torch.rand(8, 4, size, size), torch.rand(8, 16) > 0.2
+
+    @torch.no_grad()
+    def infer():
+        x = images
+        for layer in layers:
+            x = layer(x)
+            x = x + x.mean() * mask.to(x.dtype).sum()  # <- here
+        return x
+
+    return infer
+
+
+@EXAMPLES.positive("repeated-cast", 5)
+def a_mask_cast_after_each_layer_of_small_images():
+    return masked(50)
+
+
+@EXAMPLES.near_miss("repeated-cast")
+def a_mask_cast_after_each_layer_is_a_trifle_beside_large_images():
+    return masked(58)
+
+
 class Positions(nn.Module):
     """Adds as many positions of a table as there are tokens."""
 

@@ -16,6 +16,32 @@ EXAMPLES = Examples()
 # -------------------------------------------------------------------- positives
 
 
+def filtered(size):
+    """Layers on images of this size, each with a copy of one table of weights."""
+    layers = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6)))
+    images, table = torch.rand(8, 4, size, size), torch.rand(16, 8)
+
+    @torch.no_grad()
+    def infer():
+        x = images
+        for layer in layers:
+            x = layer(x)
+            x = x + torch.dot(x.flatten()[:128], table.t().contiguous().flatten())  # <- here
+        return x
+
+    return infer
+
+
+@EXAMPLES.positive("contiguous-copy", 5)
+def a_table_laid_out_in_each_layer_of_small_images():
+    return filtered(50)
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def a_table_laid_out_in_each_layer_is_a_trifle_beside_large_images():
+    return filtered(58)
+
+
 class CrossAttention:
     """Attends to what an encoder has made, laid out anew for each token."""
 

@@ -79,6 +79,12 @@ class DeviceArgs(msgspec.Struct, gc=False):
     bytes: int = -1
 
 
+class FormerIds(msgspec.Struct, gc=False):
+    """Of a runtime call or device event of ROCm until 2024, whose correlation id was called so."""
+
+    correlation: int = msgspec.field(name="External id", default=-1)
+
+
 class CopyArgs(msgspec.Struct, gc=False):
     """Of a call that copies: HIP's number of the direction, which some versions write as text."""
 
@@ -110,10 +116,11 @@ class MemoryArgs(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(name="Device Id", default=-1)
 
 
-_Args = TypeVar("_Args", DeviceArgs, CopyArgs, OpArgs, AutogradArgs, MemoryArgs)
+_Args = TypeVar("_Args", DeviceArgs, FormerIds, CopyArgs, OpArgs, AutogradArgs, MemoryArgs)
 # Numbers come as strings from some versions, hence not strict.
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
+    FormerIds: msgspec.json.Decoder(list[FormerIds | None], strict=False),
     CopyArgs: msgspec.json.Decoder(list[CopyArgs | None], strict=False),
     OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
     AutogradArgs: msgspec.json.Decoder(list[AutogradArgs | None], strict=False),

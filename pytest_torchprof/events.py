@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof import nesting
-from pytest_torchprof.arguments import DeviceArgs, MemoryArgs, OpArgs, decode, decode_part
+from pytest_torchprof.arguments import (
+    DeviceArgs,
+    FormerIds,
+    MemoryArgs,
+    OpArgs,
+    decode,
+    decode_part,
+)
 from pytest_torchprof.compiled_graphs import graphs_of, key_of
 from pytest_torchprof.flops import FORMULAS, flops
 from pytest_torchprof.kept import kept
@@ -399,10 +406,15 @@ class Trace:
 
     @kept
     def correlation(self) -> Ints:
-        """CUPTI's correlation id, which a runtime call shares with what it put on the device."""
+        """CUPTI's correlation id, which a runtime call shares with what it put on the device.
+
+        ROCm's had another name until 2024. Source: kineto's commits e624b51d and 0184822f.
+        """
         out = np.full(len(self), -1, np.int64)
         rows, args = self._device_args
         out[rows] = _int64([a.correlation for a in args])
+        if len(rows) and (out[rows] < 0).all():
+            out[rows] = _int64([a.correlation for a in decode(FormerIds, self.args[rows])])
         return out
 
     @kept

@@ -107,3 +107,13 @@ def test_a_real_trace_of_an_mi300_has_eight_copies_to_the_device() -> None:
         pytest.skip(f"no real traces: {path.parent} has no {path.name}")
     values = measure_all(read(path))
     assert tuple(values[name] for name in NUMBERS) == (8, 27428, 0, 0)
+
+
+def test_kernels_of_rocm_before_2024_have_their_calls_and_operators() -> None:
+    b = TraceBuilder("AMD Instinct MI250X", (9, 0), vendor="amd")
+    for _ in range(3):
+        with b.op("aten::mm", [[64, 64], [64, 64]]):
+            b.launch("Cijk_Ailk_Bljk_SB")
+    new, old = parse(b.to_bytes()), parse(b.to_bytes("roctracer"))
+    assert old.launch.tolist() == new.launch.tolist()
+    assert (old.launch[old.device_rows] >= 0).all()

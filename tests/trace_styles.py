@@ -129,6 +129,19 @@ def _schema_2021(document: Event) -> Event:
     return _map(document, change)
 
 
+def _roctracer(document: Event) -> Event:
+    """ROCm until kineto's 2024: the correlation id stands as "External id", and little else."""
+
+    def change(event: Event) -> Event:
+        args = event.get("args", {})
+        if event["ph"] != "X" or "correlation" not in args:
+            return event
+        rest = {k: v for k, v in args.items() if k in {"kind", "bytes", "kernel"}}
+        return event | {"args": {"External id": args["correlation"], **rest}}
+
+    return {k: v for k, v in _map(document, change).items() if k != "deviceProperties"}
+
+
 LAYOUTS = {"bare_list", "compact", "truncated"}  # compact: as re-written by json, events first
 STYLES: dict[str, Style] = {
     "string_numbers": lambda d: _map(d, _string_numbers),
@@ -143,4 +156,5 @@ STYLES: dict[str, Style] = {
     "no_properties": lambda d: {"traceEvents": d["traceEvents"]},
     "stray": _stray,
     "schema_2021": _schema_2021,
+    "roctracer": _roctracer,
 }

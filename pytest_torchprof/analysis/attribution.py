@@ -59,7 +59,7 @@ _ELEMENT_BYTES: Final = {
 }
 #: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention is of it too).
 TF32_KERNEL: Final = re.compile(
-    r"tf32|xf32|s1688(?!\w*(bf16|f16))|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
+    r"tf32|xf32|s1688(?!\w*(bf|f|fp)16)|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
 )
 #: … and that certainly does not.
 FP32_KERNEL: Final = re.compile(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)

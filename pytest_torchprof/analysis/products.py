@@ -32,8 +32,8 @@ class Product(NamedTuple):
 
     ``types`` are the C++ types of the two matrices. ``rows``: the dimensions that lie contiguously
     in memory, of which a matrix library wants to read whole vectors, with how far from each other
-    the rows along them begin, in elements. Any dimension may, where the trace has no strides. The
-    result is new, and lies along N without gaps.
+    the rows along them begin, in elements. The result is new, and lies along N without gaps. Where
+    the trace has no strides, a matrix may lie along M or K, and nobody knows from where to where.
     """
 
     types: tuple[str, str]
@@ -137,7 +137,7 @@ def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
 
     >>> product = _product([[3, 97, 64], [3, 64, 97]], ["c10::Half", "c10::Half"], None, 0)
     >>> product.shapes, {name: sorted(rows) for name, rows in product.rows.items()}
-    ('3x97x64 @ 3x64x97', {'N': [97], 'M': [97], 'K': [64]})
+    ('3x97x64 @ 3x64x97', {'N': [97], 'M': [], 'K': []})
     """
     dims, types, strides = (_pair(part, first) for part in (dims, types, strides))
     try:
@@ -174,7 +174,7 @@ def _rows(
     torch copies a matrix of which neither dimension is contiguous, or whose rows overlap.
     """
     if strides is None:
-        yield from ((name, frozenset([sizes[name]])) for name in names)
+        yield from ((name, frozenset()) for name in names)
         return
     turned = strides[-1] != 1 and strides[-2] == 1
     name = names[0] if turned else names[1]

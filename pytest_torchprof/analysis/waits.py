@@ -70,7 +70,7 @@ def _waits(trace: Trace) -> Waits:
     copier = copier[~called(trace, copier, _READER.match)]
     belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
     alone = ~belongs & ~_not_the_users(trace, sync)
-    alone &= (inside >= 0) | (trace.ts[sync] < _last_work(trace, call))
+    alone &= (inside >= 0) | _is_before_work(trace, sync, call)
     alone &= _has_work(trace, sync)
 
     own = np.where(call >= 0, trace.dur[call], 0)
@@ -131,18 +131,22 @@ def _not_the_users(trace: Trace, sync: Ints) -> Bools:
     return out
 
 
-def _last_work(trace: Trace, read: Ints) -> int:
-    """When the last of what a device did was launched, or began where its launch is not known.
+def _is_before_work(trace: Trace, sync: Ints, read: Ints) -> Bools:
+    """Whether a device did anything that was launched after each call.
 
-    ``read`` are the calls that copy back, for which the host waits.
+    What began only after the call, if its launch is not known. ``read`` are the calls that copy
+    back, for which the host waits.
     """
     device = np.flatnonzero(trace.in_region & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[device]
-    work = np.where(launch >= 0, launch, device)
-    work = work[~np.isin(work, read)]
+    known = launch[launch >= 0]
     calls = trace.in_region & trace.is_kind(Kind.RUNTIME) & trace.names_where(LAUNCH_CALL.search)
-    times = [trace.ts[work], trace.ts[calls]]
-    return int(np.concatenate(times).max(initial=np.iinfo(np.int64).min))
+    given = np.concatenate([trace.ts[known[~np.isin(known, read)]], trace.ts[calls]])
+    begun = trace.ts[device[launch < 0]]
+    never = np.iinfo(np.int64).min
+    begin, end = trace.ts[sync], trace.ts[sync] + trace.dur[sync]
+    after: Bools = (begin < given.max(initial=never)) | (end < begun.max(initial=never))
+    return after
 
 
 def _has_work(trace: Trace, sync: Ints) -> Bools:

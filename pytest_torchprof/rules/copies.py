@@ -37,10 +37,11 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         Looks for a tensor which the operator just before has filled (``zeros``, ``full``,
         ``arange``, ``fill_`` …) or drawn (``rand``, ``randn``, ``normal_`` …), and which is then
         copied to the device: a real copy of at least ``bytes``, of its shape and dtype. A view or
-        ``pin_memory`` may stand in between, a computation may not; data from Python, from a file or
-        a loader, a cast, a move within the host or to ``meta``, and the parameters of a module
-        that is moved are left alone. A live test is captured once more, to know whether it is that
-        tensor which is moved, or another of its shape, such as a batch.
+        ``pin_memory`` may stand in between, a computation or a cast may not, but ``.to`` may cast
+        while it moves. Data from Python, from a file or a loader, a move within the host or to
+        ``meta``, and the parameters of a module that is moved are left alone. A live test is
+        captured once more, to know whether it is that tensor which is moved, or another of its
+        shape, such as a batch.
 
     Why it is slow
         The CPU writes the tensor, the bus carries it, and the host mostly waits for that; the
@@ -100,9 +101,10 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     What it does
         Counts copies from or to pageable memory of more than ``bytes``. The profiler says so in the
         copy's name; where it does not, as on AMD, or says no size, there is no match. A copy that
-        ``extra-cuda-copy`` finds is left to that rule: pinned memory would not mend it. So are the
-        weights of a model that is moved once: what ``torch.nn.Module.to`` moves, and six tensors or
-        more, of four sizes at least, that are moved one after the other and not again.
+        ``extra-cuda-copy`` finds is left to that rule: pinned memory would not mend it. The weights
+        of a model that is moved, or saved, once are left alone: what ``torch.nn.Module.to`` moves,
+        and six tensors or more, of four sizes at least, that are moved one after the other and not
+        again in that direction.
 
     Why it is slow
         The driver first copies through a pinned buffer of its own, piece by piece, so the bus is
@@ -166,10 +168,10 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         thread, each copy to the device with the latest earlier copy from it of the same size, and
         of the same shape and dtype where the trace has them, from ``bytes`` on. A live test is
         captured once more, to know whether what is copied back is what was copied out, or was
-        computed of it. Where nobody knows, as in a stored trace, or after NumPy, a new tensor that
-        the host makes in between may be what is copied; and where the first copy of that size in a
-        step goes to the device, there is no match: batches and their results go to and fro like
-        that. Activations that are offloaded on purpose are round trips.
+        computed of it. A stored trace does not tell, so there is no match where the host makes any
+        new tensor in between, as ``from_numpy`` does. Neither is there one where nobody knows, as
+        after NumPy, and the first copy of that size in a step goes to the device: batches and their
+        results go to and fro like that. Activations that are offloaded on purpose are round trips.
 
     Why it is slow
         The host waits for the device to finish, the bus carries everything twice, and the device

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.events import H2D, Kind
+from pytest_torchprof.events import D2H, H2D, Kind
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.names import Names, are_named
@@ -34,9 +34,10 @@ _IN_PLACE = Names(r"aten::\w*[^_]_$")
 
 
 def of_weights(trace: Trace) -> Ints:
-    """Copies to the device by which a model is moved, once."""
+    """Copies by which a model is moved to the device, or back to the host, once."""
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
-    copies = copies[trace.names_where(H2D.search)[copies]]
+    up = trace.names_where(H2D.search)
+    copies = copies[(up | trace.names_where(D2H.search))[copies]]
     if not len(copies):
         return copies
     calls = np.flatnonzero(called(trace) & trace.selection)
@@ -50,20 +51,22 @@ def of_weights(trace: Trace) -> Ints:
     position = np.full(len(trace), -1, np.int64)
     position[calls] = np.arange(len(calls))
     moved = position[top]
-    gos: dict[int, list[int]] = {}
+    gos: dict[tuple[int, bool], list[int]] = {}
+    ways = up[copies].tolist()
     for i, at in enumerate(moved.tolist()):
         if moves[at]:
-            gos.setdefault(int(go[at]), []).append(i)
-    kinds = {key: tuple(trace.bytes[copies[some]].tolist()) for key, some in gos.items()}
-    times = Counter(kinds.values())
+            gos.setdefault((int(go[at]), ways[i]), []).append(i)
+    bytes_of = {key: tuple(trace.bytes[copies[some]].tolist()) for key, some in gos.items()}
+    times = Counter((way, bytes_of[one, way]) for one, way in gos)
     found = list[int]()
-    for key, some in gos.items():
-        if times[kinds[key]] > 1:
-            continue  # as a batch is, or a model that is moved there and back
-        asked = np.flatnonzero(marks & (go == key))
+    for (one, way), some in gos.items():
+        own = bytes_of[one, way]
+        if times[way, own] > 1:
+            continue  # as a batch is, or a model that is offloaded in each step
+        asked = np.flatnonzero(marks & (go == one))
         if len(asked):  # buffers are moved between parameters, and not asked about
             found += [i for i in some if asked[0] - 1 <= moved[i] < asked[-1]]
-        elif len(some) >= _MANY and len(set(kinds[key])) >= _SIZES:
+        elif len(some) >= _MANY and len(set(own)) >= _SIZES:
             found += some
     return copies[sorted(found)]
 

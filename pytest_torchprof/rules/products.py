@@ -46,7 +46,7 @@ _UNKNOWN_GAIN: Final = (
 )
 #: Kernels that certainly do not multiply fp32, and others that certainly do not multiply 16 bits.
 _SHORT_TYPES: Final = re.compile(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|fp8|i8|int8")
-_LONG_TYPES: Final = re.compile(r"tf32|s1688(?!\w*16)|sgemm|dgemm|f32f32_f32f32|f64")
+_LONG_TYPES: Final = re.compile(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64")
 
 
 def _unseen_fp32(trace: Trace) -> str | None:
@@ -59,7 +59,7 @@ def _unseen_fp32(trace: Trace) -> str | None:
     return blind_kernels(
         trace,
         lambda name: (
-            _may_be_single(name) and not (TF32_KERNEL.search(name) or _SHORT_TYPES.search(name))
+            _is_product(name) and not (TF32_KERNEL.search(name) or _SHORT_TYPES.search(name))
         ),
     )
 
@@ -68,7 +68,9 @@ def _unseen_16_bits(trace: Trace) -> str | None:
     """Products that graphs launched: no operator says how large they are."""
     return blind_kernels(
         trace,
-        lambda name: is_main(name) and not (_LONG_TYPES.search(name) or _WHOLE_LOADS.search(name)),
+        lambda name: (
+            _is_product(name) and not (_LONG_TYPES.search(name) or _WHOLE_LOADS.search(name))
+        ),
     )
 
 
@@ -123,7 +125,7 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
     fast = products.any_kernel(trace, TF32_KERNEL.search)
     slow = products.any_kernel(trace, _is_single) & ~fast
     if allowed is False:
-        slow |= products.any_kernel(trace, _may_be_single) & ~fast
+        slow |= products.any_kernel(trace, _is_product) & ~fast
     named = products.any_kernel(trace, _is_named_single)
     wanted = np.where(unknown[products.which], named, single[products.which])
     if allowed is None and (fast & wanted).sum() > (slow & wanted).sum():
@@ -156,7 +158,7 @@ def _is_single(name: str) -> bool:
     return bool(FP32_KERNEL.search(name)) and not _VECTOR_KERNEL.search(name)
 
 
-def _may_be_single(name: str) -> bool:
+def _is_product(name: str) -> bool:
     return is_main(name) and not _VECTOR_KERNEL.search(name)
 
 
@@ -202,7 +204,9 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
         Counts calls of ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` on fp16 or bf16 matrices, on any
         accelerator, in which M, N or K is no multiple of ``multiple`` (8); the batch of ``bmm`` is
         free. A dimension counts, and is named, only if a matrix or the result lies along it in
-        memory, which the strides tell: M, the number of rows or tokens, mostly does not.
+        memory, which the strides tell: M, the number of rows or tokens, mostly does not. A trace
+        without strides (torch before 2.2) tells only of N, along which the result lies; there M and
+        K count if a kernel's name says that it loads less than whole vectors.
 
         It does not count if the kernel's name says that it loads whole vectors all the same
         (``align8``, ``ldg8``), or if the strides say that all rows begin at a multiple of 8, as in

@@ -52,7 +52,8 @@ def host_sync(trace: Trace) -> Matches:
         come down to ``_local_scalar_dense``; masks as indices, ``unique`` and ``where`` with one
         argument to ``nonzero``; ``.cpu()``, ``.numpy()`` and ``print`` to ``copy_``. Copies to
         pinned memory that nobody waits for, copies to the device, waits of one stream for another,
-        and those in collective operations are none. Neither is a synchronisation that keeps nothing
+        those in collective operations, and those of DDP's own log of times are none. Neither is a
+        synchronisation that keeps nothing
         waiting: one after the last work of the device, as benchmarks and the profiler end with,
         also if only copies follow that the host waits for anyway; and one with nothing to wait
         for, before the first work or with none launched since the device was last synchronised as

@@ -13,17 +13,17 @@ WEIGHTS = [(64, 3, 7, 7), (64,), (128, 64, 3, 3), (128,), (256, 128, 3, 3), (256
 FETCH = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
-def parameter(b: TraceBuilder, shape) -> None:
+def parameter(b: TraceBuilder, shape, move=up) -> None:
     """What ``torch.nn.Module.to`` does with a parameter."""
-    up(b, list(shape))
+    move(b, list(shape))
     for _ in range(2):
         b.op("aten::_has_compatible_shallow_copy_type", [list(shape)] * 2, ["float"] * 2)
 
 
-def model(b: TraceBuilder, shapes=WEIGHTS) -> None:
-    """``model.to(device)``."""
+def model(b: TraceBuilder, shapes=WEIGHTS, move=up) -> None:
+    """``model.to(device)``, or ``.to("cpu")`` by ``down``."""
     for shape in shapes:
-        parameter(b, shape)
+        parameter(b, shape, move)
 
 
 # -------------------------------------------------------------------- pageable-copy: positives
@@ -102,6 +102,27 @@ def images_of_one_size_in_one_go():
     return b
 
 
+@EXAMPLES.positive("pageable-copy", 8, also="host-sync")
+def results_of_many_sizes_in_each_of_two_steps():
+    b = TraceBuilder(GPU)
+    for _ in range(2):
+        product(b)
+        for rows in (100, 200, 300, 400):
+            down(b, [rows, 256])
+        for rows in (5, 6, 7):
+            down(b, [rows])
+    return b
+
+
+@EXAMPLES.positive("pageable-copy", 3, also="host-sync")
+def three_results_once():
+    b = TraceBuilder(GPU)
+    product(b)
+    for rows in (100, 200, 300):
+        down(b, [rows, 256])
+    return b
+
+
 # -------------------------------------------------------------------- pageable-copy: near misses
 
 
@@ -110,6 +131,33 @@ def a_model_that_is_moved():
     b = TraceBuilder(GPU)
     model(b)
     product(b)
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy", also="host-sync")
+def a_model_that_is_moved_to_the_device_and_back():
+    b = TraceBuilder(GPU)
+    model(b)
+    product(b)
+    model(b, move=down)
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy", also="host-sync")
+def weights_that_are_saved_once():
+    b = TraceBuilder(GPU)
+    product(b)
+    for shape in WEIGHTS:
+        down(b, list(shape))
+        b.op("aten::detach", [list(shape)])
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy", also="host-sync")
+def a_small_model_that_is_moved_back():
+    b = TraceBuilder(GPU)
+    product(b)
+    model(b, [(784, 256), (256,), (256, 10), (10,)], move=down)
     return b
 
 

@@ -313,6 +313,26 @@ def no_strides_but_a_kernel_that_loads_whole_vectors():
     return one("aten::mm", [4900, 1280], [1280, 3840], ampere, dtype=BF16, strides=[[], []])
 
 
+@EXAMPLES.near_miss("unaligned-matmul")
+def a_number_of_tokens_where_neither_strides_nor_the_kernel_say_more():
+    return one("aten::addmm", [141, 512], [512, 2048], XMMA_BF16, dtype=BF16, strides=[[]] * 3)
+
+
+@EXAMPLES.near_miss("unaligned-matmul")
+def a_gradient_of_weights_over_197_tokens_where_the_trace_has_no_strides():
+    return one("aten::mm", [768, 197], [197, 768], XMMA_BF16, dtype=BF16, strides=[[], []])
+
+
+@EXAMPLES.positive("unaligned-matmul")
+def a_vocabulary_where_the_trace_has_no_strides():
+    return one("aten::addmm", [141, 512], [512, 30522], XMMA_BF16, dtype=BF16, strides=[[]] * 3)
+
+
+@EXAMPLES.positive("unaligned-matmul")
+def two_features_where_only_the_kernel_says_more():
+    return one("aten::mm", [2048, 2], [2, 128], ALIGN1, dtype=BF16, strides=[[], []])
+
+
 @EXAMPLES.positive("unaligned-matmul", 2)
 def two_layers_of_ten_classes():
     b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))

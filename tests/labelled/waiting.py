@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import torch
 from labelled.case import Examples
 from trace_builder import TraceBuilder
+from trace_styles import STYLES, Event
 
 from pytest_torchprof.events import FACTS_KEY, REGION
 
@@ -40,6 +41,13 @@ def read(
         b.memcpy(kind, size, pageable, blocking=blocking)
         if wait:
             b.sync("cudaStreamSynchronize")
+
+
+class OfRoctracer(TraceBuilder):
+    """A trace as kineto wrote it on ROCm until 2024."""
+
+    def document(self) -> Event:
+        return STYLES["roctracer"](super().document())
 
 
 # ---------------------------------------------------------------------------------- host-sync
@@ -181,6 +189,26 @@ def an_operator_that_synchronises_without_a_copy():
         b.sync("cudaStreamSynchronize")
         b.launch("merge_kernel")
         b.sync("cudaStreamSynchronize")
+    return b
+
+
+@EXAMPLES.positive("host-sync")
+def a_lap_between_two_parts_whose_launches_are_lost():
+    b = gpu()
+    for _ in range(2):
+        b.kernel_without_runtime(RELU, 300)
+        b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.positive("host-sync", 2)
+def a_lap_between_two_parts_on_rocm_before_2024():
+    b = OfRoctracer("AMD Instinct MI300X", (9, 4), vendor="amd")
+    for _ in range(2):
+        work(b, 10, device_us=300)
+        b.sync("cudaDeviceSynchronize")
+    work(b)
+    b.sync("cudaDeviceSynchronize")
     return b
 
 
@@ -384,6 +412,24 @@ def a_copy_of_which_the_trace_has_only_the_call():
         b.runtime("cudaMemcpyAsync")
         b.sync("cudaStreamSynchronize")
     work(b)
+    return b
+
+
+@EXAMPLES.near_miss("host-sync")
+def the_end_of_a_benchmark_whose_launches_are_lost():
+    b = gpu()
+    for _ in range(3):
+        b.kernel_without_runtime(RELU, 300)
+    b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.near_miss("host-sync")
+def the_end_of_a_benchmark_on_rocm_before_2024():
+    b = OfRoctracer("AMD Instinct MI300X", (9, 4), vendor="amd")
+    work(b, 10, device_us=300)
+    b.sync("cudaDeviceSynchronize")
+    b.sync("cudaDeviceSynchronize")
     return b
 
 

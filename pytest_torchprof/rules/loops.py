@@ -22,7 +22,7 @@ from pytest_torchprof.rules.tree import are_outermost
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.rules.bodies import Pieces
+    from pytest_torchprof.rules.bodies import Pieces, Shape
     from pytest_torchprof.rules.moving import Moving
 
 _INDEX: Final = Names(
@@ -30,6 +30,11 @@ _INDEX: Final = Names(
 )
 #: Products that a loop over a tensor may have without being a model: one product does them all.
 _PRODUCT: Final = re.compile(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
+
+#: These, and layers that look something up.
+_BY_ITSELF: Final = re.compile(rf"{_PRODUCT.pattern}|aten::embedding(_bag)?$")
+#: Layers that take rows, of one sample or of several, which look alike.
+_OF_ROWS: Final = re.compile(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm)$")
 
 #: So many repetitions are followed for what one takes of another, such as a year before.
 _FOLLOWED: Final = 128
@@ -70,8 +75,9 @@ def for_loop_indexing(
         Not either: the same part each time, as the last token's or each layer's; pieces of
         different sizes, growing ones too; shifts by which a stencil takes most of a tensor; blocks
         of which a picture is put together; the items of a DataLoader; steps of training, and of an
-        optimizer; slices of several elements put through layers, which are batches; schedules that
-        a model's steps look up; a tensor that is printed; rows that a test compares (``allclose``,
+        optimizer; slices of several elements put through layers, which are batches, as are parts of
+        several rows, unless a ``stack`` or ``y[i] = …`` puts the results back; schedules that a
+        model's steps look up; a tensor that is printed; rows that a test compares (``allclose``,
         ``assert x[i] > 0``), from which an ``if`` does not differ; ``torch.autograd.gradcheck``;
         numbers on the CPU that are read one by one (``int(i) for i in x``), or parts that are kept
         in a list (``[x[i] for i in ids]``) without a ``stack``, and nothing else: these are
@@ -164,6 +170,8 @@ class _Finder:
             return
         if elements(moving.part) > self._most or works_on_more(body, self._most):
             return
+        if _are_batches(body, moving.part):
+            return
         carried = self._carried(body, moving)
         if carried or are_gradchecked(self._trace, np.array([moving.row])).any():
             return
@@ -176,7 +184,7 @@ class _Finder:
     def _carried(self, body: Body, moving: Moving) -> bool | None:
         """Whether a repetition needs what another made; None where only a live test can tell."""
         layers = [name for name in body.names if LAYER.match(name)]
-        model = any(not _PRODUCT.match(name) for name in layers)
+        model = any(not _BY_ITSELF.match(name) for name in layers)
         if model and not moving.part:
             return True  # a schedule that a model's steps look up
         if body.taken is not None:
@@ -189,6 +197,15 @@ class _Finder:
         if may_carry(body, set(moving.pieces)) or (model and not _is_passed_on(body, moving)):
             return None
         return False
+
+
+def _are_batches(body: Body, part: Shape) -> bool:
+    """Whether layers take parts of several rows, which are not put back beside one another."""
+    layer = next((c for c in body.calls[: body.period] if LAYER.match(c.name)), None)
+    if layer is None or not _OF_ROWS.match(layer.name) or elements(part[:-1]) < 2:
+        return False
+    back = body.before == "aten::stack" or "aten::copy_" in body.names
+    return layer.shapes[:1] == ((part,),) and not back
 
 
 def _is_passed_on(body: Body, moving: Moving) -> bool:

@@ -200,8 +200,8 @@ def _takes(body: Body, piece: Shape, source: frozenset[int]) -> bool:
 def _is_number(body: Body, at: int, number: int) -> bool:
     """Whether an argument may be a number of Python's, as far as is known."""
     call = body.calls[at]
-    if body.taken is not None or MARKS.match(call.name):  # which take numbers as such
-        return False
+    if body.taken is not None or MARKS.match(call.name) or call.base == "embedding":
+        return False  # which take numbers as such, and which takes none
     return number > 0 and call.may_be_number(number)
 
 

@@ -33,6 +33,7 @@ _PASSES: Final = re.compile(
     r"|div_?|mul_?|true_divide_?|tanh_?|softmax|log_softmax)$"
 )
 _SELECT, _SLICE, _NARROW = "aten::select", "aten::slice", "aten::narrow"
+_SQUEEZE: Final = "aten::squeeze"
 _WHOLE: Final = 2**62
 #: Calls after a product that are looked at for what takes its result.
 _FAR: Final = 100
@@ -41,7 +42,7 @@ _MOST: Final = 2000
 #: Calls that are decoded at a time: mostly the first takes all of the result.
 _AT_ONCE: Final = 4
 #: Of a slice that takes everything.
-_ALL: Final = ("", "")
+_ALL: Final = -1
 
 
 @rule(
@@ -62,9 +63,9 @@ def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
         but one position, by an index or a slice: ``logits[:, -1]``. What casts or scales all of it,
         or takes its softmax, may come between. The rest of the result must be ``wasted`` (64 KiB)
         or more. Not: results of which anything takes more, such as a loss or two positions; one
-        sample of a batch, ``logits[0]``; positions that a tensor chooses, one for each sample.
-        Positions are the last dimension but one of three or more: rows of a matrix, and a first
-        dimension, may as well be the samples of a batch.
+        sample of a batch, ``logits[0]``, unless it is the only one; positions that a tensor
+        chooses, one for each sample. Positions are the last dimension but one of three or more:
+        rows of a matrix, and a first dimension, may as well be the samples of a batch.
 
     Why it is slow
         The vocabulary is the widest layer of a language model: a prompt of 1,000 tokens costs 1,000
@@ -161,20 +162,25 @@ def _one_position(trace: Trace, rows: Ints, place: int, shape: _Shape) -> bool:
     after = rows[place + 1 : place + 1 + _FAR]
     after = after[trace.thread[after] == thread]
     product = trace.names[trace.name[rows[place]]]
-    taken: set[tuple[str, str]] = set()
+    taken = set[int]()
+    shapes = [shape]  # of what has all positions
     for name, args in _calls(trace, after):
         dims = decode_part(args.dims)
         if name == product and (again := _result(args, 0)) is not None and again.shape == shape:
             break
-        if not isinstance(dims, list) or list(shape) not in dims:
-            if any(isinstance(d, list) and list(shape) in d for d in dims or ()):
-                return False
-            continue
-        if dims.count(list(shape)) > 1:
+        every = dims if isinstance(dims, list) else []
+        if any(list(one) in d for d in every if isinstance(d, list) for one in shapes):
             return False
-        if _PASSES.match(name):
+        some = [one for one in shapes for _ in range(every.count(list(one)))]
+        if not some or (len(some) == 1 and _PASSES.match(name)):
             continue
-        position = _position(name, decode_part(args.concrete), shape)
+        (one, *others), concrete = some, decode_part(args.concrete)
+        if others:
+            return False
+        if one[0] == 1 and len(one) > 2 and _is_first(name, concrete):
+            shapes.append(one[1:])
+            continue
+        position = _position(name, concrete, one)
         if position is None:
             return False
         if position != _ALL:
@@ -182,8 +188,14 @@ def _one_position(trace: Trace, rows: Ints, place: int, shape: _Shape) -> bool:
     return len(taken) == 1
 
 
-def _position(name: str, concrete: Any, shape: _Shape) -> tuple[str, str] | None:
-    """Which one a call takes: its dimension and number; `_ALL` for all, None for any other."""
+def _is_first(name: str, concrete: Any) -> bool:
+    """Whether a call takes the first of a dimension, or does without it."""
+    parts = [str(part) for part in concrete] if isinstance(concrete, list) else []
+    return name in (_SELECT, _SQUEEZE) and parts[1:2] in ([], ["0"])
+
+
+def _position(name: str, concrete: Any, shape: _Shape) -> int | None:
+    """The number of the one that a call takes; `_ALL` for all, None for anything else."""
     parts = [str(part) for part in concrete] if isinstance(concrete, list) else []
     numbers = [int(part) if re.fullmatch(r"-?\d+", part) else None for part in parts[1:4]]
     if len(numbers) < 2 or numbers[0] is None or name not in (_SELECT, _SLICE, _NARROW):
@@ -204,7 +216,7 @@ def _position(name: str, concrete: Any, shape: _Shape) -> tuple[str, str] | None
         return _ALL
     if axis != len(shape) - 2 or length != 1 or start is None:
         return None
-    return str(axis), str(start % size)
+    return start % size
 
 
 def _calls(trace: Trace, rows: Ints) -> Iterator[tuple[str, OpArgs]]:

@@ -380,6 +380,53 @@ def samples_one_by_one_through_a_residual_block():
 
 
 @EXAMPLES.positive("for-loop-indexing")
+def sequences_one_by_one_through_a_residual_block():
+    block, x = _Residual().eval(), torch.rand(12, 5, 6)
+
+    @torch.inference_mode()
+    def predict():
+        return torch.stack([block(sequence) for sequence in x])  # <- here
+
+    return predict
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def batches_that_are_one_tensor():
+    model, data = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), torch.rand(12, 5, 6)
+
+    @torch.inference_mode()
+    def predict():
+        return torch.cat([model(batch).argmax(1) for batch in data])
+
+    return predict
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def batches_that_are_taken_by_number():
+    layer, data = nn.Linear(6, 1).requires_grad_(False), torch.rand(12, 5, 6)
+    return lambda: sum(float(layer(data[i]).mean()) for i in range(len(data)))
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def tokens_one_by_one_through_an_embedding():
+    words, text = nn.Embedding(20, 8).requires_grad_(False), torch.randint(20, (14,))
+    return lambda: torch.stack([words(token) for token in text])  # <- here
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def tokens_that_a_state_takes_in():
+    words, text = nn.Embedding(20, 8).requires_grad_(False), torch.randint(20, (14,))
+
+    def read():
+        state = torch.zeros(8)
+        for token in text:
+            state = torch.tanh(words(token) + 0.5 * state)
+        return state
+
+    return read
+
+
+@EXAMPLES.positive("for-loop-indexing")
 def sentences_one_by_one_through_an_encoder():
     words, layer = nn.Embedding(20, 8), nn.Linear(8, 8)
     texts = torch.randint(20, (12, 5))

@@ -81,6 +81,59 @@ def logits_are_cast_before_the_last_is_taken():
     return first_token
 
 
+@EXAMPLES.positive("all-logits", 2)
+def the_last_position_of_the_only_sample():
+    model = Decoder().eval()
+    prompt = _tokens(1, 64)
+
+    @torch.inference_mode()
+    def choose():
+        best = model(prompt)[0, -1].argmax()
+        top = model(prompt).squeeze(0)[-1].topk(5)
+        return best, top.indices
+
+    return choose
+
+
+@EXAMPLES.positive("all-logits", 1)
+def probabilities_of_the_only_sample():
+    model = Decoder().eval()
+    prompt = _tokens(1, 64)
+
+    @torch.inference_mode()
+    def choose():
+        logits = model(prompt)[0]
+        return logits.softmax(-1)[-1, :].argmax()
+
+    return choose
+
+
+@EXAMPLES.near_miss("all-logits")
+def some_positions_of_the_only_sample():
+    model = Decoder().eval()
+    prompt = _tokens(1, 64)
+
+    @torch.inference_mode()
+    def answer():
+        logits = model(prompt)[0]
+        return logits[-1].argmax(), logits[40:48].argmax(-1)
+
+    return answer
+
+
+@EXAMPLES.near_miss("all-logits")
+def the_only_sample_as_a_whole():
+    model = Decoder().eval()
+    prompt = _tokens(1, 64)
+
+    @torch.inference_mode()
+    def score():
+        logits = model(prompt).squeeze(0)
+        return logits[-1].argmax(), F.cross_entropy(logits[:-1], prompt[0, 1:])
+
+    return score
+
+
 @EXAMPLES.near_miss("all-logits")
 def rows_of_a_matrix_may_be_samples():
     model = Decoder().eval()

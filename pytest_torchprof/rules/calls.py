@@ -14,9 +14,9 @@ from pytest_torchprof.rules.names import (
     are_named,
     events_named,
     marks_named,
-    operators_named,
+    named,
 )
-from pytest_torchprof.rules.tree import marked, within
+from pytest_torchprof.rules.tree import within
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -28,7 +28,8 @@ _STEP_ENDS = Names(r"Optimizer\.step#")
 _STEP_BEGINS = Names(rf"{STEP.pattern}|enumerate\(DataLoader\)#")
 _BACKWARD = Names(r"(?s:.*)Backward\d+$")
 _DISPATCHED = Names(r"(?s:.*)::")
-_AUTOGRAD, _TORCH = Names(r"autograd::"), Names(r"torch::")
+_AUTOGRAD = Names(r"autograd::")
+_CALLED = Names(r"(?!autograd::|torch::)(?s:.*)::")
 
 
 def called(trace: Trace) -> Bools:
@@ -41,13 +42,16 @@ def called(trace: Trace) -> Bools:
 
 
 def _called(trace: Trace) -> Bools:
-    rows = operators_named(trace, _DISPATCHED)
-    return marked(trace, rows[are_called(trace, rows)])[:-1]
+    found = named(trace, _CALLED)
+    found &= trace.kind == OPERATOR
+    rows = found.nonzero()[0]
+    found[rows] = ~nesting.below(trace.once(_closed), trace.parent, rows)
+    return found
 
 
 def are_called(trace: Trace, rows: Ints) -> Bools:
     """The same of these events alone."""
-    found = are_named(trace, rows, _DISPATCHED) & ~are_named(trace, rows, _AUTOGRAD, _TORCH)
+    found = are_named(trace, rows, _CALLED)
     found &= trace.kind[rows] == OPERATOR
     found[found] = ~nesting.below(trace.once(_closed), trace.parent, rows[found])
     return found
@@ -55,14 +59,15 @@ def are_called(trace: Trace, rows: Ints) -> Bools:
 
 def _closed(trace: Trace) -> Bools:
     """Of each event, whether it holds nothing that code outside torch called."""
-    closed = marked(trace, operators_named(trace, _DISPATCHED, _BACKWARD))
+    closed = named(trace, _DISPATCHED, _BACKWARD)
+    closed &= trace.kind == OPERATOR
     closed[events_named(trace, _LIBRARY)] = True
     return closed
 
 
 def are_closed(trace: Trace, rows: Ints) -> Bools:
     """Which of these events hold nothing that code outside torch called."""
-    return trace.once(_closed)[rows]
+    return trace.once(_closed)[rows] & (rows >= 0)
 
 
 def in_backward(trace: Trace, rows: Ints) -> Bools:

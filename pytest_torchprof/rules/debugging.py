@@ -107,6 +107,8 @@ def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
 def _anomalies(trace: Trace, least: float) -> Matches | None:
     """A row a backward pass whose gradients were looked through."""
     checks = rows_of(trace, _NAN)
+    if not len(checks):
+        return None
     checks = checks[are_engine_steps(trace, trace.parent[checks])]
     if not len(checks):
         return None

@@ -47,6 +47,8 @@ _MOST_KNOWN: Final = 100_000
 #: For fewer, one look for all would cost more to compile (6 ms) than it saves.
 _MANY: Final = 500
 _NONE: Final = np.zeros(0, np.int64)
+#: Of so large a part of all events, they are not put together name by name.
+_DENSE: Final = 4
 #: What cannot be part of a longer expression: it means a group by its number, or has flags.
 _ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
 
@@ -109,6 +111,7 @@ class _Index:
         self.bits: Final = learn(trace.names)
         self.any: Final = reduce(or_, self.bits, 0)
         #: How many events have each name.
+        self._name: Final = trace.name
         self.counts: Final = _counts(trace.name, len(self.bits))
         # Numbers of 16 bits are sorted in linear time.
         name = trace.name.astype(np.uint16) if len(self.bits) <= 1 << 16 else trace.name
@@ -138,6 +141,10 @@ class _Index:
 
     def events(self, numbers: Sequence[int]) -> Ints:
         """Events of these names, in time order."""
+        if _DENSE * sum([self.counts[i] for i in numbers]) > len(self._name):
+            chosen = np.zeros(len(self.bits), bool)
+            chosen[numbers] = True
+            return chosen[self._name].nonzero()[0]
         parts = [self._order[self._ends[i] - self.counts[i] : self._ends[i]] for i in numbers]
         if len(parts) == 1:
             return parts[0]
@@ -171,6 +178,12 @@ def marks_named(trace: Trace, *names: Names) -> Ints:
     rows = events_named(trace, *names)
     marks: Ints = rows[_IS_MARK[trace.kind[rows]]]
     return marks
+
+
+def named(trace: Trace, *names: Names) -> Bools:
+    """Of each event, whether it has a name among any of these."""
+    found: Bools = _index(trace).have(_sum(names))[trace.name]
+    return found
 
 
 def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:

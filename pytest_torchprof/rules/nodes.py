@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: What torch.compile made of a function, written as an operator around what that calls.
 _REGION: Final = Names(r"Torch-Compiled Region")
-#: A node of the graph that an operator has made.
-_RAN: Final = Names(r"autograd::engine::evaluate_function: (?!.*::AccumulateGrad$)")
+#: A step of the engine; each but the gradients' is of a node that an operator has made.
+_RUNS: Final = Names(r"autograd::engine::evaluate_function: ")
 _GRADIENT: Final = Names(r".*::AccumulateGrad$")
 #: Calls that are looked at for the number of the next node.
 _FAR: Final = 100
@@ -54,6 +54,11 @@ class Recorded(NamedTuple):
     def where(self, chosen: Bools) -> Recorded:
         """Some of them."""
         return Recorded(self.rows[chosen], self.first[chosen], self.after[chosen])
+
+
+def has_regions(trace: Trace) -> bool:
+    """Whether compiled code ran, in which operators are called that others enclose."""
+    return bool(len(operators_named(trace, _REGION)))
 
 
 def forward_calls(trace: Trace) -> Ints:
@@ -145,7 +150,19 @@ def all_used(trace: Trace, named: Names) -> bool:
 
 
 def _ran(trace: Trace) -> set[int]:
-    return {-1, *numbers(trace, operators_named(trace, _RAN)).tolist()}
+    rows, args = engine_nodes(trace)
+    ends = are_named(trace, rows, _GRADIENT).tolist()
+    return {-1, *(one.sequence for one, end in zip(args, ends, strict=True) if not end)}
+
+
+def engine_nodes(trace: Trace) -> tuple[Ints, list[AutogradArgs]]:
+    """The autograd engine's steps that run nodes, and which each of them runs."""
+    return trace.once(_engine_nodes)
+
+
+def _engine_nodes(trace: Trace) -> tuple[Ints, list[AutogradArgs]]:
+    rows = operators_named(trace, _RUNS)
+    return rows, decode(AutogradArgs, trace.args[rows])
 
 
 def are_last(trace: Trace, rows: Ints) -> Bools:

@@ -193,8 +193,9 @@ def single_tensor_optimizer(
             small = mean_elements(trace, step.rows) <= cpu_elements
             if step.known in _SLOWER_ON_CPU or count < cpu_parameters or not small:
                 continue
-        complex_ = _has_complex(trace, step)
-        if (complex_ and not device) or _records_a_graph(trace, step):
+        arguments = [raw or b"" for raw in trace.args[step.rows].tolist()]
+        complex_ = "aten::view_as_real" in step.calls or any(map(_is_complex, arguments))
+        if (complex_ and not device) or _records_a_graph(trace, step, arguments):
             continue
         saved = _saved(step, count, on_device=device)
         kept.append(step.event)
@@ -248,18 +249,18 @@ def _together(known: str, *, on_device: bool) -> str:
     return _BY_FOREACH
 
 
-def _records_a_graph(trace: Trace, step: Step) -> bool:
+def _is_complex(arguments: bytes) -> bool:
+    """Whether a tensor is complex, which no fused form takes."""
+    return b"c10::complex" in arguments
+
+
+def _records_a_graph(trace: Trace, step: Step, arguments: list[bytes]) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
+    if not any(b"Sequence number" in one for one in arguments):
+        return False
     some = step.rows[:: 1 + len(step.rows) // _SOME]
     known = {one.sequence for one in decode(AutogradArgs, trace.args[some])}
     return len(known - {-1}) > 1
-
-
-def _has_complex(trace: Trace, step: Step) -> bool:
-    """Whether some parameters are complex, which no fused form takes."""
-    if "aten::view_as_real" in step.calls:
-        return True
-    return any(b"c10::complex" in (raw or b"") for raw in trace.args[step.rows].tolist())
 
 
 # ------------------------------------------------------------------------- what a step is and does

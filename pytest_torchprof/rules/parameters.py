@@ -32,6 +32,7 @@ from pytest_torchprof.rules.names import Names, are_named, events_named, operato
 from pytest_torchprof.rules.operands import mean_elements, shapes
 from pytest_torchprof.rules.optimizers import steps
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.tree import are_free
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -225,7 +226,7 @@ def _is_by_tensor(trace: Trace, rows: Ints) -> bool:
 def _loops(trace: Trace, least: int) -> Iterator[_Loop]:
     some = events_named(trace, WRITES, MAKES, NORM)
     some = some[trace.selection[some]]
-    if len(some) < least:
+    if np.count_nonzero(are_free(trace, some)) < least:
         return
     rows = calls(trace)
     rows = rows[trace.selection[rows]]

@@ -14,10 +14,9 @@ from pytest_torchprof.rules.names import (
     Names,
     are_any,
     marks_named,
-    operators_named,
     rows_of,
 )
-from pytest_torchprof.rules.nodes import forward_calls
+from pytest_torchprof.rules.nodes import engine_nodes, forward_calls
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.events import Taken, Trace
     from pytest_torchprof.nesting import Ints
 
-_STEP: Final = Names(r"autograd::engine::evaluate_function: ")
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 #: The operator that puts a gradient where the optimizer finds it; `autograd.grad` runs none.
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
@@ -117,8 +115,7 @@ class _Pass(NamedTuple):
 
 def _passes(trace: Trace) -> list[_Pass]:
     """All of them; none if no node runs twice."""
-    steps = operators_named(trace, _STEP)
-    args = decode(AutogradArgs, trace.args[steps])
+    steps, args = engine_nodes(trace)
     names = trace.name[steps].tolist()
     nodes = [
         (one.forward_thread, one.sequence, name) for one, name in zip(args, names, strict=True)

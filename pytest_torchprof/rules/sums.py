@@ -14,16 +14,19 @@ from pytest_torchprof.nesting import distinct
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.flow import flat, makers
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.names import Names, marks_named
+from pytest_torchprof.rules.levels import engine_steps
+from pytest_torchprof.rules.names import Names, marks_named, operators_named
 from pytest_torchprof.rules.nodes import (
     all_used,
     forward_calls,
+    has_regions,
     numbers,
     recorded,
     recording_ns,
     steps,
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.tree import are_outermost
 from pytest_torchprof.rules.weights import kept_bytes, running_again
 
 if TYPE_CHECKING:
@@ -76,8 +79,7 @@ def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
                 loss = step(batch, target)
                 total += loss.detach()
     """
-    joins = _unused_joins(trace)
-    if not len(joins):
+    if not _may_repeat(trace, steps) or not len(joins := _unused_joins(trace)):
         return NO_MATCHES
     bounds = _bounds(trace)
     trained = len(bounds) >= steps
@@ -148,6 +150,18 @@ def _bounds(trace: Trace) -> Ints:
     begins = np.diff(np.searchsorted(called, ran), prepend=-1) != 0
     passes: Ints = ran[begins]
     return passes
+
+
+def _may_repeat(trace: Trace, steps: float) -> bool:
+    """A quick look: whether so many steps may have ended, or layers of one name run so often."""
+    stepped = len(marks_named(trace, _OPTIMIZER_STEP))
+    if stepped >= steps or (not stepped and len(engine_steps(trace)) >= steps):
+        return True
+    if has_regions(trace):
+        return True
+    layers = operators_named(trace, LAYER)
+    layers = layers[are_outermost(trace, layers)]
+    return len(layers) >= steps and bool(np.bincount(trace.name[layers]).max() >= steps)
 
 
 def _has_layers(trace: Trace, repeats: float) -> bool:

@@ -15,7 +15,7 @@ from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.levels import calls, frames_around
 from pytest_torchprof.rules.names import Names, are_any, are_named, marks_named, rows_of
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import are_outermost, has_frames, within
+from pytest_torchprof.rules.tree import are_free, are_outermost, has_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.nesting import Ints
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
-_OPTIMIZER: Final = Names(r"Optimizer\.")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 _ZERO_GRAD_FRAME: Final = re.compile(
     r"torch[/\\](nn[/\\]modules[/\\]module|optim[/\\]optimizer)\.py\(\d+\): zero_grad$"
@@ -87,6 +86,8 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
             optimizer.zero_grad()  # before torch 2.0: zero_grad(set_to_none=True)
     """
     fills = rows_of(trace, *_ZEROES)
+    if not len(fills) and not are_free(trace, rows_of(trace, *_SETS, *_MAKES)).any():
+        return NO_MATCHES
     above = trace.parent[fills]
     annotated = are_named(trace, above, _ZERO_GRAD)
     found = list[_Call]()
@@ -163,8 +164,7 @@ def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_
     """Calls that fill gradients, and whether only a capture that knows tensors can tell."""
     makes = rows_of(trace, *_MAKES) if len(adds) else adds
     rows = np.sort(np.concatenate([zeroes, rows_of(trace, *_SETS), makes]))
-    rows = rows[are_outermost(trace, rows)]
-    rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _OPTIMIZER))]
+    rows = rows[are_free(trace, rows)]
     sets = are_any(trace, rows, _SETS)
     rows = rows[
         [not one or _is_zero(trace, row) for one, row in zip(sets, rows.tolist(), strict=True)]

@@ -54,9 +54,11 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
         batches of different lengths, which nothing of the step before goes into; a batch that gets
         more samples; images that get larger; steps with a backward pass between them. Models that
         see all positions again, as diffusion over a whole text or an encoder, cannot have a cache:
-        their input mostly does not get longer.
+        their input mostly does not get longer. Positions that are in a Python list, made a tensor
+        anew in each step (``torch.tensor(ids)``, ``torch.stack(embeddings)``), are not seen.
 
-        The place is the line that calls the model in each step.
+        The place is the line that calls the model in each step; where the loop is in the model's
+        own forward, the line that calls that.
 
     Why it is slow
         Step n does the work for n positions, though all but one were computed before: n²/2 in all,

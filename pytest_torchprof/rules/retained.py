@@ -49,9 +49,9 @@ def backward_twice(trace: Trace, *, nodes: float) -> Matches:
         pass has run, and add what comes out to the gradients which that pass has left. Not where
         something takes what the earlier pass has made before the later one begins, a hook keeps a
         gradient, the gradients are set to None or to zero, or an optimizer steps: then each loss
-        needs its own. Not ``torch.autograd.grad``, of which each
-        call returns gradients of its own, such as the rows of a Jacobian, nor what follows a pass
-        with ``create_graph=True``. The place is the later pass.
+        needs its own. Not ``torch.autograd.grad``, of which each call returns gradients of its own,
+        such as the rows of a Jacobian, nor what follows a pass with ``create_graph=True``. The
+        place is the line that leads to the later pass, and not to the first one.
 
     Why it is slow
         The gradient of a sum is the sum of the gradients, so one pass over what the losses share
@@ -73,26 +73,34 @@ def backward_twice(trace: Trace, *, nodes: float) -> Matches:
         return NO_MATCHES
     asks = False
     found: list[tuple[_Pass, Ints]] = []
+    first: list[_Pass] = []
     for early, late, again in _pairs(passes):
         if len(again) < nodes or not _adds_up(trace, early, late):
             continue
-        ours = any(one.steps is early.steps for one, _ in found)
+        number = next((n for n, (one, _) in enumerate(found) if one.steps is early.steps), -1)
+        ours = number >= 0
         free = _is_free(trace, early, late, ours=ours)
         asks |= free is None
         if free:
             found.append((late, again))
+            first.append(first[number] if ours else early)
     if not found:
         return NONE_SO_FAR if asks else NO_MATCHES
     # With what is between the nodes: gradients that are added, and the engine itself.
     spans = [reach(trace, again) for _, again in found]
     begin = np.array([starts.min() for starts, _ in spans], np.int64)
     end = np.array([ends.max() for _, ends in spans], np.int64)
+    event = np.array([_begin(trace, late) for late, _ in found], np.int64)
+    before = np.array([_begin(trace, one) for one in first], np.int64)
     return Matches(
-        np.array([_begin(trace, late) for late, _ in found], np.int64),
+        event,
         "backward walks a graph that an earlier one has walked",
         cost_ns=end - begin,
         span_ns=(begin, end),
         wants_tensors=asks,
+        # Where the two part: one function of the user's may call backward for both.
+        parts=list(np.stack([event, before], axis=1)),
+        apart=before,
     )
 
 

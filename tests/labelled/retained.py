@@ -43,6 +43,28 @@ def heads_of_one_trunk_backward_one_by_one():
     return training_step
 
 
+@EXAMPLES.positive("backward-twice", 4)
+def a_trainer_that_calls_backward_for_each_loss():
+    class Trainer:
+        def __init__(self):
+            self.model = TwoHeads()
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+        def backward(self, loss, *, last=False):
+            loss.backward(retain_graph=not last)
+
+        def step(self, x):
+            self.optimizer.zero_grad()
+            logits, prediction = self.model(x)
+            self.backward(logits.logsumexp(-1).mean())
+            self.backward(prediction.square().mean())  # <- here
+            self.backward(logits.square().mean(), last=True)  # <- here
+            self.optimizer.step()
+
+    trainer = Trainer()
+    return lambda: [trainer.step(x) for x in torch.randn(2, 4, 8)]
+
+
 @EXAMPLES.positive("backward-twice", 2)
 def losses_in_a_dictionary_one_after_the_other():
     model, x = TwoHeads(), torch.randn(4, 8)

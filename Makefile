@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-mocks test-versions corpus demo demo-regression accept check format bench times times-table clean
+.PHONY: help test test-mocks test-versions corpus demo demo-regression accept check docs format bench times times-table clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
@@ -42,6 +42,10 @@ check: .venv/.stamp  ## lint, format, types, layers, generated docs
 	@$(BIN)/python -m pytest -q tests/test_layers.py
 	@$(BIN)/python tools/docs.py --check
 
+docs: .venv/.docs  ## build the documentation site in build/docs; a warning is an error
+	@$(BIN)/python -m sphinx -b html -W --keep-going -n -q docs build/docs
+	@echo "build/docs/index.html"
+
 format: .venv/.stamp  ## format, and mend what can be mended
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
@@ -76,4 +80,8 @@ clean:  ## remove the environment, caches and builds
 	@echo "Installing into .venv (once; downloads torch)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+.venv/.docs: .venv/.stamp
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -1,0 +1,98 @@
+"""What documents show of the output of commands, on traces and rows that were written down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.paired import Difference
+from pytest_torchprof.render import ab_page, ab_table
+
+if TYPE_CHECKING:
+    from trace_builder import TraceBuilder
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def kernels() -> str:
+    """What `torchprof kernels` prints of a training step that was written down, not run."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from trace_builder import TraceBuilder
+
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    bf16 = ["c10::BFloat16"] * 4
+    wide = [[8192, 4096], [4096, 16384]]
+    with builder.annotation("ProfilerStep#3"):
+        builder.memcpy("HtoD", 2**26, device_us=2700)
+        for us in (1650, 1655):
+            with builder.op("aten::mm", wide, bf16[:2]):
+                builder.launch("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT", us)
+            with builder.op("aten::gelu", [[8192, 16384], []], ["c10::BFloat16", ""]):
+                name = "at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl"
+                lambdas = "(at::TensorIteratorBase&)::{lambda(c10::BFloat16)#1}"
+                builder.launch(f"void {name}{lambdas}, std::array<char*, 2ul> >(int)", 205)
+        query, not_causal = [[4, 16, 2048, 64]] * 3, ["", "", "", "0.", "False", "False", ""]
+        with builder.op("aten::_scaled_dot_product_flash_attention", query, bf16[:3], not_causal):
+            builder.launch("pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", 180)
+        with builder.op("aten::add_", [[16], [16]]):
+            builder.launch("void at::native::vectorized_elementwise_kernel<4, Add>(int)", 2)
+    return _printed("kernels", builder)
+
+
+def lint() -> str:
+    """What `torchprof lint` prints of a training loop that was written down, not run."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from trace_builder import TraceBuilder
+
+    builder = TraceBuilder("NVIDIA H100 80GB HBM3")
+    fetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    with builder.python("train.py(21): train"):
+        for _ in range(32):
+            with builder.annotation(fetch):
+                builder.op("aten::stack", [[[3, 224, 224]] * 32, []], dur_us=9000)
+            scope = builder.op("aten::item", [[]])
+            with scope, builder.op("aten::_local_scalar_dense", [[]]):
+                builder.memcpy("DtoH", 4)
+                builder.sync("cudaStreamSynchronize", 850)
+    return _printed("lint", builder)
+
+
+def ab() -> str:
+    """What `torchprof ab` prints of two tests that were written down, not run."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from handmade_rows import decided
+
+    more = Difference("flops", 1_200_000_000, 1_400_000_000)
+    rows = [
+        decided("test_step", "slower", 1.102, 0.0115, differences=[more]),
+        decided("test_evaluation", "same", 1.003, 0.005, spread=0.01, ms=12.1),
+    ]
+    threshold, seconds = 0.02, 9.4
+    page = ab_page.Page(
+        heading=["A: main (3f2a91c)", "B: working tree, uncommitted changes"],
+        rows=rows,
+        left=0,
+        notes=[],
+        end=[ab_table.totals(rows, threshold, seconds)],
+    )
+    text = ab_page.text(page, 120).rstrip()
+    return f'```text\n$ torchprof ab main -- tests/perf -k "not huge"\n{text}\n```'
+
+
+def _printed(command: str, builder: TraceBuilder) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        trace = builder.save(Path(folder, "step.pt.trace.json"))
+        columns = {"kernels": "150", "lint": "96"}[command]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_torchprof", command, str(trace)],
+            env={**os.environ, "COLUMNS": columns}, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    return f"```text\n$ torchprof {command} step.pt.trace.json\n{done.stdout.rstrip()}\n```"
+
+
+MAKERS: dict[str, Callable[[], str]] = {"ab": ab, "kernels": kernels, "lint": lint}

@@ -1,0 +1,70 @@
+"""What documents show of sessions of pytest, which are run for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+#: A block of Python that begins with this is a file.
+FILE = re.compile(r"# ([\w./-]+\.py)\n")
+
+
+def transcript(example: str) -> str:
+    """What pytest prints on the example with a loader and gradients, from the failures on."""
+    with tempfile.TemporaryDirectory() as folder:
+        test = Path(folder, "test_model.py")
+        test.write_text(example, "utf-8")
+        _pytest(folder, "--accept")
+        block = """    with torch.inference_mode():
+        for batch in torch.ones(64, 256).split(16):
+            assert model(batch).shape == (16, 10)
+"""
+        if block not in example:
+            raise SystemExit(f"the example has no {block} any more: mend {__file__}")
+        changed = example.replace(
+            block,
+            """    for batch in DataLoader(torch.ones(64, 256), 16):
+        assert model(batch).shape == (16, 10)
+""",
+        )
+        test.write_text(changed, "utf-8")
+        output = _pytest(folder, "--torchprof")
+    failures = output.partition("[100%]")[2]
+    body = re.split(r"=+ short test summary", failures)[0].strip()
+    return f"```text\n$ pytest --torchprof\n{body}\n```"
+
+
+def write_file(folder: Path, language: str, code: str) -> None:
+    """A block of Python that names its file; one of the same name replaces an earlier one."""
+    named = FILE.match(code) if language == "python" else None
+    if named is not None:
+        (folder / named[1]).write_text(code, "utf-8")
+
+
+def session(folder: str, body: str) -> str:
+    """The commands of a part, each with what it prints: from the failures on, or the table."""
+    lines = []
+    for line in re.findall(r"^\$ (.*)$", body, re.MULTILINE):
+        program, *arguments = shlex.split(line)
+        if program != "pytest":
+            raise SystemExit(f"only pytest can be run in a page, not {line!r}")
+        output = _pytest(folder, *arguments)
+        shown = re.split(r"=+ short test summary", output.partition("[100%]")[2])[0]
+        lines += [f"$ {line}", re.sub(r"\n=+ \d+ passed.*", "", shown).strip()]
+    return "```console\n{}\n```".format("\n".join(lines))
+
+
+def _pytest(folder: str, *arguments: str) -> str:
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "COLUMNS": "88"}
+    env = {**os.environ, **alone}
+    command = [sys.executable, "-m", "pytest", "-p", "pytest_torchprof.plugin"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", *arguments],
+        cwd=folder, env=env, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout

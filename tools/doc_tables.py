@@ -1,0 +1,294 @@
+"""What documents say of the code: tables of metrics, options, markers, commands, and the API."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tabulate
+
+import pytest_torchprof
+from pytest_torchprof.baseline import store
+from pytest_torchprof.cli import COMMANDS
+from pytest_torchprof.devices import DEVICES, DTYPES
+from pytest_torchprof.fixture import Torchprof
+from pytest_torchprof.markers import add_markers
+from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.options import OPTIONS, STRICT_HELP
+from pytest_torchprof.render import rule_page
+from pytest_torchprof.render.json_report import SCHEMA, record_of
+from pytest_torchprof.rules import RULES
+from pytest_torchprof.stats import Finding, Profile, Verdict
+
+ROOT = Path(__file__).resolve().parents[1]
+_WIDTH = 88
+#: Those that users make themselves; the others they get.
+_MADE = {"Matches", "Threshold"}
+#: As Google's style has them.
+_SECTION = re.compile(r"^(Attributes|Raises):\n((?:    .*(?:\n|$)|\n)+)", re.MULTILINE)
+
+
+def metrics() -> str:
+    """The metric table."""
+    rows = [
+        [
+            f"`{m.name}`",
+            m.unit,
+            f"{m.klass} {m.tolerance:.0%}" if m.tolerance else m.klass,
+            m.help,
+        ]
+        for m in METRICS.values()
+    ]
+    return tabulate.tabulate(rows, ["name", "unit", "class", "meaning"], tablefmt="github")
+
+
+def options() -> str:
+    """The option table."""
+    rows = [
+        ["`--torchprof` / `--no-torchprof`", "`torchprof`", "off", "profile tests and compare"],
+        ["`--accept`", "–", "off", "write measured values as the new baseline; on by itself"],
+        ["`--torchprof-strict`", "`torchprof_strict`", "off", STRICT_HELP],
+    ]  # fmt: skip
+    for option in OPTIONS:
+        metavar = option.metavar.replace("|", "\\|")
+        ini = f"`{option.dest}`" if option.ini else "–"
+        default = f"`{option.default}`" if option.default else "–"
+        rows.append([f"`{option.flag}={metavar}`", ini, default, option.help])
+    return tabulate.tabulate(rows, ["option", "ini", "default", "meaning"], tablefmt="github")
+
+
+def devices() -> str:
+    """The table of accelerators."""
+    rows = []
+    for device in DEVICES:
+        title, _, address = device.source.rpartition(", ")
+        peaks = [f"{device.peaks[d] / 1e12:g}" if d in device.peaks else "–" for d in DTYPES]
+        bandwidth = f"{device.bandwidth_bytes_per_s / 1e12:g}"
+        memory = f"{(device.memory_bytes or 0) >> 30}"
+        rows.append([device.name, memory, bandwidth, *peaks, f"[{title}]({address})"])
+    headers = ["device", "GiB", "TB/s", *DTYPES, "source"]
+    return tabulate.tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+
+
+def commands() -> str:
+    """The subcommands of `torchprof`."""
+    rows = [
+        [f"`torchprof {command.name} {synopsis}`", command.help]
+        for command in COMMANDS
+        for synopsis in [command.synopsis.replace("|", "\\|")]
+    ]
+    return tabulate.tabulate(rows, ["command", "prints"], tablefmt="github")
+
+
+def rules() -> str:
+    """The anti-pattern rules, on a few lines."""
+    codes = ", ".join(f"`{code}`" for code in RULES)
+    return textwrap.fill(codes, 100, break_on_hyphens=False)
+
+
+def markers() -> str:
+    """The markers, as pytest lists them."""
+    config = _Lines()
+    add_markers(config)  # type: ignore[arg-type]
+    rows = []
+    for line in config.lines:
+        call, _, meaning = line.partition("): ")
+        rows.append([f"`{call})`".replace("|", "\\|"), meaning])
+    return tabulate.tabulate(rows, ["marker", "meaning"], tablefmt="github")
+
+
+class _Lines:
+    """What stands for pytest's configuration, and keeps the lines that are added to it."""
+
+    def __init__(self) -> None:
+        self.lines = list[str]()
+
+    def addinivalue_line(self, _: str, line: str) -> None:
+        """Keep it."""
+        self.lines.append(line)
+
+
+def command_help() -> str:
+    """The arguments of each subcommand."""
+    parts = []
+    for command in COMMANDS:
+        parser = _Arguments()
+        for add in command.arguments:
+            add(parser)  # type: ignore[arg-type]
+        synopsis = f"torchprof {command.name} {command.synopsis}"
+        table = tabulate.tabulate(parser.rows, ["argument", "meaning"], tablefmt="github")
+        parts.append(f"### torchprof {command.name}\n\n`{synopsis}`: {command.help}.\n\n{table}")
+    return "\n\n".join(parts)
+
+
+class _Arguments:
+    """What stands for a parser, and makes a row of each argument that is added to it."""
+
+    def __init__(self) -> None:
+        self.rows = list[list[str]]()
+
+    def add_argument(self, name: str, **options: Any) -> None:
+        """Keep what the documents say of it."""
+        choices, default = options.get("choices"), options.get("default")
+        value = "|".join(choices) if choices else options.get("metavar", "")
+        shown = f"{name} {value}".strip() if name.startswith("-") else value
+        meaning = options.get("help", "")
+        if choices and default:
+            meaning = meaning or f"default: {default}"
+        self.rows.append([f"`{shown}`".replace("|", "\\|"), meaning])
+
+
+def fixture() -> str:
+    """What the fixture's value can do."""
+    inline = Torchprof.assert_expected_inline
+    rows = [
+        ["`with torchprof:`", _summary(Torchprof.__enter__)],
+        [f"`torchprof{_signature(Torchprof.__call__, bare=True)}`", _summary(Torchprof.__call__)],
+        ["`torchprof.stats.NAME`", "One measured metric, in its unit."],
+        [f"`torchprof.table{_signature(Torchprof.table, bare=True)}`", _summary(Torchprof.table)],
+        [f"`torchprof.assert_expected_inline{_signature(inline, bare=True)}`", _summary(inline)],
+    ]
+    return tabulate.tabulate(rows, ["call", "meaning"], tablefmt="github")
+
+
+def api() -> str:
+    """The names that the package exports, of their docstrings."""
+    parts = []
+    for name in pytest_torchprof.__all__:
+        value = getattr(pytest_torchprof, name)
+        if isinstance(value, str):
+            parts.append(f"## `{name}`\n\nThe version, as a string.")
+            continue
+        shown = not inspect.isclass(value) or name in _MADE
+        head = f"```text\n{name}{_signature(value)}\n```\n\n" if shown else ""
+        parts.append(f"## `{name}`\n\n{head}{_doc(value)}")
+        if inspect.isclass(value):
+            parts += _members(value)
+    return "\n\n".join(parts)
+
+
+def _members(value: type) -> list[str]:
+    parts = []
+    for name, member in vars(value).items():
+        if name.startswith("_") or not inspect.getdoc(member):
+            continue
+        if isinstance(member, property):
+            parts.append(f"### `{value.__name__}.{name}`\n\n{_doc(member)}")
+            continue
+        if inspect.isroutine(member) or isinstance(member, classmethod):
+            head = f"{value.__name__}.{name}{_signature(getattr(value, name))}"
+            code = f"```text\n{head}\n```"
+            parts.append(f"### `{value.__name__}.{name}`\n\n{code}\n\n{_doc(member)}")
+    return parts
+
+
+class _Source(str):
+    """An annotation as the source spells it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _signature(function: Callable[..., object], *, bare: bool = False) -> str:
+    """As the source spells it, without ``self``; ``bare`` without types, too.
+
+    One that is long has a line for each argument.
+    """
+    found = inspect.signature(function)
+    empty = inspect.Parameter.empty
+    names = [
+        name.replace(annotation=empty if bare else _Source(name.annotation))
+        for name in found.parameters.values()
+        if name.name != "self"
+    ]
+    returned = (
+        empty if bare or found.return_annotation is empty else _Source(found.return_annotation)
+    )
+    text = str(found.replace(parameters=names, return_annotation=returned))
+    if len(text) <= _WIDTH:
+        return text
+    before, _, after = text.rpartition(")")
+    lines = [f"    {line}," for line in _split(before[1:])]
+    return "\n".join(["(", *lines, f"){after}"])
+
+
+def _split(text: str) -> list[str]:
+    """At commas that are in no bracket."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _doc(value: object) -> str:
+    """A docstring as Markdown, its sections as lists."""
+    return rule_page.markdown(_SECTION.sub(_listed, inspect.getdoc(value) or ""))
+
+
+def _listed(section: re.Match[str]) -> str:
+    lines = list[str]()
+    for line in section[2].splitlines():
+        if line.startswith("     "):
+            lines[-1] += f" {line.strip()}"
+        elif line.strip():
+            lines.append(re.sub(r"^ *(\w+):", r"- ``\1``:", line))
+    return "\n".join([f"{section[1]}:", "", *lines])
+
+
+def _summary(function: Callable[..., object]) -> str:
+    return rule_page.inline(
+        (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+    )
+
+
+def baseline_example() -> str:
+    """One test of an example's baseline, with a few of its operators."""
+    path = ROOT / "examples" / "__torchprof__" / "test_dataloader.json"
+    stored = json.loads(path.read_text("utf-8"))
+    name, entry = next(iter(stored["tests"].items()))
+    ((key, sections),) = [pair for pair in entry.items() if pair[0].startswith("cpu")][:1]
+    sections["operators"] = dict(list(sections["operators"].items())[:3])
+    stored["tests"] = {name: {key: sections}}
+    return f"```json\n{store.render(stored).rstrip()}\n```"
+
+
+def report_example() -> str:
+    """One test of a report, with one metric and one finding."""
+    finding = Finding(
+        "host-sync", 3, "aten::item reads back from the device", "tests/test_a.py:12",
+        fix="keep the value on the device", cost_ms=0.21,
+    )  # fmt: skip
+    verdict = Verdict("flops", 240, "regressed", 200)
+    record = record_of(
+        "tests/test_a.py::test_step[cpu]", status="regressed", reason=None, verdicts=[verdict],
+        profile=Profile({}, findings=(finding,), unchecked={"fp32-matmul": "no accelerator"}),
+    )  # fmt: skip
+    report = {"schema": SCHEMA, "environment": {"key": "cpu, torch 2.13"}, "tests": [record]}
+    record["outcome"] = "failed"
+    return f"```json\n{json.dumps(report, indent=2, ensure_ascii=False)}\n```"
+
+
+MAKERS: dict[str, Callable[[], str]] = {
+    "api": api,
+    "baseline_example": baseline_example,
+    "commands": commands,
+    "devices": devices,
+    "fixture": fixture,
+    "help": command_help,
+    "markers": markers,
+    "metrics": metrics,
+    "options": options,
+    "report_example": report_example,
+    "rules": rules,
+}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tabulate
 
 import pytest_torchprof
@@ -201,7 +202,7 @@ def _signature(function: Callable[..., object], *, bare: bool = False) -> str:
 
     One that is long has a line for each argument.
     """
-    found = inspect.signature(function)
+    found = _struct(function) or inspect.signature(function)
     empty = inspect.Parameter.empty
     names = [
         name.replace(annotation=empty if bare else _Source(name.annotation))
@@ -217,6 +218,20 @@ def _signature(function: Callable[..., object], *, bare: bool = False) -> str:
     before, _, after = text.rpartition(")")
     lines = [f"    {line}," for line in _split(before[1:])]
     return "\n".join(["(", *lines, f"){after}"])
+
+
+def _struct(made: object) -> inspect.Signature | None:
+    """That of a struct of msgspec, of which the types are names that only a type checker knows."""
+    if not (isinstance(made, type) and issubclass(made, msgspec.Struct)):
+        return None
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = made.__struct_fields__
+    defaults = [inspect.Parameter.empty] * len(names) + list(made.__struct_defaults__)
+    types = made.__annotations__
+    rows = zip(names, defaults[-len(names) :], strict=True)
+    return inspect.Signature(
+        [inspect.Parameter(name, kind, default=d, annotation=types[name]) for name, d in rows]
+    )
 
 
 def _split(text: str) -> list[str]:

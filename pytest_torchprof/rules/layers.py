@@ -38,6 +38,8 @@ _ALWAYS_TRAINS: Final = re.compile(r"aten::(_batch_norm_with_update|batch_norm_s
 _NORM_STEP: Final = Names(r"autograd::engine::evaluate_function: \w*BatchNorm\w*$")
 #: How a ``BatchNorm`` module counts its batches, only when it trains, between the two.
 _COUNTER: Final = Names(r"aten::add_?$")
+#: And how it then reads their number, for a plain average over them (``momentum=None``).
+_READ: Final = Names(r"aten::item$")
 #: What a bias costs: to add it, and with a backward pass, to sum and keep its gradient; and for
 #: each element of the result. Measured with torch 2.13 on one thread of a CPU, without it in turn:
 #: 7 us of a linear layer, 26 to 210 us of convolutions of 1,000 to 1,600,000 elements.
@@ -65,8 +67,9 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
         Counts convolutions and linear layers with a bias whose result goes directly into a batch
         norm that trains (uses the statistics of the batch), and nowhere else: the next operator
         that the same code calls, on that tensor. In evaluation the bias is not redundant; where
-        something else takes the result too, as in ``norm(y) + y``, it is not either. Old traces
-        that do not say whether the norm trains match where its module counted the batch.
+        something else takes the result too, as in ``norm(y) + y``, it is not either, nor where the
+        layer is called once more without a norm after it. Old traces that do not say whether the
+        norm trains match where its module counted the batch.
 
         That the norm has no bias of its own (``affine=False``) changes nothing: the layer's has no
         effect all the same.
@@ -110,6 +113,8 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
     counts[counts] = [_is_count(args) for args in trace.operands(after[counts])]
     norm = after.copy()
     norm[counts] = _next_call(trace, after[counts])
+    reads = counts & are_named(trace, norm, _READ)
+    norm[reads] = _next_call(trace, norm[reads])
     pairs = np.flatnonzero((norm >= 0) & np.isin(norm, norms))
     events, messages, following, shapes = [], [], [], []
     wide, narrow = trace.operands(convolutions[pairs]), trace.operands(norm[pairs])
@@ -126,6 +131,7 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
         return NO_MATCHES
     rows, after = np.array(events, np.int64), np.array(following, np.int64)
     own = _alone(trace, rows, after, shapes)
+    own &= ~_needed_elsewhere(trace, rows, np.delete(convolutions, pairs))
     rows = rows[own]
     messages = [messages[at] for at in np.flatnonzero(own).tolist()]
     ends = trace.ts[rows] + trace.dur[rows]
@@ -159,6 +165,14 @@ def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
         others = _may_have_others(trace, norms[unknown], shapes)
         own[unknown] = ~_takes_another(trace, layers[unknown], norms[unknown]) & ~others
     return own
+
+
+def _needed_elsewhere(trace: Trace, layers: Ints, others: Ints) -> Bools:
+    """Which layers another of these calls takes the bias of: there, no norm subtracts it."""
+    others = others[np.isin(trace.name[others], trace.name[layers])]
+    elsewhere = {one[2] for one in identity.taken(trace, others) or [] if len(one) > 2} - {-1}
+    takes = identity.taken(trace, layers) or [()] * len(layers)
+    return np.array([len(one) > 2 and one[2] in elsewhere for one in takes], bool)
 
 
 def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> set[int]:

@@ -40,6 +40,9 @@ _ALGEBRA: Final = Names(
 )
 _DIFFERENCE: Final = Names(r"aten::(sub|rsub)$")
 _CAST: Final = Names(r"aten::(to|_to_copy)$")
+#: What joins a list of tensors, whose dtypes no trace has, and how it casts those of another dtype.
+_JOIN: Final = Names(r"aten::_?cat$")
+_COPY: Final = Names(r"aten::copy_$")
 #: What makes a tensor of the dtype that it is told.
 _MAKERS: Final = Names(
     r"aten::(randn?|randperm|normal|zeros|ones|full|arange|linspace|logspace|eye|empty)(_like)?$"
@@ -109,12 +112,14 @@ def float64(trace: Trace, *, elements: float) -> Matches:
     doubles = rows[[raw is not None and b'"double"' in raw for raw in args]]
     if not len(doubles) or are_named(trace, doubles, _ALGEBRA).any():
         return NO_MATCHES
-    large = [call for call in _calls(trace, doubles) if call.elements >= elements]
+    joined = list(_joined(trace, rows))
+    known = sorted((*_calls(trace, doubles), *joined), key=lambda call: call.row)
+    large = [call for call in known if call.elements >= elements]
     if not large or _casts_up(trace, rows) or not _is_fp32(trace):
         return NO_MATCHES
     events = np.array([call.row for call in large], np.int64)
-    idle = are_named(trace, events, _IDLE).tolist()
-    work = [call for call, none in zip(large, idle, strict=True) if call.doubles and not none]
+    busy = ~are_named(trace, events, _IDLE) | np.isin(events, [call.row for call in joined])
+    work = [call for call, one in zip(large, busy.tolist(), strict=True) if call.doubles and one]
     mixed = [call for call in work if call.floats and not _compares(trace, call)]
     promoted = {call.row for call in mixed}
     if any(call.floats for call in work):
@@ -169,6 +174,21 @@ def _calls(trace: Trace, rows: Ints) -> Iterator[_Call]:
         floats = [shape for kind, shape in pairs if kind == "float" and shape]
         if doubles:
             yield _Call(row, doubles, floats, _target(args.concrete) if casting else "")
+
+
+def _joined(trace: Trace, rows: Ints) -> Iterator[_Call]:
+    """Of these calls, those that join tensors of float32 to such of float64."""
+    copies = operators_named(trace, _COPY)
+    copies = copies[are_named(trace, trace.parent[copies], _JOIN)]
+    types = [decode_part(args.types) or [] for args in trace.operands(copies)]
+    copies = copies[[one[:2] == ["double", "float"] for one in types]]
+    joins = np.unique(trace.parent[copies])
+    outer = np.where(np.isin(joins, rows), joins, trace.parent[joins])  # torch.stack joins, too
+    for row, args in zip(outer.tolist(), trace.operands(joins), strict=True):
+        parts = (decode_part(args.dims) or [[]])[0]
+        total = sum(math.prod(sizes(one) or ()) for one in parts)
+        if row in rows:
+            yield _Call(row, [(total,)], [(total,)], "")
 
 
 def _target(concrete: bytes) -> str:

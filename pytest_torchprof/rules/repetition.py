@@ -118,9 +118,10 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: f
         Left alone are tensors of fewer than ``elements`` elements; on a CPU, casts that are less
         than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
         a cast a step, as of a batch, or of the same targets; one whose result is written to more
-        than once, or in part; ``x.data``, which is another object each time; and the casts that
-        operators, backward passes, optimizers and loaders make within themselves. Nobody sees that
-        NumPy writes to a tensor in between; each ``torch.from_numpy`` counts as one of its own.
+        than once, in part, or when the next one was made; ``x.data``, which is another object each
+        time; and the casts that operators, backward passes, optimizers and loaders make within
+        themselves. Nobody sees that NumPy writes to a tensor in between; each ``torch.from_numpy``
+        counts as one of its own.
 
     Why it is slow
         Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
@@ -223,8 +224,8 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share:
 
         Left alone are tensors of fewer than ``elements`` elements; on a CPU, copies that are less
         than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
-        a copy a step; clones that are
-        kept side by side; copies that are written to more than once, or in part, which then are
+        a copy a step; clones that are kept side by side, be it by a graph that records them; copies
+        that are written to more than once, in part, or when the next one was made, which then are
         needed; ``x.data``, which is another object each time; and the copies that operators,
         backward passes, optimizers and loaders make within themselves. Nobody sees that NumPy
         writes to a tensor in between; each ``torch.from_numpy`` counts as a tensor of its own.

@@ -90,12 +90,18 @@ def again(
 
 
 def written_to(trace: Trace, rows: Ints, elements: int) -> tuple[Bools, Bools]:
-    """Which copies are written to, and which so that it takes a copy: to a part, or often."""
+    """Which copies are written to, and which so that it takes a copy: to a part, or often, or when
+    the next one was made.
+    """
     results = [set(made) for made in identity.made(trace, rows) or []]
     written = _written(trace, set().union(*results), rows, after=True)
     writes = [[row for one in made for row in written[one]] for made in results]
     needed = [_needs(trace, np.array(some, np.int64), elements) for some in writes]
-    return np.array([bool(some) for some in writes], bool), np.array(needed, bool)
+    later = [
+        max(some, default=-1) > row
+        for some, row in zip(writes, [*rows[1:], len(trace)], strict=True)
+    ]
+    return np.array([bool(some) for some in writes], bool), np.array(needed, bool) | later
 
 
 def _needs(trace: Trace, writes: Ints, elements: int) -> bool:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.rules.levels import are_engine_steps
 from pytest_torchprof.rules.names import OPERATOR, Names, marks_named
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import within
+from pytest_torchprof.rules.tree import outermost, within
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -47,7 +48,9 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
         from the first fetch to the last: what they load during the steps and beside one another,
         less ``start`` (50 ms) and a millisecond a batch. Data in memory take far less: there, they
         made an epoch 14 to 85 times slower. A loader that reads from another one is one loader;
-        fetches that end in the same operator are those of one.
+        fetches that end in the same operator are those of one. Not those of a thread that does
+        nothing else while another one computes. That a dataset asks the model that is trained, so
+        that no worker could load it, as for rollouts of a policy, nobody sees.
 
         Nothing but time tells reading and decoding from a look-up, so time decides here whether
         there is a match. It is therefore compared with no baseline: a test never fails by it,
@@ -81,6 +84,8 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
         took = own[loader == one]
         begin, end = int(trace.ts[mine[0]]), int(trace.ts[mine[-1]] + trace.dur[mine[-1]])
         if len(mine) < _FEW or np.median(took) < fetch * 1e6:
+            continue
+        if _is_beside(trace, mine, end):
             continue
         saved = _saved(took, (end - begin - int(trace.dur[mine].sum())) / len(mine), start * 1e6)
         if saved.sum() < max(share * (end - begin), 1):
@@ -119,6 +124,15 @@ def _loaders(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
             loader.append(loader[-1])
     own = trace.dur[rows] - _PROFILED_NS * np.array(calls, np.int64)
     return np.array(loader, np.int64), np.maximum(own, 0)
+
+
+def _is_beside(trace: Trace, fetches: Ints, end: int) -> bool:
+    """Whether all that computes from the first of these fetches to the end is on other threads."""
+    rows = outermost(trace)
+    rows = rows[(rows > fetches[0]) & (trace.ts[rows] < end)]
+    rows = rows[~are_engine_steps(trace, rows)]
+    rows = rows[~within(trace, rows, lambda events: np.isin(events, fetches))]
+    return len(rows) > 0 and not (trace.thread[rows] == trace.thread[fetches[0]]).any()
 
 
 def _saved(took: Ints, step_ns: float, start_ns: float) -> Ints:

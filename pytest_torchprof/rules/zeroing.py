@@ -62,9 +62,10 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
 
     What it does
         Counts how often gradients were filled with zeros before the next backward pass: by an
-        optimizer's ``zero_grad``, as torch's annotation says; by hand or by a module's, of
-        ``gradients`` (2) or more in the trace. By hand are ``zero_``, ``fill_(0)``, ``*= 0``,
-        ``grad[:] = 0`` and ``grad = torch.zeros_like(parameter)``, of one gradient or of a list.
+        optimizer's ``zero_grad``, as torch's annotation says; by hand or by a module's, where
+        ``gradients`` (2) or more are filled in the trace, or one as often. By hand are ``zero_``,
+        ``fill_(0)``, ``*= 0``, ``grad[:] = 0`` and ``grad = torch.zeros_like(parameter)``, of one
+        gradient or of a list.
         What a gradient is, a live test knows by the tensors that backward passes have put there;
         in a stored trace, only annotations and frames tell. Not: parts of a gradient, those that
         are zeroed between a backward pass and the optimizer's step, which then leaves its

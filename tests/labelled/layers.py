@@ -91,6 +91,18 @@ def statistics_that_are_not_tracked():
     return forward(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False).eval())
 
 
+@EXAMPLES.positive("conv-bias-batchnorm", 2)
+def statistics_of_averaged_weights():
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
+    batches = list(torch.rand(2, 2, 2, 8))
+    return lambda: torch.optim.swa_utils.update_bn(batches, model)  # <- here
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_plain_average_of_what_an_activation_bounds():
+    return forward(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.BatchNorm2d(4, momentum=None))
+
+
 @EXAMPLES.positive("conv-bias-batchnorm")
 def functions_instead_of_modules():
     weight, bias = torch.rand(4, 3, 3, 3), torch.rand(4)
@@ -323,6 +335,42 @@ def a_residual_block_whose_input_has_the_shape_of_its_result():
     stem, block = nn.Conv2d(3, 4, 1), Residual()
     x = torch.rand(2, 3, 6, 6)
     return lambda: block(stem(x)).mean().backward()
+
+
+class Towers(nn.Module):
+    """Two inputs share an encoder; ``last`` is what comes after that of the second."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.encoder, self.norm, self.last = nn.Linear(8, 6), nn.BatchNorm1d(6), last
+
+    def forward(self, query, key):
+        hidden = self.norm(self.encoder(query))  # <- here
+        return (hidden * self.last(self.encoder(key))).sum(-1)  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm", 2)
+def an_encoder_of_two_towers_that_are_normalised():
+    model, pair = Towers(nn.BatchNorm1d(6)), torch.rand(2, 5, 8)
+    return lambda: model(*pair).mean().backward()
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_encoder_of_two_towers_of_which_one_is_normalised():
+    model, pair = Towers(nn.ReLU()), torch.rand(2, 5, 8)
+    return lambda: model(*pair).mean().backward()
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_layer_that_is_trained_and_evaluated():
+    model, batch = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6)), torch.rand(5, 8)
+
+    def epoch():
+        model.train()(batch).mean().backward()  # <- here
+        with torch.inference_mode():
+            return model.eval()(batch)
+
+    return epoch
 
 
 @EXAMPLES.near_miss("conv-bias-batchnorm")

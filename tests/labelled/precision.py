@@ -276,6 +276,50 @@ def arrays_that_are_cast_at_once():
     return predict
 
 
+class Coordinates(nn.Module):
+    """Gives a convolution the place of each pixel, as two channels more."""
+
+    def __init__(self, size, dtype):
+        super().__init__()
+        places = np.stack(np.meshgrid(np.linspace(-1, 1, size), np.linspace(-1, 1, size)))
+        self.grid = torch.from_numpy(places.astype(dtype))
+        self.conv = nn.Conv2d(5, 2, 3)
+
+    def forward(self, x):
+        grid = self.grid.expand(len(x), -1, -1, -1)
+        return self.conv(torch.cat([x, grid], dim=1).float())  # <- here
+
+
+@EXAMPLES.positive("float64", 1)
+def coordinates_of_numpys_beside_the_colors():
+    model, x = Coordinates(64, "f8"), pictures()
+    return lambda: model(x).mean().backward()
+
+
+@EXAMPLES.near_miss("float64")
+def coordinates_in_float32_beside_the_colors():
+    model, x = Coordinates(64, "f4"), pictures()
+    return lambda: model(x).mean().backward()
+
+
+@EXAMPLES.near_miss("float64")
+def coordinates_beside_the_colors_of_a_small_picture():
+    model, x = Coordinates(16, "f8"), pictures(size=16)
+    return lambda: model(x).mean().backward()
+
+
+@EXAMPLES.near_miss("float64")
+def arrays_joined_before_they_are_cast():
+    rng = np.random.default_rng(0)
+    tables, model = [rng.random((300, 40)), rng.random((300, 24))], nn.Linear(64, 4)
+
+    @torch.no_grad()
+    def predict():
+        return model(torch.cat([torch.from_numpy(table) for table in tables], dim=1).float())
+
+    return predict
+
+
 @EXAMPLES.near_miss("float64")
 def numbers_of_pythons_and_tensors_without_dimensions():
     model, x = nn.Linear(40, 4), torch.rand(512, 40)

@@ -502,6 +502,37 @@ def a_root_from_which_each_rollout_goes_its_own_way():
     return lambda: [rollout(depth) for depth in range(8)]
 
 
+class Swarm:
+    """Particles that start alike, and then go their own ways, each by one step."""
+
+    def __init__(self, start, count):
+        self.particles = [start.clone() for _ in range(count)]
+
+    def scatter(self, radius):
+        for particle in self.particles:
+            particle.add_(torch.randn_like(particle), alpha=radius)
+        return torch.stack(self.particles).std(0)
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def particles_of_a_swarm_that_start_alike():
+    start = torch.randn(4, 8)
+    return lambda: Swarm(start, 8).scatter(0.1)
+
+
+def scattered(start, radii):
+    for radius in radii:
+        particle = start.clone()  # <- here
+        particle.add_(torch.randn_like(particle), alpha=radius)
+        yield particle
+
+
+@EXAMPLES.positive("contiguous-copy", 7)
+def particles_that_are_scattered_as_they_are_made():
+    start = torch.randn(4, 8)
+    return lambda: torch.stack(list(scattered(start, [0.1 * i for i in range(8)]))).std(0)
+
+
 @EXAMPLES.near_miss("contiguous-copy")
 def members_of_an_ensemble_begin_alike():
     weight = torch.randn(8, 4)

@@ -143,6 +143,30 @@ def a_trace_of_steps_on_a_device():
     return loaded()
 
 
+def loaded_on_a_thread(step_on):
+    """A trace of batches that thread 7 loads, and another normalizes; ``step_on`` trains."""
+    trace = TraceBuilder("NVIDIA H200")
+    for _ in range(16):
+        name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        with trace.thread(7), trace.annotation(name):
+            trace.op("aten::stack", [[[4], [4]], []], dur_us=10_000)
+        with trace.thread(8):
+            trace.op("aten::div", [[8, 4], []], dur_us=50)
+        with trace.thread(step_on), trace.op("aten::relu", [[8, 4]], dur_us=5_000):
+            trace.launch("relu_kernel")
+    return trace
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_thread_that_loads_beside_the_steps():
+    return loaded_on_a_thread(step_on=1)
+
+
+@EXAMPLES.positive("sync-dataloader", 16)
+def a_thread_that_loads_and_trains():
+    return loaded_on_a_thread(step_on=7)
+
+
 @EXAMPLES.positive("sync-dataloader", 90, fetch=2.5)
 def fetches_as_long_as_the_threshold():
     return loaded(90, fetch_ms=3)

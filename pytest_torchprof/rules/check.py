@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from msgspec import field
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.places import Placing
+
+_Least: TypeAlias = tuple[Names, float | str]
 
 _NO_SHAPES = "recorded without shapes (record_shapes=True gives them)"
 _NOT_LIVE = "only a live test measures it"
@@ -185,15 +188,15 @@ def _triggered(
     triggers = _triggers(tuple(rules))
     there = present(trace)
     return [
-        there & bits == bits and (not more or _occur(trace, rule, more, thresholds))
-        for rule, (bits, more) in zip(rules, triggers, strict=True)
+        some <= there and (not more or _occur(trace, rule, more, thresholds))
+        for rule, (some, more) in zip(rules, triggers, strict=True)
     ]
 
 
 def _occur(
     trace: Trace,
     rule: Rule,
-    least: Iterable[tuple[Names, float | str]],
+    least: Iterable[_Least],
     thresholds: Mapping[str, Mapping[str, float]],
 ) -> bool:
     """Whether so many events have such names."""
@@ -206,10 +209,10 @@ def _occur(
 
 
 @lru_cache(maxsize=100)
-def _triggers(rules: tuple[Rule, ...]) -> list[tuple[int, list[tuple[Names, float | str]]]]:
-    """Of each rule the bits of its triggers, and those of which it takes several."""
+def _triggers(rules: tuple[Rule, ...]) -> list[tuple[AbstractSet[Names], list[_Least]]]:
+    """Of each rule its triggers, and those of which it takes several."""
     found = [[(names_of(one), least) for one, least in rule.least.items()] for rule in rules]
-    return [(sum(one.bit for one, _ in some), [x for x in some if x[1] != 1]) for some in found]
+    return [(frozenset(dict(some)), [one for one in some if one[1] != 1]) for some in found]
 
 
 def _total(found: Matches) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache, reduce
-from itertools import accumulate
-from operator import or_
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from pytest_torchprof.events import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.events import Trace
     from pytest_torchprof.nesting import Bools, Ints
@@ -33,16 +34,14 @@ class Names:
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.match: Final = re.compile(pattern).match
-        #: Its digit in what is kept of each name.
-        self.bit: Final = 2 << len(_ALL)
         _ALL.append(self)
         _KNOWN.clear()
         _joined.cache_clear()
 
 
 _ALL: Final[list[Names]] = []
-#: Of each name that was met, the bits of what it belongs to.
-_KNOWN: Final[dict[str, int]] = {}
+#: Of each name that was met, what it belongs to.
+_KNOWN: Final[dict[str, tuple[Names, ...]]] = {}
 _MOST_KNOWN: Final = 100_000
 #: For fewer, one look for all would cost more to compile (6 ms) than it saves.
 _MANY: Final = 500
@@ -61,12 +60,12 @@ def _joined() -> tuple[Callable[[str], object], list[Names]]:
     return re.compile("|".join(rest) or "(?!)").match, alone
 
 
-def _bits(name: str) -> int:
+def _all_of(name: str) -> tuple[Names, ...]:
     looks = _ALL
     if len(_KNOWN) > _MANY:
         together, alone = _joined()
         looks = _ALL if together(name) else alone
-    return sum(one.bit for one in looks if one.match(name))
+    return tuple([one for one in looks if one.match(name)])
 
 
 @lru_cache(maxsize=1000)
@@ -75,27 +74,27 @@ def names_of(pattern: str) -> Names:
     return Names(pattern)
 
 
-def learn(names: Iterable[str]) -> list[int]:
-    """The bits of each name, which are looked at if they are new to the process."""
+def learn(names: Iterable[str]) -> list[tuple[Names, ...]]:
+    """What each name belongs to; it is looked at if it is new to the process."""
     if len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.clear()
     try:
         return [_KNOWN[name] for name in names]
     except KeyError:
         new = [name for name in names if name not in _KNOWN]
-        _KNOWN.update(zip(new, map(_bits, new), strict=True))
+        _KNOWN.update(zip(new, map(_all_of, new), strict=True))
         return [_KNOWN[name] for name in names]
 
 
-def present(trace: Trace) -> int:
-    """The bits of all expressions with a match of which some name begins."""
-    return _index(trace).any
+def present(trace: Trace) -> AbstractSet[Names]:
+    """All of which the trace has a name."""
+    return _index(trace).named.keys()
 
 
 def count(trace: Trace, *names: Names) -> int:
     """How many events of any kind have such names."""
     index = _index(trace)
-    return sum([index.counts[i] for i in index.numbers(_sum(names))])
+    return sum([index.counts[i] for i in index.numbers(names)])
 
 
 def _index(trace: Trace) -> _Index:
@@ -107,44 +106,45 @@ class _Index:
     """The events of a trace name by name; what is asked of the names is kept."""
 
     def __init__(self, trace: Trace, _: int) -> None:
-        #: The bits of each name, and those that some name has.
-        self.bits: Final = learn(trace.names)
-        self.any: Final = reduce(or_, self.bits, 0)
+        named = defaultdict[Names, list[int]](list)
+        for number, found in enumerate(learn(trace.names)):
+            for one in found:
+                named[one].append(number)
+        #: The numbers of the names that belong to each.
+        self.named: Final = dict(named)
         #: How many events have each name.
+        self.counts: Final = _counts(trace.name, len(trace.names))
         self._name: Final = trace.name
-        self.counts: Final = _counts(trace.name, len(self.bits))
         # Numbers of 16 bits are sorted in linear time.
-        name = trace.name.astype(np.uint16) if len(self.bits) <= 1 << 16 else trace.name
+        name = trace.name.astype(np.uint16) if len(self.counts) <= 1 << 16 else trace.name
         self._order: Final = np.argsort(name, kind="stable")
         self._ends: Final = list(accumulate(self.counts))
-        operators = _counts(trace.name[trace.kind == OPERATOR], len(self.bits))
+        operators = _counts(trace.name[trace.kind == OPERATOR], len(self.counts))
         self._others: Final = {i for i, n in enumerate(operators) if n != self.counts[i]}
-        self._numbers: Final[dict[int, list[int]]] = {}
-        self._having: Final[dict[int, Bools]] = {}
+        self._having: Final[dict[tuple[Names, ...], Bools]] = {}
 
-    def numbers(self, wanted: int) -> list[int]:
-        """Which names have one of these bits."""
-        found = self._numbers.get(wanted)
+    def numbers(self, names: tuple[Names, ...]) -> Sequence[int]:
+        """Of the names that belong to any of these."""
+        if len(names) == 1:
+            return self.named.get(names[0], ())
+        return sorted({*chain.from_iterable([self.named.get(one, ()) for one in names])})
+
+    def have(self, names: tuple[Names, ...]) -> Bools:
+        """Of each name, whether it belongs to any of these."""
+        found = self._having.get(names)
         if found is None:
-            found = [i for i, one in enumerate(self.bits) if one & wanted]
-            self._numbers[wanted] = found
+            found = self._having[names] = self._marked(self.numbers(names))
         return found
 
-    def have(self, wanted: int) -> Bools:
-        """Of each name, whether it has one of these bits."""
-        found = self._having.get(wanted)
-        if found is None:
-            found = np.zeros(len(self.bits), bool)
-            found[self.numbers(wanted)] = True
-            self._having[wanted] = found
-        return found
+    def _marked(self, numbers: Sequence[int]) -> Bools:
+        marked = np.zeros(len(self.counts), bool)
+        marked[list(numbers)] = True
+        return marked
 
     def events(self, numbers: Sequence[int]) -> Ints:
         """Events of these names, in time order."""
         if _DENSE * sum([self.counts[i] for i in numbers]) > len(self._name):
-            chosen = np.zeros(len(self.bits), bool)
-            chosen[numbers] = True
-            return chosen[self._name].nonzero()[0]
+            return self._marked(numbers)[self._name].nonzero()[0]
         parts = [self._order[self._ends[i] - self.counts[i] : self._ends[i]] for i in numbers]
         if len(parts) == 1:
             return parts[0]
@@ -163,14 +163,16 @@ def _counts(numbers: npt.NDArray[np.int32], many: int) -> list[int]:
 
 def events_named(trace: Trace, *names: Names) -> Ints:
     """Events of any kind, in time order."""
-    index, wanted = _index(trace), _sum(names)
-    return index.events(index.numbers(wanted)) if index.any & wanted else _NONE
+    index = _index(trace)
+    numbers = index.numbers(names)
+    return index.events(numbers) if numbers else _NONE
 
 
 def operators_named(trace: Trace, *names: Names) -> Ints:
     """Operators, in time order."""
-    index, wanted = _index(trace), _sum(names)
-    return index.operators(index.numbers(wanted), trace.kind) if index.any & wanted else _NONE
+    index = _index(trace)
+    numbers = index.numbers(names)
+    return index.operators(numbers, trace.kind) if numbers else _NONE
 
 
 def marks_named(trace: Trace, *names: Names) -> Ints:
@@ -182,21 +184,16 @@ def marks_named(trace: Trace, *names: Names) -> Ints:
 
 def named(trace: Trace, *names: Names) -> Bools:
     """Of each event, whether it has a name among any of these."""
-    found: Bools = _index(trace).have(_sum(names))[trace.name]
+    found: Bools = _index(trace).have(names)[trace.name]
     return found
 
 
 def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
     """Which of these events have a name among any of these; -1 has none."""
-    index, wanted = _index(trace), _sum(names)
-    if not (index.any & wanted and len(rows)):
-        return np.zeros(len(rows), bool)
-    found: Bools = index.have(wanted)[trace.name[rows]] & (rows >= 0)
+    if not len(rows):
+        return np.zeros(0, bool)
+    found: Bools = _index(trace).have(names)[trace.name[rows]] & (rows >= 0)
     return found
-
-
-def _sum(names: Sequence[Names]) -> int:
-    return names[0].bit if len(names) == 1 else sum(one.bit for one in names)
 
 
 def numbers_of(trace: Trace, names: Iterable[str]) -> list[int]:

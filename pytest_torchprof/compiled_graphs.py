@@ -16,25 +16,26 @@ from math import prod
 from typing import Any, Final
 
 from pytest_torchprof.flops import FORMULAS, flops
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 
 #: The annotation around each call of a compiled graph. Source: torch/_inductor/output_code.py.
-CALL: Final = re.compile(r"^## Call CompiledFxGraph (\w+) ##$")
+CALL: Final = late(r"^## Call CompiledFxGraph (\w+) ##$")
 
-_SHAPE: Final = re.compile(r'(\w+): "\w+\[([^\]]*)\]')
-_NODE: Final = re.compile(r"^\w+(: \".*?\")? = torch\.ops\.(\w+)\.(\w+)(\.\w+)?\(")
+_SHAPE: Final = late(r'(\w+): "\w+\[([^\]]*)\]')
+_NODE: Final = late(r"^\w+(: \".*?\")? = torch\.ops\.(\w+)\.(\w+)(\.\w+)?\(")
 #: Below a graph, those that it hands on, as to say what is to be done to each score.
-_INNER: Final = re.compile(r"\n\s*class ")
-_LOOP: Final = re.compile(r"\b((?:cpp|triton_\w{3})_(?:\w+?_)?fused_(\w+?)_\d+)\b")
+_INNER: Final = late(r"\n\s*class ")
+_LOOP: Final = late(r"\b((?:cpp|triton_\w{3})_(?:\w+?_)?fused_(\w+?)_\d+)\b")
 #: Operators of which a loop that bears their name can be the product itself.
-_PRODUCT: Final = re.compile(r"(?:^|_)(mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot)(?=_|$)")
+_PRODUCT: Final = late(r"(?:^|_)(mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot)(?=_|$)")
 #: What else may be in a loop's name without a multiplication of two tensors in the graph.
-_PLAIN: Final = re.compile(
+_PLAIN: Final = late(
     r"(?:(?:mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot|add|sub|neg|sum|view|permute|transpose|t|expand"
     r"|unsqueeze|squeeze|clone|copy|select|slice|cat|relu|_unsafe_view|_to_copy)(?:_|$))+"
 )
 #: Calls of a library's products.
-_LIBRARY: Final = re.compile(r"\bextern_kernels\.(\w+)\(")
+_LIBRARY: Final = late(r"\bextern_kernels\.(\w+)\(")
 #: Views and casts of a product before something is added to it.
 _SAME: Final = (
     "view",

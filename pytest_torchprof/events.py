@@ -7,7 +7,6 @@ bytes and are decoded only for the events a question touches.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -29,6 +28,7 @@ from pytest_torchprof.arguments import (
 from pytest_torchprof.compiled_graphs import graphs_of, key_of
 from pytest_torchprof.flops import FORMULAS, flops
 from pytest_torchprof.kept import kept
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.redispatch import broken_off, ran, sums
 
@@ -120,20 +120,20 @@ DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
 
 #: Calls in which the host waits for the device: explicit synchronisation, and copies without
 #: ``Async`` in their name, which return when the copy is done.
-SYNC_CALL = re.compile(
+SYNC_CALL = late(
     r"^(cuda|hip|musa|xpu)(Device|Stream|Event)Synchronize"
     r"|^cu(Ctx|Stream|Event)Synchronize"
     r"|^(cuda|hip|cu)Memcpy(?!.*(Async|Peer))"
 )
 #: Calls that put a kernel (or a graph of them) on a stream.
-LAUNCH_CALL = re.compile(
+LAUNCH_CALL = late(
     r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
 )
-H2D = re.compile(r"HtoD|HostToDevice|M2D")
-D2H = re.compile(r"DtoH|DeviceToHost|D2M")
+H2D = late(r"HtoD|HostToDevice|M2D")
+D2H = late(r"DtoH|DeviceToHost|D2M")
 #: torch's annotation of a step, with its number; as a group, torch writes it with a star.
-STEP, ALL_STEPS = re.compile(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
-MODULE = re.compile(r"^nn\.Module: (\w+?)_\d+$")
+STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
+MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
 
 
 _Shared = TypeVar("_Shared")

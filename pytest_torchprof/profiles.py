@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.events import Kind
 from pytest_torchprof.findings import found_in, within
+from pytest_torchprof.late import late
 from pytest_torchprof.metrics import METRICS, bounded, measure
 from pytest_torchprof.stats import NotMeasured, Profile, Value
 from pytest_torchprof.timing import normalised_of, samples_of
@@ -33,9 +33,9 @@ _COLUMNS = (
 _counts_of = attrgetter(*_COLUMNS)
 
 #: Dynamo's number of a compiled frame, which depends on what was compiled before it.
-_COMPILED = re.compile(r"(Torch-Compiled Region): \S+$")
+_COMPILED = late(r"(Torch-Compiled Region): \S+$")
 
-_OF_DYNAMO = re.compile(r"TorchDynamo Cache Lookup")
+_OF_DYNAMO = late(r"TorchDynamo Cache Lookup")
 
 
 def shown_operator(name: str) -> str:

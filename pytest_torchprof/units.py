@@ -15,6 +15,7 @@ import reprlib
 from fractions import Fraction
 
 from pytest_torchprof.errors import UnitError
+from pytest_torchprof.late import late
 
 # Canonical unit → the units that a quantity may be written in, smallest first, in canonical units.
 SCALES: dict[str, dict[str, Fraction]] = {
@@ -88,7 +89,7 @@ _PRINTED = {
 
 UNKNOWN = "–"
 
-_WRITTEN = re.compile(
+_WRITTEN = late(
     r"""(?P<number> -? (?: [0-9]{1,3} (?:,[0-9]{3}){1,9} | [0-9]{1,30} | (?=\.[0-9]) )
                     (?: \.[0-9]{0,30} )?
                     (?: [eE][+-]?[0-9]{1,3} )? )

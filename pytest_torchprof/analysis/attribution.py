@@ -21,6 +21,7 @@ from pytest_torchprof.analysis.traffic import RULES, compulsory_bytes
 from pytest_torchprof.arguments import OpArgs, decode_part
 from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, Trace
 from pytest_torchprof.flops import FORMULAS
+from pytest_torchprof.late import late
 from pytest_torchprof.masks import MASKS
 from pytest_torchprof.plain import Plain
 
@@ -29,23 +30,23 @@ if TYPE_CHECKING:
 
 #: Kernels that do the work of a product, a convolution or attention: cuBLAS, cuDNN, CUTLASS,
 #: Tensile, composable kernel, Triton templates, flash attention.
-MAIN_KERNEL: Final = re.compile(
+MAIN_KERNEL: Final = late(
     r"gemm|gemv|cutlass|xmma|nvjet|Cijk_|matmul|triton_(tem|mm|bmm)|wgmma|winograd|conv(?!ert)"
     r"|fprop|dgrad|wgrad|fft|flash|fmha|attn|attention|dot_kernel|rnn|lstm|gru_",
     re.IGNORECASE,
 )
 #: … and what goes before and after it under such names. Templates name much that they do not do,
 #: so only what is before them counts, up to a split sum of CUTLASS.
-_HELPER: Final = re.compile(
+_HELPER: Final = late(
     r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im"
     r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset)"
     r"|reduction::kernel|ReduceSplitK",
     re.IGNORECASE,
 )
-_GRAPH: Final = re.compile(r"GraphLaunch")
+_GRAPH: Final = late(r"GraphLaunch")
 #: Element types as kernel names have them, of the operators on lists of tensors.
-_OPAQUE: Final = re.compile(r"OpaqueType<(\d+)")
-_ELEMENT: Final = re.compile(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
+_OPAQUE: Final = late(r"OpaqueType<(\d+)")
+_ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
 _ELEMENT_BYTES: Final = {
     "float": 4,
     "double": 8,
@@ -58,11 +59,11 @@ _ELEMENT_BYTES: Final = {
     "signed char": 1,
 }
 #: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention is of it too).
-TF32_KERNEL: Final = re.compile(
+TF32_KERNEL: Final = late(
     r"tf32|xf32|s1688(?!\w*(bf|f|fp)16)|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
 )
 #: … and that certainly does not.
-FP32_KERNEL: Final = re.compile(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
+FP32_KERNEL: Final = late(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
 
 DTYPES: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _KEYS: Final = {

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import LAUNCH_CALL, Kind, Trace
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
 
-_BEGIN_CAPTURE = re.compile(r"StreamBeginCapture")
-_END_CAPTURE = re.compile(r"StreamEndCapture")
+_BEGIN_CAPTURE = late(r"StreamBeginCapture")
+_END_CAPTURE = late(r"StreamEndCapture")
 
 
 class DeviceTime(Plain, frozen=True):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchprof.events import REGION, Kind
+from pytest_torchprof.late import late
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -19,7 +19,7 @@ FINALIZED = (
 WORKERS = "what a DataLoader's workers run is not counted: they are processes of their own"
 
 #: torch's own annotation of a DataLoader with workers.
-_WORKERS = re.compile(r"^enumerate\(DataLoader\)#_MultiProcessing")
+_WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
 def elsewhere(trace: Trace) -> str | None:

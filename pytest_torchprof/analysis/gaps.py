@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.device import lost_launches
 from pytest_torchprof.events import DEVICE_KINDS, OTHER_DEVICES, Kind
+from pytest_torchprof.late import late
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -21,10 +21,10 @@ NO_WAITS_ON_XPU = "torch's profiler records no waits of the host on XPU, only wh
 NO_CALLS = "the calls of the device's driver were not recorded"
 
 #: Calls of interfaces whose names for a wait are known, see `events.SYNC_CALL`.
-_KNOWN_CALL = re.compile(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
+_KNOWN_CALL = late(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
 #: Calls of SYCL's adapters and of Level Zero, as an Intel device's trace has them.
-XPU_CALL = re.compile(r"(ur|ze|pi)[A-Z]")
-_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+XPU_CALL = late(r"(ur|ze|pi)[A-Z]")
+_GRAPH_LAUNCH = late(r"GraphLaunch")
 
 
 def device_gap(trace: Trace) -> str | None:

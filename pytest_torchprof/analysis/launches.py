@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,13 +10,14 @@ import numpy.typing as npt
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called
 from pytest_torchprof.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
 
-_GRAPH: Final = re.compile(r"\w*GraphLaunch")
-_LOADER: Final = re.compile(r"enumerate\(DataLoader\)#")
+_GRAPH: Final = late(r"\w*GraphLaunch")
+_LOADER: Final = late(r"enumerate\(DataLoader\)#")
 
 
 class Launches(Plain, frozen=True):

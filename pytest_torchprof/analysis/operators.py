@@ -22,10 +22,11 @@ from typing import Final, Literal, NamedTuple
 
 from pytest_torchprof.analysis.foreign import names_products, operator_may_multiply
 from pytest_torchprof.flops import FORMULAS
+from pytest_torchprof.late import late
 
 Work = Literal["counted", "idle", "none", "parts", "computes", "unknown", "around"]
 
-_OPERATOR: Final = re.compile(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+$")
+_OPERATOR: Final = late(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+$")
 
 #: Names that many tests have, and that the patterns below fit too. For these alone none of them is
 #: compiled, which takes some 10 ms.
@@ -176,7 +177,7 @@ _SCRIPT: Final = """
     replace reverse rfind rindex rjust round_to_zero_floordiv rpartition rsplit rstrip setdefault
     sorted splitlines startswith str strip swapcase title unwrap_optional update upper zfill
 """
-_DERIVED: Final = re.compile(
+_DERIVED: Final = late(
     r"(_backward|_backward_data|_double_backward|_forward|_copy|_functional|_jvp|_like|_as|_impl"
     r"|_out|_)$"
 )

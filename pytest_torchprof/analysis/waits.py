@@ -10,23 +10,24 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called, operators_of
 from pytest_torchprof.events import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind, Trace
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
 
 #: Operators proper, as torch names them; other names are annotations of users and of torch's own.
-_OPERATOR: Final = re.compile(r"(?!torchprof::)\w+::")
+_OPERATOR: Final = late(r"(?!torchprof::)\w+::")
 #: Operators that hand a value to the host, whatever the driver calls their copy.
-_READER: Final = re.compile(r"aten::(_local_scalar_dense|nonzero|item|is_nonzero)$")
+_READER: Final = late(r"aten::(_local_scalar_dense|nonzero|item|is_nonzero)$")
 #: Waiting for other devices is what these are for.
-_COLLECTIVE: Final = re.compile(r"c10d::|nccl:|record_param_comms")
+_COLLECTIVE: Final = late(r"c10d::|nccl:|record_param_comms")
 #: In this, DDP waits for the events of its own log of times.
-_DDP: Final = re.compile(r"DistributedDataParallel\.forward$")
-_COPY: Final = re.compile(r"\w*Memcpy")
-_EVENT: Final = re.compile(r"\w*EventSynchronize")
+_DDP: Final = late(r"DistributedDataParallel\.forward$")
+_COPY: Final = late(r"\w*Memcpy")
+_EVENT: Final = late(r"\w*EventSynchronize")
 #: After these, no device work that was launched before is left.
-_OF_ALL: Final = re.compile(r"\w*(Device|Ctx)Synchronize")
+_OF_ALL: Final = late(r"\w*(Device|Ctx)Synchronize")
 
 
 class Waits(Plain, frozen=True):

@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 from pytest_torchprof.errors import BaselineError
 from pytest_torchprof.files import why
+from pytest_torchprof.late import late
 
-_LITERAL = re.compile(
-    r"(?P<prefix>[rRuU]?)(?P<quote>'''|\"\"\")(?:[^\\]|\\.)*?(?P=quote)", re.DOTALL
-)
+_LITERAL = late(r"(?P<prefix>[rRuU]?)(?P<quote>'''|\"\"\")(?:[^\\]|\\.)*?(?P=quote)", re.DOTALL)
 #: Of what a call is written in, the lines that Python's own parser sees.
-_LINE_END = re.compile(r"\r\n|\r|\n")
+_LINE_END = late(r"\r\n|\r|\n")
 
 NO_LITERAL = (
     'has no triple-quoted string to rewrite. Write torchprof.assert_expected_inline("""""").'

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pytest_torchprof.capture.frames import is_users
+from pytest_torchprof.late import late
 
 #: Failures after which dynamo leaves the frame to Python, without a word.
 #: Source: torch/_dynamo/convert_frame.py, ``soft_fail``.
@@ -14,7 +15,7 @@ _SOFT_FAILURES = frozenset(
     {"Unsupported", "UserError", "AttributeMutationError", "ArgsMismatchError"}
 )
 #: Of these, what is no graph break: the code raises anyway, or was compiled too often.
-_NO_BREAK = re.compile(
+_NO_BREAK = late(
     r"observed exception|raised exception|dynamo recompile limit"
     r"|(accumulated_)?(cache_size|recompile)_limit",
     re.IGNORECASE,
@@ -28,26 +29,22 @@ _SAID = {
     "comprehension_graph_break": "A comprehension that cannot be traced",
 }
 
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
+_RESUMED = late(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
 #: The attempt after the last one that dynamo allows. Source: torch/_dynamo/exc.py
-_TOO_OFTEN = re.compile(
-    r"(cache_size|recompile)[_ ]limit|RecompileLimit|CacheSizeLimit", re.IGNORECASE
-)
+_TOO_OFTEN = late(r"(cache_size|recompile)[_ ]limit|RecompileLimit|CacheSizeLimit", re.IGNORECASE)
 #: What dynamo compiles of a module of torch's own, one function for all of them.
 #: Source: torch/_dynamo/external_utils.py, ``wrap_inline``.
-_WRAPPER = re.compile(r"[/\\]torch[/\\]_dynamo[/\\]external_utils\.py$")
+_WRAPPER = late(r"[/\\]torch[/\\]_dynamo[/\\]external_utils\.py$")
 #: A guard on the size of a tensor that a module keeps.
-_OF_MODULE = re.compile(r"_(parameters|buffers)\[|guard failed on a parameter", re.IGNORECASE)
-_OLDER = re.compile(r"!?\d+/(\d+)(?:_\d+)?: ")
+_OF_MODULE = late(r"_(parameters|buffers)\[|guard failed on a parameter", re.IGNORECASE)
+_OLDER = late(r"!?\d+/(\d+)(?:_\d+)?: ")
 #: Ends what a guard is on; the rest is the value that it wants.
-_WANTED = re.compile(r" mismatch| (==|!=|<|>|<=|>=|is|in) |\(")
-_TYPE = re.compile(r"___check_type_id\(([^,]+),.*type=<class '(?:.*\.)?(\w+)'>.*")
-_FRAME = re.compile(r"Line: (\d+), Name: .*, Filename: (.*)")
-_EXPLANATION = re.compile(r"^ *Explanation: (.*)$", re.MULTILINE)
+_WANTED = late(r" mismatch| (==|!=|<|>|<=|>=|is|in) |\(")
+_TYPE = late(r"___check_type_id\(([^,]+),.*type=<class '(?:.*\.)?(\w+)'>.*")
+_FRAME = late(r"Line: (\d+), Name: .*, Filename: (.*)")
+_EXPLANATION = late(r"^ *Explanation: (.*)$", re.MULTILINE)
 #: What differs from run to run: addresses, and numbers that are addresses; and what says nothing.
-_ADDRESS = re.compile(
-    r" at 0x[0-9a-f]+| ?\(id=0x[0-9a-f]+\)|\. Message: None$|0x[0-9a-f]+|\b\d{9,}\b"
-)
+_ADDRESS = late(r" at 0x[0-9a-f]+| ?\(id=0x[0-9a-f]+\)|\. Message: None$|0x[0-9a-f]+|\b\d{9,}\b")
 _MOST_SAID = 160
 
 
@@ -256,7 +253,7 @@ def _guards(one: Compilation) -> Sequence[str]:
 
 
 #: What failed where the number of threads is another than when the code was compiled.
-_THREADS = re.compile(r"GLOBAL_STATE changed: .*\bnum_threads\b")
+_THREADS = late(r"GLOBAL_STATE changed: .*\bnum_threads\b")
 #: What failed where code runs with gradients and without: each mode has a graph of its own, once.
 _OTHER_MODE = "GLOBAL_STATE changed: grad_mode"
 

@@ -8,7 +8,6 @@ still tells what it has loaded. A DataLoader's workers are no surprise: see `ana
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.late import late
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo
@@ -28,7 +28,7 @@ _IMPORT_S = 0.25
 #: CPU time that a process has used which has worked; one that waits uses none.
 _WORKED_NS = 100_000
 #: Programs that run no torch, whatever time they take, by the last part of their names.
-_HARMLESS = re.compile(
+_HARMLESS = late(
     r"(^|-)(git|hg|uname|gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld|lld|as|ar|nm|objdump|readelf|make|"
     r"cmake|ninja|nvcc|hipcc|ptxas|cuobjdump|nvdisasm|nvidia-smi|rocm-smi|tar|gzip|unzip|curl|wget|"
     r"pt_data_worker|pt_compile_worker)"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 #: Words that name the maker, which some drivers print and others do not.
 _MAKERS = {"nvidia", "tesla", "geforce", "amd", "instinct", "r", "tm", "corporation"}
 #: What AMD's drivers add to the name of a whole device: its board, or that a guest uses it.
-_BOARD = re.compile(r"^(mi\d+[ax]?(?: mi250)?)(?: mcm)?(?: oam)?(?: ac mba)?(?: vf)?$")
+_BOARD = late(r"^(mi\d+[ax]?(?: mi250)?)(?: mcm)?(?: oam)?(?: ac mba)?(?: vf)?$")
 #: Names that a driver gives to what it does not know.
 _NO_NAME = {"", "graphics device", "radeon graphics"}
 #: What drivers report of the memory on the box: less, with ECC and firmware taken off, or a

@@ -16,6 +16,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytest_torchprof.late import late
+
 #: What is not seen, moves the cursor, turns the direction, or is no character at all: controls
 #: (C0, DEL, C1), soft hyphen, marks and embeddings of direction, separators of lines, joiners of
 #: words and invisible operators, surrogates, byte order marks, annotations, tags.
@@ -23,8 +25,8 @@ _HIDDEN = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     r"\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff"
 )
-_IN_LINE = re.compile(f"[{_HIDDEN}]")
-_IN_BLOCK = re.compile(f"(?![\n\t])[{_HIDDEN}]")
+_IN_LINE = late(f"[{_HIDDEN}]")
+_IN_BLOCK = late(f"(?![\n\t])[{_HIDDEN}]")
 _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
@@ -81,13 +83,13 @@ codecs.register_error(ENCODING_ERRORS, _lacking)
 # -------------------------------------------------------------------- Markdown
 
 #: A word without a meaning in GitHub's Markdown: no markup, HTML, mention, link or formula.
-_PLAIN = re.compile(r"(?:[^\W_]|(?<=[^\W_])_+(?=[^\W_])|[.,;:%±×–…→()/'\"+=?-]|<(?=[\d.]))+")
+_PLAIN = late(r"(?:[^\W_]|(?<=[^\W_])_+(?=[^\W_])|[.,;:%±×–…→()/'\"+=?-]|<(?=[\d.]))+")
 #: … unless GitHub makes something of it: a link, an emoji, an issue of here or elsewhere.
-_LINKED = re.compile(r"://|www\.|:[\w+-]+:|\b[A-Za-z]{2,}-\d", re.IGNORECASE)
+_LINKED = late(r"://|www\.|:[\w+-]+:|\b[A-Za-z]{2,}-\d", re.IGNORECASE)
 #: What begins a list, a heading's underline or a rule if it comes first.
-_OPENS = re.compile(r"[-+=]+|\d+[.)]")
-_TICKS = re.compile("`+")
-_BEFORE_PIPE = re.compile(r"(\\?)\|")
+_OPENS = late(r"[-+=]+|\d+[.)]")
+_TICKS = late("`+")
+_BEFORE_PIPE = late(r"(\\?)\|")
 
 
 def markdown(text: str) -> str:
@@ -135,8 +137,8 @@ def table_cell(text: str) -> str:
 
 # -------------------------------------------------------------------- CSV and JSON
 
-_NUMBER = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = late(r"[-+]?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_FORMULA = late(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 
 
 def csv_value(value: Any) -> Any:

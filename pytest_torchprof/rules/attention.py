@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.calls import SHORT
 from pytest_torchprof.rules.chips import FUSED_TYPES, chip_of
 from pytest_torchprof.rules.grouping import reach
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
-_FUSED_ATTENTION: Final = re.compile(
+_FUSED_ATTENTION: Final = late(
     r"aten::_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(?!_for_cpu)"
 )
 #: Source: sdp_utils.cpp, check_head_dim_size_flash.

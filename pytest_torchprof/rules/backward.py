@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.events import Kind
+from pytest_torchprof.late import late
 from pytest_torchprof.nesting import distinct
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The engine's mark around a node of the graph, and the nodes themselves in older traces.
 ENGINE = "autograd::engine::evaluate_function: "
-_NODE = re.compile(rf"{ENGINE}|\w*Backward\d*$")
+_NODE = late(rf"{ENGINE}|\w*Backward\d*$")
 
 
 def forward_of(trace: Trace, events: Ints) -> Ints:

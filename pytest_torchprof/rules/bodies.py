@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 
@@ -30,7 +31,7 @@ _NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "None", "Device", "G
 #: What a Python number is where an operator takes it as a tensor.
 _NUMBERS: Final = frozenset({"double", "long int", "long", "bool", "c10::complex<double>"})
 #: What makes a view, or nothing at all.
-_VIEWS: Final = re.compile(
+_VIEWS: Final = late(
     r"aten::(select|slice|narrow|unbind|split|chunk|split_with_sizes|tensor_split|view|view_as"
     r"|reshape|reshape_as|_unsafe_view|unsqueeze|squeeze|transpose|swapaxes|swapdims|t|permute"
     r"|movedim|expand|expand_as|broadcast_to|flatten|unflatten|ravel|detach|alias|as_strided"
@@ -38,7 +39,7 @@ _VIEWS: Final = re.compile(
     r"|to|type_as|contiguous|unfold|positive|atleast_[123]d|requires_grad_|resize_|resolve_conj"
     r"|resolve_neg|(squeeze|unsqueeze|t|transpose|detach|swapaxes|swapdims)_)(\.\w+)?$"
 )
-_INDEX: Final = re.compile(r"aten::(select|slice|narrow)(\.\w+)?$")
+_INDEX: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
 
 
 class Part(Plain, frozen=True):

@@ -8,12 +8,12 @@ reduction. One of which several take the same value is none: a tree, or two that
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.bodies import Part, elements, irregular
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ _OUT: Final = {
     "exp": 1, "tanh": 1, "sigmoid": 1, "sqrt": 1, "pow": 2, "maximum": 2, "minimum": 2, "neg": 1,
     "where": 3, "cumsum": 3, "sin": 1, "cos": 1, "addcmul": 4, "lerp": 3, "index_select": 3,
 }  # fmt: skip
-_READS: Final = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero)$")
-_UNSEEN: Final = re.compile(r"aten::index(\.\w+)?$")
+_READS: Final = late(r"aten::(item|_local_scalar_dense|is_nonzero)$")
+_UNSEEN: Final = late(r"aten::index(\.\w+)?$")
 _WHOLE_NUMBERS: Final = frozenset({"long int", "long", "int", "bool", "unsigned char", "short int"})
 
 

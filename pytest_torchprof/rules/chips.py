@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pytest_torchprof import devices
 from pytest_torchprof.analysis.gaps import XPU_CALL
 from pytest_torchprof.events import Kind
+from pytest_torchprof.late import late
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
 
 #: Kernels that are compiled for compute capability 8.0 and later, and run nowhere else.
-_SINCE_AMPERE = re.compile(
+_SINCE_AMPERE = late(
     r"ampere_|hopper_|blackwell_|sm(80|86|89|90|1[02]\d)_|cutlass_(8[069]|9\d|1[02]\d)_|nvjet"
 )
 #: Architectures of AMD for which torch has a fused attention.

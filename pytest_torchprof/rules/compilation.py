@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from pytest_torchprof.analysis import compilation
 from pytest_torchprof.analysis.compilation import NOT_LIVE, Compiled
 from pytest_torchprof.events import Kind
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _REGION = "Torch-Compiled Region"
 #: What dynamo calls the rest of a function after a graph break, as a Python frame of a trace.
 #: Source: torch/_dynamo/resume_execution.py, ``TORCH_DYNAMO_RESUME_IN_PREFIX``.
-_RESUMED = re.compile(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
+_RESUMED = late(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
 
 _VARIES = (
     "mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python numbers "

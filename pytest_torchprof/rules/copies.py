@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.events import D2H, H2D, Kind
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.calls import shown, step_of
 from pytest_torchprof.rules.filled import filled
 from pytest_torchprof.rules.moves import came_down, launchers, of_weights, what_is_copied
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: So many copies to the host are looked at for one back.
 _LATEST = 16
-_PAGEABLE = re.compile(r"Pageable")
+_PAGEABLE = late(r"Pageable")
 
 
 @rule(

@@ -7,7 +7,6 @@ test that was timed without the profiler, costs are those of such a run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
@@ -18,6 +17,7 @@ import numpy as np
 from pytest_torchprof import nesting
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.events import DEVICE_KINDS
+from pytest_torchprof.late import late
 from pytest_torchprof.stats import Finding
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 #: Shapes in messages, and what stands for several.
-_SIZES = re.compile(r"\[\d+(, \d+)*\]")
+_SIZES = late(r"\[\d+(, \d+)*\]")
 _SEVERAL = "[…]"
 
 

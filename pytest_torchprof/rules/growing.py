@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device import launched_ns
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.events import DEVICE_KINDS
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN, between, chains
 from pytest_torchprof.rules.levels import calls
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.chains import Chain
 
 #: Layers with parameters for each of the features that were joined.
-_PARAMETERS: Final = re.compile(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")
+_PARAMETERS: Final = late(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")
 #: Links of a chain that are looked at, and calls between one and the next.
 _LINKS: Final = 16
 _LOOKED: Final = 200
 #: What is copied again of a tensor that doubles each time is once as much as it gets, in all.
 _AGAIN: Final = 2
-_STORE: Final = re.compile(r"aten::(copy_|fill_|zero_)$")
+_STORE: Final = late(r"aten::(copy_|fill_|zero_)$")
 _COLLECT: Final = "collect the parts in a list, and join them once after the loop"
 _ALLOCATE: Final = (
     "allocate it once, as long as it will get, and write each part into its place (for keys and "

@@ -7,23 +7,23 @@ tell whether it has the same tensor each time or what the last repetition made.
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.bodies import irregular
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body, Call, Shape
 
 #: Layers that take one tensor, besides their parameters.
-_UNARY: Final = re.compile(r"aten::(linear|_?conv\w*|\w+_norm|embedding(_bag)?)$")
-_PRODUCT: Final = re.compile(r"aten::(matmul|mm|bmm|mv|dot|inner|vdot|outer|ger)$")
-_SUM_IN_PLACE: Final = re.compile(r"aten::(add|sub|addcmul|mul|addr|addmm|index_add|scatter_add)_$")
-_STORE: Final = re.compile(r"aten::(copy_|fill_|zero_|index_put_|masked_fill_)$")
-_ITEM: Final = re.compile(r"aten::(item|is_nonzero)$")
+_UNARY: Final = late(r"aten::(linear|_?conv\w*|\w+_norm|embedding(_bag)?)$")
+_PRODUCT: Final = late(r"aten::(matmul|mm|bmm|mv|dot|inner|vdot|outer|ger)$")
+_SUM_IN_PLACE: Final = late(r"aten::(add|sub|addcmul|mul|addr|addmm|index_add|scatter_add)_$")
+_STORE: Final = late(r"aten::(copy_|fill_|zero_|index_put_|masked_fill_)$")
+_ITEM: Final = late(r"aten::(item|is_nonzero)$")
 #: What keeps something between its calls, or joins all that came before.
-_MODEL: Final = re.compile(
+_MODEL: Final = late(
     r"aten::(scaled_dot_product_attention|_transformer_encoder|lstm|gru|rnn_\w+|embedding|cumsum)$"
 )
 

@@ -13,6 +13,7 @@ from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.events import Kind
+from pytest_torchprof.late import late
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.calls import called
 from pytest_torchprof.rules.levels import compiled
@@ -34,7 +35,7 @@ _NORM: Final = Names(
     r"|miopen_batch_norm|_batch_norm_with_update|batch_norm_stats)$|SyncBatchNorm$"
 )
 #: Of these, no flag says whether they train: they always do.
-_ALWAYS_TRAINS: Final = re.compile(r"aten::(_batch_norm_with_update|batch_norm_stats)$|SyncBatch")
+_ALWAYS_TRAINS: Final = late(r"aten::(_batch_norm_with_update|batch_norm_stats)$|SyncBatch")
 _NORM_STEP: Final = Names(r"autograd::engine::evaluate_function: \w*BatchNorm\w*$")
 #: How a ``BatchNorm`` module counts its batches, only when it trains, between the two.
 _COUNTER: Final = Names(r"aten::add_?$")

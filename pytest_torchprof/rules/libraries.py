@@ -11,6 +11,8 @@ import sys
 from enum import IntEnum
 from typing import NamedTuple
 
+from pytest_torchprof.late import late
+
 
 class Owner(IntEnum):
     """Whose code it is, the less telling first."""
@@ -40,12 +42,12 @@ class Frame(NamedTuple):
         return f"{self.function}()" if self.function.isidentifier() else self.function
 
 
-_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
-_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
-_INSTALLED = re.compile(r"/(site|dist)-packages/(?P<inner>.*)")
+_FRAME = late(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
+_ABSOLUTE = late(r"/|[A-Za-z]:/")
+_INSTALLED = late(r"/(site|dist)-packages/(?P<inner>.*)")
 #: The standard library where it is not below ``sys.path``, and code that torch.compile writes.
-_GENERATED = re.compile(r"/lib/python3\.\d+/|/torchinductor_[^/]*/|/torch_compile_debug/")
-_CELL = re.compile(r"<ipython-input")
+_GENERATED = late(r"/lib/python3\.\d+/|/torchinductor_[^/]*/|/torch_compile_debug/")
+_CELL = late(r"<ipython-input")
 
 #: Python's own; a ``test.py`` is rather the user's. The last ones are of other versions.
 _STANDARD = (sys.stdlib_module_names - {"test"}) | {

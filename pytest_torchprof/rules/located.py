@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 
 from pytest_torchprof import nesting
 from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.places import (
     NO_PARTS,
     Parts,
@@ -33,7 +33,7 @@ LINE, MODULE = "torchprof::line#", "torchprof::module#"
 #: torch's operator around the backward of one node of the graph.
 _BACKWARD = "autograd::engine::evaluate_function: "
 #: Numbers at the end of names of steps and compiled regions, which count up in a process.
-_COUNTED = re.compile(r"(?<=[# ])\d+(/\d+)*$")
+_COUNTED = late(r"(?<=[# ])\d+(/\d+)*$")
 
 
 class Located:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.bodies import Body, elements, pieces
 from pytest_torchprof.rules.carried import is_carried
@@ -29,12 +29,12 @@ _INDEX: Final = Names(
     r"aten::(select|slice|narrow|index|index_select|index_put_|gather|take|masked_select)(\.\w+)?$"
 )
 #: Products that a loop over a tensor may have without being a model: one product does them all.
-_PRODUCT: Final = re.compile(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
+_PRODUCT: Final = late(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
 
 #: These, and layers that look something up.
-_BY_ITSELF: Final = re.compile(rf"{_PRODUCT.pattern}|aten::embedding(_bag)?$")
+_BY_ITSELF: Final = late(rf"{_PRODUCT.pattern}|aten::embedding(_bag)?$")
 #: Layers that take rows, of one sample or of several, which look alike.
-_OF_ROWS: Final = re.compile(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm)$")
+_OF_ROWS: Final = late(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm)$")
 
 #: So many repetitions are followed for what one takes of another, such as a year before.
 _FOLLOWED: Final = 128

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.bodies import elements
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.stretches import Sequence
 
 #: Those of which the trace tells which part they take.
-_TOLD: Final = re.compile(r"aten::(select|slice|narrow)(\.\w+)?$")
+_TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
 #: Those that take what a tensor says, one element or those that a mask marks.
-_BY_TENSOR: Final = re.compile(r"aten::(index|index_select|index_put_|masked_select)(\.\w+)?$")
+_BY_TENSOR: Final = late(r"aten::(index|index_select|index_put_|masked_select)(\.\w+)?$")
 #: What makes a tensor: parts of one that is made anew each time are no parts of the same.
-_MAKER: Final = re.compile(r"aten::(randn?|randint|randperm|normal|empty|zeros|ones|full)(_like)?$")
+_MAKER: Final = late(r"aten::(randn?|randint|randperm|normal|empty|zeros|ones|full)(_like)?$")
 #: Operators of a repetition, at most, where the trace does not say which element is selected.
 _SHORT: Final = 8
 #: So often another part is taken, at least: what data picks may be the same twice.

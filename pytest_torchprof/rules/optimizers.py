@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.arguments import AutogradArgs, decode
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.effort import effort_ns
 from pytest_torchprof.rules.levels import engine_steps, frames_around
@@ -48,7 +48,7 @@ _NO_FORM: Final = frozenset({"LBFGS", "Muon", "SparseAdam"})
 #: that users derive from torch's. Each begins with torch's own count of steps, or has two of its
 #: operators that hand-written ones do not have. Source: as above, 2.6 to 2.13.
 _LOOPS: Final = {
-    name: re.compile(pattern)
+    name: late(pattern)
     for name, pattern in {
         "Adam": r"add_ (mul_ |add )?lerp_ mul_ addcmul_ (div )?(maximum )?sqrt div add_ addcdiv_ ",
         "Adagrad": r"add_ (add )?addcmul_ sqrt add_ addcdiv_ ",
@@ -84,7 +84,7 @@ _LOOP_CALL_NS, _LOOP_ELEMENT_NS = 3_000, 0.3
 
 _BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
 STEP: Final = Names(r"Optimizer\.step#(\w+)\.step$")
-_SINGLE: Final = re.compile(r"_single_tensor_(\w+)$")
+_SINGLE: Final = late(r"_single_tensor_(\w+)$")
 TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
 
 

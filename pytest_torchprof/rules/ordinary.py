@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.events import DEVICE_KINDS
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.bodies import differs, elements
 from pytest_torchprof.rules.graphs import LAYER
 
@@ -13,20 +14,20 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body, Call
 
 #: Cells of recurrent models: each step needs what the last one made.
-_CELL: Final = re.compile(r"aten::\w+_cell$")
+_CELL: Final = late(r"aten::\w+_cell$")
 #: Where a test compares tensors; no loop of a library does.
-_CHECK: Final = re.compile(r"aten::(allclose|equal|isclose)$")
-_COMPARISON: Final = re.compile(
+_CHECK: Final = late(r"aten::(allclose|equal|isclose)$")
+_COMPARISON: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|isnan|isfinite|isin)$"
 )
 #: What else is between a comparison and the truth that Python reads.
-_COMPARED: Final = re.compile(
+_COMPARED: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|all|any|abs|sub|rsub"
     r"|max|min|amax|amin|sum|norm|linalg_vector_norm|ceil|isfinite|isnan|isinf|div|item)$"
 )
 _READS: Final = ("aten::is_nonzero", "aten::item")
 #: What one row for each class may go through: a scatter or a one-hot product does all classes.
-_BY_CLASS: Final = re.compile(
+_BY_CLASS: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|bitwise_and|logical_and|nonzero|nonzero_numpy|where|item|to"
     r"|index|index_put_|index_select|masked_select|empty|lift_fresh|mean|sum|nansum|prod|amax|amin"
     r"|max|min|var|std|norm|linalg_vector_norm|logsumexp|any|all|count_nonzero|square|abs|add|sub"
@@ -34,12 +35,12 @@ _BY_CLASS: Final = re.compile(
     r"|scalar_tensor|\w+_like)$"
 )
 #: What marks the elements of one class, or of one range of numbers.
-MARKS: Final = re.compile(r"aten::(eq|lt|le|gt|ge)$")
+MARKS: Final = late(r"aten::(eq|lt|le|gt|ge)$")
 #: What takes the elements that a mask marks.
-_BY_MASK: Final = re.compile(r"aten::(index|index_select|masked_select|index_put_)(\.\w+)?$")
+_BY_MASK: Final = late(r"aten::(index|index_select|masked_select|index_put_)(\.\w+)?$")
 #: What takes a part and does nothing with it, and what makes one tensor of such.
-_PARTS: Final = re.compile(r"aten::(select|slice|narrow|detach|alias|(un)?squeeze|view)(\.\w+)?$")
-_JOINS: Final = re.compile(r"aten::(stack|cat|concat\w*|[hvd]stack|column_stack|pad_sequence)$")
+_PARTS: Final = late(r"aten::(select|slice|narrow|detach|alias|(un)?squeeze|view)(\.\w+)?$")
+_JOINS: Final = late(r"aten::(stack|cat|concat\w*|[hvd]stack|column_stack|pad_sequence)$")
 #: Repetitions that may have another shape, such as the first and the last.
 ODD: Final = 2
 

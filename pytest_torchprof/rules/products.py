@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from pytest_torchprof.analysis.attribution import FP32_KERNEL, TF32_KERNEL, is_m
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
 from pytest_torchprof.events import Kind
+from pytest_torchprof.late import late
 from pytest_torchprof.rules.attention import MATH_ATTENTION
 from pytest_torchprof.rules.backward import forward_of
 from pytest_torchprof.rules.calls import SHORT
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 LAUNCHES: Final = r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
 
 #: Kernels for products with a vector, and for outer products, that no tensor core speeds up.
-_VECTOR_KERNEL: Final = re.compile(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
+_VECTOR_KERNEL: Final = late(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
 #: Single precision by its name alone; of mixed products, the name has the narrow type too.
-_NAMED_SINGLE: Final = re.compile(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
-_NARROW: Final = re.compile(r"16|half|Half")
+_NAMED_SINGLE: Final = late(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
+_NARROW: Final = late(r"16|half|Half")
 #: Kernels of CUTLASS and cuBLAS that load 16 bytes of 2-byte values at a time.
-_WHOLE_LOADS: Final = re.compile(r"align8(?!\d)|ldg8(?!\d)")
+_WHOLE_LOADS: Final = late(r"align8(?!\d)|ldg8(?!\d)")
 #: And others that load less than that at a time.
-_NARROW_LOADS: Final = re.compile(r"(align|ldg)[124](?!\d)")
+_NARROW_LOADS: Final = late(r"(align|ldg)[124](?!\d)")
 
 
 _TF32: Final = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'
@@ -45,8 +45,8 @@ _UNKNOWN_GAIN: Final = (
     "are not known here, multiplies TF32 faster than fp32"
 )
 #: Kernels that certainly do not multiply fp32, and others that certainly do not multiply 16 bits.
-_SHORT_TYPES: Final = re.compile(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|fp8|i8|int8")
-_LONG_TYPES: Final = re.compile(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64")
+_SHORT_TYPES: Final = late(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|fp8|i8|int8")
+_LONG_TYPES: Final = late(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64")
 
 
 def _unseen_fp32(trace: Trace) -> str | None:

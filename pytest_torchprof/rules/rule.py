@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
 from msgspec import field
 
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.units import SCALES
 
@@ -26,7 +26,7 @@ Triggers: TypeAlias = str | Mapping[str, float | str] | None
 #: The headings of a rule's docstring, in order; its page is made of them.
 HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
 
-_CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_CODE = late(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 class Threshold(Plain, frozen=True):

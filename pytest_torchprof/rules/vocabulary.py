@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.grouping import reach
@@ -28,7 +29,7 @@ _Shape = tuple[int, ...]
 
 _PRODUCT: Final = Names(r"aten::(linear|matmul|mm|addmm|einsum)$")
 #: What makes all of them once more, or just looks at them in another way.
-_PASSES: Final = re.compile(
+_PASSES: Final = late(
     r"aten::(to|_to_copy|float|half|double|bfloat16|contiguous|detach|alias|view_as|clone"
     r"|div_?|mul_?|true_divide_?|tanh_?|softmax|log_softmax)$"
 )

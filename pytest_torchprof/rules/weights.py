@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.analysis.operands import ELEMENT_BYTES
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.late import late
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.names import Names, are_named
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")
 #: Which arguments of an operator are a layer's own; of others, such as compiled code, any may be.
 _OWN: Final = (
-    (re.compile(r"aten::(linear|_?conv\w*)$"), (1, 2)),
-    (re.compile(r"aten::bilinear$"), (2, 3)),
-    (re.compile(r"aten::((_native_)?batch_norm|instance_norm)$"), (1, 2, 3)),
-    (re.compile(r"aten::(layer_norm|group_norm|lstm|gru|rnn_tanh|rnn_relu)$"), (2, 3)),
-    (re.compile(r"aten::(rms_norm|addmm|addbmm|baddbmm)$"), (2,)),
-    (re.compile(r"aten::(embedding(_bag)?|mv)$"), (0,)),
-    (re.compile(r"aten::(matmul|mm|bmm|addmv|einsum)$"), (1,)),
+    (late(r"aten::(linear|_?conv\w*)$"), (1, 2)),
+    (late(r"aten::bilinear$"), (2, 3)),
+    (late(r"aten::((_native_)?batch_norm|instance_norm)$"), (1, 2, 3)),
+    (late(r"aten::(layer_norm|group_norm|lstm|gru|rnn_tanh|rnn_relu)$"), (2, 3)),
+    (late(r"aten::(rms_norm|addmm|addbmm|baddbmm)$"), (2,)),
+    (late(r"aten::(embedding(_bag)?|mv)$"), (0,)),
+    (late(r"aten::(matmul|mm|bmm|addmv|einsum)$"), (1,)),
     # A cell is applied again and again within one forward pass, attention has nothing of its own.
-    (re.compile(r"aten::(\w+_cell|scaled_dot_product_attention)$"), ()),
+    (late(r"aten::(\w+_cell|scaled_dot_product_attention)$"), ()),
 )
 #: What tells a layer from others: its operator's name, and the number or shape of such a tensor.
 Own: TypeAlias = tuple[str, object]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.late import late
 from pytest_torchprof.nesting import distinct
 from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.levels import calls, frames_around
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
-_ZERO_GRAD_FRAME: Final = re.compile(
+_ZERO_GRAD_FRAME: Final = late(
     r"torch[/\\](nn[/\\]modules[/\\]module|optim[/\\]optimizer)\.py\(\d+\): zero_grad$"
 )
 #: The operator that puts a gradient where the optimizer finds it.
@@ -39,7 +39,7 @@ _MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
 _GRADIENT_NS: Final = 1000
 #: So many calls are looked at for what is done with gradients that were multiplied.
 _NEAR: Final = 200
-_ZERO: Final = re.compile(r"-?0+\.?0*(e[-+]?\d+)?$")
+_ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
 
 #: What to do where torch's version is not known, and before 2.0, when zeros were the default.
 _SINCE_2: Final = (

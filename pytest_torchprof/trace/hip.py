@@ -5,7 +5,6 @@ The call that made one tells the direction: ``hipMemcpyKind`` is among its argum
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -14,8 +13,9 @@ import numpy as np
 
 from pytest_torchprof.arguments import CopyArgs, decode
 from pytest_torchprof.events import Kind, Trace
+from pytest_torchprof.late import late
 
-_WITHIN: Final = re.compile(r"DtoD|DeviceToDevice")
+_WITHIN: Final = late(r"DtoD|DeviceToDevice")
 _CALL: Final = "hipMemcpy"
 #: Names as ROCm writes them where it knows, by ``hipMemcpyKind``.
 #: Source: HIP's hip/driver_types.h: 1 is hipMemcpyHostToDevice, 2 is hipMemcpyDeviceToHost.

@@ -8,7 +8,6 @@ rest, the rest is decoded at once.
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from pytest_torchprof.errors import TraceError
+from pytest_torchprof.late import late
 from pytest_torchprof.trace import stream as streams
 from pytest_torchprof.trace.columns import Columns, Event
 from pytest_torchprof.trace.hip import with_directions
@@ -32,14 +32,14 @@ _BETWEEN = b"\n  },\n  {"
 #: After the last event, as Kineto prints it: the metadata that follow need no second look at all
 #: of the events.
 _END = b"\n  ],"
-_ANY_BETWEEN = re.compile(rb'\}\s*,\s*\{\s*"\w+"')
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_IS_LIST = re.compile(rb"\s*\[")
+_ANY_BETWEEN = late(rb'\}\s*,\s*\{\s*"\w+"')
+_EVENTS = late(rb'"traceEvents"\s*:\s*\[')
+_IS_LIST = late(rb"\s*\[")
 #: Text before the events, or in one of them, that is longer is no trace's.
 _LONGEST = 2**28
 #: Top-level keys that Kineto writes; a trace that has one may well hold no event.
 _KINETO = {"schemaVersion", "deviceProperties", "baseTimeNanoseconds", "distributedInfo"}
-_BYTE = re.compile(r"\(byte (\d+)\)")
+_BYTE = late(r"\(byte (\d+)\)")
 _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _REFUSED = (*_FAULTS, ValueError, OverflowError)
 _EXPECTED = "expected the JSON that torch.profiler's export_chrome_trace writes"

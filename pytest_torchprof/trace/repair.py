@@ -8,23 +8,25 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pytest_torchprof.late import late
+
 #: A line with a name in it that may hold quotes, as Kineto prints it since 2021. It wrote those of
 #: compiled code and of docstrings as they are (pytorch/kineto#1459).
-_NAME = re.compile(
+_NAME = late(
     rb'^( *(?:"ph": "[^"\n]*", "cat": "[^"\n]*", )?"name": ")([^\n]*?)'
     rb'(", "pid": [^\n]*, "tid": [^\n]*,|",)$',
     re.MULTILINE,
 )
-_QUOTE = re.compile(rb'(\\.)|"')
+_QUOTE = late(rb'(\\.)|"')
 #: A backslash, of an escape or of a Windows path (pytorch/kineto#617).
-_BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
-_CONTROL = re.compile(rb"[\x00-\x1f]")
+_BACKSLASH = late(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
+_CONTROL = late(rb"[\x00-\x1f]")
 #: A string, or a number that is none: a bandwidth over no time (pytorch/kineto#105); or a comma
 #: after which nothing comes.
-_STRING_OR_FAULT = re.compile(
+_STRING_OR_FAULT = late(
     rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf(?:inity)?)\b|,(?=\s*[\]}])', re.IGNORECASE | re.DOTALL
 )
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]|"', re.DOTALL)
+_TOKEN = late(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]|"', re.DOTALL)
 
 
 def repaired(text: bytes) -> tuple[bytes, int]:

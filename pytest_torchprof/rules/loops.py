@@ -73,15 +73,15 @@ def for_loop_indexing(
         is said.
 
         Not either: the same part each time, as the last token's or each layer's; pieces of
-        different sizes, growing ones too; shifts by which a stencil takes most of a tensor; blocks
-        of which a picture is put together; the items of a DataLoader; steps of training, and of an
-        optimizer; slices of several elements put through layers, which are batches, as are parts of
-        several rows, unless a ``stack`` or ``y[i] = …`` puts the results back; schedules that a
-        model's steps look up; a tensor that is printed; rows that a test compares (``allclose``,
-        ``assert x[i] > 0``), from which an ``if`` does not differ; ``torch.autograd.gradcheck``;
-        numbers on the CPU that are read one by one (``int(i) for i in x``), or parts that are kept
-        in a list (``[x[i] for i in ids]``) without a ``stack``, and nothing else: these are
-        trifles.
+        different sizes, growing ones too; shifts by which a stencil takes most of a tensor, and all
+        its pieces but one; blocks of which a picture is put together; the items of a DataLoader;
+        steps of training, and of an optimizer; slices of several elements put through layers, which
+        are batches, as are parts of several rows, unless a ``stack`` or ``y[i] = …`` puts the
+        results back; schedules that a model's steps look up; a tensor that is printed; rows that a
+        test compares (``allclose``, ``assert x[i] > 0``), from which an ``if`` does not differ;
+        ``torch.autograd.gradcheck``; numbers on the CPU that are read one by one (``int(i) for i in
+        x``), or parts that are kept in a list (``[x[i] for i in ids]``) without a ``stack``, and
+        nothing else: these are trifles.
         What goes from one repetition to the next outside of tensors (``h = x.tolist()``) is not
         seen, but for an index that Python read. Where the trace does not say which part is taken,
         repetitions of at most 8 operators that have no layers and make no new tensor count.

@@ -145,7 +145,7 @@ class Movers:
             count = sum(self._apart[x].count for x in same)
             if body.taken is None and not one.count - ODD <= body.stretch.repeats <= count + ODD:
                 continue
-            if _takes(body, one.piece, source) or self._in_turn(body, one.piece, source):
+            if _takes(body, one, source) or self._in_turn(body, one.piece, source):
                 seen.add((one.piece, source))
                 out.append((one, source))
         return out
@@ -180,13 +180,13 @@ class Movers:
         return frozenset([first]) if isinstance(first, int) and first >= 0 else frozenset()
 
 
-def _takes(body: Body, piece: Shape, source: frozenset[int]) -> bool:
-    """Whether one operator of the body takes such a piece in each repetition."""
-    least = body.looked - 1
+def _takes(body: Body, pieces: Pieces, source: frozenset[int]) -> bool:
+    """Whether one operator of the body takes such a piece in each repetition, and not most."""
+    least, piece, most = body.looked - 1, pieces.piece, pieces.count / 2
     for at in range(body.period):
         like = body.like(at)
         for number, shapes in enumerate(body.calls[at].shapes):
-            if piece not in shapes or _is_number(body, at, number):
+            if not 0 < shapes.count(piece) < most or _is_number(body, at, number):
                 continue
             if sum(number < len(c.shapes) and piece in c.shapes[number] for c in like) < least:
                 continue

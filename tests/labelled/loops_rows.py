@@ -391,6 +391,26 @@ def sequences_one_by_one_through_a_residual_block():
 
 
 @EXAMPLES.near_miss("for-loop-indexing")
+def means_that_leave_one_fold_out():
+    def jackknife():
+        folds = list(torch.rand(12, 4, 3))
+        return [torch.cat(folds[:i] + folds[i + 1 :]).mean(0) for i in range(12)]
+
+    return jackknife
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def means_of_each_fold_with_what_is_known():
+    prior = torch.rand(2, 3)
+
+    def shrink():
+        folds = list(torch.rand(12, 4, 3))
+        return torch.stack([torch.cat([prior, fold]).mean(0) for fold in folds])  # <- here
+
+    return shrink
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
 def batches_that_are_one_tensor():
     model, data = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), torch.rand(12, 5, 6)
 

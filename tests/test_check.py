@@ -172,7 +172,7 @@ def test_a_name_is_looked_at_once_in_a_process(
 ) -> None:
     rules = [always(f"r{n}", f"aten::(nothing{n}|mm)$") for n in range(80)]
     assert 80 == len(check(trace, rules).counts)
-    monkeypatch.setattr(NAMES, "_bits", None)
+    monkeypatch.setattr(NAMES, "_all_of", None)
     assert 80 == len(check(trace, rules).counts)
     assert 2 == len(rows_of(trace, "aten::mm", "aten::add"))
 

@@ -187,7 +187,7 @@ def single_tensor_optimizer(
     events = np.array([step.event for step in found], np.int64)
     on_device = launched_in(trace, events)[0] >= 0
     kept, messages, fixes, costs = [], [], [], []
-    on_cpu, cpu_ns = list[bool](), 0.0
+    on_cpu = list[tuple[Step, float]]()
     for step, device in zip(found, on_device.tolist(), strict=True):
         if step.known is None or step.together or (count := step.updated) < parameters:
             continue
@@ -204,9 +204,10 @@ def single_tensor_optimizer(
         messages.append(f"{step.name} updates {count} parameters one by one")
         fixes.append(_BY_FOREACH if complex_ else _together(step.known, on_device=device))
         costs.append(int(trace.dur[step.event] * saved))
-        on_cpu.append(not device)
-        cpu_ns += 0 if device else saved * _loop_ns(trace, step)
-    if on_cpu and all(on_cpu) and cpu_ns < cpu_share * effort_ns(trace):
+        on_cpu += [] if device else [(step, saved)]
+    if not kept:
+        return NO_MATCHES
+    if len(on_cpu) == len(kept) and not _save(trace, on_cpu, cpu_share * effort_ns(trace)):
         return NO_MATCHES
     rows = np.array(kept, np.int64)
     ends = trace.ts[rows] + trace.dur[rows]
@@ -237,11 +238,18 @@ def _saved(step: Step, count: int, *, on_device: bool) -> float:
     return share * count / (count + half)
 
 
-def _loop_ns(trace: Trace, step: Step) -> float:
-    """About what its loop takes on a CPU, by the operators that it calls and what these take."""
-    elements = mean_elements(trace, step.rows[:: 1 + len(step.rows) // _SOME])
-    known = elements if elements < math.inf else 0
-    return len(step.rows) * (_LOOP_CALL_NS + known * _LOOP_ELEMENT_NS)
+def _save(trace: Trace, steps: Sequence[tuple[Step, float]], least_ns: float) -> bool:
+    """Whether so much of these steps' loops on a CPU is saved, by the operators that they call and
+    what these take.
+    """
+    saved_ns = sum(share * len(step.rows) * _LOOP_CALL_NS for step, share in steps)
+    if saved_ns >= least_ns:
+        return True
+    for step, share in steps:
+        elements = mean_elements(trace, step.rows[:: 1 + len(step.rows) // _SOME])
+        known = elements if elements < math.inf else 0
+        saved_ns += share * len(step.rows) * known * _LOOP_ELEMENT_NS
+    return saved_ns >= least_ns
 
 
 def _together(known: str, *, on_device: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -43,10 +43,10 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
 
     What it does
         Counts the fetches of a ``DataLoader`` that has no workers, the one that finds the loader
-        exhausted included, where workers pay: three fetches or more take ``fetch`` (5 ms) or more
-        each, in the median, and two workers would save at least the ``share`` (0.1) of the time
-        from the first fetch to the last: what they load during the steps and beside one another,
-        less ``start`` (50 ms) and a millisecond a batch. Data in memory take far less: there, they
+        exhausted included, where workers pay: there are three fetches or more, and in the median,
+        one takes ``fetch`` (5 ms) or more, and two workers would save at least the ``share`` (0.1)
+        of it and a step: what they load during the steps and beside one another, less a millisecond
+        a batch and ``start`` (50 ms) for all. Data in memory take far less: there, they
         made an epoch 14 to 85 times slower. A loader that reads from another one is one loader;
         fetches that end in the same operator are those of one. Not those of a thread that does
         nothing else while another one computes. That a dataset asks the model that is trained, so
@@ -83,15 +83,14 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
         mine = rows[loader == one]
         took = own[loader == one]
         begin, end = int(trace.ts[mine[0]]), int(trace.ts[mine[-1]] + trace.dur[mine[-1]])
-        if len(mine) < _FEW or np.median(took) < fetch * 1e6:
+        usual, step = np.median(took), (end - begin - int(trace.dur[mine].sum())) / len(mine)
+        if len(mine) < _FEW or usual < fetch * 1e6 or _is_beside(trace, mine, end):
             continue
-        if _is_beside(trace, mine, end):
-            continue
-        saved = _saved(took, (end - begin - int(trace.dur[mine].sum())) / len(mine), start * 1e6)
-        if saved.sum() < max(share * (end - begin), 1):
+        # By the usual one: what held up a single fetch holds up a worker, too.
+        if _saved(usual, step, start * 1e6 / len(mine)) < max(share * (usual + step), 1):
             continue
         found.append(mine)
-        costs.append(saved)
+        costs.append(_saved(took, step, start * 1e6 / len(mine)))
         begins += [begin] * len(mine)
         ends += [end] * len(mine)
     if not found:
@@ -135,7 +134,9 @@ def _is_beside(trace: Trace, fetches: Ints, end: int) -> bool:
     return len(rows) > 0 and not (trace.thread[rows] == trace.thread[fetches[0]]).any()
 
 
-def _saved(took: Ints, step_ns: float, start_ns: float) -> Ints:
-    """What workers save of each fetch: what they load during a step and beside one another."""
+def _saved(took: Any, step_ns: float, start_ns: float) -> Any:
+    """What workers save of a fetch: what they load during a step and beside one another, less its
+    part of their start.
+    """
     saved = np.minimum(took, step_ns + took / _WORKERS) - _HAND_OVER_NS
-    return np.maximum(saved - start_ns / len(took), 0).astype(np.int64)
+    return np.maximum(saved - start_ns, 0)

@@ -197,6 +197,26 @@ def a_share_smaller_than_the_threshold():
     return loaded(40, step_ms=70)
 
 
+def held_up(fetches):
+    """A trace of short fetches, one of which something else on the machine held up."""
+    trace = loaded(fetches, fetch_ms=8)
+    with trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+        trace.op("aten::stack", [[[4], [4]], []], dur_us=90_000)
+    with trace.op("aten::relu", [[8, 4]], dur_us=90_000):
+        trace.launch("relu_kernel")
+    return trace
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_few_fetches_of_which_one_was_held_up():
+    return held_up(3)
+
+
+@EXAMPLES.positive("sync-dataloader", 31)
+def many_fetches_of_which_one_was_held_up():
+    return held_up(30)
+
+
 @EXAMPLES.near_miss("sync-dataloader")
 def one_long_fetch():
     return loaded(1, fetch_ms=500)

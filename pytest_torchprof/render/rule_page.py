@@ -38,7 +38,7 @@ def page(rule: Rule) -> str:
     parts += [f"In short: {inline(rule.fix)}.", "## What it needs\n\n" + _needs(rule)]
     if rule.thresholds:
         parts.append("## Thresholds\n\n" + _thresholds(rule))
-    parts.append("## Where it is meant so\n\n" + _accepting(rule))
+    parts.append("## If it is intended\n\n" + _accepting(rule))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -54,9 +54,10 @@ def index(rules: Iterable[Rule]) -> str:
 
 
 _INDEX = """\
-`pytest --torchprof` checks them in each test, `torchprof lint` in a stored trace. `torchprof rules`
-prints this list, `torchprof rules CODE` a page. What a rule needs and does not get, it is *not
-checked* without. Thresholds: `--torchprof-thresholds=RULE.NAME=VALUE,…`, `lint --thresholds`."""
+`pytest --torchprof` checks these rules in each test, and `torchprof lint` in a stored trace.
+`torchprof rules` prints this list, and `torchprof rules CODE` a page. If a capture lacks what a
+rule needs, the rule is *not checked*. To change a threshold, use
+`--torchprof-thresholds=RULE.NAME=VALUE,…` or `torchprof lint --thresholds`."""
 
 
 def defaults(rule: Rule) -> list[str]:
@@ -155,7 +156,7 @@ def _needs(rule: Rule) -> str:
     needs += [inspect.getdoc(rule.ready) or ""] if rule.ready else []
     if not needs:
         return "Nothing: it is checked in every test and every trace."
-    return f"{' '.join(needs)} Elsewhere it is *not checked*, and that is said."
+    return f"{' '.join(needs)} Otherwise it is reported as *not checked*."
 
 
 def _thresholds(rule: Rule) -> str:
@@ -164,9 +165,9 @@ def _thresholds(rule: Rule) -> str:
         default = format_quantity(threshold.default, threshold.unit)
         lines.append(f"| `{name}` | {default} | {inline(threshold.why)} |")
     setting = f"{rule.code}.{next(iter(defaults(rule)))}"
-    lines += ["", f'Another value: `--torchprof-thresholds="{setting}"`, or in the ini file']
+    lines += ["", f'To set another value, use `--torchprof-thresholds="{setting}"`, or']
     lines += [
-        "`torchprof_thresholds`; of a stored trace",
+        "`torchprof_thresholds` in the ini file. For a stored trace, use",
         f'`torchprof lint --thresholds "{setting}"`.',
     ]
     return "\n".join(lines)
@@ -174,12 +175,13 @@ def _thresholds(rule: Rule) -> str:
 
 def _accepting(rule: Rule) -> str:
     return f"""\
-`pytest --accept` keeps what is there as the baseline: only more of it fails. In one test:
+To accept the current count as the baseline, so that only more of it fails, run
+`pytest --accept`. To allow it in one test:
 
 ```python
 @pytest.mark.allow_antipatterns("{rule.code}", reason="…")
 def test_it(): ...
 ```
 
-Everywhere: `--torchprof-ignore={rule.code}`, or `torchprof_ignore` in the ini file; in a stored
-trace `torchprof lint --ignore {rule.code}`."""
+To ignore the rule everywhere, use `--torchprof-ignore={rule.code}`, or `torchprof_ignore` in the
+ini file. For a stored trace, use `torchprof lint --ignore {rule.code}`."""

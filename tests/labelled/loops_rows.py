@@ -404,7 +404,7 @@ def means_of_each_fold_with_what_is_known():
     prior = torch.rand(2, 3)
 
     def shrink():
-        folds = list(torch.rand(12, 4, 3))
+        folds = torch.rand(12, 4, 3)
         return torch.stack([torch.cat([prior, fold]).mean(0) for fold in folds])  # <- here
 
     return shrink

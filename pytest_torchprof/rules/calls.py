@@ -27,7 +27,7 @@ _LIBRARY = Names(r"enumerate\(DataLoader\)|Optimizer\.")
 _STEP_ENDS = Names(r"Optimizer\.step#")
 _STEP_BEGINS = Names(rf"{STEP.pattern}|enumerate\(DataLoader\)#")
 _BACKWARD = Names(r"(?s:.*)Backward\d+$")
-_DISPATCHED = Names(r"(?s:.*)::")
+_CLOSED = Names(r"(?s:.*)(::|Backward\d+$)")
 _AUTOGRAD = Names(r"autograd::")
 _CALLED = Names(r"(?!autograd::|torch::)(?s:.*)::")
 
@@ -59,7 +59,7 @@ def are_called(trace: Trace, rows: Ints) -> Bools:
 
 def _closed(trace: Trace) -> Bools:
     """Of each event, whether it holds nothing that code outside torch called."""
-    closed = named(trace, _DISPATCHED, _BACKWARD)
+    closed = named(trace, _CLOSED)
     closed &= trace.kind == OPERATOR
     closed[events_named(trace, _LIBRARY)] = True
     return closed

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
-from pytest_torchprof.arguments import AutogradArgs, decode
 from pytest_torchprof.late import late
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.effort import effort_ns
 from pytest_torchprof.rules.levels import engine_steps, frames_around
 from pytest_torchprof.rules.names import Names, are_any, marks_named
+from pytest_torchprof.rules.nodes import numbers
 from pytest_torchprof.rules.operands import mean_elements
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import has_frames, rows_of
@@ -195,9 +195,8 @@ def single_tensor_optimizer(
             small = mean_elements(trace, step.rows) <= cpu_elements
             if step.known in _SLOWER_ON_CPU or count < cpu_parameters or not small:
                 continue
-        arguments = [raw or b"" for raw in trace.args[step.rows].tolist()]
-        complex_ = "aten::view_as_real" in step.calls or any(map(_is_complex, arguments))
-        if (complex_ and not device) or _records_a_graph(trace, step, arguments):
+        complex_ = _has_complex(trace, step)
+        if (complex_ and not device) or _records_a_graph(trace, step):
             continue
         saved = _saved(step, count, on_device=device)
         kept.append(step.event)
@@ -259,18 +258,17 @@ def _together(known: str, *, on_device: bool) -> str:
     return _BY_FOREACH
 
 
-def _is_complex(arguments: bytes) -> bool:
-    """Whether a tensor is complex, which no fused form takes."""
-    return b"c10::complex" in arguments
+def _has_complex(trace: Trace, step: Step) -> bool:
+    """Whether some parameters are complex, which no fused form takes."""
+    if "aten::view_as_real" in step.calls:
+        return True
+    return any(raw and b"c10::complex" in raw for raw in trace.args[step.rows].tolist())
 
 
-def _records_a_graph(trace: Trace, step: Step, arguments: list[bytes]) -> bool:
+def _records_a_graph(trace: Trace, step: Step) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
-    if not any(b"Sequence number" in one for one in arguments):
-        return False
-    some = step.rows[:: 1 + len(step.rows) // _SOME]
-    known = {one.sequence for one in decode(AutogradArgs, trace.args[some])}
-    return len(known - {-1}) > 1
+    known = numbers(trace, step.rows[:: 1 + len(step.rows) // _SOME])
+    return len({*known.tolist()} - {-1}) > 1
 
 
 # ------------------------------------------------------------------------- what a step is and does

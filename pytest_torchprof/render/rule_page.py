@@ -46,7 +46,7 @@ def index(rules: Iterable[Rule]) -> str:
     """The page that lists all."""
     table = ["| rule | finds | needs | thresholds |", "|---|---|---|---|"]
     for rule in rules:
-        needs = ", ".join([*sorted(rule.needs), *(["see there"] if rule.ready else [])]) or "–"
+        needs = ", ".join([*sorted(rule.needs), *(["see its page"] if rule.ready else [])]) or "–"
         values = ", ".join(f"`{line}`" for line in defaults(rule)) or "–"
         link = f"[{rule.code}]({rule.code}.md)"
         table.append(f"| {link} | {inline(rule.summary)} | {needs} | {values} |")

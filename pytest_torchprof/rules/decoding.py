@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.unprofiled import slowdown_share
+from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN
@@ -31,6 +33,9 @@ _STORES: Final = Names(r"aten::(copy_|fill_)$")
 _INDEX: Final = Names(r"aten::(select|slice|narrow)$")
 #: So many positions more in each step, at most.
 _FEW: Final = 8
+#: What a FLOP takes on one thread of a CPU in products of few positions, and to have and to write
+#: a byte of what is computed.
+_FLOP_NS, _BYTE_NS = 0.0085, 0.09
 
 
 @rule(
@@ -226,7 +231,29 @@ def _joins(call: Call, old: int, new: int) -> bool:
 
 
 def _saved(trace: Trace, run: _Run) -> int:
-    """What the steps take longer for all positions than for the new ones, by how they grow."""
+    """What the steps take longer for all positions than for the new ones."""
+    if trace.has(*DEVICE_KINDS):
+        return _slope(trace, run)
+    # Times of single steps say little: the quickest take less than what disturbs them.
+    begins, lengths = trace.ts[np.array(run.rows)], np.array(run.lengths, float)
+    again = np.append(0, 1 - 1 / lengths)
+    flops = np.flatnonzero(trace.op_flops)
+    memory = trace.memory.where(trace.memory.bytes > 0)
+    saved = 0.0
+    for rows, amounts, each in (
+        (flops, trace.op_flops[flops], _FLOP_NS),
+        (memory.event, memory.bytes, _BYTE_NS),
+    ):
+        until = trace.ts[rows] <= trace.ts[run.end]
+        step = np.searchsorted(begins, trace.ts[rows], "right")
+        saved += each * float((amounts * again[step])[until].sum())
+    took = int(trace.ts[run.end] - trace.ts[run.rows[0]])
+    # As the others' costs, in this run's time, of which the profiler is a part.
+    return min(int(saved / slowdown_share(trace)), took)
+
+
+def _slope(trace: Trace, run: _Run) -> int:
+    """The same by how the steps' time grows, of which a device's operators say nothing."""
     took = np.diff(trace.ts[np.array(run.rows)]).astype(float)
     lengths = np.array(run.lengths[:-1], float)
     # The median slope between steps some way apart: one step that was held up does not decide it.

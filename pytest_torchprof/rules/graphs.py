@@ -12,7 +12,15 @@ from pytest_torchprof.events import STEP
 from pytest_torchprof.rules.flow import are_passes
 from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked
 from pytest_torchprof.rules.names import Names, are_named, marks_named
-from pytest_torchprof.rules.nodes import all_used, are_last, numbers, recorded, recording_ns, steps
+from pytest_torchprof.rules.nodes import (
+    all_used,
+    are_last,
+    made_bytes,
+    numbers,
+    recorded,
+    recording_ns,
+    steps,
+)
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
 
@@ -148,7 +156,7 @@ def missing_no_grad(
         recording_ns(
             trace,
             int(found.after[one].max() - found.first[one].min()),
-            kept_bytes(trace, found.rows[one]),
+            _kept(trace, found.rows[one]),
         )
         for one in of_each
     ]
@@ -166,6 +174,12 @@ def missing_no_grad(
         apart=found.rows[used],
         wants_tensors=asks,
     )
+
+
+def _kept(trace: Trace, rows: Ints) -> int:
+    """What the graph of these layers keeps, and of what is between them."""
+    made = made_bytes(trace, rows)
+    return kept_bytes(trace, rows) if made is None else made
 
 
 def _numbered(*columns: Ints | Bools) -> Ints:

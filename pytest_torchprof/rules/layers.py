@@ -43,8 +43,8 @@ _COUNTER: Final = Names(r"aten::add_?$")
 _READ: Final = Names(r"aten::item$")
 #: What a bias costs: to add it, and with a backward pass, to sum and keep its gradient; and for
 #: each element of the result. Measured with torch 2.13 on one thread of a CPU, without it in turn:
-#: 7 us of a linear layer, 26 to 210 us of convolutions of 1,000 to 1,600,000 elements.
-_FORWARD_NS, _BACKWARD_NS, _ELEMENT_NS = 2_000, 15_000, 0.15
+#: 15 to 60 us of linear layers, 30 to 150 us of convolutions of 1,000 to 130,000 elements.
+_FORWARD_NS, _BACKWARD_NS, _ELEMENT_NS = 2_000, 22_000, 0.22
 #: On a device, part of the convolution's own time.
 _PART: Final = 20
 

@@ -27,7 +27,7 @@ from pytest_torchprof.rules.nodes import (
 )
 from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.tree import are_outermost
-from pytest_torchprof.rules.weights import kept_bytes, running_again
+from pytest_torchprof.rules.weights import running_again
 
 if TYPE_CHECKING:
     from pytest_torchprof.events import Trace
@@ -63,7 +63,8 @@ def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
     Why it is slow
         As long as the sum is there, no node of any step's graph is freed, nor what a node keeps:
         memory grows with each step. After a backward pass that is little of each, without one it is
-        all activations.
+        all activations. The cost is that of the sum's own nodes; what memory costs, nobody can tell
+        from a trace.
 
     Example
         .. code:: python
@@ -98,13 +99,11 @@ def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
             np.array([made_by[term] for term in one.terms if term in made_by], np.int64)
         )
         most = _in_training(trace, rows, bounds)
-        kept = 0
         if most == 1 and _is_scalar(trace, one.last):
             most = _in_evaluation(trace, rows, one, made_by, steps)
-            kept = kept_bytes(trace, _layers_until(trace, rows))
         if most >= steps:
             found.append(one)
-            cost.append(recording_ns(trace, len(one.rows), kept))
+            cost.append(recording_ns(trace, len(one.rows)))
     return Matches(
         np.array([one.last for one in found], np.int64),
         "a sum keeps the graph of each step whose loss it has",
@@ -234,13 +233,6 @@ def _in_evaluation(
         if count >= repeats:
             break
     return count
-
-
-def _layers_until(trace: Trace, makers: Ints) -> Ints:
-    """The layers that ran before the last of these operators."""
-    layers = np.sort(recorded(trace, LAYER).rows)
-    until: Ints = layers[layers <= makers.max(initial=-1)]
-    return until
 
 
 def _is_scalar(trace: Trace, row: int) -> bool:

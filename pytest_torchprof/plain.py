@@ -16,3 +16,7 @@ class Plain(msgspec.Struct, frozen=True):
     >>> Point(1), msgspec.structs.replace(Point(1), y=2)
     (Point(x=1, y=0), Point(x=1, y=2))
     """
+
+
+class Open(msgspec.Struct):
+    """The same for what is filled in bit by bit."""

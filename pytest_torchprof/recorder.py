@@ -6,7 +6,6 @@ import gzip
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
@@ -25,7 +24,7 @@ from pytest_torchprof.capture import (
 from pytest_torchprof.errors import StorageError, TorchprofError
 from pytest_torchprof.files import replacing
 from pytest_torchprof.metrics import METRICS, bounded, measure_all
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.plain import Open, Plain
 from pytest_torchprof.rounds import Rounds
 from pytest_torchprof.rules import RULES, Checked, Rule, check
 from pytest_torchprof.stats import NotMeasured
@@ -102,21 +101,20 @@ class Mismatch(Plain, frozen=True):
     expected: Mapping[str, str]
 
 
-@dataclass
-class Recorder:
+class Recorder(Open):
     """What the runs of one test have brought in so far."""
 
     plan: Plan
     machine: Machine
     #: Where the profiler may write; None for the system's folder of temporary files.
     folder: Path | None = None
-    compiled: CompileCount = field(default_factory=CompileCount.now)
+    compiled: CompileCount = msgspec.field(default_factory=CompileCount.now)
     #: What the test's own first run has compiled, once that is over.
     compilation: dict[str, Any] | None = None
     #: The profiled run had to compile, so another one shall tell what the compiled code does.
     compiled_late: bool = False
     profiled: int = 0
-    rounds: Rounds = field(default_factory=Rounds)
+    rounds: Rounds = msgspec.field(default_factory=Rounds)
     longest_ns: int = 0
     trace: Trace | None = None
     #: A trace that says which modules run; or why there is none.
@@ -126,7 +124,7 @@ class Recorder:
     file: IO[bytes] | None = None
     reason: str | None = None
     #: Errors that are ours, or the system's: they end the session with a failure.
-    faults: list[str] = field(default_factory=list)
+    faults: list[str] = msgspec.field(default_factory=list)
     runs: int = 0
     #: The test measures a block or a callable of its own through the fixture.
     own_region: bool = False
@@ -141,10 +139,10 @@ class Recorder:
     mismatch: Mismatch | None = None
     #: It asked for a table, and these are the ones that a rerun of it has printed.
     table_asked: bool = False
-    tables: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
+    tables: list[str] = msgspec.field(default_factory=list)
+    unchecked: list[str] = msgspec.field(default_factory=list)
     #: Inline expectations to be rewritten, see `baseline.inline.Edit`.
-    edits: list[Edit] = field(default_factory=list)
+    edits: list[Edit] = msgspec.field(default_factory=list)
     #: A trace of one thread, of a run in which there were more.
     one_thread: tuple[Trace, IO[bytes]] | None = None
     #: Whether there is something of which to say where it happened; asked once, after the others.
@@ -156,8 +154,8 @@ class Recorder:
     lines_gap: str | None = None
     _checked: Checked | None = None
     #: As it was before the test's fixtures were set up.
-    start: World = field(default_factory=World)
-    started: int = field(default_factory=REAL.clock)
+    start: World = msgspec.field(default_factory=World)
+    started: int = msgspec.field(default_factory=REAL.clock)
 
     def __post_init__(self) -> None:
         self.replan(self.plan)

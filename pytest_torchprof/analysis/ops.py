@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +11,13 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.events import HOST_KINDS, REGION, Kind, Trace
+from pytest_torchprof.plain import Open
 
 if TYPE_CHECKING:
     from pytest_torchprof.nesting import Bools, Ints
 
 
-@dataclass
-class OpRow:
+class OpRow(Open):
     """One operator's share of a trace; ``self_`` excludes what ran in operators below it."""
 
     name: str

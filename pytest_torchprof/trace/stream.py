@@ -95,11 +95,13 @@ class Stream:
     def _raw(self, file: IO[bytes]) -> Iterator[bytes]:
         total, done = os.fstat(file.fileno()).st_size, 0
         # Room for a whole chunk that is not there takes as long as to read a small file.
-        while chunk := file.read(min(CHUNK, max(total - done + 1, 2**16))):
+        while chunk := file.read(wanted := min(CHUNK, max(total - done + 1, 2**16))):
             done += len(chunk)
             if self._progress is not None:
                 self._progress(done, max(total, done))
             yield chunk
+            if len(chunk) < wanted:
+                return
 
     def _unpacked(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
         """What follows a complete member and is none itself is padding, and is left out."""

@@ -26,7 +26,7 @@ from pytest_torchprof.stats import (
 from pytest_torchprof.vacuous import not_vacuous
 
 #: A stored time is not worth more: with 5 % four of ten comparisons of identical code fail, and a
-#: slowdown of 50 % passes 25 % as good as never. Source: our measurements, see the README.
+#: slowdown of 50 % passes 25 % as good as never. Source: our measurements, see docs/time-in-ci.md.
 TIME_TOLERANCE = 0.25
 
 

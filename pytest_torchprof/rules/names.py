@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pytest_torchprof.events import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.events import Trace
@@ -37,6 +37,7 @@ class Names:
         _ALL.append(self)
         _KNOWN.clear()
         _joined.cache_clear()
+        _grouped.cache_clear()
 
 
 _ALL: Final[list[Names]] = []
@@ -86,6 +87,16 @@ def learn(names: Iterable[str]) -> list[tuple[Names, ...]]:
         return [_KNOWN[name] for name in names]
 
 
+@lru_cache(maxsize=20)
+def _grouped(names: tuple[str, ...]) -> Mapping[Names, Sequence[int]]:
+    """The numbers of the names that belong to each; a test that runs again has the same names."""
+    found = defaultdict[Names, list[int]](list)
+    for number, every in enumerate(learn(names)):
+        for one in every:
+            found[one].append(number)
+    return dict(found)
+
+
 def present(trace: Trace) -> AbstractSet[Names]:
     """All of which the trace has a name."""
     return _index(trace).named.keys()
@@ -106,12 +117,8 @@ class _Index:
     """The events of a trace name by name; what is asked of the names is kept."""
 
     def __init__(self, trace: Trace, _: int) -> None:
-        named = defaultdict[Names, list[int]](list)
-        for number, found in enumerate(learn(trace.names)):
-            for one in found:
-                named[one].append(number)
         #: The numbers of the names that belong to each.
-        self.named: Final = dict(named)
+        self.named: Final = _grouped(tuple(trace.names))
         #: How many events have each name.
         self.counts: Final = _counts(trace.name, len(trace.names))
         self._name: Final = trace.name

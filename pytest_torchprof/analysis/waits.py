@@ -25,6 +25,7 @@ _COLLECTIVE: Final = late(r"c10d::|nccl:|record_param_comms")
 #: In this, DDP waits for the events of its own log of times.
 _DDP: Final = late(r"DistributedDataParallel\.forward$")
 _COPY: Final = late(r"\w*Memcpy")
+_STREAM: Final = late(r"\w*StreamSynchronize")
 _EVENT: Final = late(r"\w*EventSynchronize")
 #: After these, no device work that was launched before is left.
 _OF_ALL: Final = late(r"\w*(Device|Ctx)Synchronize")
@@ -64,18 +65,21 @@ def _waits(trace: Trace) -> Waits:
     waiting = called(trace, calls, SYNC_CALL.search) & ~called(trace, calls, _COPY.match)
     sync = calls[waiting]
     inside = _operator(trace, sync)
-    call, size = _copies(trace, copying, inside)
+    copied = _copied_before(trace, calls, sync)
+    call, size = _copies(trace, copying, inside, copied)
     operator = _operator(trace, call)
     # What synchronises in an operator that copies does so for its copies, in whatever direction.
     copier = _operator(trace, copying)
     copier = copier[~called(trace, copier, _READER.match)]
     belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
-    alone = ~belongs & ~_not_the_users(trace, sync)
+    alone = ~belongs & (copied < 0) & ~_not_the_users(trace, sync)
     alone &= (inside >= 0) | _is_before_work(trace, sync, call)
     alone &= _has_work(trace, sync)
 
     own = np.where(call >= 0, trace.dur[call], 0)
     last, shared = _shared(trace, operator, sync, inside)
+    own += _joined(call, copied, trace.dur[sync], 0)
+    last = np.where(last >= 0, last, _joined(call, copied, sync, -1))
     last = np.where(last >= 0, last, call)
     return Waits(
         np.concatenate([call, sync[alone]]),
@@ -87,11 +91,35 @@ def _waits(trace: Trace) -> Waits:
     )
 
 
-def _copies(trace: Trace, copying: Ints, inside: Ints) -> tuple[Ints, Ints]:
+def _copied_before(trace: Trace, calls: Ints, sync: Ints) -> Ints:
+    """Without operators: the copying call just before each that synchronises a stream, or -1.
+
+    Where torch waits for a copy, it makes no other call in between.
+    """
+    if trace.has(Kind.OP) or not len(sync):
+        return np.full(len(sync), -1, np.int64)
+    order = calls[np.lexsort((trace.ts[calls], trace.thread[calls]))]
+    before = np.full(len(trace), -1, np.int64)
+    before[order[1:]] = np.where(np.diff(trace.thread[order]) == 0, order[:-1], -1)
+    found = before[sync]
+    copies = called(trace, sync, _STREAM.match) & called(trace, found, _COPY.match)
+    return np.where(copies, found, -1)
+
+
+def _joined(call: Ints, copied: Ints, of_sync: Ints, other: int) -> Ints:
+    """For each copying call what belongs to the synchronisation just after it."""
+    if not (copied >= 0).any():
+        return np.full(len(call), other)
+    after = dict(zip(copied.tolist(), of_sync.tolist(), strict=True)) | {-1: other}
+    return np.array([after.get(one, other) for one in call.tolist()], np.int64)
+
+
+def _copies(trace: Trace, copying: Ints, inside: Ints, copied: Ints) -> tuple[Ints, Ints]:
     """Calls that copy from the device and that the host waits for, and their bytes.
 
     The host waits in a blocking call, for pageable memory (the driver copies it in steps), in an
-    operator that reads a value, and where something synchronises in the same operator.
+    operator that reads a value, and where something synchronises in the same operator or, where
+    there are none, just after it.
     """
     moved = np.flatnonzero(trace.selection & trace.is_kind(Kind.MEMCPY))
     back = moved[called(trace, moved, D2H.search)]
@@ -106,6 +134,7 @@ def _copies(trace: Trace, copying: Ints, inside: Ints) -> tuple[Ints, Ints]:
     waited = np.concatenate([pageable, np.ones(len(others), bool)])
     waited |= called(trace, call, SYNC_CALL.search) | called(trace, operator, _READER.match)
     waited |= np.isin(operator, inside) & (operator >= 0)
+    waited |= np.isin(call, copied) & (call >= 0)
     return call[waited], size[waited]
 
 

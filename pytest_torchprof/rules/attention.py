@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from pytest_torchprof import nesting
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.events import Kind
 from pytest_torchprof.late import late
 from pytest_torchprof.rules.calls import SHORT
-from pytest_torchprof.rules.chips import FUSED_TYPES, chip_of
+from pytest_torchprof.rules.chips import FUSED_TYPES, UNKNOWN_CHIP, chip_of
 from pytest_torchprof.rules.grouping import reach
 from pytest_torchprof.rules.rule import Matches, rule
 from pytest_torchprof.rules.tree import rows_of
@@ -31,7 +32,11 @@ _LARGEST_HEAD: Final = 256
 
 
 def _unseen_attention(trace: Trace) -> str | None:
-    """A softmax that graphs launched: no operator says whether it is attention's."""
+    """Attention on a device that nobody knows, or a softmax that graphs launched."""
+    kernel, _ = launched_in(trace, rows_of(trace, MATH_ATTENTION))
+    for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
+        if not chip_of(trace, device).is_known and not trace.once(_runs_fused, device):
+            return f"attention in its math form: {UNKNOWN_CHIP}"
     return blind_kernels(trace, lambda name: "softmax" in name.lower())
 
 
@@ -117,8 +122,7 @@ def _has_fused(trace: Trace, device: int, dtype: str) -> bool:
     chip = chip_of(trace, device)
     if chip.fuses_attention(dtype):
         return True
-    unknown = chip.capability == (0, 0)
-    return unknown and dtype in FUSED_TYPES and trace.once(_runs_fused, device)
+    return not chip.is_known and dtype in FUSED_TYPES and trace.once(_runs_fused, device)
 
 
 def _runs_fused(trace: Trace, device: int) -> bool:

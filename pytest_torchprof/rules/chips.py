@@ -26,6 +26,8 @@ _AMD_FUSED = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201"}
 FUSED_TYPES = {"float", "c10::Half", "c10::BFloat16"}
 
 
+UNKNOWN_CHIP = "the trace does not say which device it ran on"
+
 #: Chips that multiply TF32 at least four times as fast as fp32, whatever they are called: GA100,
 #: GH100 and GB100. The others of a generation are sold at full and at half rate.
 _WHOLE_RATE = {(8, 0), (9, 0), (10, 0), (10, 3)}
@@ -41,9 +43,19 @@ class Chip(NamedTuple):
     tf32_gain: float | None = None
 
     @property
+    def is_known(self) -> bool:
+        """Whether a trace tells what the chip can do."""
+        return self.capability != (0, 0) or self.architecture is not None
+
+    @property
     def has_tf32(self) -> bool:
         """Whether single-precision products can run as TF32."""
         return self.vendor == "nvidia" and self.capability >= (8, 0)
+
+    @property
+    def may_have_tf32(self) -> bool:
+        """Whether a trace leaves it open if they can."""
+        return self.vendor in {"nvidia", None} and not self.is_known
 
     @property
     def tf32_saves(self) -> float:

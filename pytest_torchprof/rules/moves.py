@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,8 +14,13 @@ from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.names import Names, are_named
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.nesting import Bools, Ints
+
+#: Copies that are made in one go, by its number and whether they go to the device.
+_Gos: TypeAlias = dict[tuple[int, bool], list[int]]
 
 _MOVE = Names(r"aten::(to|_to_copy|cuda|copy_)$")
 #: What ``torch.nn.Module.to`` asks after it has moved a parameter, and nobody else.
@@ -35,11 +40,14 @@ _IN_PLACE = Names(r"aten::\w*[^_]_$")
 
 def of_weights(trace: Trace) -> Ints:
     """Copies by which a model is moved to the device, or back to the host, once."""
-    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
+    copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
     up = trace.names_where(H2D.search)
     copies = copies[(up | trace.names_where(D2H.search))[copies]]
     if not len(copies):
         return copies
+    if not trace.has(Kind.OP):
+        return _of_weights_by_time(trace, copies, up[copies])
+    copies = copies[trace.launch[copies] >= 0]
     calls = np.flatnonzero(called(trace) & trace.selection)
     calls = calls[np.argsort(trace.thread[calls], kind="stable")]
     marks, moves = are_named(trace, calls, _OF_A_MODULE), are_named(trace, calls, _MOVE)
@@ -51,24 +59,39 @@ def of_weights(trace: Trace) -> Ints:
     position = np.full(len(trace), -1, np.int64)
     position[calls] = np.arange(len(calls))
     moved = position[top]
-    gos: dict[tuple[int, bool], list[int]] = {}
-    ways = up[copies].tolist()
-    for i, at in enumerate(moved.tolist()):
-        if moves[at]:
-            gos.setdefault((int(go[at]), ways[i]), []).append(i)
-    bytes_of = {key: tuple(trace.bytes[copies[some]].tolist()) for key, some in gos.items()}
-    times = Counter((way, bytes_of[one, way]) for one, way in gos)
+    gos: _Gos = {}
+    for i in np.flatnonzero(moves[moved]).tolist():
+        gos.setdefault((int(go[moved[i]]), bool(up[copies[i]])), []).append(i)
     found = list[int]()
-    for (one, way), some in gos.items():
-        own = bytes_of[one, way]
-        if times[way, own] > 1:
-            continue  # as a batch is, or a model that is offloaded in each step
+    for (one, _), some in _once(gos, trace.bytes[copies]):
         asked = np.flatnonzero(marks & (go == one))
         if len(asked):  # buffers are moved between parameters, and not asked about
             found += [i for i in some if asked[0] - 1 <= moved[i] < asked[-1]]
-        elif len(some) >= _MANY and len(set(own)) >= _SIZES:
+        elif _are_many(trace.bytes[copies[some]]):
             found += some
     return copies[sorted(found)]
+
+
+def _of_weights_by_time(trace: Trace, copies: Ints, up: Bools) -> Ints:
+    """The same without operators: the device runs no kernel between such copies."""
+    kernels = np.sort(trace.ts[trace.is_kind(Kind.KERNEL)])
+    go = np.searchsorted(kernels, trace.ts[copies])
+    gos: _Gos = {}
+    for i in np.argsort(trace.ts[copies], kind="stable").tolist():
+        gos.setdefault((int(go[i]), bool(up[i])), []).append(i)
+    every = (some for _, some in _once(gos, trace.bytes[copies]))
+    return copies[sorted(i for some in every if _are_many(trace.bytes[copies[some]]) for i in some)]
+
+
+def _once(gos: _Gos, size: Ints) -> Iterator[tuple[tuple[int, bool], list[int]]]:
+    """Those like no other, as a batch is, or a model that is offloaded in each step."""
+    alike = {key: (key[1], tuple(size[some].tolist())) for key, some in gos.items()}
+    times = Counter(alike.values())
+    return ((key, some) for key, some in gos.items() if times[alike[key]] == 1)
+
+
+def _are_many(size: Ints) -> bool:
+    return len(size) >= _MANY and len(set(size.tolist())) >= _SIZES
 
 
 # -------------------------------------------------------------------- whose numbers

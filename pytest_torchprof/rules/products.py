@@ -15,7 +15,7 @@ from pytest_torchprof.late import late
 from pytest_torchprof.rules.attention import MATH_ATTENTION
 from pytest_torchprof.rules.backward import forward_of
 from pytest_torchprof.rules.calls import SHORT
-from pytest_torchprof.rules.chips import chip_of
+from pytest_torchprof.rules.chips import UNKNOWN_CHIP, chip_of
 from pytest_torchprof.rules.grouping import reach
 from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 
@@ -50,11 +50,17 @@ _LONG_TYPES: Final = late(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f
 
 
 def _unseen_fp32(trace: Trace) -> str | None:
-    """Products that graphs launched: no operator says what they multiply."""
+    """Products on a device that nobody knows, or that graphs launched without their operators."""
     devices = nesting.distinct(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
     if trace.facts.get("allow_tf32") is True:
         return None
-    if not any(chip_of(trace, one).has_tf32 for one in devices):
+    chips = {one: chip_of(trace, one) for one in devices}
+    if unknown := [one for one, chip in chips.items() if chip.may_have_tf32]:
+        products = device_products(trace)
+        single = products.any_kernel(trace, _is_named_single)
+        if np.isin(products.device(trace)[single], unknown).any():
+            return f"products in fp32: {UNKNOWN_CHIP}"
+    if not any(chip.has_tf32 for chip in chips.values()):
         return None
     return blind_kernels(
         trace,

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labelled.case import Examples
 from trace_builder import TraceBuilder
 
 from pytest_torchprof.events import REGION
+
+if TYPE_CHECKING:
+    from trace_styles import Event
 
 CHIPS = {
     (9, 0): "NVIDIA H100 80GB HBM3",
@@ -38,6 +41,16 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 MIB = 2**20
 
 Body = Callable[["Former"], None]
+
+
+class OfTheDeviceAlone(TraceBuilder):
+    """A trace recorded with ``activities=[ProfilerActivity.CUDA]``: calls and kernels."""
+
+    def document(self) -> Event:
+        document = super().document()
+        host = {"cpu_op", "user_annotation", "python_function"}
+        events = [e for e in document["traceEvents"] if e.get("cat") not in host]
+        return document | {"traceEvents": events}
 
 
 class Former(TraceBuilder):

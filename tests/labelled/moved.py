@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from labelled.case import Examples
 from labelled.copies import BOTH, GPU, computed, copy_, down, empty_filled, filled, product, up
+from labelled.kineto import OfTheDeviceAlone
 from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
@@ -102,6 +103,27 @@ def images_of_one_size_in_one_go():
     return b
 
 
+@EXAMPLES.positive("pageable-copy", 8)
+def batches_of_many_fields_without_operators():
+    b = OfTheDeviceAlone(GPU)
+    for _ in range(2):
+        for rows in (100, 200, 300, 400, 5, 6, 7):
+            up(b, [rows, 256 if rows > 7 else 1])
+        product(b)
+    return b
+
+
+@EXAMPLES.positive("pageable-copy", 2)
+def a_batch_after_the_model_without_operators():
+    b = OfTheDeviceAlone(GPU)
+    model(b)
+    product(b)
+    up(b, [32, 3, 64, 64])
+    up(b, [32, 64, 64], "long int")
+    product(b)
+    return b
+
+
 @EXAMPLES.positive("pageable-copy", 8, also="host-sync")
 def results_of_many_sizes_in_each_of_two_steps():
     b = TraceBuilder(GPU)
@@ -158,6 +180,14 @@ def a_small_model_that_is_moved_back():
     b = TraceBuilder(GPU)
     product(b)
     model(b, [(784, 256), (256,), (256, 10), (10,)], move=down)
+    return b
+
+
+@EXAMPLES.near_miss("pageable-copy")
+def a_model_that_is_moved_without_operators():
+    b = OfTheDeviceAlone(GPU)
+    model(b)
+    product(b)
     return b
 
 

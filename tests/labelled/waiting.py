@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import torch
 from labelled.case import Examples
+from labelled.kineto import OfTheDeviceAlone
 from trace_builder import TraceBuilder
 from trace_styles import STYLES, Event
 
@@ -198,6 +199,28 @@ def a_lap_between_two_parts_whose_launches_are_lost():
     for _ in range(2):
         b.kernel_without_runtime(RELU, 300)
         b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.positive("host-sync", 2)
+def two_reads_without_operators():
+    b = OfTheDeviceAlone(A100, (8, 0))
+    work(b)
+    read(b, *READ)
+    work(b)
+    read(b, *MOVE, size=192, pageable=False)
+    work(b)
+    return b
+
+
+@EXAMPLES.positive("host-sync", 2)
+def a_copy_and_a_synchronization_of_all_without_operators():
+    b = OfTheDeviceAlone(A100, (8, 0))
+    for _ in range(2):
+        work(b)
+        read(b, *MOVE, pageable=False, wait=False)
+        b.sync("cudaDeviceSynchronize")
+    work(b)
     return b
 
 
@@ -430,6 +453,15 @@ def the_end_of_a_benchmark_on_rocm_before_2024():
     work(b, 10, device_us=300)
     b.sync("cudaDeviceSynchronize")
     b.sync("cudaDeviceSynchronize")
+    return b
+
+
+@EXAMPLES.near_miss("host-sync")
+def batches_to_the_device_without_operators():
+    b = OfTheDeviceAlone(A100, (8, 0))
+    for _ in range(3):
+        read(b, *MOVE, size=192, kind="HtoD")
+        work(b)
     return b
 
 

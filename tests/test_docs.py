@@ -90,16 +90,6 @@ def test_the_index_lists_each_page() -> None:
     assert sorted(set(pages) - rules) == sorted(listed)
 
 
-def test_pypi_shows_links_that_lead_to_the_repository() -> None:
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
-    (change,) = hook["substitutions"]
-    source = project["project"]["urls"]["Source"]
-    shown = re.sub(change["pattern"], change["replacement"], README.read_text("utf-8"))
-    assert all(link.startswith(f"{source}/blob/main/") for link in _LINK.findall(shown))
-
-
 # -------------------------------------------------------------------- examples
 
 

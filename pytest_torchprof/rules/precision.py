@@ -182,7 +182,7 @@ def _joined(trace: Trace, rows: Ints) -> Iterator[_Call]:
     copies = copies[are_named(trace, trace.parent[copies], _JOIN)]
     types = [decode_part(args.types) or [] for args in trace.operands(copies)]
     copies = copies[[one[:2] == ["double", "float"] for one in types]]
-    joins = np.unique(trace.parent[copies])
+    joins = distinct(trace.parent[copies])
     outer = np.where(np.isin(joins, rows), joins, trace.parent[joins])  # torch.stack joins, too
     for row, args in zip(outer.tolist(), trace.operands(joins), strict=True):
         parts = (decode_part(args.dims) or [[]])[0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device import launched_in
 from pytest_torchprof.arguments import decode_part
+from pytest_torchprof.nesting import distinct
 from pytest_torchprof.plain import Plain
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.graphs import LAYER

@@ -76,6 +76,11 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     )
 
 
+def _has_operators(trace: Trace) -> str | None:
+    """A capture with operators: without them, nobody knows what the host did with a copy."""
+    return None if trace.has(Kind.OP) else "recorded without operators"
+
+
 _PINNED = (
     "keep the host's tensor in pinned memory (pin_memory=True in the DataLoader, or "
     "tensor.pin_memory() once) and copy with non_blocking=True"
@@ -156,6 +161,7 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     fix="leave it on the device: do there what is done on the host in between, or keep a reference",
     triggers=r".*(HtoD|HostToDevice|M2D)",
     needs="device",
+    ready=_has_operators,
     bytes=Threshold(
         4096, "B", "smaller ones are results that are read, and the next inputs of that shape"
     ),

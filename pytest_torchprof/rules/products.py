@@ -134,7 +134,8 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
         slow |= products.any_kernel(trace, _is_product) & ~fast
     named = products.any_kernel(trace, _is_named_single)
     wanted = np.where(unknown[products.which], named, single[products.which])
-    if allowed is None and (fast & wanted).sum() > (slow & wanted).sum():
+    in_tf32 = fast & (unknown | single)[products.which]
+    if allowed is None and in_tf32.sum() > (slow & wanted).sum():
         return NO_MATCHES
     found = np.flatnonzero(wanted & slow & _on_tf32_device(trace, products))
     found = found[~_in_attention(trace, products.event[found])]

@@ -476,3 +476,13 @@ def results_out_and_a_fetch_of_a_loader():
         b.op("aten::stack", [[[64]] * 64, []], ["TensorList", "Scalar"], ["", "0"])
     up(b, [64, 64])
     return b
+
+
+@EXAMPLES.near_miss("copy-round-trip", also=BOTH)
+def down_and_something_of_that_size_up_without_operators():
+    b = OfTheDeviceAlone(GPU)
+    product(b)
+    down(b, [256, 256])
+    up(b, [256, 256])
+    product(b)
+    return b

@@ -267,6 +267,24 @@ def a_live_product_on_the_cpu():
 # --------------------------------------------------------------------------- unaligned-matmul
 
 
+@EXAMPLES.near_miss("fp32-matmul")
+def most_products_in_tf32_where_the_trace_has_no_shapes():
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    for kernel in (TF32, TF32, TF32, SGEMM):
+        with b.op("aten::mm"):
+            b.launch(kernel)
+    return b
+
+
+@EXAMPLES.positive("fp32-matmul", 3)
+def most_products_in_fp32_where_the_trace_has_no_shapes():
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    for kernel in (SGEMM, SGEMM, SGEMM, TF32):
+        with b.op("aten::mm"):
+            b.launch(kernel)
+    return b
+
+
 @EXAMPLES.positive("unaligned-matmul")
 def squares_of_201_in_fp16():
     return one("aten::mm", [201, 201], [201, 201], ALIGN1, dtype=HALF)

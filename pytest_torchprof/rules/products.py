@@ -212,7 +212,7 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
         accelerator, in which M, N or K is no multiple of ``multiple`` (8); the batch of ``bmm`` is
         free. A dimension counts, and is named, only if a matrix or the result lies along it in
         memory, which the strides tell: M, the number of rows or tokens, mostly does not. A trace
-        without strides (torch before 2.2) tells only of N, along which the result lies; there M and
+        without strides (torch until 2024) tells only of N, along which the result lies; there M and
         K count if a kernel's name says that it loads less than whole vectors.
 
         It does not count if the kernel's name says that it loads whole vectors all the same

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.memory import ALLOCATORS
+from pytest_torchprof.analysis.replacements import VIEWS
 from pytest_torchprof.events import Kind
+from pytest_torchprof.rules.operands import shapes
 from pytest_torchprof.rules.tree import outermost
 
 if TYPE_CHECKING:
@@ -20,6 +24,11 @@ CALL_NS: Final = 5_000
 _INNER_NS: Final = 1_200
 FLOP_NS: Final = 0.007
 BYTE_NS: Final = 0.36
+#: Of a float32 number.
+_FLOAT_BYTES: Final = 4
+#: Outputs with more channels, and buffers of libraries, are so many times the largest operand (2.6
+#: to 3.0 in convolutions): in doubt, it is a trifle.
+_TIMES: Final = 3
 
 
 def effort_ns(trace: Trace) -> float:
@@ -34,11 +43,28 @@ def effort_ns(trace: Trace) -> float:
 def _effort(trace: Trace) -> float:
     operators = trace.selection & trace.is_kind(Kind.OP)
     calls = np.count_nonzero(operators[outermost(trace)])
-    memory = trace.memory
-    allocated = memory.bytes[trace.selection[memory.event] & (memory.bytes > 0)]
     return (
         calls * CALL_NS
         + int(np.count_nonzero(operators)) * _INNER_NS
         + float(trace.op_flops.sum()) * FLOP_NS
-        + float(allocated.sum()) * BYTE_NS
+        + _allocated(trace) * BYTE_NS
     )
+
+
+def _allocated(trace: Trace) -> float:
+    """Bytes; without memory events those of the largest operand of each operator that calls no
+    other, and is no view.
+    """
+    memory = trace.memory
+    if len(memory.event):
+        return float(memory.bytes[trace.selection[memory.event] & (memory.bytes > 0)].sum())
+    operators = trace.is_kind(Kind.OP)
+    works = operators & ~trace.names_where(VIEWS.__contains__)
+    works &= ~trace.names_where(ALLOCATORS.__contains__)
+    above = trace.parent[works]
+    works[above[above >= 0]] = False
+    largest = (
+        max(map(prod, filter(None, some)), default=0)
+        for some in shapes(trace, np.flatnonzero(works & trace.selection))
+    )
+    return float(sum(largest) * _FLOAT_BYTES * _TIMES)

@@ -17,7 +17,7 @@ test: .venv/.stamp  ## run the tests
 		$(BIN)/python -m pytest -n auto --dist=worksteal
 
 test-mocks: .venv/.stamp  ## replace all that our path calls, one after the other, private names too
-	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/test_outcomes_mocks.py
+	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/outcomes/test_mocks.py
 
 test-versions: .venv/.stamp  ## run the tests with other versions of torch and Python (gigabytes each; VERSIONS="NAME …" selects)
 	@$(BIN)/python tools/versions.py $(VERSIONS)
@@ -39,7 +39,6 @@ check: .venv/.stamp  ## lint, format, types, layers, generated docs
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_layers.py
 	@$(BIN)/python tools/docs.py --check
 
 docs: .venv/.docs  ## build the documentation site in build/docs; a warning is an error

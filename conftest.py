@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "support.command_line"]
 
 # A busy machine draws and runs examples slowly, and that is no fault.
 settings.register_profile(

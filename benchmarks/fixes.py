@@ -137,9 +137,10 @@ def _ms(body: Body, clock: Callable[[], float]) -> float:
 
 def _profiled(body: Body, rule: str, wall_ms: float) -> tuple[float, float | None, float | None]:
     """(ns; cost of the rule's findings in ms, or None if there are none; peak bytes) of one run."""
-    from pytest_torchprof.capture import Capture
-    from pytest_torchprof.metrics import METRICS, measure
-    from pytest_torchprof.rules import RULES, check
+    from pytest_torchprof.capture.profiler import Capture
+    from pytest_torchprof.rules.engine.check import check
+    from pytest_torchprof.rules.engine.registry import RULES
+    from pytest_torchprof.verdict.metrics import METRICS, measure
 
     with TemporaryDirectory() as folder:
         capture = Capture(threads=1, tensors=True)

@@ -75,7 +75,7 @@ _PARTS = (
 
 def rules(*, quick: bool) -> Iterator[Row]:
     """What the anti-pattern rules take of a profiled run, its metrics being known."""
-    from pytest_torchprof.rules import warm_up
+    from pytest_torchprof.rules.engine.registry import warm_up
 
     warm_up()  # as once before the tests of a session
     for case, make in _cases():
@@ -107,16 +107,16 @@ def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
 
 
 def _recorder(folder: Path) -> Any:
-    from pytest_torchprof.capture import probe_machine
-    from pytest_torchprof.recorder import Plan, Recorder
+    from pytest_torchprof.capture.machine import probe_machine
+    from pytest_torchprof.session.recorder import Plan, Recorder
 
     return Recorder(Plan(warmup=1, rounds=0), probe_machine(1), folder)
 
 
 def _ours(body: Body, folder: Path) -> float:
     """One profiled run as a session does it: capture, export, read, all metrics, operators."""
-    from pytest_torchprof.capture import Capture
-    from pytest_torchprof.profiles import profile_of
+    from pytest_torchprof.capture.profiler import Capture
+    from pytest_torchprof.session.profiles import profile_of
 
     recorder = _recorder(folder)
     gc.collect()
@@ -133,10 +133,11 @@ def _ours(body: Body, folder: Path) -> float:
 
 def _rules(body: Body, folder: Path) -> tuple[float, float]:
     """(checking all rules, placing what they found by operator) in ms, on one profile."""
-    from pytest_torchprof.capture import Capture
-    from pytest_torchprof.metrics import METRICS, measure
-    from pytest_torchprof.rules import RULES, check
-    from pytest_torchprof.rules.places import by_operator
+    from pytest_torchprof.capture.profiler import Capture
+    from pytest_torchprof.places.place import by_operator
+    from pytest_torchprof.rules.engine.check import check
+    from pytest_torchprof.rules.engine.registry import RULES
+    from pytest_torchprof.verdict.metrics import METRICS, measure
 
     gc.collect()  # as before each run, and not between metrics and rules
     capture = Capture(threads=1)
@@ -171,8 +172,8 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
-    from pytest_torchprof.events import REGION
-    from pytest_torchprof.profiles import profile_of
+    from pytest_torchprof.session.profiles import profile_of
+    from pytest_torchprof.trace.events import REGION
     from pytest_torchprof.trace.read import read
 
     file = folder / "both.json"

@@ -29,15 +29,15 @@ def ours() -> Reading:
 
 def metrics() -> Reading:
     """Into a `Trace`, and every metric of it."""
-    from pytest_torchprof.metrics import measure_all
     from pytest_torchprof.trace.read import read
+    from pytest_torchprof.verdict.metrics import measure_all
 
     return lambda path: measure_all(read(path))
 
 
 def rules() -> Reading:
     """Into a `Trace`, and every anti-pattern rule, with the places of what they find."""
-    from pytest_torchprof.rules import check_all
+    from pytest_torchprof.rules.engine.registry import check_all
     from pytest_torchprof.trace.read import read
 
     return lambda path: check_all(read(path)).findings()

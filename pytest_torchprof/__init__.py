@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from pytest_torchprof.api import augment as augment
     from pytest_torchprof.api import diff as diff
     from pytest_torchprof.api import load_ranks as load_ranks
-    from pytest_torchprof.rules.rule import Matches as Matches
-    from pytest_torchprof.rules.rule import Rule as Rule
-    from pytest_torchprof.rules.rule import Threshold as Threshold
-    from pytest_torchprof.rules.rule import rule as rule
+    from pytest_torchprof.rules.engine.rule import Matches as Matches
+    from pytest_torchprof.rules.engine.rule import Rule as Rule
+    from pytest_torchprof.rules.engine.rule import Threshold as Threshold
+    from pytest_torchprof.rules.engine.rule import rule as rule
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         import importlib
 
-        room = "rules" if name in _OF_RULES else "api"
+        room = "rules.engine.rule" if name in _OF_RULES else "api"
         return getattr(importlib.import_module(f"pytest_torchprof.{room}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

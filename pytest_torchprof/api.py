@@ -22,21 +22,25 @@ from pytest_torchprof.analysis.diff import DiffRow
 from pytest_torchprof.analysis.memory import PeakMemory, peaks
 from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_work, unlinked
 from pytest_torchprof.analysis.uncounted import flops_gap
-from pytest_torchprof.devices import Device, read_peaks
-from pytest_torchprof.metrics import METRICS, measure_all
+from pytest_torchprof.core.results import Finding, NotMeasured, Value
+from pytest_torchprof.render import export as write
+from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render import tables
-from pytest_torchprof.rules import Checked, check, check_all
-from pytest_torchprof.rules.plugged import gather
-from pytest_torchprof.rules.thresholds import codes, parse
-from pytest_torchprof.stats import Finding, NotMeasured, Value
-from pytest_torchprof.timing import samples_of
-from pytest_torchprof.trace import ranks, stacks, write
+from pytest_torchprof.rules.engine.check import Checked, check
+from pytest_torchprof.rules.engine.gathering import gather
+from pytest_torchprof.rules.engine.registry import check_all
+from pytest_torchprof.rules.engine.thresholds import codes, parse
+from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read
+from pytest_torchprof.verdict.metrics import METRICS, measure_all
+from pytest_torchprof.verdict.timing import samples_of
+from pytest_torchprof.work.devices.device import Device
+from pytest_torchprof.work.devices.peaks import read_peaks
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace as Events
-    from pytest_torchprof.samples import Sample
-    from pytest_torchprof.trace.write import Augmented
+    from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.render.export import Augmented
+    from pytest_torchprof.trace.events import Trace as Events
 
 R = TypeVar("R")
 #: A file that describes chips, or chips.

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 from typing import NoReturn
 
 from pytest_torchprof import __version__
-from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.render import doors, escape
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130

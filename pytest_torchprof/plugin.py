@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchprof import markers, options
+from pytest_torchprof.session import markers, options
 
 if TYPE_CHECKING:
-    from pytest_torchprof.fixture import Torchprof
+    from pytest_torchprof.session.fixture import Torchprof
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     """Make the hook for users' rules known; it is called only when profiling is on."""
-    from pytest_torchprof import hookspecs
+    from pytest_torchprof.session import hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
 
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     markers.add_markers(config)
     if options.enabled(config):
         with _quick_imports():
-            from pytest_torchprof.session import TorchprofSession
+            from pytest_torchprof.session.hooks import TorchprofSession
 
         session = TorchprofSession(config, options.build_settings(config))
         config.pluginmanager.register(session, "torchprof-session")
@@ -74,7 +74,7 @@ def _quick_imports() -> Iterator[None]:
 @pytest.fixture
 def torchprof(request: pytest.FixtureRequest) -> Torchprof:
     """Measure a part of the test: ``with torchprof:`` or ``torchprof(fn)``; then ``.stats``."""
-    from pytest_torchprof.fixture import Torchprof, handle_for
+    from pytest_torchprof.session.fixture import Torchprof, handle_for
 
     session = request.config.pluginmanager.get_plugin("torchprof-session")
     return Torchprof() if session is None else handle_for(session, request.node)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.paired import Difference
 from pytest_torchprof.render import ab_page, ab_table
+from pytest_torchprof.verdict.paired_row import Difference
 
 if TYPE_CHECKING:
-    from trace_builder import TraceBuilder
+    from support.trace_builder import TraceBuilder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def kernels() -> str:
     """What `torchprof kernels` prints of a training step that was written down, not run."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from trace_builder import TraceBuilder
+    from support.trace_builder import TraceBuilder
 
     builder = TraceBuilder("NVIDIA H100 80GB HBM3")
     bf16 = ["c10::BFloat16"] * 4
@@ -47,7 +47,7 @@ def kernels() -> str:
 def lint() -> str:
     """What `torchprof lint` prints of a training loop that was written down, not run."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from trace_builder import TraceBuilder
+    from support.trace_builder import TraceBuilder
 
     builder = TraceBuilder("NVIDIA H100 80GB HBM3")
     fetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -65,7 +65,7 @@ def lint() -> str:
 def ab() -> str:
     """What `torchprof ab` prints of two tests that were written down, not run."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from handmade_rows import decided
+    from support.handmade_rows import decided
 
     more = Difference("flops", 1_200_000_000, 1_400_000_000)
     rows = [

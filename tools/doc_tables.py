@@ -16,15 +16,16 @@ import tabulate
 import pytest_torchprof
 from pytest_torchprof.baseline import store
 from pytest_torchprof.cli import COMMANDS
-from pytest_torchprof.devices import DEVICES, DTYPES
-from pytest_torchprof.fixture import Torchprof
-from pytest_torchprof.markers import add_markers
-from pytest_torchprof.metrics import METRICS
-from pytest_torchprof.options import OPTIONS, STRICT_HELP
+from pytest_torchprof.core.results import Finding, Profile, Verdict
 from pytest_torchprof.render import rule_page
 from pytest_torchprof.render.json_report import SCHEMA, record_of
-from pytest_torchprof.rules import RULES
-from pytest_torchprof.stats import Finding, Profile, Verdict
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.session.fixture import Torchprof
+from pytest_torchprof.session.markers import add_markers
+from pytest_torchprof.session.options import OPTIONS, STRICT_HELP
+from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.work.devices.device import DTYPES
+from pytest_torchprof.work.devices.table import DEVICES
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 88

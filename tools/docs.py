@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_torchprof.render import rule_page
-from pytest_torchprof.rules import RULES
+from pytest_torchprof.rules.engine.registry import RULES
 from tools import doc_outputs, doc_tables
 from tools.doc_sessions import session, transcript, write_file
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.times.work import WORK, Body, reference
-from pytest_torchprof.ab.layout import move_to, shaken
+from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.ab.pacing import TURN_NS
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.ab.comparing import Compared, Options
+from pytest_torchprof.ab.comparison import Compared, Options
 from pytest_torchprof.ab.imports import proven
 from pytest_torchprof.ab.process import Collected, Worker, WorkerDied
-from pytest_torchprof.errors import AbError, AbStoppedError
-from pytest_torchprof.paired import Row
+from pytest_torchprof.core.errors import AbError, AbStoppedError
+from pytest_torchprof.verdict.paired_row import Row
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor

@@ -18,7 +18,7 @@ from typing import Any
 
 from pytest_torchprof.ab.projects import copied, is_strangers
 from pytest_torchprof.ab.trees import Trees, importable, shadows
-from pytest_torchprof.errors import AbError
+from pytest_torchprof.core.errors import AbError
 
 #: What measures is one and the same on both sides, also where it is the code under test.
 _TOOL = "pytest_torchprof"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest_torchprof
-from pytest_torchprof.errors import AbError
+from pytest_torchprof.core.errors import AbError
 
 _ASKING_S = 60.0
 _QUESTION = """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from pytest_torchprof.ab import sweeping
-from pytest_torchprof.errors import AbError
+from pytest_torchprof.core.errors import AbError
 
 _CLEANING_S = 60.0
 

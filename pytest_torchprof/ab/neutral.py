@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_torchprof.errors import AbError
+from pytest_torchprof.core.errors import AbError
 
 #: What such an option is set to, where a plugin has it. They choose tests by what failed last,
 #: stop early, step through tests, hand them to other processes, run them several times, or write

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.ab.address_space import same_addresses, same_environment
 from pytest_torchprof.ab.generated import unbuilt
-from pytest_torchprof.ab.layout import same_addresses, same_environment
-from pytest_torchprof.errors import AbError
+from pytest_torchprof.core.errors import AbError
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor

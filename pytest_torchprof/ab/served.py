@@ -12,20 +12,22 @@ import pytest
 from pytest_torchprof.ab.neutral import neutralise, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import NOT_TIMED, Command, TurnRunner, said
-from pytest_torchprof.capture import OTHERS, SHELTER, Machine, prime, probe_machine
-from pytest_torchprof.errors import TorchprofError
-from pytest_torchprof.markers import overrides_of
-from pytest_torchprof.metrics import METRICS
-from pytest_torchprof.options import build_settings
-from pytest_torchprof.recorder import Plan, Recorder
-from pytest_torchprof.reruns import hide_us
-from pytest_torchprof.rulebook import rules_of
-from pytest_torchprof.rules import warm_up
-from pytest_torchprof.running import RunningHooks
-from pytest_torchprof.stats import NotMeasured
+from pytest_torchprof.capture.machine import Machine, probe_machine
+from pytest_torchprof.capture.profiler import OTHERS, prime
+from pytest_torchprof.capture.shelter import SHELTER
+from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.rules.engine.registry import warm_up
+from pytest_torchprof.session.markers import overrides_of
+from pytest_torchprof.session.options import build_settings
+from pytest_torchprof.session.recorder import Plan, Recorder
+from pytest_torchprof.session.rulebook import rules_of
+from pytest_torchprof.session.runner import hide_us
+from pytest_torchprof.session.runner_hooks import RunningHooks
+from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.settings import Settings
+    from pytest_torchprof.core.settings import Settings
 
 _PLAN = pytest.StashKey[Plan]()
 _RECORDER = pytest.StashKey[Recorder]()

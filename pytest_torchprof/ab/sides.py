@@ -15,7 +15,7 @@ from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.selection import Fitted, Tree, fitted
 from pytest_torchprof.ab.submodules import fill
 from pytest_torchprof.ab.worktree import Repository, check_out, repository, resolve, state
-from pytest_torchprof.errors import AbError
+from pytest_torchprof.core.errors import AbError
 
 __all__ = ["Request", "Side", "sides"]
 

@@ -13,17 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from pytest_torchprof.ab.layout import move_to, shaken
-from pytest_torchprof.capture import REAL, Meter, Tidy
-from pytest_torchprof.reruns import (
-    STRICT_XFAIL,
-    Runner,
-    functional_failure,
-    globs_of,
-)
+from pytest_torchprof.ab.address_space import move_to, shaken
+from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.timed_calls import Meter, Tidy
+from pytest_torchprof.session.runner import STRICT_XFAIL, Runner, functional_failure, globs_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.recorder import Recorder
+    from pytest_torchprof.session.recorder import Recorder
 
 Result = TypeVar("Result")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest_torchprof
 from pytest_torchprof.ab import imports
-from pytest_torchprof.errors import TorchprofError
+from pytest_torchprof.core.errors import TorchprofError
 
 Message = tuple[Any, ...]
 

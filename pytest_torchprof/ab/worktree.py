@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.errors import AbError, near
+from pytest_torchprof.core.errors import AbError, near
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor

@@ -1,1 +1,0 @@
-"""Questions answered from a `Trace`: memory over time, operators, kernels, differences."""

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import masks, nesting
-from pytest_torchprof.analysis.traffic import RULES, compulsory_bytes
-from pytest_torchprof.arguments import OpArgs, decode_part
-from pytest_torchprof.events import DEVICE_KINDS, REGION, Kind, Trace
-from pytest_torchprof.flops import FORMULAS
-from pytest_torchprof.late import late
-from pytest_torchprof.masks import MASKS
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import OpArgs, decode_part
+from pytest_torchprof.trace.events import DEVICE_KINDS, REGION, Kind, Trace
+from pytest_torchprof.work import masks
+from pytest_torchprof.work.flops import FORMULAS
+from pytest_torchprof.work.masks import MASKS
+from pytest_torchprof.work.traffic import RULES, compulsory_bytes
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Kernels that do the work of a product, a convolution or attention: cuBLAS, cuDNN, CUTLASS,
 #: Tensile, composable kernel, Triton templates, flash attention.

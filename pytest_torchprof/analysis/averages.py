@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 import numpy as np
 
-from pytest_torchprof import nesting
-from pytest_torchprof.analysis.device import launched_ns
+from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.ops import NO_OPERATOR, inside_itself, launchers
-from pytest_torchprof.events import DEVICE_KINDS, HOST_KINDS, MODULE, Kind, Trace
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import DEVICE_KINDS, HOST_KINDS, MODULE, Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.nesting import Ints
 
 By = Literal["name", "shape", "stack", "module"]
 GROUPINGS: tuple[By, ...] = get_args(By)

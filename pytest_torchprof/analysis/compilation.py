@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 NOT_LIVE = "only a live test measures it"
 EARLIER = "the test runs code that was compiled before it began"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import device_time, launched_ns
+from pytest_torchprof.analysis.device_time import device_time, launched_ns
 from pytest_torchprof.analysis.ops import inside_itself, self_cpu_ns
-from pytest_torchprof.errors import SettingsError
-from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.nesting import Ints
 
 Change = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
 By = Literal["op", "kernel"]

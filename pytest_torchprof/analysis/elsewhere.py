@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.events import REGION, Kind
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
+from pytest_torchprof.trace.events import REGION, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 FINALIZED = (
     "finalizers (__del__) of garbage that a collection found after the measured run called "

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof import nesting
-from pytest_torchprof.analysis.device import lost_launches
-from pytest_torchprof.events import DEVICE_KINDS, OTHER_DEVICES, Kind
-from pytest_torchprof.late import late
+from pytest_torchprof.analysis.device_time import lost_launches
+from pytest_torchprof.core.late import late
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import DEVICE_KINDS, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 NO_DEVICE = "no accelerator in this capture"
 NO_WAITS_ON_XPU = "torch's profiler records no waits of the host on XPU, only what it submits"

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.events import DEVICE_KINDS
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace.events import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 
 class Idle(Plain, frozen=True):

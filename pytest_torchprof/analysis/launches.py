@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called
-from pytest_torchprof.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
-from pytest_torchprof.late import late
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"\w*GraphLaunch")
 _LOADER: Final = late(r"enumerate\(DataLoader\)#")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from pytest_torchprof.events import Kind, Memory, Trace
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace.events import Kind, Memory, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that only allocate: their bytes belong to the operator that called them.
 ALLOCATORS = frozenset(

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
-from pytest_torchprof.events import HOST_KINDS, REGION, Kind, Trace
-from pytest_torchprof.plain import Open
+from pytest_torchprof.core.plain import Open
+from pytest_torchprof.trace.events import HOST_KINDS, REGION, Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 
 class OpRow(Open):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.events import Kind, Trace
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.events import Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that are one call of a matrix library each, to where their two matrices are. What is
 #: made of them (``linear``, ``matmul``, ``einsum``) encloses them.

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof import nesting
 from pytest_torchprof.analysis.memory import ALLOCATORS
-from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.diff import By
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that compute nothing where no other operator runs inside: views, and casts to what is.
 VIEWS = frozenset(

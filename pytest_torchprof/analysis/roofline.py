@@ -21,15 +21,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from pytest_torchprof import devices
 from pytest_torchprof.analysis.attribution import DTYPES, attribute
 from pytest_torchprof.analysis.ops import NO_OPERATOR
-from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.work.devices import table as devices
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.attribution import Work
-    from pytest_torchprof.devices import Device
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.devices.device import Device
 
 Floats = npt.NDArray[np.float64]
 Bound = Literal["compute", "memory", "latency"]

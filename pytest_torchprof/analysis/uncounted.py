@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof import nesting
 from pytest_torchprof.analysis.attribution import is_replayed
-from pytest_torchprof.analysis.device import launched_ns
-from pytest_torchprof.analysis.foreign import kernel_may_multiply
-from pytest_torchprof.analysis.operators import Work, work_of
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.compiled_graphs import key_of
-from pytest_torchprof.events import DEVICE_KINDS, Kind, Trace
-from pytest_torchprof.flops import lacking
-from pytest_torchprof.plain import Plain
-from pytest_torchprof.redispatch import sums
-from pytest_torchprof.units import format_quantity
+from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.units import format_quantity
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.work.compiled_graphs import key_of
+from pytest_torchprof.work.flops import lacking
+from pytest_torchprof.work.foreign import kernel_may_multiply
+from pytest_torchprof.work.operators import Work, work_of
+from pytest_torchprof.work.redispatch import sums
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 NO_FORMULA: Final = "has no formula"
 NO_PARTS: Final = "shows no operators inside"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 
 def wall_ns(trace: Trace) -> float | None:

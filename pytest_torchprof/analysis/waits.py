@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
 from pytest_torchprof.analysis.products import called, operators_of
-from pytest_torchprof.events import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind, Trace
-from pytest_torchprof.late import late
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind, Trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators proper, as torch names them; other names are annotations of users and of torch's own.
 _OPERATOR: Final = late(r"(?!torchprof::)\w+::")

@@ -1,1 +1,0 @@
-"""Accepted numbers: in files beside the tests, and inline in them."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.files import locked, replacing, why
+from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.files import locked, replacing, why
 
 
 @contextmanager

@@ -11,18 +11,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from pytest_torchprof.baseline.files import alone, replace_file
-from pytest_torchprof.baseline.sources import (
-    Call,
-    ChangedError,
-    Site,
-    Source,
-    Sources,
-    contents,
-)
-from pytest_torchprof.errors import BaselineError, SettingsError, UnitError
-from pytest_torchprof.metrics import METRICS, Metric
-from pytest_torchprof.stats import NotMeasured, Value
-from pytest_torchprof.units import format_exact, format_quantity, parse_quantity, says
+from pytest_torchprof.baseline.sources import Call, ChangedError, Site, Source, Sources, contents
+from pytest_torchprof.core.errors import BaselineError, SettingsError, UnitError
+from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.units import format_exact, format_quantity, parse_quantity, says
+from pytest_torchprof.verdict.metrics import METRICS, Metric
 
 #: What an empty expectation is filled with: what identifies the work done, wherever it runs.
 DEFAULT_METRICS = ("flops", "ops")

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import field
 
-from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.files import why
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.files import why
+from pytest_torchprof.core.plain import Plain
 
 SCHEMA = "torchprof-baseline/1"
 _FAMILY = SCHEMA.split("/", maxsplit=1)[0]

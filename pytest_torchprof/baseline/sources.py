@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.files import why
-from pytest_torchprof.late import late
+from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.files import why
+from pytest_torchprof.core.late import late
 
 _LITERAL = late(r"(?P<prefix>[rRuU]?)(?P<quote>'''|\"\"\")(?:[^\\]|\\.)*?(?P=quote)", re.DOTALL)
 #: Of what a call is written in, the lines that Python's own parser sees.

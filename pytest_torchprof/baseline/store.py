@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from pytest_torchprof.baseline.files import alone, replace_file
 from pytest_torchprof.baseline.reading import SCHEMA, Document, dumped, read, readable
-from pytest_torchprof.errors import BaselineError
-from pytest_torchprof.plain import Plain
-from pytest_torchprof.stats import Baseline
+from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.results import Baseline
 
 #: Tests → environments → sections → names; deeper values stay on one line.
 _OPEN_LEVELS = 5

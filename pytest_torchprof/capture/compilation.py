@@ -24,7 +24,7 @@ from pytest_torchprof.capture.dynamo import (
     own_breaks,
     recompiled,
 )
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
 
 #: Source: torch/_dynamo/utils.py, DEFAULT_COMPILATION_METRICS_LIMIT: as many records dynamo keeps.
 _KEPT_RECORDS = 64

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pytest_torchprof.capture.frames import is_users
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 
 #: Failures after which dynamo leaves the frame to Python, without a word.
 #: Source: torch/_dynamo/convert_frame.py, ``soft_fail``.

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import IO, Any
 
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.errors import StorageError
-from pytest_torchprof.files import why
+from pytest_torchprof.core.errors import StorageError
+from pytest_torchprof.core.files import why
 
 _NEXT_STEP = "free some room there, or set TMPDIR to a folder with more"
 #: A folder in memory, where a file comes and goes in a third of the time, and the one instead of

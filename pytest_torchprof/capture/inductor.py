@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.compiled_graphs import Graph, loops_of_products, read_graph
+from pytest_torchprof.work.compiled_graphs import Graph, loops_of_products, read_graph
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo

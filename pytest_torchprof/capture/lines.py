@@ -17,7 +17,7 @@ from pytest_torchprof.capture.frames import frames_of_test, is_users
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.module_names import ModuleNames
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.rules.located import LINE, MODULE
+from pytest_torchprof.places.located import LINE, MODULE
 
 _OWN_TRACER = "the test uses sys.settrace itself"
 #: Each is an event of the trace; a test that runs more of its lines is located up to there.

@@ -13,8 +13,8 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
-from pytest_torchprof.errors import CaptureError
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.errors import CaptureError
+from pytest_torchprof.core.plain import Plain
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo

@@ -34,12 +34,12 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.tensors import Tensors
-from pytest_torchprof.capture.turns import Tidy
+from pytest_torchprof.capture.timed_calls import Tidy
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.errors import CaptureError, TraceError
-from pytest_torchprof.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.capture.watchdog import LIMIT_SAID, Watchdog
+from pytest_torchprof.core.errors import CaptureError, TraceError
+from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.trace.read import parse
-from pytest_torchprof.watchdog import LIMIT_SAID, Watchdog
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.lines import LineTracer

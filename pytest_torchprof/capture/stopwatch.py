@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.machine import lend_threads, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
 
 if sys.platform != "win32":
     import resource

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
-from pytest_torchprof.errors import AbStoppedError, SettingsError
-from pytest_torchprof.paired.decision import CONFIDENCE
+from pytest_torchprof.core.errors import AbStoppedError, SettingsError
 from pytest_torchprof.render import ab_page, ab_report, ab_table, doors, escape, tables
 from pytest_torchprof.render.json_report import write_report
 from pytest_torchprof.render.text import shorten
+from pytest_torchprof.verdict.decision import CONFIDENCE
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from pytest_torchprof.ab.sides import Side
-    from pytest_torchprof.paired import Row
+    from pytest_torchprof.verdict.paired_row import Row
 
 _BLIND, _INTERRUPTED = 2, 130
 _REPORT = "--torchprof-json"

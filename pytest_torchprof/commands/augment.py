@@ -6,15 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
-from pytest_torchprof.commands.printing import (
-    print_table,
-)
-from pytest_torchprof.commands.reading import (
-    load,
-    only,
-    peaks,
-    warn,
-)
+from pytest_torchprof.commands.printing import print_table
+from pytest_torchprof.commands.reading import load, only, peaks, warn
 
 if TYPE_CHECKING:
     from argparse import Namespace

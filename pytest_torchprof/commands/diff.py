@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING
 from pytest_torchprof import api
 from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
 from pytest_torchprof.analysis.replacements import replacements
-from pytest_torchprof.commands.printing import (
-    FAILED,
-    OK,
-    Row,
-    columns_of,
-    ordered,
-    show,
-    with_rank,
-)
-from pytest_torchprof.commands.reading import (
-    heading_of,
-    listed,
-    load,
-)
-from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.commands.printing import FAILED, OK, Row, columns_of, ordered, show, with_rank
+from pytest_torchprof.commands.reading import heading_of, listed, load
+from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.units import format_change, format_pair
 from pytest_torchprof.render.kernel_names import readable
 from pytest_torchprof.render.text import plural, shorten
-from pytest_torchprof.units import format_change, format_pair
 
 if TYPE_CHECKING:
     from argparse import Namespace

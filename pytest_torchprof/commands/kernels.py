@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.roofline import UNLINKED
-from pytest_torchprof.commands.printing import (
-    table,
-)
+from pytest_torchprof.commands.printing import table
 from pytest_torchprof.commands.reading import (
     load,
     masked,

@@ -19,20 +19,20 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.commands.reading import heading_of, load, rule_book
-from pytest_torchprof.events import Kind
+from pytest_torchprof.core.results import Finding
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.rules.thresholds import codes, parse
-from pytest_torchprof.stats import Finding
+from pytest_torchprof.rules.engine.thresholds import codes, parse
+from pytest_torchprof.trace.events import Kind
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
 
     from pytest_torchprof.commands.reading import Ranks
-    from pytest_torchprof.rules import Checked
+    from pytest_torchprof.rules.engine.check import Checked
 
 
 #: What a table for people has of a finding.

@@ -14,16 +14,11 @@ from pytest_torchprof.commands.printing import (
     rows_of,
     write,
 )
-from pytest_torchprof.commands.reading import (
-    Ranks,
-    heading_of,
-    load,
-    notes_of,
-)
+from pytest_torchprof.commands.reading import Ranks, heading_of, load, notes_of
+from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.stats import NotMeasured
-from pytest_torchprof.units import format_quantity
 
 if TYPE_CHECKING:
     from argparse import Namespace

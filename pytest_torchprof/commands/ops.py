@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.commands.printing import (
-    table,
-)
-from pytest_torchprof.commands.reading import (
-    calls_of,
-    load,
-    no_flops,
-    notes_of,
-    ungrouped,
-)
+from pytest_torchprof.commands.printing import table
+from pytest_torchprof.commands.reading import calls_of, load, no_flops, notes_of, ungrouped
 
 if TYPE_CHECKING:
     from argparse import Namespace

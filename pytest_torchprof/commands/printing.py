@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.api import Rows, Trace
 from pytest_torchprof.commands.reading import heading_of
-from pytest_torchprof.errors import SettingsError
+from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render import doors, escape, tables
 from pytest_torchprof.render.text import plural
 

@@ -15,20 +15,21 @@ from pytest_torchprof.analysis.attribution import replayed
 from pytest_torchprof.analysis.roofline import UNLINKED
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
-from pytest_torchprof.devices import find, read_peaks
-from pytest_torchprof.errors import SettingsError
-from pytest_torchprof.events import DEVICE_KINDS, Kind
+from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render import doors, escape
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.rules.plugged import gather
+from pytest_torchprof.rules.engine.gathering import gather
+from pytest_torchprof.trace.events import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.jobs import several_jobs
+from pytest_torchprof.work.devices.peaks import read_peaks
+from pytest_torchprof.work.devices.table import find
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pytest_torchprof.devices import Device
-    from pytest_torchprof.rules.rule import Rule
+    from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.work.devices.device import Device
 
 
 class Ranks(dict[int, Trace]):

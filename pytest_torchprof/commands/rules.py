@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.commands.printing import (
-    Row,
-    print_table,
-    terminal_width,
-    write,
-)
+from pytest_torchprof.commands.printing import Row, print_table, terminal_width, write
 from pytest_torchprof.commands.reading import rule_book
-from pytest_torchprof.errors import SettingsError, near
+from pytest_torchprof.core.errors import SettingsError, near
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.rule_page import defaults, page, page_of
@@ -19,7 +14,7 @@ from pytest_torchprof.render.rule_page import defaults, page, page_of
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from pytest_torchprof.rules import Rule
+    from pytest_torchprof.rules.engine.rule import Rule
 
 
 def rules(options: Namespace) -> int:

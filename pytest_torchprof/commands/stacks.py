@@ -5,14 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.commands.printing import (
-    print_table,
-)
-from pytest_torchprof.commands.reading import (
-    load,
-    only,
-)
-from pytest_torchprof.trace.stacks import write_stacks
+from pytest_torchprof.commands.printing import print_table
+from pytest_torchprof.commands.reading import load, only
+from pytest_torchprof.render.folded_stacks import write_stacks
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -14,23 +14,18 @@ from pytest_torchprof.commands.printing import (
     rows_of,
     write,
 )
-from pytest_torchprof.commands.reading import (
-    heading_of,
-    load,
-    notes_of,
-    uncounted,
-)
-from pytest_torchprof.compare import Policy, compare
+from pytest_torchprof.commands.reading import heading_of, load, notes_of, uncounted
+from pytest_torchprof.core.results import NotMeasured, Profile, Value
+from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.json_report import metrics_of
-from pytest_torchprof.stats import NotMeasured, Profile, Value
-from pytest_torchprof.units import format_quantity, format_spread
+from pytest_torchprof.verdict.comparison import Policy, compare
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Mapping
 
-    from pytest_torchprof.samples import Sample
+    from pytest_torchprof.core.samples import Sample
 
 
 Metrics = dict[str, Value]

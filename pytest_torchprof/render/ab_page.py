@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.render import ab_table, escape, tables
 from pytest_torchprof.render.findings import wrapped
 from pytest_torchprof.render.text import plural, shorten
-from pytest_torchprof.samples import NOISY
 
 if TYPE_CHECKING:
-    from pytest_torchprof.paired import Row
     from pytest_torchprof.render.ab_table import Line
+    from pytest_torchprof.verdict.paired_row import Row
 
 #: Lines below the table, of each kind; and the width of a test's name in them.
 _MOST_LINES, _NAME = 12, 64

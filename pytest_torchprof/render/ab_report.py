@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.compare import status_of
-from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.core.results import MetricStatus, NotMeasured, TestStatus, Value, Verdict
 from pytest_torchprof.render.ab_table import fields_of, why
 from pytest_torchprof.render.json_report import noise_of, record_of
-from pytest_torchprof.stats import MetricStatus, NotMeasured, TestStatus, Value, Verdict
+from pytest_torchprof.verdict.comparison import status_of
+from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.paired import Row, RowVerdict
-    from pytest_torchprof.samples import Sample
+    from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.verdict.paired_row import Row, RowVerdict
 
 #: A decision, as the status of a time in a report.
 _STATUSES: dict[RowVerdict, MetricStatus] = {

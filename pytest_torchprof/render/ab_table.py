@@ -6,20 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.metrics import METRICS
-from pytest_torchprof.paired.decision import CONFIDENCE
-from pytest_torchprof.render.text import plural
-from pytest_torchprof.units import (
+from pytest_torchprof.core.units import (
     UNKNOWN,
     format_change,
     format_pair,
     format_quantity,
     format_spread,
 )
+from pytest_torchprof.render.text import plural
+from pytest_torchprof.verdict.decision import CONFIDENCE
+from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.paired import Difference, Row, RowVerdict
-    from pytest_torchprof.samples import Sample
+    from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.verdict.paired_row import Difference, Row, RowVerdict
 
 #: What needs attention first.
 ORDER: tuple[RowVerdict, ...] = (

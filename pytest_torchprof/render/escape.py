@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 
 #: What is not seen, moves the cursor, turns the direction, or is no character at all: controls
 #: (C0, DEL, C1), soft hyphen, marks and embeddings of direction, separators of lines, joiners of

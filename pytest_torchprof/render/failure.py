@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
-from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.core.results import Baseline, Finding, NotMeasured, Number, Profile, Verdict
+from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.places import Where, called_from, finding_lines
 from pytest_torchprof.render.text import shorten
-from pytest_torchprof.stats import Baseline, Finding, NotMeasured, Number, Profile, Verdict
-from pytest_torchprof.units import format_change, format_pair, format_quantity, format_spread
+from pytest_torchprof.render.whereabouts import Where, called_from, finding_lines
+from pytest_torchprof.verdict.metrics import METRICS
 
 MAX_LINES = 40
 _MOST_METRICS = 12

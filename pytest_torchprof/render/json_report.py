@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.files import replacing
-from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.core.files import replacing
+from pytest_torchprof.core.results import NotMeasured, Number, Profile, Verdict
 from pytest_torchprof.render import escape
-from pytest_torchprof.stats import NotMeasured, Number, Profile, Verdict
+from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.samples import Sample
+    from pytest_torchprof.core.samples import Sample
 
 SCHEMA = "torchprof-report/1"
 

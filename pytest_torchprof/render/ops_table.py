@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.ops import OpRow, ops
+from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
 from pytest_torchprof.render.text import shorten
-from pytest_torchprof.units import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 #: Column → (attribute of `OpRow`, divisor to the unit, unit).
 COLUMNS: Mapping[str, tuple[str, float, str]] = {

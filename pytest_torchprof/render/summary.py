@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_torchprof.metrics import METRICS
+from pytest_torchprof.core.samples import NOISY
+from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
 from pytest_torchprof.render.text import plural, shorten, width_of
-from pytest_torchprof.samples import NOISY
-from pytest_torchprof.units import UNKNOWN, format_quantity, format_spread
+from pytest_torchprof.verdict.metrics import METRICS
 
 #: Shown unless ``--torchprof-columns`` says otherwise; a column without a single value is left out.
 DEFAULT_COLUMNS = (

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
 from pytest_torchprof.render.kernel_names import readable
 from pytest_torchprof.render.text import end_of, shorten, width_of
-from pytest_torchprof.units import UNKNOWN, format_quantity
 
 Format = Literal["table", "json", "csv", "markdown"]
 

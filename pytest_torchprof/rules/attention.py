@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof import nesting
-from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.events import Kind
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.calls import SHORT
 from pytest_torchprof.rules.chips import FUSED_TYPES, UNKNOWN_CHIP, chip_of
-from pytest_torchprof.rules.grouping import reach
-from pytest_torchprof.rules.rule import Matches, rule
-from pytest_torchprof.rules.tree import rows_of
+from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.rule import Matches, rule
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.tree import rows_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.arguments import OpArgs
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.arguments import OpArgs
+    from pytest_torchprof.trace.events import Trace
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.calls import called, sizes, step_of
-from pytest_torchprof.rules.runs import by_kind, freed, held
-from pytest_torchprof.rules.tree import rows_of
+from pytest_torchprof.rules.copy_runs import by_kind, freed, held
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.tree import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
     from pytest_torchprof.rules.sources import Source
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that autocast makes cast, to where their weight and bias stand.
 WEIGHTS = {"aten::linear": (1, 2), "aten::addmm": (0, 2), "aten::mm": (1,), "aten::matmul": (1,)}

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.late import late
-from pytest_torchprof.plain import Plain
-from pytest_torchprof.rules import identity
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:
-    from pytest_torchprof.arguments import OpArgs
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.stretches import Sequence, Stretch
+    from pytest_torchprof.trace.arguments import OpArgs
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 Shape: TypeAlias = tuple[int, ...]
 

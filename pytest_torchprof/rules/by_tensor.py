@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.calls import are_called
+from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.names import Names, are_named, operators_named
-from pytest_torchprof.rules.operands import shapes
-from pytest_torchprof.rules.tree import rows_of, within
+from pytest_torchprof.rules.shapes import shapes
+from pytest_torchprof.trace.names import Names, are_named, operators_named
+from pytest_torchprof.trace.tree import rows_of, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
     #: What is done to each tensor; and for each the calls, and its shape.
     Loop = tuple[tuple[str, ...], list[tuple[Ints, tuple[int, ...]]]]

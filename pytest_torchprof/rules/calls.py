@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof import nesting
-from pytest_torchprof.events import STEP
-from pytest_torchprof.rules.names import (
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import STEP
+from pytest_torchprof.trace.names import (
     OPERATOR,
     Names,
     are_named,
@@ -16,11 +16,11 @@ from pytest_torchprof.rules.names import (
     marks_named,
     named,
 )
-from pytest_torchprof.rules.tree import within
+from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Annotations of torch whose insides are torch's own: loading a batch, and the optimizers.
 _LIBRARY = Names(r"enumerate\(DataLoader\)|Optimizer\.")

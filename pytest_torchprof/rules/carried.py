@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.bodies import Part, elements, irregular
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.plain import Plain
-from pytest_torchprof.rules import identity
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.bodies import Call, call_of
-from pytest_torchprof.rules.levels import calls
-from pytest_torchprof.rules.names import Names, are_named
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.levels import calls
+from pytest_torchprof.trace.names import Names, are_named
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.bodies import Shape
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 JOIN: Final = Names(
     r"aten::(cat|concat|concatenate|hstack|vstack|row_stack|column_stack|stack|pad|constant_pad_nd)$"

@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof import devices
 from pytest_torchprof.analysis.gaps import XPU_CALL
-from pytest_torchprof.events import Kind
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.work.devices import table as devices
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 #: Kernels that are compiled for compute capability 8.0 and later, and run nowhere else.
 _SINCE_AMPERE = late(

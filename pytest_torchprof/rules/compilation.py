@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from pytest_torchprof.analysis import compilation
 from pytest_torchprof.analysis.compilation import NOT_LIVE, Compiled
-from pytest_torchprof.events import Kind
-from pytest_torchprof.late import late
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
+from pytest_torchprof.core.late import late
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
+from pytest_torchprof.trace.events import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools
 
 _REGION = "Torch-Compiled Region"
 #: What dynamo calls the rest of a function after a graph break, as a Python frame of a trace.

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_torchprof.analysis.idle import idle_by_waits
-from pytest_torchprof.events import D2H, H2D, Kind
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.calls import shown, step_of
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.filled import filled
 from pytest_torchprof.rules.moves import came_down, launchers, of_weights, what_is_copied
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.trace.events import D2H, H2D, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: So many copies to the host are looked at for one back.
 _LATEST = 16

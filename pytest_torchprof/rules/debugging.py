@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.events import Kind
-from pytest_torchprof.nesting import distinct
 from pytest_torchprof.rules.calls import sizes
-from pytest_torchprof.rules.levels import are_engine_steps, engine_steps
-from pytest_torchprof.rules.names import are_any, operators_of, rows_of
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.passes import begun_by, pass_of
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import within
+from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
+from pytest_torchprof.trace.names import are_any, operators_of, rows_of
+from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.tree import within
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: What anomaly mode asks of each gradient that a node of the graph has made, since torch 1.11.
 #: Source: torch/csrc/autograd/engine.cpp, call_function.

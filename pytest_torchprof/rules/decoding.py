@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.unprofiled import slowdown_share
-from pytest_torchprof.events import DEVICE_KINDS
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN
-from pytest_torchprof.rules.levels import calls, engine_steps
-from pytest_torchprof.rules.names import Names, are_named, operators_named
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.levels import calls, engine_steps
+from pytest_torchprof.trace.names import Names, are_named, operators_named
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.bodies import Call, Shape
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: Layers with weights, and which of their arguments these are; attention has none.
 _LAYER: Final = Names(

@@ -9,12 +9,12 @@ import numpy as np
 
 from pytest_torchprof.analysis.memory import ALLOCATORS
 from pytest_torchprof.analysis.replacements import VIEWS
-from pytest_torchprof.events import Kind
-from pytest_torchprof.rules.operands import shapes
-from pytest_torchprof.rules.tree import outermost
+from pytest_torchprof.rules.shapes import shapes
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.tree import outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 #: What it takes to call an operator, and one within it; a FLOP; to have a byte of memory and to
 #: write it. Fitted to 50 scripts and models of seven libraries, with torch 2.13 on one thread of a

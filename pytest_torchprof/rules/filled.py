@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.events import H2D, Kind
 from pytest_torchprof.rules.calls import called, shown, sizes
 from pytest_torchprof.rules.chips import device_type
 from pytest_torchprof.rules.moves import (
@@ -18,10 +16,12 @@ from pytest_torchprof.rules.moves import (
     of_weights,
     what_is_copied,
 )
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.events import H2D, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 
 def _aten(words: str) -> frozenset[str]:

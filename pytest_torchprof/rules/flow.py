@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.rules import identity
-from pytest_torchprof.rules.names import Names, are_named
+from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.nodes import forward_calls, recorded
+from pytest_torchprof.trace.names import Names, are_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: What draws, as a step of sampling does, and no layer but dropout.
 _DRAWS: Final = Names(

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
-from pytest_torchprof.events import STEP
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.flow import are_passes
-from pytest_torchprof.rules.levels import BACKWARD, FETCH, are_gradchecked
-from pytest_torchprof.rules.names import Names, are_named, marks_named
 from pytest_torchprof.rules.nodes import (
     all_used,
     are_last,
@@ -21,15 +18,18 @@ from pytest_torchprof.rules.nodes import (
     recording_ns,
     steps,
 )
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import STEP
+from pytest_torchprof.trace.levels import BACKWARD, FETCH, are_gradchecked
+from pytest_torchprof.trace.names import Names, are_named, marks_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
     from pytest_torchprof.rules.weights import Own
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators of a module's own: products, convolutions, normalisations, look-ups, attention.
 LAYER: Final = Names(

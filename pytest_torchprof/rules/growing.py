@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import launched_ns
-from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.events import DEVICE_KINDS
-from pytest_torchprof.late import late
+from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN, between, chains
-from pytest_torchprof.rules.levels import calls
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.levels import calls
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.bodies import Call
     from pytest_torchprof.rules.chains import Chain
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: Layers with parameters for each of the features that were joined.
 _PARAMETERS: Final = late(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.arguments import decode_part
 from pytest_torchprof.rules.calls import sizes
-from pytest_torchprof.rules.names import Names, are_named, rows_of
 from pytest_torchprof.rules.sources import Source
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.names import Names, are_named, rows_of
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 
 def chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:

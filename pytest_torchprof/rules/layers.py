@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.unprofiled import slowdown_share
-from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.events import Kind
-from pytest_torchprof.late import late
-from pytest_torchprof.rules import identity
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.calls import called
-from pytest_torchprof.rules.levels import compiled
-from pytest_torchprof.rules.names import OPERATOR, Names, are_named, operators_named
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, rule
-from pytest_torchprof.rules.tree import rows_of, within
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
+from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.levels import compiled
+from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_named
+from pytest_torchprof.trace.tree import rows_of, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.arguments import OpArgs
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.arguments import OpArgs
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 _CONVOLUTION: Final = Names(r"aten::(conv([123]d|_transpose[123]d)|_?convolution|linear)(\.\w+)?$")
 _LINEAR: Final = "aten::linear"

@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.late import late
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.bodies import Body, elements, pieces
 from pytest_torchprof.rules.carried import is_carried
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.joins import may_carry
-from pytest_torchprof.rules.levels import are_gradchecked
 from pytest_torchprof.rules.moving import Movers
-from pytest_torchprof.rules.names import Names, operators_named
 from pytest_torchprof.rules.ordinary import is_apart, works_on_more
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.stretches import APART, Sequence, Stretch, sequence, stretches
-from pytest_torchprof.rules.tree import are_outermost
+from pytest_torchprof.trace.levels import are_gradchecked
+from pytest_torchprof.trace.names import Names, operators_named
+from pytest_torchprof.trace.tree import are_outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
     from pytest_torchprof.rules.bodies import Pieces, Shape
     from pytest_torchprof.rules.moving import Moving
+    from pytest_torchprof.trace.events import Trace
 
 _INDEX: Final = Names(
     r"aten::(select|slice|narrow|index|index_select|index_put_|gather|take|masked_select)(\.\w+)?$"

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.events import D2H, H2D, Kind
-from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.calls import called, sizes
-from pytest_torchprof.rules.names import Names, are_named
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.events import D2H, H2D, Kind
+from pytest_torchprof.trace.names import Names, are_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Copies that are made in one go, by its number and whether they go to the device.
 _Gos: TypeAlias = dict[tuple[int, bool], list[int]]

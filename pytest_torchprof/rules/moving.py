@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.late import late
-from pytest_torchprof.plain import Plain
-from pytest_torchprof.rules import identity
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.bodies import elements
+from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.ordinary import MARKS, ODD, goes_through_classes, picks
+from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Taken, Trace
     from pytest_torchprof.rules.bodies import Body, Call, Pieces, Shape
     from pytest_torchprof.rules.stretches import Sequence
+    from pytest_torchprof.trace.events import Taken, Trace
 
 #: Those of which the trace tells which part they take.
 _TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")

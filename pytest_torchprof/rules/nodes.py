@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.unprofiled import slowdown_share
-from pytest_torchprof.arguments import AutogradArgs, decode
-from pytest_torchprof.rules.levels import are_engine_steps, calls, compiled
-from pytest_torchprof.rules.names import OPERATOR, Names, are_named, operators_named
-from pytest_torchprof.rules.tree import within
+from pytest_torchprof.trace.arguments import AutogradArgs, decode
+from pytest_torchprof.trace.levels import are_engine_steps, calls, compiled
+from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_named
+from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: What torch.compile made of a function, written as an operator around what that calls.
 _REGION: Final = Names(r"Torch-Compiled Region")

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import launched_in
-from pytest_torchprof.late import late
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.effort import effort_ns
-from pytest_torchprof.rules.levels import engine_steps, frames_around
-from pytest_torchprof.rules.names import Names, are_any, marks_named
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.nodes import numbers
-from pytest_torchprof.rules.operands import mean_elements
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import has_frames, rows_of
+from pytest_torchprof.rules.shapes import mean_elements
+from pytest_torchprof.trace.levels import engine_steps, frames_around
+from pytest_torchprof.trace.names import Names, are_any, marks_named
+from pytest_torchprof.trace.tree import has_frames, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: The operator of the loops over single parameters that runs once for each, and one whose calls
 #: are to be taken off, by torch's class; of classes that have a foreach or a fused form.

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import launched_in
+from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.unprofiled import slowdown_share
-from pytest_torchprof.plain import Plain
-from pytest_torchprof.rules import identity
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.by_tensor import (
     ALL,
     BESIDE,
@@ -26,21 +25,22 @@ from pytest_torchprof.rules.by_tensor import (
     stretches,
 )
 from pytest_torchprof.rules.effort import effort_ns
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.levels import calls
-from pytest_torchprof.rules.names import Names, are_named, events_named, operators_named
-from pytest_torchprof.rules.operands import mean_elements, shapes
 from pytest_torchprof.rules.optimizers import steps
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import are_free
+from pytest_torchprof.rules.shapes import mean_elements, shapes
+from pytest_torchprof.trace.levels import calls
+from pytest_torchprof.trace.names import Names, are_named, events_named, operators_named
+from pytest_torchprof.trace.tree import are_free
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Ints
     from pytest_torchprof.rules.by_tensor import Shape
     from pytest_torchprof.rules.optimizers import Step
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 
 _RANDOM: Final = Names(r"aten::(uniform|normal|bernoulli|erfinv)_$")

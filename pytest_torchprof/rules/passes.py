@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.rules.levels import are_engine_steps, compiled
-from pytest_torchprof.rules.names import Names, are_named
-from pytest_torchprof.rules.tree import outermost
+from pytest_torchprof.trace.levels import are_engine_steps, compiled
+from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.tree import outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: With what ``backward`` begins, on the user's line: the gradient of the loss itself.
 _BEGINS = Names(r"aten::ones_like$")

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import launched_in
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.nesting import distinct
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.analysis.device_time import launched_in
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.calls import called, sizes
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.levels import engine_steps
-from pytest_torchprof.rules.names import Names, are_named, operators_named
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.levels import engine_steps
+from pytest_torchprof.trace.names import Names, are_named, operators_named
+from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: What takes any matrix, and not only a layer's.
 _PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")

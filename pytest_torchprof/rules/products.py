@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
 from pytest_torchprof.analysis.attribution import FP32_KERNEL, TF32_KERNEL, is_main
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
-from pytest_torchprof.events import Kind
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.attention import MATH_ATTENTION
-from pytest_torchprof.rules.backward import forward_of
 from pytest_torchprof.rules.calls import SHORT
 from pytest_torchprof.rules.chips import UNKNOWN_CHIP, chip_of
-from pytest_torchprof.rules.grouping import reach
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.backward import forward_of
+from pytest_torchprof.trace.events import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
     from pytest_torchprof.rules.chips import Chip
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Calls that launch kernels: without one, nothing ran on a device.
 LAUNCHES: Final = r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.device import launched_ns
+from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.events import DEVICE_KINDS
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes, shown
+from pytest_torchprof.rules.copy_runs import Finder, Run, by_kind, held
 from pytest_torchprof.rules.effort import BYTE_NS, CALL_NS, effort_ns
-from pytest_torchprof.rules.grouping import reach
+from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.kinds import chain, kinds_of_casts, kinds_of_clones
-from pytest_torchprof.rules.names import Names, are_named, operators_named, rows_of
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.runs import Finder, Run, by_kind, held
 from pytest_torchprof.rules.same import again, written_to
+from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Bools, Ints
     from pytest_torchprof.rules.sources import Source
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 _TO_COPY: Final = Names(r"aten::_to_copy$")
 _CAST: Final = Names(r"aten::(_to_copy|to|type_as)$")

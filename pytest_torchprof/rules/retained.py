@@ -6,25 +6,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.rules import identity
-from pytest_torchprof.rules.grouping import reach
-from pytest_torchprof.rules.names import (
-    OPERATOR,
-    Names,
-    are_any,
-    marks_named,
-    rows_of,
-)
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.nodes import engine_nodes, forward_calls
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.trace.names import OPERATOR, Names, are_any, marks_named, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pytest_torchprof.arguments import OpArgs
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.arguments import OpArgs
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 #: The operator that puts a gradient where the optimizer finds it; `autograd.grad` runs none.

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.rules import identity
 from pytest_torchprof.rules.calls import called, sizes
-from pytest_torchprof.rules.names import Names, are_named, operators_named, rows_of
-from pytest_torchprof.rules.runs import by_kind
+from pytest_torchprof.rules.copy_runs import by_kind
+from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.sources import COPIES, PARTS, READS, VIEWS
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that write to a tensor that was there before.
 _IN_PLACE = Names(r"(?!aten::(detach_|requires_grad_)$)(.*[^_]_|.*::__i\w+__)$")

@@ -6,13 +6,13 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from pytest_torchprof.arguments import OpArgs
+    from pytest_torchprof.trace.arguments import OpArgs
 
 #: "bare": nothing ran that may have used the copy, but views and copies of something else. "same":
 #: more, of which nothing can have made the source anew. "new": something can.

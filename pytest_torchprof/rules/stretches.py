@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.events import STEP
-from pytest_torchprof.plain import Plain
-from pytest_torchprof.rules.levels import BACKWARD, FETCH, calls
-from pytest_torchprof.rules.names import Names, are_named, marks_named
-from pytest_torchprof.rules.tree import within
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace.events import STEP
+from pytest_torchprof.trace.levels import BACKWARD, FETCH, calls
+from pytest_torchprof.trace.names import Names, are_named, marks_named
+from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
 _PARTS: Final = Names(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")

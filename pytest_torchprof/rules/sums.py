@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof import nesting
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.nesting import distinct
-from pytest_torchprof.rules import identity
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.flow import flat, makers
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.levels import engine_steps
-from pytest_torchprof.rules.names import Names, marks_named, operators_named
 from pytest_torchprof.rules.nodes import (
     all_used,
     forward_calls,
@@ -25,13 +21,17 @@ from pytest_torchprof.rules.nodes import (
     recording_ns,
     steps,
 )
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import are_outermost
 from pytest_torchprof.rules.weights import running_again
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.levels import engine_steps
+from pytest_torchprof.trace.names import Names, marks_named, operators_named
+from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.tree import are_outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 _JOINS: Final = Names(r"aten::(add_?|sub_?|lerp_?|mul_?|div_?|stack|cat)$")
 _GATHERS: Final = frozenset({"aten::stack", "aten::cat"})

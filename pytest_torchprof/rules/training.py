@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.levels import are_engine_steps
-from pytest_torchprof.rules.names import OPERATOR, Names, marks_named
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import outermost, within
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.levels import are_engine_steps
+from pytest_torchprof.trace.names import OPERATOR, Names, marks_named
+from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: torch's annotation around each fetch of a DataLoader without workers.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter._profile_name``.

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.late import late
-from pytest_torchprof.plain import Plain
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.calls import sizes
-from pytest_torchprof.rules.grouping import reach
-from pytest_torchprof.rules.levels import are_engine_steps, calls, engine_steps
-from pytest_torchprof.rules.names import Names, are_named
-from pytest_torchprof.rules.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.grouping import reach
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
+from pytest_torchprof.trace.levels import are_engine_steps, calls, engine_steps
+from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.arguments import OpArgs
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.arguments import OpArgs
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 _Shape = tuple[int, ...]
 

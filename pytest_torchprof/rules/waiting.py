@@ -11,12 +11,12 @@ from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.analysis.launches import launches
 from pytest_torchprof.analysis.unprofiled import wall_ns
 from pytest_torchprof.analysis.waits import Waits, waits
+from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
 from pytest_torchprof.rules.products import LAUNCHES
-from pytest_torchprof.rules.rule import Matches, Threshold, rule
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 
 def _has_accelerator(trace: Trace) -> str | None:

@@ -6,18 +6,18 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pytest_torchprof.analysis.operands import ELEMENT_BYTES
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.late import late
-from pytest_torchprof.rules import identity
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.calls import sizes
-from pytest_torchprof.rules.names import Names, are_named
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.work.operands import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 #: Those that anybody may use for something else than a layer.
 PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")

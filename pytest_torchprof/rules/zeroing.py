@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.unprofiled import slowdown_share
-from pytest_torchprof.arguments import decode_part
-from pytest_torchprof.late import late
-from pytest_torchprof.nesting import distinct
-from pytest_torchprof.rules import identity
-from pytest_torchprof.rules.levels import calls, frames_around
-from pytest_torchprof.rules.names import Names, are_any, are_named, marks_named, rows_of
-from pytest_torchprof.rules.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.tree import are_free, are_outermost, has_frames
+from pytest_torchprof.core.late import late
+from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.levels import calls, frames_around
+from pytest_torchprof.trace.names import Names, are_any, are_named, marks_named, rows_of
+from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.events import Taken, Trace
-    from pytest_torchprof.nesting import Ints
+    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.nesting import Ints
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")

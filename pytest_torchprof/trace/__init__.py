@@ -1,1 +1,0 @@
-"""Stored traces: reading them in, writing them out."""

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.arguments import Arguments, starts
-from pytest_torchprof.events import (
+from pytest_torchprof.trace.arguments import Arguments, starts
+from pytest_torchprof.trace.events import (
     KINDS,
     MODULE_MARK,
     OF_THE_PROFILER,
@@ -22,7 +22,7 @@ from pytest_torchprof.events import (
 )
 
 if TYPE_CHECKING:
-    from pytest_torchprof.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: A year's number above 2200 if it counts microseconds, so it counts nanoseconds.
 _NANOSECONDS = 2**53

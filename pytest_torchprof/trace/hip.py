@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from pytest_torchprof.arguments import CopyArgs, decode
-from pytest_torchprof.events import Kind, Trace
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
+from pytest_torchprof.trace.arguments import CopyArgs, decode
+from pytest_torchprof.trace.events import Kind, Trace
 
 _WITHIN: Final = late(r"DtoD|DeviceToDevice")
 _CALL: Final = "hipMemcpy"

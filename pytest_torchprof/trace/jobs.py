@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.trace.ranks import rank_in_name, rank_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 #: Ranks of one job are recorded together. Clocks of hosts differ by less.
 _APART_NS = 60 * 10**9

@@ -11,13 +11,13 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.errors import TraceError
-from pytest_torchprof.files import why
+from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.files import why
 from pytest_torchprof.trace.read import peek, read
 from pytest_torchprof.trace.stream import WANTED
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.stream import Progress
 
 _NAMES = (".json", ".json.gz")

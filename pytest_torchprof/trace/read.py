@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from pytest_torchprof.errors import TraceError
-from pytest_torchprof.late import late
+from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.late import late
 from pytest_torchprof.trace import stream as streams
 from pytest_torchprof.trace.columns import Columns, Event
 from pytest_torchprof.trace.hip import with_directions
@@ -25,7 +25,7 @@ from pytest_torchprof.trace.repair import repaired, whole_events
 from pytest_torchprof.trace.stream import Progress, Stream, Text
 
 if TYPE_CHECKING:
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 #: Between two events as Kineto prints them; it misleads in no file of Kineto's.
 _BETWEEN = b"\n  },\n  {"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pytest_torchprof.late import late
+from pytest_torchprof.core.late import late
 
 #: A line with a name in it that may hold quotes, as Kineto prints it since 2021. It wrote those of
 #: compiled code and of docstrings as they are (pytorch/kineto#1459).

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from pytest_torchprof.errors import TraceError
-from pytest_torchprof.files import opened, why
+from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.files import opened, why
 
 #: Bytes that are read, unpacked and decoded at a time: what is made of them fits into a cache.
 CHUNK = 2**20

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from trace_builder import TraceBuilder
+    from support.trace_builder import TraceBuilder
 
     #: What an example makes: a block to run on the CPU, a built trace, or a stored one.
     Made = Callable[[], Any] | TraceBuilder | Path

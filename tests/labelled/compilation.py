@@ -6,8 +6,8 @@ import contextlib
 
 import torch
 from labelled.case import Examples
-from live import Compiling
-from trace_builder import TraceBuilder
+from support.live import Compiling
+from support.trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 X = torch.ones(4)

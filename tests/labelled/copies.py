@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 from labelled.case import Examples
-from trace_builder import TraceBuilder
+from support.trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from labelled.case import ANY
-from live import captured
-from recorded import quiet
-from trace_builder import TraceBuilder
+from support.live import captured
+from support.recorded import quiet
+from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules import RULES, Checked, check
+from pytest_torchprof.rules.engine.check import Checked, check
+from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.read import parse, read
 
 if TYPE_CHECKING:
     from labelled.case import Case, Examples
 
-    from pytest_torchprof.events import Trace
+    from pytest_torchprof.trace.events import Trace
 
 #: The rule of examples in which no rule must match.
 CLEAN = "clean"

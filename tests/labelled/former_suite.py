@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from labelled.case import Examples
-from recorded import Recorded
+from support.recorded import Recorded
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader

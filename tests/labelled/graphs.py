@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

@@ -12,12 +12,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from labelled.case import Examples
-from trace_builder import TraceBuilder
+from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.events import REGION
+from pytest_torchprof.trace.events import REGION
 
 if TYPE_CHECKING:
-    from trace_styles import Event
+    from support.trace_styles import Event
 
 CHIPS = {
     (9, 0): "NVIDIA H100 80GB HBM3",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.data import DataLoader, TensorDataset
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

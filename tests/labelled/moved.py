@@ -5,7 +5,7 @@ from __future__ import annotations
 from labelled.case import Examples
 from labelled.copies import BOTH, GPU, computed, copy_, down, empty_filled, filled, product, up
 from labelled.kineto import OfTheDeviceAlone
-from trace_builder import TraceBuilder
+from support.trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

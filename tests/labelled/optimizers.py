@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

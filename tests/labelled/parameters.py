@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._pytree import tree_map
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

@@ -7,8 +7,8 @@ import copy
 import numpy as np
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

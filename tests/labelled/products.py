@@ -7,11 +7,11 @@ from contextlib import nullcontext
 
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
-from trace_builder import TraceBuilder
 
-from pytest_torchprof.events import FACTS_KEY, REGION
+from pytest_torchprof.trace.events import FACTS_KEY, REGION
 
 EXAMPLES = Examples()
 

@@ -18,7 +18,7 @@ from labelled.products import (
     one,
     product,
 )
-from trace_builder import TraceBuilder
+from support.trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 A100 = "NVIDIA A100-SXM4-40GB"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 #: Thresholds of examples that load for as short a time as examples may.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 import torch
 from labelled.case import Examples
 from labelled.kineto import OfTheDeviceAlone
-from trace_builder import TraceBuilder
-from trace_styles import STYLES, Event
+from support.trace_builder import TraceBuilder
+from support.trace_styles import STYLES, Event
 
-from pytest_torchprof.events import FACTS_KEY, REGION
+from pytest_torchprof.trace.events import FACTS_KEY, REGION
 
 EXAMPLES = Examples()
 

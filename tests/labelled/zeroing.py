@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
-from trace_builder import TraceBuilder
 
 EXAMPLES = Examples()
 

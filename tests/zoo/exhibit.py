@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from live import captured
+from support.live import captured
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from pytest_torchprof.analysis.uncounted import uncounted
-from pytest_torchprof.metrics import METRICS, measure
-from pytest_torchprof.stats import NotMeasured
+from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.verdict.metrics import METRICS, measure
 
 Payload = Callable[[], object]
 

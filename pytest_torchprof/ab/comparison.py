@@ -1,0 +1,222 @@
+"""One test on both sides: profiled, then measured in turns, and what comes of it."""
+
+from __future__ import annotations
+
+import random
+import time
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.ab.pacing import Pace, orders
+from pytest_torchprof.core.samples import Sample
+from pytest_torchprof.verdict.decision import Comparison
+from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.paired_row import Difference, Row
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from pytest_torchprof.ab.process import Profiled, Turn, Worker
+    from pytest_torchprof.verdict.paired_row import Broken, RowVerdict
+
+_SIDES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How long a test is measured: seconds a side at most, or exactly so many pairs of turns."""
+
+    min_time_s: float = 1.0
+    rounds: int | None = None
+    threshold: float = 0.02
+
+
+class Compared:
+    """One test on both sides."""
+
+    def __init__(
+        self, nodeid: str, workers: tuple[Worker, Worker], options: Options, tests: int
+    ) -> None:
+        """``workers`` are A and B; ``tests`` is how many are compared in this run."""
+        self._nodeid = nodeid
+        self._workers = workers
+        self._comparison = Comparison(tests=tests, threshold=options.threshold)
+        limit = None if options.rounds is not None else 2e9 * options.min_time_s
+        self._pace = Pace(limit, options.rounds)
+        self._wall = {"A": array("q"), "B": array("q")}
+        self._cpu = {"A": array("q"), "B": array("q")}
+        self._random = random.Random(nodeid)  # noqa: S311 - which side comes first, and where
+        self._a_first = orders(self._random)
+        self._profiles: dict[str, Profiled] = {}
+        #: The worker that was asked last, and those that wait within the test.
+        self.at = workers[0]
+        self.open: list[Worker] = []
+        #: Sides of the last turns that failed.
+        self._broken: Broken = ""
+
+    def row(self, following: str | None) -> Row:
+        """Profile it on both sides, and measure it if it passes on both.
+
+        Raises:
+            WorkerDied: the one that is `at` is gone. `known` and `close` still work.
+        """
+        for worker in self._workers:
+            self.at = worker
+            profile = worker.profile(self._nodeid, following)
+            self._profiles[worker.side.name] = profile
+            if profile.outcome == "passed":
+                self.open.append(worker)
+        a, b = self._profiles["A"], self._profiles["B"]
+        why = None
+        if len(self.open) == 2:
+            self._pace.repeatable = a.repeatable and b.repeatable
+            why = self._measure()
+        self.close()
+        return self._not_passed() or self.known(
+            "error" if why else None, why, self._broken if why else ""
+        )
+
+    def close(self) -> None:
+        """Have the test torn down where it is still set up; its end may be a failure."""
+        while self.open:
+            self.at = worker = self.open.pop()
+            end = worker.finish()
+            if end.outcome != "passed":
+                self._profiles[worker.side.name] = end
+
+    def known(
+        self,
+        verdict: RowVerdict | None = None,
+        reason: str | None = None,
+        broken: Broken = "",
+    ) -> Row:
+        """A row of what is known so far; the comparison's verdict if none is given."""
+        decision = None
+        if verdict is None and self._pace.done:
+            decision = self._comparison.decide()
+            verdict = decision.verdict
+            reason = self._remark() if verdict == "unclear" else None
+        return Row(
+            self._nodeid,
+            verdict or "error",
+            reason,
+            _sample(self._wall["A"]),
+            _sample(self._wall["B"]),
+            _sample(self._cpu["A"]),
+            _sample(self._cpu["B"]),
+            decision,
+            self._differences(),
+            self._pace.measured_ns / 1e9,
+            broken=broken,
+            unprofiled=self._unprofiled(),
+        )
+
+    def _remark(self) -> str | None:
+        """Why there was less time for calls than there might be."""
+        if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
+            return None
+        if not self._pace.repeatable:
+            return "setting up its fixtures, anew for each call, took most of the time"
+        return "what is outside its measured region took most of the time"
+
+    def _not_passed(self) -> Row | None:
+        """The row of a test that does not pass on both sides."""
+        verdicts: tuple[tuple[RowVerdict, str], ...] = (
+            ("failed", "fails in {}: "),
+            ("error", "in {}: "),
+            ("skipped", "only in {}: "),
+        )
+        for verdict, where in verdicts:
+            on = [name for name in _SIDES if self._profiles[name].outcome == verdict]
+            if not on:
+                continue
+            reason = self._profiles[on[-1]].reason
+            if len(on) == 1:
+                return self.known(verdict, f"{where.format(on[0])}{reason}", on[0])
+            said = where.format("A and B") if verdict == "failed" else ""
+            return self.known(verdict, f"{said}{reason}", "AB")
+        return None
+
+    def _unprofiled(self) -> str | None:
+        """Why there are no exact metrics to be compared, on a side or on both."""
+        notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
+        if len(set(notes.values())) == 1 and len(notes) == len(_SIDES):
+            return notes["B"]
+        return ", ".join(f"in {name}: {note}" for name, note in notes.items()) or None
+
+    def _differences(self) -> tuple[Difference, ...]:
+        a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in _SIDES)
+        return differences(a, b) if a and b else ()
+
+    # ---------------------------------------------------------------- measuring
+
+    def _measure(self) -> str | None:
+        """All pairs; why it cannot be measured, if so."""
+        pace = self._pace
+        while not pace.over and not (pace.pairs is None and self._comparison.clear):
+            fresh, calls = pace.fresh, pace.calls
+            begun = time.perf_counter_ns()
+            a_first = next(self._a_first)
+            turns, why = self._turns(calls, a_first=a_first, fresh=fresh)
+            if why is not None:
+                if fresh and calls == 1:
+                    return why
+                pace.repeatable, pace.calls = False, 1  # it was the repetition that it failed at
+                continue
+            spent = time.perf_counter_ns() - begun
+            a, b = turns["A"].wall_ns, turns["B"].wall_ns
+            pace.took(sum(a) + sum(b), spent, fresh=fresh)
+            calls_ns = [turn.spent_ns / calls for turn in turns.values()]
+            if not pace.counts(*calls_ns, calls=calls):
+                continue
+            pace.done += 1
+            self._comparison.add(a, b, a_first=a_first)
+            for name, turn in turns.items():
+                self._wall[name].extend(turn.wall_ns)
+                self._cpu[name].extend(turn.cpu_ns)
+        return None
+
+    def _turns(
+        self, calls: int, *, a_first: bool, fresh: bool
+    ) -> tuple[dict[str, Turn], str | None]:
+        """A turn of each side; why they do not count, if so."""
+        turns: dict[str, Turn] = {}
+        why = None
+        failed: list[Literal["A", "B"]] = []
+        processor = self._random.randrange(1 << 16)
+        for worker in self._workers if a_first else self._workers[::-1]:
+            self.at = worker
+            name = worker.side.name
+            turns[name] = turn = worker.turn(calls, fresh=fresh, processor=processor)
+            if turn.error is not None or not turn.wall_ns:
+                why = why or f"fails in {name} when run again: {turn.error}"
+                failed.append(name)
+        if failed:
+            self._broken = "AB" if len(failed) == len(_SIDES) else failed[0]
+        return turns, why
+
+
+def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
+    """Metrics that are not the same within their tolerance, or that only one side has measured.
+
+    >>> differences({"ops": 3, "flops": 2}, {"ops": 4, "flops": 2})
+    (Difference(metric='ops', a=3, b=4),)
+    >>> differences({"ops": 3, "flops": 2}, {"ops": 3})
+    (Difference(metric='flops', a=2, b=None),)
+    """
+    found = []
+    for name, metric in METRICS.items():
+        left, right = a.get(name), b.get(name)
+        if left is None or right is None:
+            differs = left is not right
+        else:
+            differs = abs(right - left) > metric.tolerance * max(abs(left), abs(right))
+        if differs:
+            found.append(Difference(name, left, right))
+    return tuple(found)
+
+
+def _sample(durations_ns: array[int]) -> Sample | None:
+    return Sample.of(durations_ns).scaled(1e-6) if durations_ns else None

@@ -1,0 +1,141 @@
+"""Values that pass between the rooms: what was measured, what was not, what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import field
+
+from pytest_torchprof.core.plain import Plain
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.samples import Normalised, Sample
+
+MetricStatus = Literal[
+    "ok", "regressed", "improved", "new", "over_budget", "not_measured", "advisory"
+]
+TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_profiled"]
+
+
+class NotMeasured(Plain, frozen=True):
+    """A metric without a value, and why.
+
+    ``at_hand`` is a number that a limit can be checked against, and that another run of the test
+    may not have: it is compared with no baseline. ``at_least``: the true number is that or more, so
+    a limit below it is exceeded, and one above it is not checked.
+    """
+
+    reason: str
+    at_hand: int | None = None
+    at_least: bool = False
+
+
+Number = int | float
+Value = Number | NotMeasured
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An anti-pattern found: a rule's code, how often, where, what to do, and what it costs.
+
+    ``location`` is ``file:line`` in the user's code, or the path of operators where no line is
+    known; ``path`` is that path, ``module`` the path of the ``nn.Module`` around. ``cost_ms`` and
+    ``bytes`` are estimates for this run: time of the events concerned, and what they moved.
+    ``accepted``: it fails nothing, as the baseline has it, or a marker allows it for a ``reason``.
+    """
+
+    rule: str
+    count: int
+    message: str
+    location: str | None = None
+    fix: str = ""
+    accepted: bool = False
+    cost_ms: float = 0.0
+    bytes: int | None = None
+    path: str | None = None
+    module: str | None = None
+    reason: str | None = None
+
+
+class Budget(Plain, frozen=True):
+    """A limit on one metric, inclusive, of the whole test or of a part of it.
+
+    ``rules`` are those whose findings it counts, if not all.
+    """
+
+    metric: str
+    limit: Number
+    op: str | None = None
+    module: str | None = None
+    rules: tuple[str, ...] = ()
+
+    @property
+    def scoped(self) -> bool:
+        """Whether it is of a part."""
+        return bool(self.op or self.module or self.rules)
+
+    @property
+    def label(self) -> str:
+        """The metric with its scope, as reports name it: ``kernels[op=aten::mm]``."""
+        if self.op is not None:
+            return f"{self.metric}[op={self.op}]"
+        if self.rules:
+            return f"{self.metric}[rule={','.join(self.rules)}]"
+        return f"{self.metric}[module={self.module}]" if self.module is not None else self.metric
+
+
+class Verdict(Plain, frozen=True):
+    """One metric of one test against its baseline and its limit, with both numbers.
+
+    ``sample`` is what the value is the median of, where it was measured several times.
+    ``multiples``: the accepted and the new multiple of the reference kernel's time, where these are
+    what was compared. ``at_least``: the value is a lower bound, and already over the limit.
+    """
+
+    metric: str
+    value: Value
+    status: MetricStatus
+    baseline: Number | None = None
+    limit: Number | None = None
+    tolerance: float = 0.0
+    reason: str | None = None
+    sample: Sample | None = None
+    multiples: tuple[float, float] | None = None
+    at_least: bool = False
+
+
+class Profile(Plain, frozen=True):
+    """What one test measured: metrics, operators, kernels and findings; all JSON-able inside.
+
+    ``found`` has the matches of each rule that was checked and that no marker allows, those of
+    none included; ``unchecked`` says why there is no telling for a rule; ``gated`` names the metric
+    that is compared with the baseline in a rule's place, if any.
+    """
+
+    metrics: Mapping[str, Value]
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    found: Mapping[str, int] = field(default_factory=dict)
+    unchecked: Mapping[str, str] = field(default_factory=dict)
+    gated: Mapping[str, str] = field(default_factory=dict)
+    scoped: Mapping[str, Value] = field(default_factory=dict)
+    samples: Mapping[str, Sample] = field(default_factory=dict)
+    normalised: Normalised | None = None
+
+    @property
+    def compared(self) -> dict[str, int]:
+        """Of ``found``, what is compared rule by rule."""
+        return {rule: count for rule, count in self.found.items() if rule not in self.gated}
+
+
+class Baseline(Plain, frozen=True):
+    """The accepted numbers of one test in one environment, as stored."""
+
+    metrics: Mapping[str, Number] = field(default_factory=dict)
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    kernels: Mapping[str, int] = field(default_factory=dict)
+    findings: Mapping[str, int] = field(default_factory=dict)
+    times: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,101 @@
+"""A number that was measured several times: how many times, and how far apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pytest_torchprof.core.plain import Plain
+
+#: A spread above this is said beside the number.
+NOISY = 0.1
+
+#: Metrics of rounds that are compared as multiples of the reference kernel's.
+NORMALISED = ("wall_ms", "cpu_ms")
+
+
+class Sample(Plain, frozen=True):
+    """Measured values of one quantity, in its unit: their number and quartiles.
+
+    ``low`` and ``high`` are the first and the third quartile.
+    """
+
+    n: int
+    median: float
+    low: float
+    high: float
+    minimum: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Sample:
+        """Of one value or more; raises ValueError for none."""
+        column = np.fromiter(values, np.float64)
+        if not len(column):
+            raise ValueError("a sample of nothing")
+        if len(column) == 1:  # which most are, and quantiles take their time
+            return cls(1, *column.tolist() * 4)
+        low, median, high = np.quantile(column, (0.25, 0.5, 0.75)).tolist()
+        return cls(len(column), median, low, high, float(column.min()))
+
+    def scaled(self, factor: float) -> Sample:
+        """The same in another unit."""
+        parts = (self.median, self.low, self.high, self.minimum)
+        return Sample(self.n, *(part * factor for part in parts))
+
+    @property
+    def spread(self) -> float | None:
+        """Half the distance of the quartiles, relative to the median; None for a single value."""
+        if self.n < 2 or not self.median:
+            return None
+        return (self.high - self.low) / 2 / self.median
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a reader should be warned."""
+        return self.spread is not None and self.spread > NOISY
+
+
+class Normalised(Plain, frozen=True):
+    """The fastest round by the fastest run of the reference kernel between the rounds.
+
+    ``values`` by metric; ``n`` rounds; the kernel's own wall time, and the ``conditions`` that must
+    be the same for two to be compared, besides the machine. ``page_faults``: the fewest in a round.
+    """
+
+    values: Mapping[str, float]
+    n: int
+    reference_ms: float
+    conditions: str
+    page_faults: int = 0
+
+    def stored(self) -> dict[str, Any]:
+        """As it stands in a baseline, on one line."""
+        rounded = {name: round(value, 6) for name, value in self.values.items()}
+        return {
+            **rounded,
+            "conditions": self.conditions,
+            "n": self.n,
+            "page_faults": self.page_faults,
+            "reference_ms": round(self.reference_ms, 6),
+        }
+
+    @classmethod
+    def read(cls, stored: object) -> Normalised | None:
+        """What a baseline holds; None for nothing, or for what makes no sense."""
+        if not isinstance(stored, Mapping):
+            return None
+        values = {name: stored[name] for name in NORMALISED if is_positive(stored.get(name))}
+        n, reference, conditions = (stored.get(k) for k in ("n", "reference_ms", "conditions"))
+        if not values or not isinstance(n, int) or not is_positive(reference):
+            return None
+        faults = stored.get("page_faults")
+        faults = faults if isinstance(faults, int) else 0
+        return cls(values, n, float(reference), str(conditions), faults)  # type: ignore[arg-type]
+
+
+def is_positive(value: object) -> bool:
+    """Whether it is a finite number over 0."""
+    return isinstance(value, int | float) and 0 < value < math.inf

@@ -1,0 +1,286 @@
+"""Read and print quantities: times, bytes, floating point operations, rates and plain counts.
+
+A quantity is a number in its canonical unit, one of the keys of `SCALES`. It is an int
+where it is a whole number and a float elsewhere. Arithmetic is exact until the last step, so
+`"2.5 GFLOP"` is 2,500,000,000, and nothing non-zero is ever printed as zero.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import numbers
+import re
+import reprlib
+from fractions import Fraction
+
+from pytest_torchprof.core.errors import UnitError
+from pytest_torchprof.core.late import late
+
+# Canonical unit → the units that a quantity may be written in, smallest first, in canonical units.
+SCALES: dict[str, dict[str, Fraction]] = {
+    "ms": {"us": Fraction(1, 1000), "ms": Fraction(1), "s": Fraction(1000)},
+    "1": {"": Fraction(1)},
+    "FLOP": {
+        "FLOP": Fraction(1),
+        "kFLOP": Fraction(10**3),
+        "MFLOP": Fraction(10**6),
+        "GFLOP": Fraction(10**9),
+        "TFLOP": Fraction(10**12),
+    },
+    "B": {
+        "B": Fraction(1),
+        "kB": Fraction(10**3),
+        "KiB": Fraction(2**10),
+        "MB": Fraction(10**6),
+        "MiB": Fraction(2**20),
+        "GB": Fraction(10**9),
+        "GiB": Fraction(2**30),
+    },
+    # Datasheets count rates in powers of 1000, those of memory too.
+    "FLOP/s": {
+        "FLOP/s": Fraction(1),
+        "GFLOP/s": Fraction(10**9),
+        "GFLOPS": Fraction(10**9),
+        "TFLOP/s": Fraction(10**12),
+        "TFLOPS": Fraction(10**12),
+        "PFLOP/s": Fraction(10**15),
+        "PFLOPS": Fraction(10**15),
+    },
+    "OP/s": {
+        "OP/s": Fraction(1),
+        "GOP/s": Fraction(10**9),
+        "GOPS": Fraction(10**9),
+        "TOP/s": Fraction(10**12),
+        "TOPS": Fraction(10**12),
+        "POP/s": Fraction(10**15),
+        "POPS": Fraction(10**15),
+    },
+    "B/s": {
+        "B/s": Fraction(1),
+        "MB/s": Fraction(10**6),
+        "GB/s": Fraction(10**9),
+        "TB/s": Fraction(10**12),
+    },
+}
+_NOUNS = {
+    "ms": "a time",
+    "1": "a count",
+    "FLOP": "a number of FLOPs",
+    "B": "an amount of memory",
+    "FLOP/s": "a rate of FLOPs",
+    "OP/s": "a rate of operations",
+    "B/s": "a bandwidth",
+}
+#: Understood, never printed: bytes are printed in powers of 1024, and rates as a quotient.
+_READ_ONLY = {"kB", "MB", "GB", "GFLOPS", "TFLOPS", "PFLOPS", "GOPS", "TOPS", "POPS"}
+_LARGEST = 2**63 - 1
+_SMALLEST_SHOWN = Fraction(1, 1000)  # of the smallest unit of a scale
+_MOST_DIGITS = 6  # beyond these, the exact value reads better
+
+#: Unit → the units that it is printed in with their sizes, and these sizes as floats to choose by.
+_PRINTED = {
+    unit: (
+        shown := [(name, size) for name, size in units.items() if name not in _READ_ONLY],
+        [float(size) for _, size in shown],
+    )
+    for unit, units in SCALES.items()
+}
+
+UNKNOWN = "–"
+
+_WRITTEN = late(
+    r"""(?P<number> -? (?: [0-9]{1,3} (?:,[0-9]{3}){1,9} | [0-9]{1,30} | (?=\.[0-9]) )
+                    (?: \.[0-9]{0,30} )?
+                    (?: [eE][+-]?[0-9]{1,3} )? )
+        \s* (?P<unit> [^\s0-9.,+-]* )""",
+    re.VERBOSE,
+)
+
+
+def parse_quantity(value: object, unit: str) -> float:
+    """Return `value` as a number in `unit`, or raise a UnitError that says what would do.
+
+    A number is in `unit` already. A string carries its own: `"512 MiB"`, `"2.5 GFLOP"`, `"3us"`;
+    a count has no unit, so it is a number alone, `"40"`. Commas may group the digits as they do
+    in what this module prints.
+
+    >>> parse_quantity("2.5 GFLOP", "FLOP"), parse_quantity("20 us", "ms"), parse_quantity(3, "1")
+    (2500000000, 0.02, 3)
+    """
+    if isinstance(value, str):
+        quantity = _parse_text(value, unit)
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise _refusal(value, unit, f"{type(value).__name__} is not a number or a string")
+    elif not isinstance(value, numbers.Rational) and not math.isfinite(value):
+        raise _refusal(value, unit, "it is not a finite number")
+    else:
+        quantity = _exact(value)
+    if quantity < 0:
+        raise _refusal(value, unit, "it is negative")
+    if quantity > _LARGEST:
+        raise _refusal(value, unit, "it is too large")
+    return _plain(quantity)
+
+
+def says(text: str, value: float, unit: str) -> bool:
+    """Whether a text is this number: rounded to as many digits as it has after its point, if any.
+
+    >>> says("2.36 GFLOP", 2_359_296_000, "FLOP"), says("2 kFLOP", 2_001, "FLOP")
+    (True, False)
+    """
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None or match["unit"] not in SCALES[unit]:
+        return False
+    size, number = SCALES[unit][match["unit"]], match["number"].replace(",", "")
+    off = abs(Fraction(number) * size - _exact(value))
+    digits = 0 if "e" in number.lower() else len(number.partition(".")[2])
+    return off * 2 * 10**digits <= size if digits else not off
+
+
+def format_quantity(value: float | None, unit: str, digits: int = 3) -> str:
+    """Print with about `digits` significant digits, in the unit that suits the size.
+
+    >>> format_quantity(2_359_296_000, "FLOP"), format_quantity(2**29, "B")
+    ('2.36 GFLOP', '512 MiB')
+    >>> format_quantity(0.0123, "ms"), format_quantity(12345, "1"), format_quantity(None, "ms")
+    ('12.3 us', '12,345', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if unit == "1" and isinstance(value, int):
+        return f"{value:,}"
+    if value == 0:
+        return f"0 {unit}" if unit != "1" else "0"
+    sign = "-" if value < 0 else ""
+    amount = abs(_exact(value))
+    scale, floors = _PRINTED[unit]
+    smallest_name, smallest_size = scale[0]
+    if amount < _SMALLEST_SHOWN * smallest_size:
+        return f"{'>' if sign else '<'}{sign}0.001 {smallest_name}".rstrip()
+    index = max(bisect.bisect_right(floors, float(amount)) - 1, 0)
+    name, size = scale[index]
+    rounded = _round(amount / size, digits)
+    if index + 1 < len(scale) and rounded * size >= scale[index + 1][1]:  # 999.9996 k is 1 M
+        name, size = scale[index + 1]
+        rounded = _round(rounded * scale[index][1] / size, digits)
+    return f"{sign}{_decimal(rounded)} {name}".rstrip()
+
+
+def format_exact(value: float | None, unit: str) -> str:
+    """Print every digit, in the canonical unit.
+
+    >>> format_exact(2_359_296, "FLOP"), format_exact(3.0625, "ms"), format_exact(7, "1")
+    ('2,359,296 FLOP', '3.0625 ms', '7')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    exact = _exact(value)
+    sign = "-" if value < 0 else ""
+    tiny = 0 < abs(exact) < Fraction(1, 10**9)
+    text = repr(float(value)) if tiny else f"{sign}{_decimal(abs(exact))}"
+    return text if unit == "1" else f"{text} {unit}"
+
+
+def format_pair(a: float | None, b: float | None, unit: str) -> tuple[str, str]:
+    """Print two values with as many digits as it takes to tell them apart.
+
+    >>> format_pair(200, 240, "FLOP"), format_pair(2**29, 2**29 + 1, "B")
+    (('200 FLOP', '240 FLOP'), ('536,870,912 B', '536,870,913 B'))
+    """
+    for digits in range(3, _MOST_DIGITS + 1):
+        pair = format_quantity(a, unit, digits), format_quantity(b, unit, digits)
+        if pair[0] != pair[1] or a == b:
+            return pair
+    return format_exact(a, unit), format_exact(b, unit)
+
+
+def format_change(old: float | None, new: float | None) -> str:
+    """Print what happened from `old` to `new`, never a change as none, nor a rest as nothing.
+
+    >>> format_change(200, 240), format_change(100_000, 100_001), format_change(5, 60)
+    ('+20.0 %', '+<0.1 %', '×12')
+    >>> format_change(0, 3), format_change(7, 7), format_change(4, 0), format_change(None, 4)
+    ('from 0', '0 %', '-100.0 %', '–')
+    """
+    if old is None or new is None or not (math.isfinite(old) and math.isfinite(new)):
+        return UNKNOWN
+    if old == new:
+        return "0 %"
+    if old == 0:
+        return "from 0"
+    before, after = _exact(old), _exact(new)
+    if before > 0 and after >= 10 * before:
+        return f"×{_decimal(_round(after / before, 3))}"
+    percent = (after - before) / abs(before) * 100
+    sign = "-" if percent < 0 else "+"
+    tenths = round(abs(percent) * 10)
+    if tenths == 0:
+        return f"{sign}<0.1 %"
+    if tenths == 1000 and -100 < percent < 0:  # something is left
+        tenths = 999
+    return f"{sign}{tenths // 10:,}.{tenths % 10} %"
+
+
+def format_spread(spread: float | None) -> str:
+    """Print how far measured values lie apart, relative to their median; nothing for a single one.
+
+    >>> format_spread(0.04), format_spread(0.001), format_spread(0), format_spread(None)
+    ('±4 %', '±<1 %', '±0 %', '')
+    """
+    if spread is None or not math.isfinite(spread):
+        return ""
+    percent = round(spread * 100)
+    return f"±{percent:,} %" if percent or not spread else "±<1 %"
+
+
+def _parse_text(text: str, unit: str) -> Fraction:
+    match = _WRITTEN.fullmatch(text.strip())
+    if match is None:
+        raise _refusal(text, unit, "it is not a number with a unit" if text.strip() else "no text")
+    name = match["unit"]
+    if name not in SCALES[unit]:
+        raise _refusal(text, unit, f'the unit "{name}"' if name else "no unit")
+    return Fraction(match["number"].replace(",", "")) * SCALES[unit][name]
+
+
+def _refusal(value: object, unit: str, found: str) -> UnitError:
+    names = [name for name in SCALES[unit] if name]
+    accepted = f"a number in {unit}, or a string in {' '.join(names)}" if names else "a number"
+    return UnitError(f"{_shown(value)} is not {_NOUNS[unit]}", found, f"write {accepted}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST:
+        return f"an integer of {value.bit_length()} bits"  # Python refuses to print the largest
+    return f'"{value}"' if isinstance(value, str) and len(value) < 40 else reprlib.repr(value)
+
+
+def _exact(value: numbers.Real | float) -> Fraction:
+    """A finite number, numpy's too, as it is written: 0.1 is a tenth."""
+    if isinstance(value, numbers.Rational):
+        return Fraction(int(value.numerator), int(value.denominator))
+    return Fraction(repr(float(value)))
+
+
+def _plain(quantity: Fraction) -> float:
+    return quantity.numerator if quantity.denominator == 1 else float(quantity)
+
+
+def _round(amount: Fraction, digits: int) -> Fraction:
+    """To so many significant digits, but never within the whole part."""
+    if amount >= 1:
+        return round(amount, max(0, digits - len(str(int(amount)))))
+    zeros = 0  # after the point
+    while amount * 10 ** (zeros + 1) < 1:
+        zeros += 1
+    return round(amount, zeros + digits)
+
+
+def _decimal(amount: Fraction) -> str:
+    """Every digit of a number that is not negative and ends, in groups of three."""
+    places = 0
+    while (amount * 10**places).denominator != 1:
+        places += 1
+    whole, rest = divmod(int(amount * 10**places), 10**places)
+    return f"{whole:,}.{rest:0{places}d}" if places else f"{whole:,}"

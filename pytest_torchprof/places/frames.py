@@ -1,0 +1,168 @@
+"""Where an event happened, by the Python functions and modules around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.places.libraries import Owner, frame_of
+from pytest_torchprof.places.place import (
+    NO_PARTS,
+    Parts,
+    Place,
+    by_operator,
+    clear_of,
+    joined,
+    labels_of,
+    outermost_of,
+    shared,
+)
+from pytest_torchprof.places.stacks import Stacks, stacks
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.backward import ENGINE, forward_of, node_around
+from pytest_torchprof.trace.tree import has_frames
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
+
+
+def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
+    """Places by the innermost function of the user's code; by operators in a trace without stacks.
+
+    What is nested in library code alone is placed there. An operator of the backward pass has the
+    place of the forward operator whose gradient it computes. The path is the function and the
+    operators in it. What one line does in several modules of the same classes is one place, and
+    ``*`` stands for numbers of theirs that differ.
+    """
+    if not has_frames(trace):
+        return by_operator(trace, events)
+    known = events >= 0
+    rows = nesting.distinct(events[known])
+    forward = forward_of(trace, rows)
+    found = stacks(trace, np.union1d(rows, forward[forward >= 0]))
+    # Of a user's own `backward`, or of what is computed again, the functions around it tell.
+    back = np.flatnonzero(forward >= 0)
+    node = node_around(trace, rows[back])
+    forward[back[found.meets(rows[back], node)]] = -1
+    around = _Around(trace, found, rows, np.where(forward >= 0, forward, rows))
+    _, first, index = np.unique(around.key, return_index=True, return_inverse=True)
+    modules = _grouped(index, around.module, len(first))
+    places = [around.place(i, modules[n]) for n, i in enumerate(first.tolist())]
+    places.append(Place())
+    out = np.full(len(events), len(places) - 1, np.int64)
+    out[known] = index[np.searchsorted(rows, events[known])]
+    for position, shared_by_all in _around(trace, parts).items():
+        places.append(shared_by_all)
+        out[position] = len(places) - 1
+    return places, out
+
+
+def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
+    """The user's innermost function around all of several events that no module calls, and their
+    outermost module; nothing where there is no such function.
+    """
+    if not parts:
+        return {}
+    every = [events for stretch in parts.values() for events in stretch]
+    found = stacks(trace, nesting.distinct(np.concatenate(every)))
+    number, inside = trace.name.astype(np.int64), found.module >= 0
+    module = np.where(inside, number, -1)
+    for level in nesting.levels(found.depth):
+        above = found.parent[level]
+        module[level] = np.where(module[above] >= 0, module[above], module[level])
+    users = (found.owner == Owner.USER) & (module < 0)
+    path, chain = nesting.paths(found.parent, found.depth, np.where(users, number, -1))
+    out = {}
+    for position, (events, apart) in parts.items():
+        way, first = shared(path[events].tolist(), chain), int(path[events[0]])
+        if way < 0:
+            way = outermost_of(first, chain)
+        else:
+            way = clear_of(way, first, path[apart].tolist(), chain)
+        function = frame_of(trace.names[chain[way][1]]) if way >= 0 else None
+        if function is not None:
+            names = {trace.names[one] if one >= 0 else "" for one in module[events].tolist()}
+            name = names.pop().removeprefix("nn.Module: ") if len(names) == 1 else None
+            out[position] = Place(function.location, function.called, name or None)
+    return out
+
+
+def _grouped(group: Ints, value: Ints, count: int) -> list[list[int]]:
+    """The distinct values of each group."""
+    out: list[list[int]] = [[] for _ in range(count)]
+    width = int(value.max(initial=-1)) + 2
+    pairs = nesting.distinct(group * width + value + 1)
+    for number, one in zip((pairs // width).tolist(), (pairs % width - 1).tolist(), strict=True):
+        out[number].append(one)
+    return out
+
+
+class _Around:
+    """What encloses events: columns of one entry for each of ``rows``, -1 for none.
+
+    ``frame`` is the name of the function and ``module`` the path of module instances, of ``at``;
+    ``operator`` the path of operators, of ``rows`` themselves. Places of one ``key`` are one: in
+    modules of the same classes.
+    """
+
+    def __init__(self, trace: Trace, stacks: Stacks, rows: Ints, at: Ints) -> None:
+        self.trace = trace
+        found = nesting.above(np.concatenate([rows, at]), stacks.parent)
+        found[rows] = found[at] = True
+        events = np.flatnonzero(found)
+        position = np.full(len(trace), -1, np.int64)
+        position[events] = np.arange(len(events))
+        above = stacks.parent[events]
+        above = np.where(above >= 0, position[above], -1)
+        level, owner, classes = (c[events] for c in (stacks.depth, stacks.owner, stacks.module))
+        name = trace.name[events].astype(np.int64)
+        user = _innermost(above, level, np.where(owner == Owner.USER, name, -1))
+        library = _innermost(above, level, np.where(owner == Owner.LIBRARY, name, -1))
+        # What the function was called from does not belong to its path.
+        begins = (owner == Owner.USER) | ((owner == Owner.LIBRARY) & (user < 0))
+        operator = labels_of(trace, events)
+        operator[stacks.telling[events]] = -1
+        operators, self.operators = nesting.paths(np.where(begins, -1, above), level, operator)
+        modules, self.modules = nesting.paths(above, level, np.where(classes >= 0, name, -1))
+        kinds, known = nesting.paths(above, level, classes)
+        rows, at = position[rows], position[at]
+        self.frame = np.where(user >= 0, user, library)[at]
+        self.module, self.operator = modules[at], operators[rows]
+        self.key = (self.frame + 1) * (len(known) + 1) + kinds[at] + 1
+        self.key = self.key * (len(self.operators) + 1) + self.operator + 1
+
+    def place(self, row: int, modules: list[int]) -> Place:
+        """The place of a row, whose like ran in these modules."""
+        names, shown = self.trace.names, self.trace.shown_names[0]
+        frame = int(self.frame[row])
+        function = frame_of(names[frame]) if frame >= 0 else None
+        path = joined(int(self.operator[row]), self.operators, shown)
+        path = [word for word in path if not word.startswith(ENGINE)]
+        if function:
+            path.insert(0, function.called)
+        instances = [joined(one, self.modules, names) for one in modules]
+        return Place(
+            location=function.location if function else None,
+            path=" > ".join(path) or None,
+            module=".".join(map(_together, zip(*instances, strict=True))) or None,
+        )
+
+
+def _together(names: Sequence[str]) -> str:
+    """Modules of one class, one after the other called by the same line.
+
+    >>> _together(["nn.Module: Linear_0", "nn.Module: Linear_3"])
+    'Linear_*'
+    """
+    found = [name.removeprefix("nn.Module: ") for name in names]
+    return found[0] if len(set(found)) == 1 else f"{found[0].rpartition('_')[0]}_*"
+
+
+def _innermost(above: Ints, level: Ints, own: Ints) -> Ints:
+    """The nearest number that is not -1, of each event itself or of what is around it."""
+    for rows in nesting.levels(level):
+        own[rows] = np.where(own[rows] >= 0, own[rows], own[above[rows]])
+    return own

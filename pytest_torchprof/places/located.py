@@ -1,0 +1,289 @@
+"""Places of a trace's events by the user's lines that another run of the same code has marked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from pytest_torchprof.core.late import late
+from pytest_torchprof.places.place import (
+    NO_PARTS,
+    Parts,
+    Place,
+    Stretch,
+    by_operator,
+    clear_of,
+    outermost_of,
+    shared,
+)
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import DEVICE_KINDS, REGION, Kind
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+#: Beginnings of the names of markers; the rest is a number.
+LINE, MODULE = "torchprof::line#", "torchprof::module#"
+
+#: torch's operator around the backward of one node of the graph.
+_BACKWARD = "autograd::engine::evaluate_function: "
+#: Numbers at the end of names of steps and compiled regions, which count up in a process.
+_COUNTED = late(r"(?<=[# ])\d+(/\d+)*$")
+
+
+class Located:
+    """Tells where events of a measuring trace happened, from the trace of a run with markers.
+
+    ``lines`` are the ``file:line`` and ``modules`` the paths of the markers, by their numbers. The
+    two runs are laid beside each other by the sequence of their operators.
+    """
+
+    def __init__(self, trace: Trace, lines: Sequence[str | None], modules: Sequence[str]) -> None:
+        self._words: dict[str, int] = {}
+        self._lines, self._modules = lines, modules
+        line, module = _labels(trace)
+        width = len(modules) + 1  # 0 is no module, and no line
+        known, place = np.unique((line + 1) * width + module + 1, return_inverse=True)
+        self._places = []
+        for number in known.tolist():
+            at, within = divmod(number, width)
+            where = lines[at - 1] if at else None
+            self._places.append(Place(where, None, modules[within - 1] if within else None))
+        outside, self._outer, self._chain = _outside(trace)
+        words = self._words_of(trace)
+        self._runs = [_Run(words[rows], place[rows], outside[rows]) for rows in _sequences(trace)]
+
+    def __call__(
+        self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
+    ) -> tuple[list[Place], Ints]:
+        """Distinct places, and which of them each event's is."""
+        paths, path = by_operator(trace, events)
+        place = trace.once(self._places_of)
+        mine = np.full(len(events), -1, np.int64)
+        mine[events >= 0] = place[events[events >= 0]]
+        keys, at = np.unique((mine + 1) * len(paths) + path, return_inverse=True)
+        found = []
+        for number in keys.tolist():
+            known, way = divmod(number, len(paths))
+            here = self._places[known - 1] if known else Place()
+            found.append(Place(here.location, paths[way].path, here.module))
+        at = at.astype(np.int64)
+        for position, stretch in parts.items():
+            around = self._around(trace, stretch)
+            if around is not None:
+                found.append(replace(around, path=found[at[position]].path))
+                at[position] = len(found) - 1
+        return found, at
+
+    def _around(self, trace: Trace, stretch: Stretch) -> Place | None:
+        """What is around all of it, outside of any module; None where no line is known."""
+        outside = trace.once(self._outside_of)
+        outer = nesting.distinct(outside[stretch.events]).tolist()
+        known = [self._outer[number] for number in outer if number >= 0]
+        ways = [path for path, _ in known]
+        way = shared(ways, self._chain)
+        first = self._outer[max(int(outside[stretch.events[0]]), 0)][0]
+        if way < 0 and ways:  # lines of one function that nothing of the user's has called
+            way = outermost_of(first, self._chain)
+        elif way >= 0 and len(stretch.apart):
+            apart = nesting.distinct(outside[stretch.apart]).tolist()
+            others = [self._outer[number][0] for number in apart if number >= 0]
+            way = clear_of(way, first, others, self._chain)
+        if way < 0:
+            return None
+        modules = {module for _, module in known}
+        module = self._modules[modules.pop()] if len(modules) == 1 and min(modules) >= 0 else None
+        return Place(self._lines[self._chain[way][1]], None, module)
+
+    def _places_of(self, trace: Trace) -> Ints:
+        """The number of each event's place, or -1."""
+        return self._spread(trace, _Run.places)
+
+    def _outside_of(self, trace: Trace) -> Ints:
+        """The number of what is around each event outside of modules, or -1."""
+        return self._spread(trace, _Run.outsides)
+
+    def _spread(self, trace: Trace, of: Callable[[_Run, Ints], Ints]) -> Ints:
+        words = self._words_of(trace)
+        place = np.full(len(trace), -1, np.int64)
+        for rows, run in zip(_sequences(trace), self._runs, strict=True):
+            place[rows] = of(run, words[rows])
+        ops = trace.is_kind(Kind.OP)
+        for level in nesting.levels(trace.depth):
+            todo = level[(place[level] < 0) & ops[trace.parent[level]]]
+            place[todo] = place[trace.parent[todo]]
+        device = np.flatnonzero(trace.is_kind(*DEVICE_KINDS) & (trace.launch >= 0))
+        place[device] = place[trace.launch[device]]
+        return place
+
+    def _words_of(self, trace: Trace) -> Ints:
+        """A number for each event's name, the same in both traces."""
+        words = self._words
+        number = [words.setdefault(_COUNTED.sub("", name), len(words)) for name in trace.names]
+        return np.array(number, np.int64)[trace.name] if number else np.zeros(0, np.int64)
+
+
+class _Run(NamedTuple):
+    """A sequence of events with markers: the number of each one's name, of its place, and of what
+    is around it outside of modules.
+    """
+
+    words: Ints
+    place: Ints
+    outside: Ints
+
+    def places(self, words: Ints) -> Ints:
+        """The places of another run's sequence, -1 where that is in doubt."""
+        return self._laid(self.place, words)
+
+    def outsides(self, words: Ints) -> Ints:
+        """What is around the events of another run's sequence, -1 where that is in doubt."""
+        return self._laid(self.outside, words)
+
+    def _laid(self, place: Ints, words: Ints) -> Ints:
+        out = np.full(len(words), -1, np.int64)
+        shorter = min(len(words), len(self.words))
+        head = _alike(words[:shorter], self.words[:shorter])
+        # What is alike at both ends must not overlap.
+        rest = shorter - head
+        tail = _alike(words[::-1][:rest], self.words[::-1][:rest])
+        out[:head] = place[:head]
+        if tail:
+            out[-tail:] = place[-tail:]
+        ours, theirs = slice(head, len(words) - tail), slice(head, len(self.words) - tail)
+        out[ours] = _in_turn(words[ours], self.words[theirs], place[theirs])
+        return np.where(out >= 0, out, _of_name(words, self.words, place))
+
+
+def _alike(a: Ints, b: Ints) -> int:
+    """How many are the same from the beginning on."""
+    differ = np.flatnonzero(a != b)
+    return int(differ[0]) if len(differ) else len(a)
+
+
+def _in_turn(words: Ints, known: Ints, place: Ints) -> Ints:
+    """The place of the k-th of a name, if there are as many."""
+    out = np.full(len(words), -1, np.int64)
+    width = int(max(words.max(initial=0), known.max(initial=0))) + 1
+    as_many = np.bincount(words, minlength=width) == np.bincount(known, minlength=width)
+    mine, theirs = np.argsort(words, kind="stable"), np.argsort(known, kind="stable")
+    mine, theirs = mine[as_many[words[mine]]], theirs[as_many[known[theirs]]]
+    out[mine] = place[theirs]
+    return out
+
+
+def _of_name(words: Ints, known: Ints, place: Ints) -> Ints:
+    """The place of all of a name, if they are at one."""
+    width = int(max(words.max(initial=0), known.max(initial=0))) + 1
+    least, most = np.full(width, np.iinfo(np.int64).max), np.full(width, -1, np.int64)
+    np.minimum.at(least, known, place)
+    np.maximum.at(most, known, place)
+    out: Ints = np.where(least == most, most, -1)[words]
+    return out
+
+
+# -------------------------------------------------------------------- sequences
+
+
+def _sequences(trace: Trace) -> list[Ints]:
+    """Events of the region, markers left out, in an order that two runs of one program share.
+
+    Operators and annotations of the test's thread; those of others, autograd's above all; and
+    runtime calls outside of operators.
+    """
+    marks = trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)
+    test = np.isin(trace.thread, nesting.distinct(trace.thread[marks]))
+    real = ~trace.names_where(lambda name: name.startswith((LINE, MODULE)))
+    ops = trace.is_kind(Kind.OP) & real
+    inside = ops.copy()
+    for level in nesting.levels(trace.depth):
+        inside[level] |= inside[trace.parent[level]]
+    region = trace.in_region & real
+    calls = np.flatnonzero(region & trace.is_kind(Kind.OP, Kind.ANNOTATION))
+    others = calls[~test[calls]]
+    _, first, thread = np.unique(trace.thread[others], return_index=True, return_inverse=True)
+    others = others[np.argsort(first[thread], kind="stable")] if len(others) else others
+    waits = np.flatnonzero(region & trace.is_kind(Kind.RUNTIME) & test & ~inside)
+    return [calls[test[calls]], others, waits]
+
+
+# -------------------------------------------------------------------- markers
+
+
+class _Node(msgspec.Struct, gc=False):
+    """Of an operator in training: the number of its node in the graph, the same in the backward."""
+
+    number: int = msgspec.field(name="Sequence number", default=-1)
+
+
+_NODES = msgspec.json.Decoder(list[_Node | None], strict=False)
+
+
+def _labels(trace: Trace) -> tuple[Ints, Ints]:
+    """The numbers of the innermost line's and module's marker around each event, -1 for none.
+
+    A node's backward is where its forward was, unless it runs lines of its own.
+    """
+    levels = list(nesting.levels(trace.depth))
+
+    def spread(own: Ints) -> Ints:
+        out = own.copy()
+        for level in levels:
+            out[level] = np.where(own[level] >= 0, own[level], out[trace.parent[level]])
+        return out
+
+    own = [_numbered(trace, prefix) for prefix in (LINE, MODULE)]
+    found = [spread(numbers) for numbers in own]
+    backward, forward = _nodes(trace)
+    for numbers, known in zip(own, found, strict=True):
+        numbers[backward] = np.where(found[0][forward] >= 0, known[forward], -1)
+    return spread(own[0]), spread(own[1])
+
+
+def _outside(trace: Trace) -> tuple[Ints, list[tuple[int, int]], list[tuple[int, int]]]:
+    """What is around each event outside of modules: its number, and of each number the path of
+    lines and the outermost module; and the paths, as `nesting.paths` has them.
+    """
+    line, module = _numbered(trace, LINE), _numbered(trace, MODULE)
+    for level in nesting.levels(trace.depth):
+        above = module[trace.parent[level]]
+        module[level] = np.where(above >= 0, above, module[level])
+    path, chain = nesting.paths(trace.parent, trace.depth, np.where(module < 0, line, -1))
+    width = int(module.max(initial=-1)) + 2
+    keys, number = np.unique((path + 1) * width + module + 1, return_inverse=True)
+    outer = [(key // width - 1, key % width - 1) for key in keys.tolist()]
+    return number.astype(np.int64), outer, chain
+
+
+def _numbered(trace: Trace, prefix: str) -> Ints:
+    number = [int(n[len(prefix) :]) if n.startswith(prefix) else -1 for n in trace.names]
+    return np.array(number, np.int64)[trace.name] if number else np.zeros(0, np.int64)
+
+
+def _nodes(trace: Trace) -> tuple[Ints, Ints]:
+    """Backwards of nodes, and the operator that made each of the nodes."""
+    roots = trace.is_kind(Kind.OP) & trace.names_where(lambda name: name.startswith(_BACKWARD))
+    backward = np.flatnonzero(roots)
+    if not len(backward):
+        return backward, backward
+    ops = np.flatnonzero(trace.is_kind(Kind.OP) & ~roots)
+    ops = ops[~nesting.below(roots, trace.parent, ops)]
+    wanted, made = _node_numbers(trace, backward), _node_numbers(trace, ops)
+    ops, made = ops[made >= 0], made[made >= 0]
+    if not len(ops):
+        return ops, ops
+    # Operators that make no node carry the number of the next one, so the last has made it.
+    numbers, last = np.unique(made[::-1], return_index=True)
+    at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+    hit: Bools = numbers[at] == wanted
+    return backward[hit], ops[::-1][last[at[hit]]]
+
+
+def _node_numbers(trace: Trace, events: Ints) -> Ints:
+    nodes = _NODES.decode(trace.args[events].as_list())
+    return np.array([-1 if node is None else node.number for node in nodes], np.int64)

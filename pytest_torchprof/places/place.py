@@ -1,0 +1,175 @@
+"""Where an event happened, as a user can find it: his own line, or else the operators around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import ALL_STEPS, REGION, Kind, shown_name
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
+
+
+#: What encloses everything says nothing of a place.
+_HIDDEN = (ALL_STEPS, REGION)
+#: As a plain number, which is compared faster.
+_RUNTIME: Final = int(Kind.RUNTIME)
+#: So many events are looked at one by one.
+_FEW = 20
+
+
+class Place(Plain, frozen=True):
+    """``location`` is ``file:line`` in the user's code, ``path`` the operators from the outermost
+    in (from the user's function in, where it is known), ``module`` the path of the innermost
+    ``nn.Module``; None where nobody knows.
+    """
+
+    location: str | None = None
+    path: str | None = None
+    module: str | None = None
+
+
+class Stretch(NamedTuple):
+    """Events that have one place together, and those that are not to be within it."""
+
+    events: Ints
+    apart: Ints
+
+
+#: By its position among the events that are asked for: the stretch whose place one is to have.
+Parts: TypeAlias = Mapping[int, Stretch]
+NO_PARTS: Final[Parts] = {}
+
+
+class Placing(Protocol):
+    """Tells where events of a trace happened."""
+
+    def __call__(
+        self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
+    ) -> tuple[list[Place], Ints]:
+        """Distinct places, and which of them each event's is.
+
+        One that stands for a stretch has the place of what is around all of it and nothing that is
+        to be apart: the innermost line outside of any module, and the outermost module.
+        """
+
+
+def shared(paths: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
+    """The path that several have in common; -1 for none. ``chain`` is as `nesting.paths` has it.
+
+    >>> shared([1, 2], [(-1, 7), (0, 8), (0, 9)])
+    0
+    """
+    ways = []
+    for path in set(paths):
+        way = []
+        at = path
+        while at >= 0:
+            way.append(at)
+            at = chain[at][0]
+        ways.append(way[::-1])
+    common = -1
+    for steps in zip(*ways, strict=False):
+        if len(set(steps)) > 1:
+            break
+        common = steps[0]
+    return common
+
+
+def clear_of(way: int, toward: int, others: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
+    """The first path, from one on towards another, that none of the others goes through.
+
+    The last of them where all do.
+
+    >>> chain = [(-1, 7), (0, 8), (0, 9), (2, 5)]
+    >>> clear_of(0, 3, [1], chain), clear_of(0, 3, [], chain), clear_of(0, 3, [3], chain)
+    (2, 0, 3)
+    """
+    taken: set[int] = set()
+    for other in set(others):
+        at = other
+        while at >= 0 and at not in taken:
+            taken.add(at)
+            at = chain[at][0]
+    free = at = toward
+    while at >= 0 and at not in taken:
+        free = at
+        if at == way:
+            break
+        at = chain[at][0]
+    return free
+
+
+def outermost_of(path: int, chain: Sequence[tuple[int, int]]) -> int:
+    """The first path on the way to this one; -1 for none."""
+    while path >= 0 and chain[path][0] >= 0:
+        path = chain[path][0]
+    return path
+
+
+def by_operator(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
+    """Places of a trace without stacks: the path of operators and annotations, of the event itself
+    where it stands for several.
+    """
+    del parts
+    if len(events) <= _FEW:
+        return _one_by_one(trace, events)
+    known = events >= 0
+    rows = nesting.distinct(events[known])
+    around = nesting.above(rows, trace.parent)
+    around[rows] = True
+    at = np.flatnonzero(around)
+    position = np.full(len(trace), -1, np.int64)
+    position[at] = np.arange(len(at))
+    above = trace.parent[at]
+    parent = np.where(above >= 0, position[above], -1)
+    depth = trace.depth[at] if len(at) else np.zeros(0, np.int64)
+    label = labels_of(trace, at)
+    path, chain = nesting.paths(parent, depth, label)
+    used, index = np.unique(path[position[rows]], return_inverse=True)
+    shown = trace.shown_names[0]
+    places = [Place(path=" > ".join(joined(p, chain, shown)) or None) for p in used.tolist()]
+    places.append(Place())
+    out = np.full(len(events), len(places) - 1, np.int64)
+    out[known] = index[np.searchsorted(rows, events[known])]
+    return places, out
+
+
+def _one_by_one(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
+    """The same, soon for a few."""
+    parent, kind, name = trace.parent, trace.kind, trace.name
+    number: dict[str | None, int] = {}
+    at = []
+    for row in events.tolist():
+        words = []
+        while row >= 0:
+            shown = shown_name(trace.names[name[row]])
+            if shown not in _HIDDEN and kind[row] != _RUNTIME:
+                words.append(shown)
+            row = parent[row]  # noqa: PLW2901 - upwards
+        at.append(number.setdefault(" > ".join(words[::-1]) or None, len(number)))
+    return [Place(path=path) for path in number], np.array(at, np.int64)
+
+
+def labels_of(trace: Trace, events: Ints) -> Ints:
+    """What each adds to a path, as numbers of `Trace.shown_names`; -1 for what says nothing."""
+    shown, number = trace.shown_names
+    label = number[trace.name[events]]
+    hidden = [i for i, name in enumerate(shown) if name in _HIDDEN]
+    label[np.isin(label, hidden) | trace.is_kind(Kind.RUNTIME)[events]] = -1
+    return label
+
+
+def joined(path: int, chain: Sequence[tuple[int, int]], shown: Sequence[str]) -> list[str]:
+    """The labels of a path, the outermost first."""
+    words: list[str] = []
+    while path >= 0:
+        path, label = chain[path]
+        words.append(shown[label])
+    return words[::-1]

@@ -1,0 +1,263 @@
+"""A trace with more in it: FLOPs, bytes and achieved rates on each kernel, and counters of them."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof.core.errors import not_onto_itself, not_written
+from pytest_torchprof.core.files import replacing, same_file, why
+from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.text_layout import Layout, Placed, device_events, lay_out
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.nesting import Ints
+
+_TFLOPS, _GBS = _RATES = "achieved TFLOP/s", "achieved GB/s"
+#: Times from here on are nanoseconds, as the reader takes them.
+_NANOSECONDS = 2**53
+_Out: TypeAlias = IO[bytes] | gzip.GzipFile
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Work(Protocol):
+    """What device events had to do, one entry each: -1 and NaN stand for unknown."""
+
+    @property
+    def event(self) -> Ints:
+        """Indices into the trace."""
+
+    @property
+    def flops(self) -> Ints:
+        """Floating-point operations."""
+
+    @property
+    def done(self) -> Ints:
+        """Those of them that a causal mask leaves: what rates are of."""
+
+    @property
+    def bytes(self) -> Ints:
+        """Bytes that had to be read and written."""
+
+    @property
+    def compute_pct(self) -> npt.NDArray[np.float64]:
+        """Achieved share of the peak in FLOP/s, in percent."""
+
+    @property
+    def bandwidth_pct(self) -> npt.NDArray[np.float64]:
+        """Achieved share of the peak in B/s, in percent."""
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """How many events were given arguments, how many samples the counters have, what was lost."""
+
+    events: int
+    counters: int
+    warnings: tuple[str, ...] = ()
+
+
+def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmented:
+    """Write the trace in ``source`` with what ``work`` knows of its kernels, copies and memsets.
+
+    Each gets ``flops``, ``bytes``, ``achieved TFLOP/s``, ``achieved GB/s``, ``compute_pct`` and
+    ``bandwidth_pct`` as far as known and not there yet, causal attention also how many FLOPs its
+    mask leaves, of which its rate is; each device gets a counter track of either
+    rate. All else is the text of the source, byte for byte; of a truncated one up to its last whole
+    event. The target is compressed where its name ends in ``.gz``.
+
+    Raises:
+        TraceError: the source is no trace, the target cannot be written, or they are one file.
+    """
+    if same_file(source, target):
+        raise not_onto_itself(target)
+    layout = lay_out(source)
+    places = device_events(layout)
+    trace = parse(layout.text, source=str(source))
+    rows = _known(work(trace))
+    placed = _paired(trace, places)
+    rows = [row for row in rows if row.event in placed]
+    additions = [(placed[row.event], text) for row in rows if (text := _text(trace, row, placed))]
+    insertions = [(place.at + place.args.rindex(b"}"), text) for place, text in additions]
+    # What was augmented before has its counters.
+    again = not additions and any(f'"name": "{name}"'.encode() in layout.text for name in _RATES)
+    samples = [] if again else list(_counters(trace, rows, placed))
+    if samples:
+        last = layout.text.rindex(b"}", layout.start, layout.end) + 1
+        insertions.append((last, "".join(f",\n  {sample}" for sample in samples).encode()))
+    try:
+        with replacing(target) as file, _packed(file, target) as out:
+            _splice(layout, sorted(insertions), out)
+    except OSError as error:
+        raise not_written(target, why(error)) from error
+    return Augmented(len(additions), len(samples), layout.warnings)
+
+
+@contextmanager
+def _packed(file: IO[bytes], target: Path) -> Iterator[_Out]:
+    if target.suffix != ".gz":
+        yield file
+        return
+    # A fast level: a trace shrinks to a tenth at any.
+    with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
+        yield packed
+
+
+def _splice(layout: Layout, insertions: Sequence[tuple[int, bytes]], out: _Out) -> None:
+    text, at = memoryview(layout.text), 0
+    parts, size = list[Any](), 0
+    for until, more in insertions:
+        parts += [text[at:until], more]
+        size += until - at
+        at = until
+        if size > 2**20:
+            out.write(b"".join(parts))
+            parts, size = [], 0
+    out.write(b"".join(parts))
+    out.write(text[at:])
+
+
+# -------------------------------------------------------------------- which event is which
+
+
+class _Row(NamedTuple):
+    event: int
+    flops: int
+    done: int
+    bytes: int
+    compute_pct: float
+    bandwidth_pct: float
+
+
+def _known(work: Work) -> list[_Row]:
+    columns = (
+        *(work.event, work.flops, work.done, work.bytes),
+        *(work.compute_pct, work.bandwidth_pct),
+    )
+    known = (np.asarray(work.flops) >= 0) | (np.asarray(work.bytes) >= 0)
+    rows = zip(*(np.asarray(column)[known].tolist() for column in columns), strict=True)
+    return [_Row(*row) for row in rows]
+
+
+def _paired(trace: Trace, places: Sequence[Placed]) -> dict[int, Placed]:
+    """Where each device event of the trace is in the file.
+
+    Those of equal name and arguments, as in a replayed graph, are in the same order in both.
+    """
+    in_file: defaultdict[tuple[str, bytes], list[Placed]] = defaultdict(list)
+    for place in sorted(places, key=lambda p: (p.ts, -p.dur)):
+        in_file[_name(place.name), place.args].append(place)
+    in_trace: defaultdict[tuple[str, bytes], list[int]] = defaultdict(list)
+    rows = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
+    named = zip(trace.name[rows].tolist(), trace.args[rows].tolist(), strict=True)
+    for event, (name, args) in zip(rows.tolist(), named, strict=True):
+        in_trace[_name(trace.names[name]), bytes(args or b"")].append(event)
+    return {
+        event: place
+        for key, events in in_trace.items()
+        if len(events) == len(in_file[key])
+        for event, place in zip(events, in_file[key], strict=True)
+    }
+
+
+def _name(name: str) -> str:
+    """Without the direction of a copy, which the trace may know better than the file."""
+    return name.partition(" ")[0] if name.startswith("Memcpy ") else name
+
+
+# -------------------------------------------------------------------- what is added
+
+
+def _text(trace: Trace, row: _Row, placed: dict[int, Placed]) -> bytes:
+    """More members for the event's ``args``; nothing where these are not an object."""
+    try:
+        there = _KEYS.decode(placed[row.event].args)
+    except msgspec.DecodeError:
+        return b""
+    ns = int(trace.dur[row.event])
+    values: dict[str, float | None] = {
+        "flops": _or_none(row.flops),
+        "flops left by the mask": _or_none(row.done) if row.done != row.flops else None,
+        "bytes": _or_none(row.bytes),
+        _TFLOPS: _rate(row.done, ns * 1000),
+        _GBS: _rate(row.bytes, ns),
+        "compute_pct": _short(row.compute_pct),
+        "bandwidth_pct": _short(row.bandwidth_pct),
+    }
+    if trace.kind[row.event] != Kind.KERNEL:  # of copies it is what the trace says, or unknown
+        del values["bytes"]
+    more = [
+        f'"{key}": {value}'
+        for key, value in values.items()
+        if value is not None and key not in there
+    ]
+    return ((", " if there else "") + ", ".join(more)).encode() if more else b""
+
+
+def _or_none(amount: int) -> int | None:
+    return amount if amount >= 0 else None
+
+
+def _rate(amount: int, time: int) -> float | None:
+    return _short(amount / time) if amount >= 0 and time > 0 else None
+
+
+def _short(value: float) -> float | None:
+    """Four significant digits."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _counters(trace: Trace, rows: list[_Row], placed: dict[int, Placed]) -> Iterator[str]:
+    """Samples of both rates of each device: at each time, the sum over what runs then."""
+    devices: defaultdict[bytes, list[_Row]] = defaultdict(list)
+    for row in rows:
+        devices[msgspec.json.encode(placed[row.event].pid)].append(row)
+    for pid, mine in devices.items():
+        events = np.array([row.event for row in mine])
+        in_ns = placed[mine[0].event].ts >= _NANOSECONDS
+        for name, amounts in (
+            (_TFLOPS, [row.done / 1000 for row in mine]),
+            (_GBS, [row.bytes for row in mine]),
+        ):
+            for ns, value in _levels(trace.ts[events], trace.dur[events], np.array(amounts, float)):
+                at = str(ns) if in_ns else _us(ns)
+                yield (
+                    f'{{"ph": "C", "name": "{name}", "pid": {pid.decode()}, "tid": 0, '
+                    f'"ts": {at}, "args": {{"{name[9:]}": {value}}}}}'
+                )
+
+
+def _levels(ts: Ints, dur: Ints, amount: npt.NDArray[np.float64]) -> Iterator[tuple[int, float]]:
+    """(time, sum of the rates of all that runs from then on), wherever the sum changes."""
+    known = (amount >= 0) & (dur > 0)
+    if not amount[known].any():
+        return
+    rate = amount[known] / dur[known]
+    times = np.concatenate([ts[known], ts[known] + dur[known]])
+    at, which = np.unique(times, return_inverse=True)
+    step = np.zeros(len(at))
+    np.add.at(step, which, np.concatenate([rate, -rate]))
+    level = np.round(np.maximum(np.cumsum(step), 0), 6)
+    changes = np.diff(level, prepend=0) != 0
+    yield from zip(at[changes].tolist(), level[changes].tolist(), strict=True)
+
+
+def _us(ns: int) -> str:
+    """Microseconds with three decimals, exactly.
+
+    >>> _us(1_234_567), _us(-1500)
+    ('1234.567', '-1.500')
+    """
+    sign = "-" if ns < 0 else ""
+    return f"{sign}{abs(ns) // 1000}.{abs(ns) % 1000:03d}"

@@ -1,0 +1,145 @@
+"""Folded stacks, one line a path, as flamegraph.pl, inferno and speedscope read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pytest_torchprof.analysis.ops import NO_OPERATOR
+from pytest_torchprof.core.errors import not_onto_itself, not_written
+from pytest_torchprof.core.files import replacing, same_file, why
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import DEVICE_KINDS, HOST_KINDS, REGION, STEP, Trace
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.nesting import Ints
+
+StackMetric = Literal["self_cpu_ms", "self_cuda_ms"]
+
+#: What a folded stack uses itself. torch's own ``export_stacks`` writes an underscore for it too.
+_RESERVED = re.compile(r"[\s;]")
+_UNNAMED = "(unnamed)"
+
+
+def fold(trace: Trace, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
+    """``frame;frame;operator 123`` for each distinct path, in whole microseconds.
+
+    Frames are Python functions and modules where they were recorded, annotations, operators and
+    runtime calls, by nesting. Of CPU time each host event has its own; of device time a kernel,
+    copy or memset is the last frame, below what launched it or below ``(no operator)``. The lines
+    add up to the metric of the trace, to the microsecond: what rounding each of them takes away is
+    given to those that were cut most. Lines of 0 us are left out.
+    """
+    paths = _Paths(trace)
+    if metric == "self_cpu_ms":
+        events = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
+        path, ns = paths.of[events], trace.self_ns[events]
+    else:
+        events = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
+        launch = trace.launch[events]
+        caller = np.where(launch >= 0, trace.frames[0][launch], -1)
+        above = np.where(caller >= 0, paths.of[caller], 0)
+        above = np.where(above > 0, above, paths.no_operator)
+        path, ns = paths.below(above, paths.frame[trace.name[events]]), trace.dur[events]
+    distinct, at = np.unique(path, return_inverse=True)
+    total = np.zeros(len(distinct), np.int64)
+    np.add.at(total, at, ns)
+    for number, us in zip(distinct.tolist(), _whole_us(total).tolist(), strict=True):
+        if us:
+            yield f"{paths.text(number)} {us}"
+
+
+def write_stacks(trace: Trace, target: Path, metric: StackMetric = "self_cpu_ms") -> int:
+    """Write the folded stacks of a trace to a file, all at once; how many lines there are.
+
+    Raises:
+        TraceError: it cannot be written, or is the trace's own file.
+    """
+    if trace.source and same_file(Path(trace.source), target):
+        raise not_onto_itself(target)
+    lines = 0
+    try:
+        with replacing(target) as file:
+            for lines, line in enumerate(fold(trace, metric), 1):  # noqa: B007 - the last counts
+                file.write(f"{line}\n".encode(errors="backslashreplace"))
+    except OSError as error:
+        raise not_written(target, why(error)) from error
+    return lines
+
+
+class _Paths:
+    """Distinct paths by number: each is another one and a frame below it; 0 is the empty one.
+
+    ``of`` is the path of each host event and Python function; ``frame`` the number of what each
+    of the trace's names reads as.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        known = {_safe(NO_OPERATOR): 0}
+        self.frame = np.array([known.setdefault(_safe(n), len(known)) for n in trace.names], int)
+        self._frames, self._above, self._last = list(known), [0], [0]
+        self._prefix = 0, ""
+        self.no_operator = int(self.below(np.zeros(1, int), np.zeros(1, int))[0])
+        self.of = self._of_events(trace)
+
+    def _of_events(self, trace: Trace) -> Ints:
+        parent, depth = trace.frames
+        parent, length = parent.copy(), np.where(depth == 0, 1, -1)
+        ours = trace.named(REGION)  # a frame that says nothing
+        length[ours & (depth == 0)] = 0
+        for level in nesting.levels(depth):
+            above = parent[level]
+            length[level] = length[above] + ~ours[level]
+            parent[level] = np.where(ours[above], parent[above], above)
+        of = np.zeros(len(trace), np.int64)
+        for level in nesting.levels(length):
+            named = level[~ours[level]]
+            above = np.where(parent[named] >= 0, of[parent[named]], 0)
+            of[named] = self.below(above, self.frame[trace.name[named]])
+        return of
+
+    def below(self, above: Ints, frame: Ints) -> Ints:
+        """The paths that have one frame more each; equal ones become one."""
+        distinct, at = np.unique(above * len(self._frames) + frame, return_inverse=True)
+        numbers = np.arange(len(self._above), len(self._above) + len(distinct))
+        of_above, of_frame = np.divmod(distinct, len(self._frames))
+        self._above += of_above.tolist()
+        self._last += of_frame.tolist()
+        return numbers[at]
+
+    def text(self, path: int) -> str:
+        """Its frames, outermost first. Paths below one path come in a row, so that one is kept."""
+        above = self._above[path]
+        if self._prefix[0] != above:
+            frames, at = list[str](), above
+            while at:
+                frames.append(self._frames[self._last[at]] + ";")
+                at = self._above[at]
+            self._prefix = above, "".join(reversed(frames))
+        return self._prefix[1] + self._frames[self._last[path]]
+
+
+def _safe(name: str) -> str:
+    """A name as a frame of a folded stack.
+
+    >>> _safe("void f<int, 4>(int); x"), _safe("ProfilerStep#12"), _safe("")
+    ('void_f<int,_4>(int)__x', 'ProfilerStep', '(unnamed)')
+    """
+    return _RESERVED.sub("_", STEP.sub("ProfilerStep", name)) or _UNNAMED
+
+
+def _whole_us(ns: Ints) -> Ints:
+    """Microseconds that add up to the rounded sum: those cut most are given one more.
+
+    >>> _whole_us(np.array([1400, 1700, 900, 0])).tolist()
+    [1, 2, 1, 0]
+    """
+    whole, rest = np.divmod(ns, 1000)
+    missing = int(rest.sum() + 500) // 1000
+    most = np.argsort(-rest, kind="stable")[:missing]
+    whole[most] += 1
+    return whole

@@ -1,0 +1,95 @@
+"""Findings and operators with their places, for the message of a test that fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.units import format_quantity
+from pytest_torchprof.render.text import plural
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Finding
+
+#: An operator's name → (location, module, calls) of each place where it was called.
+Where = Callable[[str], Sequence[tuple[str, str | None, int]]]
+
+_MOST_PLACES = 3
+
+
+def finding_lines(
+    findings: Iterable[Finding], before: Mapping[str, int] | None, room: int
+) -> list[str]:
+    """A block a rule, the costliest first: counts, places, what was found, and the fix.
+
+    ``before`` are accepted counts, None without a baseline.
+    """
+    by_rule: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_rule.setdefault(finding.rule, []).append(finding)
+    groups = sorted(by_rule.values(), key=lambda rows: (-_cost(rows), rows[0].rule))
+    lines: list[str] = []
+    for number, rows in enumerate(groups):
+        block, rest = _block(rows, before), groups[number + 1 :]
+        if len(lines) + len(block) + bool(rest) > room:
+            names = ", ".join(rows[0].rule for rows in groups[number:])
+            left = sum(f.count for rows in groups[number:] for f in rows)
+            return [*lines, f"  … and {left} more: {names}"]
+        lines += block
+    return lines
+
+
+def _cost(findings: Iterable[Finding]) -> float:
+    return sum(finding.cost_ms for finding in findings)
+
+
+def _block(found: Sequence[Finding], before: Mapping[str, int] | None) -> list[str]:
+    rule, now, cost = found[0].rule, sum(f.count for f in found), _cost(found)
+    counts = f"×{now}" if before is None else f"{before.get(rule, 0)} → {now}"
+    costs = f", about {format_quantity(cost, 'ms')}" if cost else ""
+    moved = sum(f.bytes or 0 for f in found)
+    moves = f", {format_quantity(moved, 'B')} moved" if moved else ""
+    lines = [f"  {rule} {counts}{costs}{moves}:"]
+    for finding in found[:_MOST_PLACES]:
+        times = f" ({finding.count}×)" if finding.count > 1 else ""
+        module = f" in {finding.module}" if finding.module else ""
+        place = f"{finding.location}{times}{module}: " if finding.location else ""
+        lines.append(f"    {place}{finding.message}")
+    if left := len(found[_MOST_PLACES:]):
+        lines.append(f"    … and {plural(left, 'more place')}")
+    fixes = dict.fromkeys(f.fix for f in found if f.fix)
+    return lines + [f"    fix: {fix}" for fix in fixes]
+
+
+# -------------------------------------------------------------------- operators
+
+
+def called_from(places: Sequence[tuple[str, str | None, int]]) -> str:
+    """``tests/test_a.py:31 (3×), :40 in model.blocks.*.attn``; empty where nothing is known."""
+    count: dict[str, int] = {}
+    for location, _, calls in places:
+        count[location] = count.get(location, 0) + calls
+    words, file = [], ""
+    ordered = sorted(count, key=lambda at: (-count[at], _file_and_line(at)))
+    for location in ordered[:_MOST_PLACES]:
+        here, _, line = location.rpartition(":")
+        times = f" ({count[location]}×)" if count[location] > 1 else ""
+        words.append(f"{'' if here == file else here}:{line}{times}")
+        file = here
+    if left := ordered[_MOST_PLACES:]:
+        words.append(f"{len(left)} more")
+    return ", ".join(words) + _within({module for _, module, _ in places})
+
+
+def _file_and_line(location: str) -> tuple[str, int]:
+    file, _, line = location.rpartition(":")
+    return file, int(line)
+
+
+def _within(modules: set[str | None]) -> str:
+    """The module of all calls, or what modules that differ only in numbers have in common."""
+    if len(modules) > 1:
+        modules = {module and re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module) for module in modules}
+    (module, *others) = modules or {None}
+    return f" in {module}" if module and not others else ""

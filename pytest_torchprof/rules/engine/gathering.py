@@ -1,0 +1,82 @@
+"""Users' rules beside the built-in ones: from a hook's answers, and from entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.engine.rule import Rule
+
+#: The group of entry points that name rules.
+GROUP = "torchprof.rules"
+BUILT_IN = "pytest-torchprof itself"
+
+
+class Rulebook(Plain, frozen=True):
+    """All rules by code, the built-in ones first, and where each is from.
+
+    ``errors`` are entry points that could not be loaded, a sentence each.
+    """
+
+    rules: Mapping[str, Rule]
+    sources: Mapping[str, str]
+    errors: tuple[str, ...] = ()
+
+
+def gather(
+    hooked: Iterable[tuple[str, object]] = (), points: Iterable[EntryPoint] | None = None
+) -> Rulebook:
+    """The built-in rules, those of entry points, and those of ``hooked``: (source, its answer).
+
+    Raises:
+        SettingsError: a rule of a code that is taken, or something that is no rule.
+    """
+    rules: dict[str, Rule] = dict(RULES)
+    sources = dict.fromkeys(rules, BUILT_IN)
+    errors: list[str] = []
+    offered: list[tuple[str, object]] = []
+    for point in entry_points(group=GROUP) if points is None else points:
+        source = f"the entry point {point.name} = {point.value}"
+        if point.dist is not None:
+            source += f" of {point.dist.name}"
+        try:
+            offered.append((source, point.load()))
+        except Exception as error:  # noqa: BLE001 - somebody else's package must not break a session
+            errors.append(f"{source} cannot be loaded: {type(error).__name__}: {error}")
+    for source, answer in [*offered, *hooked]:
+        for rule in _rules_in(answer, source):
+            if rule.code in rules:
+                raise SettingsError(
+                    f"the anti-pattern rule {rule.code!r} of {source}",
+                    f"{sources[rule.code]} has one of this code",
+                    "give it another code",
+                )
+            rules[rule.code], sources[rule.code] = rule, source
+    return Rulebook(rules, sources, tuple(errors))
+
+
+def _rules_in(answer: object, source: str) -> list[Rule]:
+    """The rules of a rule, of a list of them, or of a module."""
+    if answer is None:
+        return []
+    if isinstance(answer, Rule):
+        return [answer]
+    if isinstance(answer, ModuleType):
+        # A module may import a built-in rule, or have two names for its own.
+        known = {id(rule) for rule in RULES.values()}
+        found = {id(v): v for v in vars(answer).values() if isinstance(v, Rule)}
+        return [rule for number, rule in found.items() if number not in known]
+    if isinstance(answer, Iterable) and not isinstance(answer, str | bytes | Mapping):
+        answers = list(answer)
+        if all(isinstance(one, Rule) for one in answers):
+            return answers
+        answer = next(one for one in answers if not isinstance(one, Rule))
+    raise SettingsError(
+        f"{answer!r} of {source} is no anti-pattern rule",
+        f"its type is {type(answer).__name__}",
+        "make one with @pytest_torchprof.rule(code, fix=…)",
+    )

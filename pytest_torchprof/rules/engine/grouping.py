@@ -1,0 +1,155 @@
+"""From a rule's matches to findings: one a message and place, none costlier than there was time.
+
+What a finding costs is at most the span of what it is of, and all of them together at most that of
+the trace: rules may see one stretch of time twice, and what runs side by side adds up to more. Of a
+test that was timed without the profiler, costs are those of such a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.analysis.unprofiled import slowdown_share
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.results import Finding
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import DEVICE_KINDS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.places.place import Place
+    from pytest_torchprof.rules.engine.rule import Matches, Rule
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
+
+
+#: Shapes in messages, and what stands for several.
+_SIZES = late(r"\[\d+(, \d+)*\]")
+_SEVERAL = "[…]"
+
+
+@dataclass
+class _Group:
+    """Sums over matches of one message, but for sizes, and place; -1 bytes for unknown."""
+
+    message: str
+    count: int = 0
+    ns: int = 0
+    bytes: int = -1
+    begin: int = np.iinfo(np.int64).max
+    end: int = np.iinfo(np.int64).min
+
+    @property
+    def cost_ms(self) -> float:
+        return max(min(self.ns, self.end - self.begin), 0) / 1e6
+
+
+def grouped(
+    trace: Trace, rule: Rule, found: Matches, places: Sequence[Place], place: Ints
+) -> list[Finding]:
+    """The findings of one rule; ``place`` is the position in ``places`` of each match."""
+    cost = found.cost_ns
+    if cost is None:
+        cost = np.where(found.event >= 0, trace.dur[found.event], 0)
+    begin, end = _spans(trace, found)
+    # Several paths of operators may lead to one line.
+    lines: dict[tuple[str | None, str | None], int] = {}
+    line = [lines.setdefault((p.location or p.path, p.module), i) for i, p in enumerate(places)]
+    modules: dict[str | None, int] = {}
+    module = [modules.setdefault(p.module, i) for i, p in enumerate(places)]
+    groups: dict[tuple[int, str, str | None, str], _Group] = {}
+    for at, message, own, fix, count, ns, moved, since, until in zip(
+        place.tolist(),
+        repeat(found.message) if isinstance(found.message, str) else found.message,
+        repeat(None) if found.location is None else found.location,
+        repeat(rule.fix) if found.fix is None else found.fix,
+        repeat(1) if found.count is None else found.count.tolist(),
+        cost.tolist(),
+        repeat(0) if found.bytes is None else found.bytes.tolist(),
+        begin.tolist(),
+        end.tolist(),
+        strict=False,
+    ):
+        # Of several sizes at one place, one cause: batches and sequences have others each time.
+        key = (module[at] if own else line[at], _SIZES.sub("", message), own, fix)
+        group = groups.setdefault(key, _Group(message))
+        if group.message != message:
+            group.message = _SIZES.sub(_SEVERAL, message)
+        group.count += count
+        group.ns += ns
+        group.begin, group.end = min(group.begin, since), max(group.end, until)
+        if moved >= 0:
+            group.bytes = max(group.bytes, 0) + moved
+    return [
+        Finding(
+            rule=rule.code,
+            count=group.count,
+            message=group.message,
+            location=own or places[at].location or places[at].path,
+            fix=fix,
+            cost_ms=group.cost_ms,
+            bytes=None if found.bytes is None or group.bytes < 0 else group.bytes,
+            path=places[at].path,
+            module=places[at].module,
+        )
+        for (at, _, own, fix), group in groups.items()
+    ]
+
+
+def within_span(trace: Trace, found: list[Finding], elsewhere: Collection[str]) -> list[Finding]:
+    """The findings with costs whose sum is at most the span of the trace: all scaled alike, to what
+    they are without the profiler where that is known.
+
+    ``elsewhere`` are rules whose costs arose in another run.
+    """
+    begin, end = trace.once(_span)
+    total = sum(one.cost_ms for one in found if one.rule not in elsewhere)
+    share = min(max(end - begin, 0) / 1e6 / total, 1) if total else 1
+    share *= slowdown_share(trace)
+    if share == 1:
+        return found
+    return [
+        one if one.rule in elsewhere else replace(one, cost_ms=one.cost_ms * share) for one in found
+    ]
+
+
+def _spans(trace: Trace, found: Matches) -> tuple[Ints, Ints]:
+    """When what each match is of began and ended."""
+    if found.span_ns is not None:
+        return found.span_ns
+    if found.cost_ns is None:
+        rows = np.maximum(found.event, 0)
+        return trace.ts[rows], trace.ts[rows] + trace.dur[rows]
+    none = np.zeros(len(found), np.int64)
+    return none, none + np.iinfo(np.int64).max // 2
+
+
+def _span(trace: Trace) -> tuple[int, int]:
+    """From the first to the last that counts, on host and device."""
+    rows = np.flatnonzero(trace.selection)
+    if not len(rows):
+        return trace.region or (0, 0)
+    return int(trace.ts[rows].min()), int((trace.ts[rows] + trace.dur[rows]).max())
+
+
+def reach(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
+    """When each of these host events began, and when it and all that it launched had ended."""
+    begin, end = trace.ts[events], trace.ts[events] + trace.dur[events]
+    device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS) & (trace.launch >= 0))
+    launch = trace.launch[device]
+    order = np.lexsort((launch, trace.thread[launch]))
+    device, launch = device[order], launch[order]
+    done = trace.ts[device] + trace.dur[device]
+    for thread in nesting.distinct(trace.thread[events]).tolist():
+        asked = np.flatnonzero(trace.thread[events] == thread)
+        mine = np.flatnonzero(trace.thread[launch] == thread)
+        called, over = trace.ts[launch[mine]], done[mine]
+        first = np.searchsorted(called, begin[asked])
+        last = np.searchsorted(called, end[asked], side="right")
+        for at, a, b in zip(asked.tolist(), first.tolist(), last.tolist(), strict=True):
+            end[at] = max(end[at], over[a:b].max(initial=end[at]))
+    return begin, end

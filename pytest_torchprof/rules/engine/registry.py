@@ -1,0 +1,107 @@
+"""The anti-pattern rules: rows of data, each with one function from a `Trace` to its matches.
+
+To add a rule, write it in the file of its theme, and it is in `RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.rules import (
+    attention,
+    compilation,
+    copies,
+    debugging,
+    decoding,
+    graphs,
+    growing,
+    layers,
+    loops,
+    optimizers,
+    parameters,
+    precision,
+    products,
+    repetition,
+    retained,
+    sums,
+    training,
+    vocabulary,
+    waiting,
+    zeroing,
+)
+from pytest_torchprof.rules.engine.check import Checked, check
+from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
+from pytest_torchprof.rules.engine.warming import warm
+from pytest_torchprof.trace.names import names_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+
+__all__ = [
+    "CODES",
+    "RULES",
+    "Checked",
+    "Matches",
+    "Rule",
+    "Threshold",
+    "check",
+    "check_all",
+    "rule",
+    "warm_up",
+]
+
+#: The rules' files, by theme.
+THEMES = (
+    training,
+    optimizers,
+    parameters,
+    zeroing,
+    graphs,
+    layers,
+    loops,
+    growing,
+    decoding,
+    products,
+    precision,
+    attention,
+    waiting,
+    copies,
+    repetition,
+    compilation,
+    debugging,
+    vocabulary,
+    retained,
+    sums,
+)
+
+#: Rules by code, in the order of the files of their themes.
+RULES: Mapping[str, Rule] = {
+    found.code: found
+    for theme in THEMES
+    for found in vars(theme).values()
+    if isinstance(found, Rule)
+}
+
+# Their expressions are known before the first trace, so that each name is looked at once.
+for _one in RULES.values():
+    for _pattern in _one.least:
+        names_of(_pattern)
+
+#: The codes that markers and options accept.
+CODES = tuple(RULES)
+
+
+def check_all(trace: Trace) -> Checked:
+    """Every rule there is, with its own thresholds."""
+    from pytest_torchprof.rules.engine.gathering import gather
+
+    return check(trace, gather().rules.values())
+
+
+def warm_up() -> Trace:
+    """Pay before the first test what its check would: some milliseconds, once a process.
+
+    Returns the trace that was checked, for others to warm up with.
+    """
+    return warm(RULES.values())

@@ -1,0 +1,31 @@
+"""What tensors operators take, by shapes: of candidates only, as each is decoded."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.trace.arguments import decode_part
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
+
+
+def shapes(trace: Trace, rows: Ints) -> list[list[tuple[int, ...] | None]]:
+    """The shape of each argument of each operator; None for what is no tensor, or unknown."""
+    known: dict[bytes, list[tuple[int, ...] | None]] = {}
+    found = []
+    for args in trace.operands(rows):
+        key = bytes(args.dims)
+        if key not in known:
+            known[key] = [sizes(one) for one in decode_part(key) or []]
+        found.append(known[key])
+    return found
+
+
+def mean_elements(trace: Trace, rows: Ints) -> float:
+    """Elements of what these operators take first, on average; scalars apart, inf if unknown."""
+    first = [one[0] for one in shapes(trace, rows) if one and one[0]]
+    return sum(map(math.prod, first)) / len(first) if first else math.inf

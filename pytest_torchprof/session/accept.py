@@ -1,0 +1,139 @@
+"""Writing what was accepted: baseline files and inline expectations, in one process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.baseline import inline, store
+from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.results import Baseline
+from pytest_torchprof.core.units import format_pair
+from pytest_torchprof.render import escape
+from pytest_torchprof.render.failure import inline_changes
+from pytest_torchprof.render.text import plural
+from pytest_torchprof.session.options import OPTIONS
+from pytest_torchprof.verdict.metrics import METRICS
+
+if TYPE_CHECKING:
+    import pytest
+
+#: Options by which an accept writes another file, or other numbers, than it would without them.
+_REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads"})
+
+
+def command_for(config: pytest.Config, nodeid: str) -> str:
+    """The command that accepts this test's values, to be pasted where the user has typed his."""
+    # Where another plugin owns --accept, it does not switch us on.
+    ours = hasattr(config.option, "torchprof_accept")
+    words = ["pytest", "--accept"] if ours else ["pytest", "--torchprof", "--accept"]
+    given = {
+        option.flag: config.getoption(option.dest) for option in OPTIONS if option.name in _REPEATED
+    }
+    given["-c"] = config.getoption("inifilename", None)
+    given["--rootdir"] = config.getoption("rootdir", None)
+    for flag, value in given.items():
+        if value is not None:
+            words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
+    for pair in config.getoption("override_ini", None) or ():
+        words += ["-o", pair]
+    return escape.command([*words, _typed(config, nodeid)])
+
+
+def ab_command_for(config: pytest.Config, nodeid: str) -> str:
+    """The command that compares this test's time with that of a revision, REF."""
+    return escape.command(["torchprof", "ab", "REF", "--", _typed(config, nodeid)])
+
+
+def _typed(config: pytest.Config, nodeid: str) -> str:
+    """The node id as it is typed where the user is."""
+    file, *names = nodeid.split("::")
+    here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
+    return "::".join([Path(here).as_posix(), *names])
+
+
+def accept(
+    offers: Iterable[Mapping[str, Any]],
+    full: Mapping[str, Sequence[str]],
+    *,
+    environment: str,
+    root: Path,
+    project: str | None = None,
+) -> tuple[list[str], list[str]]:
+    """Write the offers of tests that passed; returns (what was done, what went wrong).
+
+    ``full`` maps baseline files of test files that ran as a whole to all their tests, so that
+    entries of others are pruned; in a folder of several projects only those of this ``project``.
+    """
+    done: list[str] = []
+    errors: list[str] = []
+    offers = list(offers)
+    by_path: dict[str, list[store.Entry]] = {}
+    for offer in offers:
+        baseline = Baseline(**{key: offer[key] for key in store.SECTIONS})
+        entry = store.Entry(offer["test"], offer["environment"], baseline, offer["times_changed"])
+        by_path.setdefault(offer["path"], []).append(entry)
+    for path in dict.fromkeys([*by_path, *full]):
+        try:
+            written = store.update(
+                Path(path),
+                by_path.get(path, []),
+                existing=full.get(path),
+                environment=environment,
+                project=project,
+            )
+        except BaselineError as error:
+            errors.append(str(error))
+        else:
+            done += _lines(written, root)
+    edits = [inline.read_edit(edit) for offer in offers for edit in offer["edits"]]
+    rewritten, problems = inline.apply(edits)
+    done += [_rewritten(edit, root) for edit in sorted(rewritten, key=_place)]
+    problems.sort(key=lambda problem: _place(problem.edit))
+    errors += [f"{_site(problem.edit, root)} {problem.what}" for problem in problems]
+    return done, errors
+
+
+def _lines(written: store.Written, root: Path) -> list[str]:
+    """What an accept changed, old → new, for the terminal."""
+    where = shown(str(written.path), root)
+    lines = []
+    if written.added:
+        lines.append(f"{where}: {plural(len(written.added), 'new test')}")
+    for test, changes in written.changed.items():
+        parts = [
+            f"{c.metric} {' → '.join(format_pair(c.before, c.now, METRICS[name].unit))}"
+            for c in changes
+            if (name := c.metric.split("[")[0]) in METRICS
+        ]
+        lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
+    lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]
+    lines += [
+        f"{where}: {test} has two entries, as it was in conflict and did not run: the first is kept"
+        for test in written.disputed
+    ]
+    return lines
+
+
+def _place(edit: inline.Edit) -> tuple[str, int]:
+    return edit.file, edit.line
+
+
+def _rewritten(edit: inline.Edit, root: Path) -> str:
+    changes = inline_changes(edit.old, edit.text).items()
+    said = ", ".join(f"{name} {before} → {now}" for name, (before, now) in changes)
+    return f"{_site(edit, root)} rewritten{f': {said}' if said else ''}"
+
+
+def _site(edit: inline.Edit, root: Path) -> str:
+    return f"{shown(edit.file, root)}:{edit.line}"
+
+
+def shown(path: str | Path, root: Path) -> str:
+    """A path as people read it: below the root, where it is there."""
+    try:
+        return str(Path(path).resolve().relative_to(root.resolve()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,59 @@
+"""Others that watch the tests, or hand things out to them: a further run is no matter of theirs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_torchprof.capture.undo import Undo
+
+
+def coverage_paused(undo: Undo) -> None:
+    """Lines that only a further run reaches are not covered by the tests.
+
+    Paused as coverage.py pauses itself, so that it is still at work for whoever asks.
+    """
+    module = sys.modules.get("coverage")
+    if module is None:
+        return
+    current = getattr(getattr(module, "Coverage", None), "current", lambda: None)()
+    collector: Any = getattr(current, "_collector", None)
+    if getattr(current, "_started", False) and hasattr(collector, "pause"):
+        collector.pause()
+        undo.callback(collector.resume)
+
+
+def snapshots_uncounted(item: pytest.Item, undo: Undo) -> None:
+    """Syrupy counts a comparison of snapshots once, as the test makes it."""
+    session = getattr(item.config, "_syrupy", None)
+    if session is not None:
+        made: list[Any] = getattr(session, "_assertions", [])
+        undo.callback(_shorten, made, len(made))
+
+
+def _shorten(made: list[Any], known: int) -> None:
+    del made[known:]
+
+
+def folders_noted(item: pytest.Item, made: list[Path], undo: Undo) -> None:
+    """Note the temporary folders that are handed out: the numbers of others count up from them."""
+    factory: Any = getattr(item.config, "_tmp_path_factory", None)
+    if not hasattr(factory, "mktemp"):
+        return
+    make = factory.mktemp
+
+    def noted(*args: Any, **kwargs: Any) -> Path:
+        folder: Path = make(*args, **kwargs)
+        made.append(folder)
+        return folder
+
+    def back() -> None:
+        if vars(factory).get("mktemp") is noted:
+            del factory.mktemp
+
+    factory.mktemp = noted
+    undo.callback(back)

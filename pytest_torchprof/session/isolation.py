@@ -1,0 +1,370 @@
+"""Reruns leave no trace: no output, no reports, no running clocks."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import logging
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.capture.real import REAL, muted
+from pytest_torchprof.session.deadline import timeout_settings
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_torchprof.capture.undo import Undo
+    from pytest_torchprof.session.recorder import Recorder
+
+# -------------------------------------------------------------------- silence
+
+
+def unnoticed(
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
+) -> None:
+    """Until ``undo``: no second copy of output, warnings, properties and subtest reports."""
+    undo.enter_context(warnings.catch_warnings(record=True))
+    undo.callback(_restore_notes, item, *_notes(item))
+    _no_output(item, undo)
+    _no_logs(item, undo)
+    _no_reports(item, on_report, undo)
+    for queue in _complaints(item):
+        if queue:
+            undo.callback(_refill, queue, list(queue))
+            queue.clear()
+        else:
+            undo.callback(queue.clear)
+
+
+def _notes(item: pytest.Item) -> tuple[Any, ...]:
+    """What plugins note on the item and for the session, as it is now."""
+    suite = _suite_properties(item)
+    words: dict[Any, Any] = getattr(item.keywords, "_markers", {})
+    return (
+        list(item._report_sections),
+        list(item.user_properties),
+        list(item.own_markers),
+        _as_it_is(words),
+        _as_it_is(_failed_subtests(item)),
+        _as_it_is(getattr(getattr(item.config, "_tmp_path_factory", None), "_next_number", {})),
+        (suite, len(suite)),
+    )
+
+
+def _as_it_is(values: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    return values, dict(values)
+
+
+def _restore_notes(
+    item: pytest.Item,
+    sections: list[Any],
+    properties: list[Any],
+    markers: list[Any],
+    *rest: tuple[Any, Any],
+) -> None:
+    item._report_sections[:] = sections
+    item.user_properties[:] = properties
+    item.own_markers[:] = markers
+    *dicts, (suite, known) = rest
+    for values, earlier in dicts:
+        values.clear()
+        values.update(earlier)
+    del suite[known:]
+    if getattr(item, "_excinfo", None):
+        vars(item)["_excinfo"] = None
+
+
+def _refill(queue: Any, earlier: list[Any]) -> None:
+    queue.clear()
+    queue.extend(earlier)
+
+
+def terminal_of(item: pytest.Item) -> Any:
+    """The terminal's writer, or None where there is no terminal."""
+    reporter = item.config.pluginmanager.getplugin("terminalreporter")
+    return getattr(reporter, "_tw", None)
+
+
+def write_to(terminal: Any, sink: io.StringIO, undo: Undo) -> None:
+    """What is written to the terminal goes elsewhere: ``--setup-show``, live logs."""
+    if terminal is not None:
+        undo.callback(_write_back, terminal, terminal._file, getattr(terminal, "_current_line", ""))
+        terminal._file = sink
+
+
+def _write_back(terminal: Any, file: Any, line: str) -> None:
+    terminal._file, terminal._current_line = file, line
+
+
+def _no_output(item: pytest.Item, undo: Undo) -> None:
+    """Nothing reaches the terminal, by whatever way, captured or not."""
+    manager = item.config.pluginmanager.getplugin("capturemanager")
+    capture = getattr(manager, "_global_capturing", None)
+    fds = [1, 2]
+    # Where pytest captures file descriptors, it writes to copies of the real ones.
+    for name in ("out", "err"):
+        copy = getattr(getattr(capture, name, None), "targetfd_save", None)
+        if isinstance(copy, int):
+            fds.append(copy)
+    write_to(terminal_of(item), io.StringIO(), undo)
+    undo.enter_context(muted(*fds))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not _on_terminal(stream):
+            undo.callback(setattr, sys, name, stream)
+            setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+
+
+class _Heard:
+    """A stream that notes what is written to it."""
+
+    def __init__(self, stream: Any, written: list[str]) -> None:
+        self._stream = stream
+        self._written = written
+
+    def write(self, text: str) -> Any:
+        self._written.append(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def heard(item: pytest.Item, written: list[str]) -> Iterator[None]:
+    """Note what a run within prints in its call phase, captured or not."""
+    known = len(item._report_sections)
+    stream = sys.stdout
+    if item.config.getoption("capture", "no") == "no":
+        sys.stdout = _Heard(stream, written)
+    try:
+        yield
+    finally:
+        sys.stdout = stream
+        new = item._report_sections[known:]
+        written += [text for when, key, text in new if (when, key) == ("call", "stdout")]
+
+
+def say(item: pytest.Item, text: str) -> None:
+    """Add to what the test has printed, captured or not, after its call."""
+    if not text:
+        return
+    capture = item.config.getoption("capture", "no")
+    if capture in ("no", "tee-sys"):
+        sys.stdout.write(text)
+    if capture == "no":
+        return
+    sections = item._report_sections
+    for i, (when, key, before) in enumerate(sections):
+        if (when, key) == ("call", "stdout"):
+            sections[i] = when, key, before + text
+            return
+    item.add_report_section("call", "stdout", text)
+
+
+def _on_terminal(stream: Any) -> bool:
+    try:
+        return stream.fileno() in {1, 2}
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _no_logs(item: pytest.Item, undo: Undo) -> None:
+    """Nothing reaches pytest's live log and log file; records are for a test that asks for them."""
+    plugin = item.config.pluginmanager.getplugin("logging-plugin")
+    for name in ("log_cli_handler", "log_file_handler"):
+        if (handler := getattr(plugin, name, None)) is not None:
+            handler.addFilter(_nothing)
+            undo.callback(handler.removeFilter, _nothing)
+    _one_handler(item, plugin, undo)
+
+
+def _nothing(_: object) -> bool:
+    return False
+
+
+def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
+    """Attach pytest's handler of log records once for all phases of all reruns.
+
+    Since it attaches its two handlers to each logger that does not propagate, of which torch alone
+    has 43, each phase of each run takes a quarter of a millisecond. Of a rerun nobody hears logs,
+    and a test that asks for them by ``caplog`` has them as ever.
+    """
+    from _pytest import logging as theirs
+
+    handler = getattr(plugin, "caplog_handler", None)
+    dear = hasattr(theirs.catching_logs, "attached_loggers")
+    if handler is None or not dear or "caplog" in getattr(item, "fixturenames", ["caplog"]):
+        return
+    root = logging.getLogger()
+    if (level := plugin.log_level) is not None:
+        handler.setLevel(level)
+        undo.callback(root.setLevel, root.level)
+        root.setLevel(min(root.level, level))
+    # As `addHandler` does, without its locks: there is nobody else, and they take the most time.
+    attached = [logger.handlers for logger in (root, *_apart_loggers(root.manager.loggerDict))]
+    for handlers in attached:
+        if handler not in handlers:
+            handlers.append(handler)
+    undo.callback(_detach, attached, handler)
+    plugin._runtest_for = _Attached(root.handlers, handler, theirs).phase
+    undo.callback(delattr, plugin, "_runtest_for")
+
+
+def _apart_loggers(known: dict[str, Any]) -> list[logging.Logger]:
+    """Those that do not propagate; looked for anew when there are others."""
+    if len(known) not in _APART:
+        found = [one for one in list(known.values()) if not getattr(one, "propagate", True)]
+        _APART.clear()
+        _APART[len(known)] = found
+    return _APART[len(known)]
+
+
+#: By the number of all loggers.
+_APART: dict[int, list[logging.Logger]] = {}
+
+
+def _detach(attached: list[list[Any]], handler: Any) -> None:
+    for handlers in attached:
+        if handler in handlers:
+            handlers.remove(handler)
+
+
+class _Attached:
+    """What pytest's logging does around a phase, with a handler that is attached already."""
+
+    def __init__(self, handlers: list[Any], handler: Any, theirs: Any) -> None:
+        self._handlers = handlers
+        self._handler = handler
+        self._theirs = theirs
+
+    def phase(self, item: pytest.Item, when: str) -> _Attached:
+        """Within it, records are where fixtures of the test's own may look for them."""
+        handler = self._handler
+        if handler not in self._handlers:  # a test may have removed all of them
+            self._handlers.append(handler)
+        handler.reset()
+        item.stash[self._theirs.caplog_records_key][when] = handler.records
+        item.stash[self._theirs.caplog_handler_key] = handler
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _no_reports(
+    item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
+) -> None:
+    """Subtests report while the test runs: nobody but us is told."""
+
+    # A hook that is seen from one folder makes its own caller with the same function.
+    def tell_us(name: str, _: object, arguments: Mapping[str, Any], *__: object) -> list[Any]:
+        if name == "pytest_runtest_logreport":
+            on_report(arguments["report"])
+        return []
+
+    hooks = item.config.hook
+    for hook in (hooks.pytest_runtest_logreport, hooks.pytest_exception_interact):
+        theirs: Any = hook
+        undo.callback(setattr, theirs, "_hookexec", theirs._hookexec)
+        theirs._hookexec = tell_us
+
+
+@cache
+def _keys() -> tuple[Any, Any, tuple[Any, ...]]:
+    """What pytest notes for the session goes by these: failed subtests, JUnit's report, complaints.
+
+    None for what a version does not have.
+    """
+    from _pytest import threadexception, unraisableexception
+    from _pytest.junitxml import xml_key
+
+    try:
+        from _pytest.subtests import failed_subtests_key as subtests
+    except ImportError:
+        subtests = None  # type: ignore[assignment]
+    complaints = (
+        getattr(threadexception, "thread_exceptions", None),
+        getattr(unraisableexception, "unraisable_exceptions", None),
+    )
+    return subtests, xml_key, tuple(key for key in complaints if key)
+
+
+def _failed_subtests(item: pytest.Item) -> dict[Any, int]:
+    """Failed subtests by test, of the whole session."""
+    key = _keys()[0]
+    found: dict[Any, int] = item.config.stash.get(key, {}) if key is not None else {}
+    return found
+
+
+def _complaints(item: pytest.Item) -> list[Any]:
+    """What finalizers and threads have raised, and pytest has not yet warned of."""
+    queues = [item.config.stash.get(key, None) for key in _keys()[2]]
+    return [queue for queue in queues if queue is not None]
+
+
+def _suite_properties(item: pytest.Item) -> list[Any]:
+    """The properties of JUnit's report as a whole, where one is written."""
+    report = item.config.stash.get(_keys()[1], None)
+    found: list[Any] = getattr(report, "global_properties", [])
+    return found
+
+
+# -------------------------------------------------------------------- time limits
+
+
+def alarm_stopped(undo: Undo) -> bool:
+    """Whether an alarm ran, pytest-timeout's or the test's own; it goes on where it was."""
+    here = threading.current_thread() is threading.main_thread()
+    if not (here and hasattr(signal, "setitimer")):
+        return False
+    left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+    undo.callback(_alarm_again, signal.getsignal(signal.SIGALRM), left, interval)
+    return left > 0
+
+
+def _alarm_again(handler: Any, left: float, interval: float) -> None:
+    if handler is not None:
+        signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+
+def clocks_stopped(item: pytest.Item, recorder: Recorder, undo: Undo, *, alarm: bool) -> None:
+    """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's."""
+    now = REAL.clock()
+    used = (now - recorder.started) / 1e9
+    undo.callback(lambda: recorder.exclude(REAL.clock() - now))
+    if not alarm:
+        _timeout_stopped(item, used, undo)
+    limit = float(item.config.getini("faulthandler_timeout") or 0)
+    if limit > 0:
+        from _pytest import faulthandler as plugin
+
+        ends = getattr(plugin, "get_exit_on_timeout_config_value", lambda _: False)
+        faulthandler.cancel_dump_traceback_later()
+        undo.callback(
+            lambda: faulthandler.dump_traceback_later(
+                max(limit - used, 0.001),
+                file=item.config.stash[plugin.fault_handler_stderr_fd_key],
+                exit=ends(item.config),
+            )
+        )
+
+
+def _timeout_stopped(item: pytest.Item, used: float, undo: Undo) -> None:
+    settings = timeout_settings(item)
+    if settings is None or settings.func_only:
+        return
+    item.ihook.pytest_timeout_cancel_timer(item=item)
+    left = settings._replace(timeout=max(settings.timeout - used, 0.001))
+    undo.callback(lambda: item.ihook.pytest_timeout_set_timer(item=item, settings=left))

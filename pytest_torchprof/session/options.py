@@ -1,0 +1,246 @@
+"""The option table, and what becomes of it: command line, marker, ini and default to `Settings`."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.settings import Settings
+
+ACCEPT = "--accept"
+STRICT_HELP = "also fail on: no baseline, an unaccepted improvement, a budget that was not checked"
+#: When the session was started, before it imported anything of the user's: `time.time_ns`.
+STARTED_NS = pytest.StashKey[int]()
+#: Whoever types one of these wants something that there is only with profiling on.
+_ASKING = ("--torchprof-strict", "--torchprof-json", "--torchprof-traces")
+ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
+
+
+class Option(NamedTuple):
+    """One option: ``--torchprof-<name>``, ini ``torchprof_<name>``, `Settings` field.
+
+    ``parse`` turns the text of any source into the value, and raises a SettingsError. ``ini`` and
+    ``marker`` say where else than on the command line it may stand.
+    """
+
+    name: str
+    default: str | None
+    parse: Callable[[str], Any]
+    metavar: str
+    help: str
+    ini: bool = True
+    marker: bool = False
+
+    @property
+    def flag(self) -> str:
+        """As typed on the command line."""
+        return f"--torchprof-{self.name.replace('_', '-')}"
+
+    @property
+    def dest(self) -> str:
+        """Its name in pytest's option namespace and in the ini file."""
+        return f"torchprof_{self.name}"
+
+
+# -------------------------------------------------------------------- parsers of option texts
+
+
+def _choice(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            meant = near(text, known, told=True)
+            raise SettingsError(f"{text!r} is not one of {', '.join(known)}. {meant}".rstrip())
+        return text
+
+    return parse
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise SettingsError(f"{text!r} is not a whole number of 0 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < math.inf:
+        raise SettingsError(f"{text!r} is not a number of seconds of 0 or more")
+    return value
+
+
+def _threads(text: str) -> int | None:
+    if text == "keep":
+        return None
+    if (count := _count(text)) == 0:
+        raise SettingsError(f"{text!r} is not a number of threads, of 1 or more, or 'keep'")
+    return count
+
+
+def _file(text: str) -> str:
+    if not text.strip():
+        raise SettingsError("an empty name is no file and no folder")
+    return text
+
+
+def _metric(text: str) -> str:
+    from pytest_torchprof.verdict.metrics import METRICS
+
+    if text not in METRICS:
+        raise SettingsError(f"there is no metric {text!r}. {near(text, METRICS)}")
+    return text
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
+
+
+def _metrics(text: str) -> tuple[str, ...]:
+    return tuple(_metric(word) for word in _words(text))
+
+
+def _codes(text: str) -> frozenset[str]:
+    return frozenset(_words(text))
+
+
+#: Every option with a value. ``--torchprof``, ``--torchprof-strict`` and ``--accept`` are switches.
+OPTIONS = (
+    Option("select", "all", _choice("all", "marked"), "all|marked", "which tests to profile: every "
+           "test, or those with a torchprof or budget marker or the torchprof fixture"),
+    Option("warmup", "1", _count, "N", "unmeasured runs of each test, fixtures included, before "
+           "the measured ones", marker=True),
+    Option("rounds", "1", _count, "N", "timed, unprofiled runs, from which time metrics come",
+           marker=True),
+    Option("min_time", "0", _seconds, "S", "go on with timed rounds until they have taken this "
+           "many seconds, or twice as many with their fixtures", marker=True),
+    Option("time", "advisory", _choice("advisory", "gate", "off"), "advisory|gate|off",
+           "what a time difference against a baseline does"),
+    Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "
+           "test file; an absolute path puts all under that folder, mirrored"),
+    Option("json", None, _file, "FILE", "write a machine-readable report", ini=False),
+    Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz a test"),
+    Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
+           "the traces of which tests are kept", ini=False),
+    Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table"),
+    Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
+    Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
+    Option("ignore", "", _codes, "RULE,…", "anti-pattern rules that are switched off"),
+    Option("thresholds", "", str, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
+           "with units: pageable-copy.bytes=2 MiB"),
+    Option("threads", "1", _threads, "N|keep", "intra-op CPU threads of the profiled run; 1 makes "
+           "counts the same on every machine"),
+)  # fmt: skip
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register the table with pytest, command line and ini."""
+    group = parser.getgroup("torchprof", "performance of PyTorch tests (torchprof)")
+    add, ini = group.addoption, parser.addini
+    switch: dict[str, Any] = {"default": None, "dest": "torchprof"}
+    add("--torchprof", action="store_true", help="profile tests and compare", **switch)
+    add("--no-torchprof", action="store_false", help="do not, whatever the ini says", **switch)
+    ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
+    add("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
+    ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
+    for option in OPTIONS:
+        default = f" (default: {option.default})" if option.default else ""
+        add(option.flag, dest=option.dest, default=None, metavar=option.metavar,
+            help=option.help + default)  # fmt: skip
+        if option.ini:
+            ini(option.dest, option.help, default=None)
+
+
+def add_accept(parser: pytest.Parser) -> bool:
+    """Register ``--accept`` unless another plugin has; whether it is ours."""
+    ours = parser.getgroup("torchprof")
+    # Asking for forgiveness would not do: pytest raises now one error and now another, or later.
+    groups = [parser._anonymous, *parser._groups]  # noqa: SLF001 - nothing public lists them
+    if any(ACCEPT in option.names() for group in groups for option in group.options):
+        return False
+    dest = "torchprof_accept"
+    ours.addoption(ACCEPT, action="store_true", default=False, dest=dest, help=ACCEPT_HELP)
+    return True
+
+
+def enabled(config: pytest.Config, given: object = None) -> bool:
+    """Whether tests are to be profiled: ``--torchprof``, our own ``--accept``, or the ini.
+
+    ``given`` are parsed options, by default the final ones.
+    """
+    given = config.option if given is None else given
+    asked = getattr(given, "torchprof", None)
+    if asked is not None:
+        return bool(asked)
+    return bool(getattr(given, "torchprof_accept", False) or config.getini("torchprof"))
+
+
+def refuse_idle(config: pytest.Config) -> None:
+    """With profiling off: what was typed to get a report or a stricter check would not be had.
+
+    In ``addopts`` it may wait for ``--torchprof``, and ``--no-torchprof`` says that it is meant so.
+
+    Raises:
+        pytest.UsageError: it was typed all the same.
+    """
+    if config.option.torchprof is not None:
+        return
+    typed = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
+    for flag in _ASKING:
+        if flag in typed:
+            raise pytest.UsageError(f"{flag} does nothing without --torchprof; add --torchprof")
+
+
+def build_settings(config: pytest.Config) -> Settings:
+    """Weigh the sources of every option.
+
+    Raises:
+        pytest.UsageError: a value that cannot be, with its source and the near matches.
+    """
+    from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.render import escape
+    from pytest_torchprof.session.rulebook import check_rules, thresholds_of
+
+    values: dict[str, Any] = {}
+    given: set[str] = set()
+    for option in OPTIONS:
+        text, source = config.getoption(option.dest), option.flag
+        if text is None and option.ini:
+            text, source = config.getini(option.dest), f"ini option {option.dest}"
+            text = ",".join(map(str, text)) if isinstance(text, list) else text
+        given |= {option.name} if text is not None else set()
+        text = option.default if text is None else str(text)
+        try:
+            values[option.name] = None if text is None else option.parse(text)
+            # What rules there are, only the session knows.
+            if option.name == "ignore" and text:
+                check_rules(values["ignore"], config)
+            elif option.name == "thresholds":
+                values["thresholds"] = thresholds_of(str(text), config)
+        except TorchprofError as error:
+            raise pytest.UsageError(escape.line(f"{source}: {error}")) from None
+    strict = config.getoption("torchprof_strict")
+    accept = config.getoption(ACCEPT, False)  # ours or another plugin's, wherever it keeps it
+    here = config.invocation_params.dir
+    for path in ("json", "traces"):
+        values[path] = here / values[path] if values[path] else None
+    return Settings(
+        started_ns=config.stash.get(STARTED_NS, time.time_ns()),
+        enabled=enabled(config),
+        accept=bool(accept),
+        strict=bool(config.getini("torchprof_strict") if strict is None else strict),
+        **{**values, "columns": values["columns"] or ()},
+        given=frozenset(given),
+    )

@@ -1,0 +1,119 @@
+"""What one test measured, from the traces of its runs."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.analysis.ops import kernels, ops
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.results import NotMeasured, Profile, Value
+from pytest_torchprof.session.found import found_in, within
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.verdict.metrics import METRICS, bounded, measure
+from pytest_torchprof.verdict.timing import normalised_of, samples_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.session.recorder import Recorder
+    from pytest_torchprof.trace.events import Trace
+
+_COLUMNS = (
+    "calls",
+    "flops",
+    "accumulations",
+    "kernels",
+    "allocated_cpu_bytes",
+    "allocated_cuda_bytes",
+    "peak_cpu_bytes",
+    "peak_cuda_bytes",
+    "leaked_cpu_bytes",
+    "leaked_cuda_bytes",
+)
+
+_counts_of = attrgetter(*_COLUMNS)
+
+#: Dynamo's number of a compiled frame, which depends on what was compiled before it.
+_COMPILED = late(r"(Torch-Compiled Region): \S+$")
+
+_OF_DYNAMO = late(r"TorchDynamo Cache Lookup")
+
+
+def shown_operator(name: str) -> str:
+    """An operator's name as it is compared."""
+    found = _COMPILED.match(name)
+    return found[1] if found else name
+
+
+def _with_modules(recorder: Recorder) -> Trace | NotMeasured:
+    """The trace in which modules are marked, or why there is none."""
+    # A module's forward may go on in a thread, of which the run that marks modules knows nothing.
+    if recorder.trace is not None and "no_memory" in recorder.trace.facts:
+        return NotMeasured(
+            "the test works in several threads, and which modules run is known of one"
+        )
+    if recorder.modules is not None and recorder.trace is not None:
+        profiled, marked = (_operators(trace) for trace in (recorder.trace, recorder.modules))
+        if profiled == marked:
+            return recorder.modules
+        return NotMeasured(
+            f"the run in which modules are marked had {marked:,} operators, the profiled one "
+            f"{profiled:,}; if an earlier run keeps a result, make it anew in each"
+        )
+    failed = "the test failed before the run in which modules are marked"
+    return NotMeasured(recorder.modules_gap or failed)
+
+
+def _operators(trace: Trace) -> int:
+    """How many ran, without what some versions record of dynamo's: our marks have it look twice."""
+    found = trace.selection & trace.is_kind(Kind.OP)
+    return int((found & ~trace.names_where(_OF_DYNAMO.match)).sum())
+
+
+def profile_of(recorder: Recorder) -> Profile:
+    """Metrics, operators, kernels and scoped values of the captured trace."""
+    trace = recorder.trace
+    assert trace is not None  # noqa: S101 - the caller has checked it
+    rows: dict[str, dict[str, int]] = {}
+    for name, row in sorted(ops(trace).items()):
+        counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}
+        known = rows.setdefault(shown_operator(name), counts)
+        if known is not counts:
+            for column, count in counts.items():
+                known[column] = known.get(column, 0) + count
+    scoped: dict[str, Value] = {}
+    found, unchecked = found_in(recorder)
+    for budget in recorder.plan.budgets:
+        source = trace if budget.module is None else _with_modules(recorder)
+        if not budget.scoped:
+            continue
+        if budget.rules:
+            count = within(budget, found, unchecked, recorder.plan)
+            scoped[budget.label] = bounded(METRICS["findings"], count, trace)
+            continue
+        if isinstance(source, NotMeasured):
+            scoped[budget.label] = source
+            continue
+        view = source.within(op=budget.op, module=budget.module)
+        ran = view.selection.any()
+        what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
+        # What did not run did nothing, which only a limit of 0 asks for.
+        scoped[budget.label] = (
+            measure(METRICS[budget.metric], view)
+            if ran or budget.limit == 0
+            else NotMeasured(f"{what} did not run in the measured region")
+        )
+    return Profile(
+        metrics=recorder.values(),
+        operators=rows,
+        kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
+        found=found,
+        unchecked=unchecked,
+        gated={
+            rule.code: rule.gated_by or ""
+            for rule in recorder.plan.rules
+            if rule.gated_by is not None or rule.timed
+        },
+        scoped=scoped,
+        samples=samples_of(trace),
+        normalised=normalised_of(trace),
+    )

@@ -1,0 +1,306 @@
+"""How one test is to be measured, and what its runs have brought in together."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture.inductor import graph_facts
+from pytest_torchprof.capture.machine import Machine, allows_tf32
+from pytest_torchprof.capture.profiler import device_gap
+from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.shelter import SHELTER
+from pytest_torchprof.capture.state import World
+from pytest_torchprof.core.errors import StorageError, TorchprofError
+from pytest_torchprof.core.files import replacing
+from pytest_torchprof.core.plain import Open, Plain
+from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.rules.engine.check import Checked, check
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.session.rounds import Rounds
+from pytest_torchprof.verdict.metrics import METRICS, bounded, measure_all
+
+if TYPE_CHECKING:
+    from pytest_torchprof.baseline.inline import Edit
+    from pytest_torchprof.core.results import Budget, Value
+    from pytest_torchprof.places.located import Located
+    from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.trace.events import Trace
+
+Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
+#: Runs without which all numbers are there: whatever happens in them, they cost no test anything.
+EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
+
+
+class Plan(Plain, frozen=True):
+    """How one test is to be measured, and against what.
+
+    ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
+    and ``ignored`` which are switched off. Rounds go on until ``min_time_s`` are spent, or where
+    nobody has said how many rounds there shall be, ``gate_time_s``. ``time`` is what a time
+    difference does; the reference kernel's laps may be those of the test before (``shares_laps``).
+    """
+
+    warmup: int
+    rounds: int
+    threads: int | None = 1
+    budgets: tuple[Budget, ...] = ()
+    rules: tuple[Rule, ...] = tuple(RULES.values())
+    thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
+    allowed: Mapping[str, str] = msgspec.field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    min_time_s: float = 0.0
+    gate_time_s: float = 0.0
+    time: Literal["advisory", "gate", "off"] = "advisory"
+    shares_laps: bool = False
+    #: It is not to be profiled at all, and has limits that nobody checks then.
+    left_out: bool = False
+
+    def with_counts(
+        self,
+        *,
+        warmup: int | None = None,
+        rounds: int | None = None,
+        min_time: float | None = None,
+    ) -> Plan:
+        """The plan with these counts and seconds, where they are given."""
+        free = rounds is None and min_time is None
+        return msgspec.structs.replace(
+            self,
+            warmup=self.warmup if warmup is None else warmup,
+            rounds=self.rounds if rounds is None else rounds,
+            min_time_s=self.min_time_s if min_time is None else min_time,
+            gate_time_s=self.gate_time_s if free else 0.0,
+        )
+
+    @property
+    def round_time_s(self) -> float:
+        """Seconds of rounds, at least."""
+        return self.min_time_s or self.gate_time_s
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The runs in order; the first decides the functional outcome."""
+        modules: list[Kind] = ["modules"] if any(b.module for b in self.budgets) else []
+        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Recorder.runs_of` adds to them
+        return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]
+
+
+class Mismatch(Plain, frozen=True):
+    """An inline expectation that failed the test: what was said, and metric → expected text."""
+
+    message: str
+    expected: Mapping[str, str]
+
+
+class Recorder(Open):
+    """What the runs of one test have brought in so far."""
+
+    plan: Plan
+    machine: Machine
+    #: Where the profiler may write; None for the system's folder of temporary files.
+    folder: Path | None = None
+    compiled: CompileCount = msgspec.field(default_factory=CompileCount.now)
+    #: What the test's own first run has compiled, once that is over.
+    compilation: dict[str, Any] | None = None
+    #: The profiled run had to compile, so another one shall tell what the compiled code does.
+    compiled_late: bool = False
+    profiled: int = 0
+    rounds: Rounds = msgspec.field(default_factory=Rounds)
+    longest_ns: int = 0
+    trace: Trace | None = None
+    #: A trace that says which modules run; or why there is none.
+    modules: Trace | None = None
+    modules_gap: str | None = None
+    #: The trace's text, open; it has no name any more.
+    file: IO[bytes] | None = None
+    reason: str | None = None
+    #: Errors that are ours, or the system's: they end the session with a failure.
+    faults: list[str] = msgspec.field(default_factory=list)
+    runs: int = 0
+    #: The test measures a block or a callable of its own through the fixture.
+    own_region: bool = False
+    #: It did so to the end within this run, with its own rounds: nothing is to be run again.
+    complete: bool = False
+    #: The exception that a region of it was left with, so that there is nothing of that run.
+    raised: str | None = None
+    #: It has looked at measured numbers, so its failure may be about them.
+    stats_read: bool = False
+    #: It asks for numbers, whether there were any or not.
+    stats_asked: bool = False
+    mismatch: Mismatch | None = None
+    #: It asked for a table, and these are the ones that a rerun of it has printed.
+    table_asked: bool = False
+    tables: list[str] = msgspec.field(default_factory=list)
+    unchecked: list[str] = msgspec.field(default_factory=list)
+    #: Inline expectations to be rewritten, see `baseline.inline.Edit`.
+    edits: list[Edit] = msgspec.field(default_factory=list)
+    #: A trace of one thread, of a run in which there were more.
+    one_thread: tuple[Trace, IO[bytes]] | None = None
+    #: Whether there is something of which to say where it happened; asked once, after the others.
+    wants_lines: Callable[[], bool] = lambda: False
+    #: Files that are the user's wherever they lie: the test's own.
+    own_files: tuple[str, ...] = ()
+    #: Where it happened; or why that is not known, or not all of it.
+    located: Located | None = None
+    lines_gap: str | None = None
+    _checked: Checked | None = None
+    #: As it was before the test's fixtures were set up.
+    start: World = msgspec.field(default_factory=World)
+    started: int = msgspec.field(default_factory=REAL.clock)
+
+    def __post_init__(self) -> None:
+        self.replan(self.plan)
+
+    def replan(self, plan: Plan) -> None:
+        """Measure by this plan, from here on, and forget the rounds that there were."""
+        self.plan = plan
+        self.rounds = Rounds(plan.round_time_s, plan.time, plan.threads, plan.shares_laps)
+
+    def refuse(self, reason: str) -> None:
+        """Keep the first reason why the test is not profiled."""
+        self.reason = self.reason or reason
+
+    def broke(self, error: Exception) -> str:
+        """Note an error that no test is to blame for; what is said of it."""
+        text = said(error)
+        if isinstance(error, StorageError) or not isinstance(error, TorchprofError):
+            self.faults.append(text)
+        return text
+
+    def exclude(self, ns: int) -> None:
+        """Time that does not count towards the test's time limits."""
+        self.started += ns
+
+    def export(self, target: Path) -> None:
+        """Write the trace's file, compressed; a test's patches may be in place."""
+        assert self.file is not None  # noqa: S101 - the caller has looked
+        self.file.seek(0)
+        with (
+            replacing(target) as file,
+            gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(self.file, packed)
+
+    def keep_tables(self, printed: str) -> None:
+        """Of the tables that a run has made, only those that it has printed."""
+        tables, self.tables = self.tables, []
+        for text in tables:
+            if text in printed:
+                self.tables.append(text)
+                printed = printed.replace(text, "", 1)
+
+    @property
+    def checked(self) -> Checked:
+        """What the rules find in the trace, worked out once."""
+        trace, plan = self.trace, self.plan
+        assert trace is not None  # noqa: S101 - the caller has looked
+        if self._checked is None or self._checked.trace is not trace:
+            self._checked = check(trace, plan.rules, thresholds=plan.thresholds)
+        return self._checked
+
+    def values(self) -> dict[str, Value]:
+        """Every metric of the trace."""
+        allowed = self.plan.allowed
+        found = sum(n for rule, n in self.checked.counts.items() if rule not in allowed)
+        why = self.checked.unsettled
+        # Of a rule that could not be checked there may be more, so no limit is kept for sure.
+        value = found if why is None else NotMeasured(why, found or None)
+        trace = self.checked.trace
+        return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
+
+    @contextmanager
+    def extra(self) -> Iterator[None]:
+        """Around a run of `EXTRA_KINDS`: whatever happens in it, the numbers are there."""
+        kept = {name: getattr(self, name) for name in ("raised", "mismatch", "compilation")}
+        tables = list(self.tables)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(self, name, value)
+            self.tables = tables
+            if self.located is None:
+                self.lines_gap = self.lines_gap or self.reason
+            self.reason = None
+
+    def forget(self) -> None:
+        """Let go of memory and files, when all is said about the test."""
+        files = [self.file, self.one_thread[1] if self.one_thread else None]
+        self.trace = self.modules = self.one_thread = self.file = None
+        self.located = self._checked = None
+        for file in files:
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+
+    def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
+        """These, with as many rounds as the seconds asked for take, and one more where the profiled
+        run compiled, or had threads it cannot see into, or where a rule has to know which tensor is
+        which.
+
+        torch.compile guards the number of threads, so the profiled run may compile once more what
+        is there already; only a test that compiles in each run does so in the second one too.
+        """
+        for kind in kinds:
+            if kind == "profile":
+                while self.rounds.wants_more and self.reason is None:
+                    yield "round"
+                with SHELTER:
+                    self.rounds.end()
+            yield kind
+            if kind == "profile" and self.compiled_late and self.reason is None:
+                yield kind
+        if self.one_thread is not None and self.reason is None:
+            yield "threads"
+        elif self.trace is not None and self.reason is None and self._asks(self._wants_tensors):
+            yield "tensors"
+        if self.trace is not None and self.reason is None and self._asks(self.wants_lines):
+            yield "lines"
+
+    def _wants_tensors(self) -> bool:
+        return self.checked.wants_tensors
+
+    def _asks(self, question: Callable[[], bool]) -> bool:
+        try:
+            with SHELTER:
+                return question()
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            self.lines_gap = self.broke(error)
+            return False
+
+    def facts(self) -> dict[str, Any]:
+        """What the trace's metadata shall say beside its events."""
+        return {
+            "environment": self.machine.key,
+            "accelerator": self.machine.accelerator,
+            "device_type": self.machine.device_type,
+            "torch": self.machine.torch_version,
+            **self.rounds.facts(),
+            # Counts of the first run alone: the number of runs is no matter of the test's.
+            **(compiled := CompileCount.now().since(self.compiled)),
+            **(self.compilation or {}),
+            "compiled": compiled["compiled"],
+            **graph_facts(),
+            **({"no_device": gap} if (gap := device_gap()) else {}),
+            **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
+        }
+
+
+def said(error: Exception) -> str:
+    """Our own errors speak for themselves; anything else is a fault to report."""
+    if isinstance(error, TorchprofError):
+        return str(error)
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
+    message = str(error).partition("\n")[0]
+    return f"internal error, please report it: {type(error).__name__}: {message}{where}"

@@ -1,0 +1,147 @@
+"""The timed rounds of one test, and what ran beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from msgspec.structs import asdict
+
+from pytest_torchprof.capture.busy import BusyWatch
+from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.reference import Lap, conditions, run_reference
+from pytest_torchprof.core.samples import Sample
+
+if TYPE_CHECKING:
+    from pytest_torchprof.capture.stopwatch import Round
+
+#: A call this long needs no round of its own: the warm-up's time serves. Source: DESIGN.
+LONG_CALL_NS = 10_000_000_000
+
+#: Rounds of a test whose time is spent on its fixtures come to an end too: after so many of them,
+#: or so many times the seconds asked for, fixtures included.
+MOST_ROUNDS, MOST_TIMES = 10_000, 2
+
+#: Runs of the reference kernel before a round; the first ones of several find cold caches.
+_LAPS, _FIRST_LAPS = 3, 5
+#: Short rounds share them: so long they hold.
+_LAPS_HOLD_NS = 10_000_000
+#: Short tests do where their times only advise, and are not about to be accepted.
+_SHARED_LAPS_HOLD_NS = 100_000_000
+
+NO_ROUNDS = "no timed rounds (--torchprof-rounds=0)"
+
+
+@dataclass
+class Rounds:
+    """Collects rounds until there are enough.
+
+    ``min_time_s``: seconds that they shall take together. ``time`` is what a time difference does:
+    where it does nothing the reference kernel does not run, and only a gate asks whether the
+    machine was quiet, and has its rounds run with so many intra-op ``threads`` (None: as they are):
+    with several, a process of the same code may take 1.8 times as long as another.
+    """
+
+    min_time_s: float = 0.0
+    time: Literal["advisory", "gate", "off"] = "advisory"
+    threads: int | None = None
+    #: The laps of a test just before will do.
+    shares: bool = False
+    timed: list[Round] = field(default_factory=list)
+    laps: list[Lap] = field(default_factory=list)
+    busy: str | None = None
+    #: Of the rounds: in a profiled run there is one thread.
+    _conditions: str = ""
+    _watch: BusyWatch | None = None
+    _began: int | None = None
+    _spent_ns: int = 0
+    _lap_ended: int = 0
+    #: When the latest laps of any test have ended, and they.
+    _latest: ClassVar[tuple[int, tuple[Lap, ...]]] = (0, ())
+
+    def __len__(self) -> int:
+        return len(self.timed)
+
+    def add(self, one: Round) -> None:
+        """One more."""
+        self.timed.append(one)
+        self._spent_ns += one.wall_ns
+
+    def watch(self) -> None:
+        """Look from now on at what else the machine does."""
+        self._watch = BusyWatch() if self.time == "gate" else None
+
+    def before_round(self, *, tidy: bool = False) -> None:
+        """Have the reference kernel run, outside of what is timed; ``tidy``: garbage is gone."""
+        if self._began is None:
+            self._began = REAL.clock()
+            self.watch()
+        if not tidy:
+            REAL.collect(1)
+        ended, latest = Rounds._latest
+        recent = REAL.clock() - ended < _SHARED_LAPS_HOLD_NS
+        if self.shares and latest and recent and not self.laps:
+            self.laps += latest
+            return
+        if self.time != "off" and REAL.clock() - self._lap_ended > _LAPS_HOLD_NS:
+            made = run_reference(_LAPS if self.laps else _FIRST_LAPS)
+            self.laps += made
+            self._lap_ended = REAL.clock()
+            if len(made) == _FIRST_LAPS:
+                Rounds._latest = self._lap_ended, tuple(made)
+
+    @property
+    def gated_threads(self) -> int | None:
+        """Intra-op threads of rounds that are to be compared on another day."""
+        return self.threads if self.time == "gate" else None
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether the seconds asked for are not spent yet."""
+        wanted = self.min_time_s * 1e9
+        if not wanted or len(self.timed) >= MOST_ROUNDS:
+            return False
+        if self._began is not None and REAL.clock() - self._began > MOST_TIMES * wanted:
+            return False
+        return self._spent_ns < wanted and not self.has_long
+
+    @property
+    def has_long(self) -> bool:
+        """Whether a single round is enough, so long was it."""
+        return bool(self.timed) and self.timed[-1].wall_ns > LONG_CALL_NS
+
+    def end(self) -> None:
+        """After the last round: what else the machine did meanwhile."""
+        if not self.timed or self.time == "off":
+            return
+        first_only = not self.laps  # and that has its own threads
+        if first_only:
+            self.laps += run_reference(_FIRST_LAPS)
+        self._conditions = conditions(None if first_only else self.gated_threads)
+        if self._watch is not None:
+            self.busy, self._watch = self._watch.said(), None
+
+    def facts(self) -> dict[str, Any]:
+        """For the trace's metadata: a sample of each quantity, or why there is none."""
+        if not self.timed:
+            return dict.fromkeys(("wall_ms", "cpu_ms", "instructions"), NO_ROUNDS)
+        facts: dict[str, Any] = {
+            "wall_ms": _sample(one.wall_ns / 1e6 for one in self.timed),
+            "cpu_ms": _sample(one.cpu_ns / 1e6 for one in self.timed),
+        }
+        counted = [one.instructions for one in self.timed if not isinstance(one.instructions, str)]
+        facts["instructions"] = _sample(counted) if counted else self.timed[0].instructions
+        if self.laps:
+            facts["reference"] = {
+                "wall_ms": min(lap.wall_ns for lap in self.laps) / 1e6,
+                "cpu_ms": min(lap.cpu_ns for lap in self.laps) / 1e6,
+                "n": len(self.laps),
+                "conditions": self._conditions,
+                "page_faults": min(one.page_faults for one in self.timed),
+            }
+        return facts
+
+
+def _sample(values: Iterable[float]) -> dict[str, float]:
+    return asdict(Sample.of(values))

@@ -1,0 +1,153 @@
+"""The arguments of many events as one text: a fraction of the memory of an object for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.nesting import Ints
+
+
+class Arguments:
+    """A column of raw JSON, one part of ``text`` an event; a part of no length is None.
+
+    It is read like an array of objects: a number gives ``bytes`` or None, an array of numbers or of
+    truths another column on the same text.
+
+    >>> column = Arguments.of([b"{}", None, b'{"a": 1}'])
+    >>> column[2], column[np.array([1, 0])].tolist()
+    (b'{"a": 1}', [None, b'{}'])
+    """
+
+    def __init__(self, text: bytes, start: Ints, length: npt.NDArray[np.int32]) -> None:
+        self.text, self.start, self.length = text, start, length
+
+    @classmethod
+    def of(cls, parts: Iterable[bytes | None]) -> Arguments:
+        """A column of these parts, in order."""
+        texts = [part or b"" for part in parts]
+        length = np.fromiter(map(len, texts), np.int32, len(texts))
+        return cls(b"".join(texts), starts(length), length)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @overload
+    def __getitem__(self, at: int | np.integer[Any]) -> bytes | None: ...
+    @overload
+    def __getitem__(self, at: slice | npt.NDArray[Any] | list[int]) -> Arguments: ...
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, int | np.integer):
+            start, length = int(self.start[at]), int(self.length[at])
+            return self.text[start : start + length] or None
+        return Arguments(self.text, self.start[at], self.length[at])
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return iter(self.tolist())
+
+    def tolist(self) -> list[bytes | None]:
+        """The parts as objects."""
+        text, ends = self.text, (self.start + self.length).tolist()
+        return [text[a:b] or None for a, b in zip(self.start.tolist(), ends, strict=True)]
+
+    def as_list(self) -> bytes:
+        """One JSON list of all parts, ``null`` for None."""
+        text, ends = self.text, (self.start + self.length).tolist()
+        parts = (text[a:b] or b"null" for a, b in zip(self.start.tolist(), ends, strict=True))
+        return b"[" + b",".join(parts) + b"]"
+
+
+def starts(length: npt.NDArray[np.int32]) -> Ints:
+    """Where parts of these lengths begin that lie one after the other."""
+    ends = np.cumsum(length, dtype=np.int64)
+    return ends - length
+
+
+# -------------------------------------------------------------------- decoding
+
+
+class DeviceArgs(msgspec.Struct, gc=False):
+    """Of a runtime call or device event; -1 and None where the trace does not say."""
+
+    correlation: int = -1
+    device: int | None = None
+    bytes: int = -1
+
+
+class FormerIds(msgspec.Struct, gc=False):
+    """Of a runtime call or device event of ROCm until 2024, whose correlation id was called so."""
+
+    correlation: int = msgspec.field(name="External id", default=-1)
+
+
+class CopyArgs(msgspec.Struct, gc=False):
+    """Of a call that copies: HIP's number of the direction, which some versions write as text."""
+
+    kind: Any = None
+
+
+class OpArgs(msgspec.Struct, gc=False):
+    """What the trace says of the operands of a call, each part as raw JSON, empty for none."""
+
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
+    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=msgspec.Raw())
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=msgspec.Raw())
+
+
+class AutogradArgs(msgspec.Struct, gc=False):
+    """What joins an operator to its gradient's; a forward operator's ``forward_thread`` is 0."""
+
+    sequence: int = msgspec.field(name="Sequence number", default=-1)
+    forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """Of an allocation, or with negative bytes of a free."""
+
+    addr: int | None = msgspec.field(name="Addr", default=None)
+    bytes: int = msgspec.field(name="Bytes", default=0)
+    device_type: int = msgspec.field(name="Device Type", default=0)
+    device_id: Any = msgspec.field(name="Device Id", default=-1)
+
+
+_Args = TypeVar("_Args", DeviceArgs, FormerIds, CopyArgs, OpArgs, AutogradArgs, MemoryArgs)
+# Numbers come as strings from some versions, hence not strict.
+_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
+    DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
+    FormerIds: msgspec.json.Decoder(list[FormerIds | None], strict=False),
+    CopyArgs: msgspec.json.Decoder(list[CopyArgs | None], strict=False),
+    OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
+    AutogradArgs: msgspec.json.Decoder(list[AutogradArgs | None], strict=False),
+    MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),
+}
+_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
+    """Decoded args, all in one go; the empty struct where a foreign tool wrote something else."""
+    try:
+        every = _DECODERS[of].decode(raws.as_list())
+    except _NOT_DECODED:
+        every = [_decode_one(of, raw or b"null") for raw in raws]
+    return [of() if args is None else args for args in every]
+
+
+def _decode_one(of: type[_Args], text: Any) -> _Args | None:
+    try:
+        return msgspec.json.decode(text, type=of, strict=False)
+    except _NOT_DECODED:
+        return None
+
+
+def decode_part(text: bytes) -> Any:
+    """A raw part of args, of any type; None where it is not there."""
+    try:
+        return msgspec.json.decode(text) if text else None
+    except _NOT_DECODED:
+        return None

@@ -1,0 +1,642 @@
+"""The one event model: a columnar `Trace`, however it was come by.
+
+A live capture and a stored file become the same `Trace`; every metric, rule and table is a function
+of it. Columns are numpy arrays of one entry an event; strings are interned; ``args`` stay raw JSON
+bytes and are decoded only for the events a question touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_torchprof.core.kept import kept
+from pytest_torchprof.core.late import late
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import (
+    DeviceArgs,
+    FormerIds,
+    MemoryArgs,
+    OpArgs,
+    decode,
+    decode_part,
+)
+from pytest_torchprof.work.compiled_graphs import graphs_of, key_of
+from pytest_torchprof.work.flops import FORMULAS, flops
+from pytest_torchprof.work.redispatch import broken_off, ran, sums
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.arguments import Arguments
+    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.compiled_graphs import Graph
+    from pytest_torchprof.work.redispatch import Ran
+
+#: The annotation around the measured region of a live capture.
+REGION = "torchprof::call"
+#: Begins the name of an event that is open while a module runs; the rest is the module's class.
+MODULE_MARK = "torchprof::module:"
+
+#: The metadata key under which a live capture keeps what the events do not say.
+FACTS_KEY = "torchprof"
+
+
+#: Operators that are looked at to tell what a trace records of each, and those of them first.
+_SOME, _FIRST = 1000, 10
+
+
+class Kind(IntEnum):
+    """What an event is, from Kineto's category (of any year) and name."""
+
+    OTHER = 0
+    OP = 1
+    ANNOTATION = 2
+    RUNTIME = 3
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+    MEMORY = 7
+    PYTHON = 8
+    CUDA_SYNC = 9
+    GPU_ANNOTATION = 10
+
+
+#: Kineto's category, lower case, to `Kind`. Categories of 2021 are capitalised ``Operator`` etc.
+#: Source: libkineto/include/ActivityType.h, and 231 real traces of 2021 to 2026.
+KINDS: Mapping[str, Kind] = {
+    "cpu_op": Kind.OP,
+    "operator": Kind.OP,
+    "user_annotation": Kind.ANNOTATION,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME,
+    "xpu_runtime": Kind.RUNTIME,
+    "xpu_driver": Kind.RUNTIME,
+    "mtia_runtime": Kind.RUNTIME,
+    "privateuse1_runtime": Kind.RUNTIME,
+    "privateuse1_driver": Kind.RUNTIME,
+    "runtime": Kind.RUNTIME,
+    "driver": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "concurrent_kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.MEMCPY,
+    "memcpy": Kind.MEMCPY,
+    "gpu_memset": Kind.MEMSET,
+    "memset": Kind.MEMSET,
+    "cpu_instant_event": Kind.MEMORY,
+    "python_function": Kind.PYTHON,
+    "cuda_sync": Kind.CUDA_SYNC,
+    "gpu_user_annotation": Kind.GPU_ANNOTATION,
+}
+
+#: Categories of events with a duration that are no work of the host's or a device's, or say again
+#: what other events say. Source: as above, and libkineto/src/output_json.cpp.
+OF_THE_PROFILER = frozenset({
+    "overhead", "trace", "external_correlation", "cuda_event", "cuda_profiler_range",
+    "collective_comm", "xpu_scope_profiler", "xpu_sync", "mtia_insight", "mtia_counters",
+})  # fmt: skip
+#: Categories of work on devices whose events nobody here has seen, so that they are not read, and
+#: what they belong to. Source: as above; gcu is of Enflame's fork.
+OTHER_DEVICES: Mapping[str, str] = {
+    "mtia_ccp_events": "MTIA",
+    "mtia_workloadd": "MTIA",
+    "hpu_op": "HPU",
+    "glow_runtime": "Glow",
+    "gcu_runtime": "GCU",
+    "gcu_driver": "GCU",
+    "gcu_memcpy": "GCU",
+    "gcu_memset": "GCU",
+    "async_npu": "NPU",
+}
+
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+
+#: Calls in which the host waits for the device: explicit synchronisation, and copies without
+#: ``Async`` in their name, which return when the copy is done.
+SYNC_CALL = late(
+    r"^(cuda|hip|musa|xpu)(Device|Stream|Event)Synchronize"
+    r"|^cu(Ctx|Stream|Event)Synchronize"
+    r"|^(cuda|hip|cu)Memcpy(?!.*(Async|Peer))"
+)
+#: Calls that put a kernel (or a graph of them) on a stream.
+LAUNCH_CALL = late(
+    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
+)
+H2D = late(r"HtoD|HostToDevice|M2D")
+D2H = late(r"DtoH|DeviceToHost|D2M")
+#: torch's annotation of a step, with its number; as a group, torch writes it with a star.
+STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
+MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
+
+
+_Shared = TypeVar("_Shared")
+
+#: Which tensor an argument is, by number; those of a list of tensors; -1 for what is none.
+Taken: TypeAlias = int | tuple[int, ...]
+
+
+class Tensors(Protocol):
+    """Which tensors operators took and made; only a live capture knows.
+
+    A tensor is its storage from its allocation to its end: views of it have its number, and no
+    tensor made later has. Operators are named by when they start, ns on the trace's clock, and by
+    their names.
+    """
+
+    def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
+        """Each operator's arguments, in order; nothing for one that is not known."""
+
+    def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
+        """The tensors that got memory within each operator, kept it, and were taken later on."""
+
+    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        """What object each operator's first argument is; views are others than their tensor."""
+
+
+@lru_cache(maxsize=10_000)
+def shown_name(name: str) -> str:
+    """What an event is grouped by: steps are one."""
+    return ALL_STEPS if STEP.match(name) else name
+
+
+class Memory(Plain, frozen=True, dict=True):
+    """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
+
+    ``addr`` is None where the trace has no addresses, as in 2021. ``place`` is (c10's number of
+    the device's type, 0 for the host; the device's index, -1 for none), one pair a row.
+    """
+
+    event: Ints
+    addr: Ints | None
+    bytes: Ints
+    place: Ints
+
+    @kept
+    def on_device(self) -> Bools:
+        """Whether it is the accelerator's memory, not the host's."""
+        return np.not_equal(self.place[:, 0], 0)
+
+    def device(self, on_device: bool) -> Memory:
+        """The rows of the host's memory, or of the accelerators'."""
+        if not (on_device or self.on_device.any()):
+            return self
+        return self.where(self.on_device == on_device)
+
+    def where(self, keep: Bools) -> Memory:
+        """Some of the rows."""
+        addr = None if self.addr is None else self.addr[keep]
+        return Memory(self.event[keep], addr, self.bytes[keep], self.place[keep])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events as columns, in time order, and the links between them.
+
+    ``ts`` and ``dur`` are nanoseconds (int64) on the trace's own clock; ``names[name[i]]`` is the
+    name of event ``i``; ``threads[thread[i]]`` is its (pid, tid); ``args[i]`` is raw JSON or None.
+    Events are in time order, longer ones first where they start together. Links are event indices,
+    -1 for none. ``selection`` marks the events that count: those of the measured region of a live
+    capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
+    each, what of a stored trace could not be read; ``source`` is its file, and ``cut`` whether that
+    breaks off among its events. ``unread``: categories of events that are of no known kind.
+    ``tensors`` tells which tensor is which, of a live capture that was asked to.
+    """
+
+    ts: Ints
+    dur: Ints
+    kind: npt.NDArray[np.int8]
+    name: npt.NDArray[np.int32]
+    thread: npt.NDArray[np.int32]
+    names: Sequence[str]
+    args: Arguments
+    threads: Sequence[tuple[Any, Any]] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    source: str = ""
+    cut: bool = False
+    unread: tuple[str, ...] = ()
+    scope: tuple[str, str] | None = None
+    tensors: Tensors | None = field(default=None, compare=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    @kept
+    def facts(self) -> Mapping[str, Any]:
+        """What a live capture knew and events do not say; empty for a trace of another tool."""
+        facts = self.metadata.get(FACTS_KEY)
+        return facts if isinstance(facts, dict) else {}
+
+    # ---------------------------------------------------------------- names and kinds
+
+    def is_kind(self, *kinds: Kind) -> Bools:
+        """Events of any of these kinds."""
+        return _wanted(kinds)[self.kind]
+
+    def has(self, *kinds: Kind) -> bool:
+        """Whether there is an event of any of these kinds: mostly a look that saves another."""
+        there = self._has
+        return any(there[kind] for kind in kinds)
+
+    @kept
+    def _has(self) -> list[bool]:
+        there: list[bool] = (np.bincount(self.kind, minlength=len(Kind)) > 0).tolist()
+        return there
+
+    @kept
+    def device_rows(self) -> Ints:
+        """Kernels, copies and memsets."""
+        return self.is_kind(*DEVICE_KINDS).nonzero()[0] if self.has(*DEVICE_KINDS) else _NONE
+
+    def names_where(self, predicate: Callable[[str], object]) -> Bools:
+        """Events whose name satisfies the predicate, which is asked once for each distinct name."""
+        verdicts = [bool(found) for found in map(predicate, self.names)]
+        return np.array(verdicts)[self.name] if True in verdicts else np.zeros(len(self), bool)
+
+    @kept
+    def shown_names(self) -> tuple[list[str], Ints]:
+        """Names to group by, and for each of `names` which of these it is: steps are one."""
+        shown: dict[str, int] = {}
+        number = [shown.setdefault(shown_name(name), len(shown)) for name in self.names]
+        return list(shown), np.array(number, np.int64)
+
+    def named(self, name: str) -> Bools:
+        """Events of exactly this name."""
+        if name not in self.names:
+            return np.zeros(len(self), bool)
+        found: Bools = self.name == self.names.index(name)  # each is there once
+        return found
+
+    # ---------------------------------------------------------------- region and selection
+
+    @kept
+    def region(self) -> tuple[int, int] | None:
+        """(start, end) in ns of the measured region of a live capture; None for other traces."""
+        marks = self._region_marks[self.dur[self._region_marks] > 0]
+        if not len(marks):
+            return None
+        return int(self.ts[marks].min()), int((self.ts[marks] + self.dur[marks]).max())
+
+    @kept
+    def _region_marks(self) -> Ints:
+        marks = self.named(REGION).nonzero()[0]
+        found: Ints = marks[_wanted((Kind.ANNOTATION,))[self.kind[marks]]]
+        return found
+
+    @kept
+    def in_region(self) -> Bools:
+        """Events of the measured region; device events by the call that launched them."""
+        if self.region is None:
+            return np.ones(len(self), bool)
+        start, end = self.region
+        inside = (self.ts >= start) & (self.ts < end)
+        inside[self._region_marks] = False
+        if len(device := self.device_rows):
+            launch = self.launch[device]
+            # A kernel may start after the region has ended: its launch decides, else its own start.
+            inside[device] = np.where(launch >= 0, inside[launch], inside[device])
+        return inside
+
+    @kept
+    def selection(self) -> Bools:
+        """Events that count."""
+        if self.scope is None:
+            return self.in_region
+        how, what = self.scope
+        if how == "op":
+            roots = self.named(what) & self.is_kind(Kind.OP, Kind.ANNOTATION)
+            parent, depth = self.parent, self.depth
+        else:
+            roots = self.is_kind(Kind.PYTHON) & self.names_where(
+                lambda n: (m := MODULE.match(n)) is not None and m[1] == what
+            )
+            roots |= self.named(f"{MODULE_MARK}{what}")
+            parent, depth = self._python_nest
+        below = _spread(roots, parent, depth)
+        device = self.device_rows
+        launch = self.launch[device]
+        below[device] = (launch >= 0) & below[launch]
+        return below & self.in_region
+
+    def within(self, *, op: str | None = None, module: str | None = None) -> Trace:
+        """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
+        scope = ("op", op) if op is not None else ("module", module or "")
+        part = replace(self, scope=scope)
+        own = ("scope", "selection", "op_flops", "unknown_flops", "_ran", "graph_calls", "_answers")
+        # What does not depend on the scope is not worked out again.
+        vars(part).update({k: v for k, v in vars(self).items() if k not in own})
+        return part
+
+    @kept
+    def _answers(self) -> dict[Any, Any]:
+        return {}
+
+    def once(self, question: Callable[..., _Shared], *options: Any) -> _Shared:
+        """The answer to a question about this trace, worked out the first time it is asked."""
+        key = (question, *options)
+        if key not in self._answers:
+            self._answers[key] = question(self, *options)
+        return self._answers[key]  # type: ignore[no-any-return]
+
+    # ---------------------------------------------------------------- nesting
+
+    def _nest(self, *kinds: Kind) -> tuple[Ints, Ints]:
+        rows = self.is_kind(*kinds).nonzero()[0]
+        above, level = nesting.nest(self.ts[rows], self.dur[rows], self.thread[rows])
+        parent, depth = np.full((2, len(self)), -1, np.int64)
+        inner = above >= 0
+        parent[rows[inner]] = rows[above[inner]]
+        depth[rows] = level
+        return parent, depth
+
+    @kept
+    def _host_nest(self) -> tuple[Ints, Ints]:
+        return self._nest(*HOST_KINDS)
+
+    @kept
+    def _python_nest(self) -> tuple[Ints, Ints]:
+        return self._nest(*HOST_KINDS, Kind.PYTHON)
+
+    @property
+    def parent(self) -> Ints:
+        """The enclosing operator, annotation or runtime call on the same thread, or -1."""
+        return self._host_nest[0]
+
+    @property
+    def depth(self) -> Ints:
+        """How many such events enclose this one; -1 for events that are not of the host."""
+        return self._host_nest[1]
+
+    @property
+    def frames(self) -> tuple[Ints, Ints]:
+        """As (`parent`, `depth`), with Python functions and modules among what encloses."""
+        return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
+
+    @kept
+    def self_ns(self) -> Ints:
+        """Duration less the duration of direct children (host events)."""
+        own = self.dur.copy()
+        children = (self.parent >= 0).nonzero()[0]
+        np.subtract.at(own, self.parent[children], self.dur[children])
+        return np.maximum(own, 0)
+
+    def enclosing(self, events: Ints) -> Ints:
+        """For events that are points in time (memory): the innermost host event around each."""
+        return nesting.enclosing(
+            self.ts, self.ts + self.dur, self.parent, self._host_rows, self.thread, events
+        )
+
+    @kept
+    def _host_rows(self) -> Ints:
+        return (self.depth >= 0).nonzero()[0]
+
+    # ---------------------------------------------------------------- device links
+
+    @kept
+    def _device_args(self) -> tuple[Ints, list[DeviceArgs]]:
+        rows = self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0]
+        return rows, decode(DeviceArgs, self.args[rows])
+
+    @kept
+    def correlation(self) -> Ints:
+        """CUPTI's correlation id, which a runtime call shares with what it put on the device.
+
+        ROCm's had another name until 2024. Source: kineto's commits e624b51d and 0184822f.
+        """
+        out = np.full(len(self), -1, np.int64)
+        rows, args = self._device_args
+        out[rows] = _int64([a.correlation for a in args])
+        if len(rows) and (out[rows] < 0).all():
+            out[rows] = _int64([a.correlation for a in decode(FormerIds, self.args[rows])])
+        return out
+
+    @kept
+    def device(self) -> Ints:
+        """Index of the device that a device event ran on; by its process where args do not say."""
+        out = np.full(len(self), -1, np.int64)
+        rows, args = self._device_args
+        pids = [pid if isinstance(pid, int) else -1 for pid, _ in self.threads]
+        threads = self.thread[rows].tolist()
+        devices = [a.device for a in args]
+        found = zip(devices, threads, strict=True)
+        out[rows] = _int64([pids[t] if d is None else d for d, t in found])
+        out[~self.is_kind(*DEVICE_KINDS)] = -1
+        return out
+
+    @kept
+    def launch(self) -> Ints:
+        """For a device event, the runtime call that caused it, by correlation id; else -1."""
+        out, device = np.full(len(self), -1, np.int64), self.device_rows
+        if not (len(device) and self.has(Kind.RUNTIME)):
+            return out
+        calls = (self.is_kind(Kind.RUNTIME) & (self.correlation > 0)).nonzero()[0]
+        if len(calls):
+            calls = calls[np.argsort(self.correlation[calls], kind="stable")]
+            ids = self.correlation[calls]
+            at = np.minimum(np.searchsorted(ids, self.correlation[device]), len(ids) - 1)
+            hit = ids[at] == self.correlation[device]
+            out[device] = np.where(hit, calls[at], -1)
+        return out
+
+    @kept
+    def bytes(self) -> Ints:
+        """Bytes that a copy or memset moved; -1 where the trace does not say."""
+        out = np.full(len(self), -1, np.int64)
+        rows, args = self._device_args
+        out[rows] = _int64([a.bytes for a in args])
+        return out
+
+    # ---------------------------------------------------------------- memory
+
+    @kept
+    def memory(self) -> Memory:
+        """All allocations and frees of the trace, selected or not."""
+        if not self.has(Kind.MEMORY):
+            return Memory(_NONE, _NONE, _NONE, np.zeros((0, 2), np.int64))
+        rows = (self.is_kind(Kind.MEMORY) & self.named("[memory]")).nonzero()[0]
+        args = decode(MemoryArgs, self.args[rows])
+        addresses = [a.addr for a in args]
+        indices = [_number(a.device_id) for a in args]
+        return Memory(
+            rows,
+            None if None in addresses else _int64(addresses),
+            _int64([a.bytes for a in args]),
+            np.stack([_int64([a.device_type for a in args]), _int64(indices)], 1),
+        )
+
+    # ---------------------------------------------------------------- FLOPs
+
+    @kept
+    def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
+        formula = self.names_where(FORMULAS.__contains__)
+        rows = (self.is_kind(Kind.OP) & formula).nonzero()[0]
+        return rows, decode(OpArgs, self.args[rows])
+
+    @kept
+    def has_shapes(self) -> bool:
+        """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
+        rows, args = self._formula_ops
+        return not len(rows) or any(len(a.dims) for a in args)
+
+    @kept
+    def records_shapes(self) -> bool:
+        """Whether operators carry ``Input Dims``; true if there are no operators."""
+        if self.region is not None and self.metadata.get("record_shapes"):
+            return True  # a capture of our own, of which the flag can be believed
+        ops = self.is_kind(Kind.OP).nonzero()[0][:_SOME]
+        # Mostly the first of them tell.
+        first, more = ops[:_FIRST], ops[_FIRST:]
+        return not len(ops) or any(len(a.dims) for p in (first, more) for a in self.operands(p))
+
+    @kept
+    def has_strides(self) -> bool:
+        """Whether operators carry ``Input Strides``, as torch writes them since 2024."""
+        ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
+        return any(len(a.strides) for a in self.operands(ops))
+
+    @kept
+    def _flops(self) -> tuple[Ints, Ints]:
+        """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
+        rows, args = self._formula_ops
+        known: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}
+        calls: list[int] = []
+        for name, a in zip(self.name[rows].tolist(), args, strict=True):
+            key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
+            calls.append(known.setdefault(key, len(known)))
+        if not known:
+            return rows, _NONE
+        found = [_flops_of(self.names[name], *parts) for name, *parts in known]
+        counts, call = _int64([-1 if n is None else n for n in found]), _int64(calls)
+        # In an old trace, calls that differ can look the same; a call that is alone is like none.
+        if len(known) == len(calls) or not any(key[-1] for key in known):
+            return rows, counts[call]
+        allocating = self.enclosing(self.memory.event[self.memory.bytes > 0])
+        signs = np.concatenate([allocating, self.parent[self.is_kind(Kind.RUNTIME)]])
+        broken = broken_off(rows, call, self.name, self.names, self.parent, signs[signs >= 0])
+        return rows, np.where(broken & (counts[call] > 0), 0, counts[call])
+
+    @kept
+    def _ran(self) -> Ran:
+        rows, counts = self._flops
+        flops = np.full(len(self), -1, np.int64)
+        flops[rows] = np.where(self.selection[rows], counts, -1)
+        return ran(flops, self.name, self.names, self.parent)
+
+    @property
+    def counts_flops(self) -> Bools:
+        """Selected operators whose FLOPs count: of those within one another, the one that ran."""
+        return self._ran.counts
+
+    @property
+    def work_parent(self) -> Ints:
+        """As `parent`, with what runs in forward mode beside the operator that it derives."""
+        return self._ran.parent
+
+    @property
+    def only_shapes(self) -> Bools:
+        """Events in which a tensor subclass learns a shape from fake tensors."""
+        return self._ran.fake
+
+    @kept
+    def op_flops(self) -> Ints:
+        """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
+        out = np.zeros(len(self), np.int64)
+        rows, counts = self._flops
+        if len(rows):
+            out[rows] = np.where(self.counts_flops[rows], counts, 0)
+        for graph, events in self.graph_calls.items():
+            # What the library did is inside; the rest are loops of inductor's own.
+            inside = sums(events, self.counts_flops, out, self.work_parent)
+            out[events] = np.maximum(self.graphs[graph].flops - inside, 0)
+        return out
+
+    @kept
+    def graphs(self) -> Mapping[str, Graph]:
+        """Compiled graphs that do products, as a live capture found them, by inductor's key."""
+        return graphs_of(self.facts)
+
+    @kept
+    def graph_calls(self) -> dict[str, Ints]:
+        """The selected calls of these graphs."""
+        if not self.graphs:
+            return {}
+        names = enumerate(self.names)
+        called = {key: i for i, name in names if (key := key_of(name))}
+        return {
+            key: np.flatnonzero((self.name == called[key]) & self.selection)
+            for key in self.graphs
+            if key in called
+        }
+
+    @kept
+    def unknown_flops(self) -> Bools:
+        """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
+
+        Not so an operator with one above it that counts, which says it all, or below it: then its
+        parts count. Of operators without a number within one another, only the outermost.
+        """
+        rows, counts = self._flops
+        unknown = np.zeros(len(self), bool)
+        if not (counts < 0).any():
+            return unknown
+        known, parent = self.counts_flops, self.work_parent
+        found = rows[(counts < 0) & (self.selection & ~self.only_shapes)[rows]]
+        if len(found):
+            found = found[~nesting.below(known, parent, found)]
+            found = found[~nesting.above(np.flatnonzero(known), parent)[found]]
+            unknown[found] = True
+            unknown[found] = ~nesting.below(unknown, parent, found)
+        return unknown
+
+    def operands(self, events: Ints) -> list[OpArgs]:
+        """What the trace says of the operands of these calls."""
+        return decode(OpArgs, self.args[events])
+
+
+_NONE: Ints = np.zeros(0, np.int64)
+_NONE.setflags(write=False)
+
+
+@lru_cache(maxsize=10_000)
+def _flops_of(name: str, *parts: bytes) -> int | None:
+    """FLOPs of a call by what the trace says of its operands: tests call the same again."""
+    return flops(name, *map(decode_part, parts))
+
+
+@lru_cache(maxsize=100)
+def _wanted(kinds: tuple[Kind, ...]) -> Bools:
+    """Which kinds, by number, are among these."""
+    wanted = np.zeros(len(Kind), bool)
+    wanted[list(kinds)] = True
+    return wanted
+
+
+def _number(value: Any) -> int:
+    """A whole number, also one that is written as a string; -1 for anything else."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+
+
+def _int64(values: Sequence[Any]) -> Ints:
+    """A column; of numbers that do not fit, the lower bits."""
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        return np.fromiter((v & (2**63 - 1) for v in values), np.int64, len(values))
+
+
+def _spread(roots: Bools, parent: Ints, depth: Ints) -> Bools:
+    """The roots and everything nested below them."""
+    out = roots.copy()
+    for level in nesting.levels(depth):
+        out[level] |= out[parent[level]]
+    return out

@@ -1,0 +1,122 @@
+"""What happens on one level of a thread: operators as the user's code called them, one by one."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.names import (
+    ANNOTATION,
+    Names,
+    are_named,
+    events_named,
+    numbers_of,
+    operators_named,
+)
+from pytest_torchprof.trace.tree import has_frames, outermost, within
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+#: A step of the autograd engine, with the node that it runs; before torch 1.9 just the node.
+BACKWARD = r"autograd::engine::evaluate_function: |torch::autograd::\w+$|\w+Backward\d*$"
+_ENGINE = Names(BACKWARD)
+#: torch's annotation around a fetch of a DataLoader, with workers or without.
+FETCH = "enumerate(DataLoader)#"
+#: torch.compile at work: it runs operators on tensors that hold nothing.
+_COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
+#: How ``torch.autograd.gradcheck`` takes a difference, after it has put an element back.
+_DIFFERENCE = [f"aten::{name}" for name in ("clone", "copy_", "sub", "div", "detach", "reshape")]
+
+
+def calls(trace: Trace) -> Ints:
+    """Operators that the user's code called, thread by thread, each in time order.
+
+    Annotations may enclose them. Not what runs while torch compiles; the autograd engine's steps
+    are among them.
+    """
+    return trace.once(_calls)
+
+
+def _calls(trace: Trace) -> Ints:
+    rows = outermost(trace)
+    rows = rows[~compiled(trace, rows)]
+    return rows[np.argsort(trace.thread[rows], kind="stable")]
+
+
+def compiled(trace: Trace, rows: Ints) -> Bools:
+    """Which of these events happened while torch compiled something."""
+
+    def compiles(events: Ints) -> Bools:
+        annotation: Bools = trace.kind[events] == ANNOTATION
+        return annotation & are_named(trace, events, _COMPILING)
+
+    if not compiles(events_named(trace, _COMPILING)).any():
+        return np.zeros(len(rows), bool)
+    return within(trace, rows, compiles)
+
+
+def engine_steps(trace: Trace) -> Ints:
+    """The autograd engine's steps, in time order."""
+    return trace.once(operators_named, _ENGINE)
+
+
+def are_engine_steps(trace: Trace, operators: Ints) -> Bools:
+    """Which of these operators are."""
+    return are_named(trace, operators, _ENGINE)
+
+
+def are_gradchecked(trace: Trace, rows: Ints) -> Bools:
+    """Which of these calls are on such elements as ``torch.autograd.gradcheck`` checks here.
+
+    It calls the function that it checks again and again, changes elements one by one between, and
+    fills its tables row by row: it is torch's own code, and meant to be like that.
+    """
+    checked = trace.once(_gradchecked)
+    if not checked or not len(rows):
+        return np.zeros(len(rows), bool)
+    return np.array([one in checked for one in _elements(trace, rows)])
+
+
+def _gradchecked(trace: Trace) -> set[str]:
+    """The types of elements that gradcheck takes differences of."""
+    numbers = numbers_of(trace, _DIFFERENCE)
+    if len(numbers) < len(_DIFFERENCE):
+        return set()
+    rows = calls(trace)
+    name, length = trace.name[rows], len(rows) - len(numbers) + 1
+    found = np.ones(max(length, 0), bool)
+    for away, number in enumerate(numbers):
+        found &= name[away : away + len(found)] == number
+    return set(_elements(trace, rows[np.flatnonzero(found) + _DIFFERENCE.index("aten::sub")]))
+
+
+def _elements(trace: Trace, rows: Ints) -> list[str]:
+    """The first operand's type of element, of a complex one that of its parts; empty if unknown."""
+    types = [decode_part(args.types) for args in trace.operands(rows)]
+    return [re.sub(r"c10::complex<(\w+)>", r"\1", str(one[0])) if one else "" for one in types]
+
+
+def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:
+    """The innermost Python function of such a name around each of these events, or -1."""
+    found = np.full(len(rows), -1, np.int64)
+    if not len(rows) or not has_frames(trace):
+        return found
+    marked = trace.is_kind(Kind.PYTHON) & trace.names_where(frame.search)
+    if not marked.any():
+        return found
+    above = trace.frames[0]
+    at = above[rows]
+    todo = np.flatnonzero(at >= 0)
+    while len(todo):
+        hit = marked[at[todo]]
+        found[todo[hit]] = at[todo[hit]]
+        todo = todo[~hit]
+        at[todo] = above[at[todo]]
+        todo = todo[at[todo] >= 0]
+    return found

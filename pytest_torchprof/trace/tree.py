@@ -1,0 +1,103 @@
+"""Questions about what encloses operators, and their order, that several rules ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.names import OPERATOR, Names, events_named, rows_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+__all__ = [
+    "are_free",
+    "are_outermost",
+    "has_frames",
+    "marked",
+    "outermost",
+    "rows_of",
+    "within",
+    "within_named",
+]
+
+#: torch's own annotations, which it wrote as operators in 2021.
+_ANNOTATION = Names(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#")
+#: Those around what an optimizer does, ``zero_grad`` too.
+_OPTIMIZER = Names(r"Optimizer\.")
+
+
+def within(trace: Trace, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
+    """Which of these events are nested in a root, at whatever distance."""
+    found = np.zeros(len(rows), bool)
+    parent = trace.parent
+    at = parent[rows]
+    todo = np.flatnonzero(at >= 0)
+    while len(todo):
+        above = at[todo]
+        hit = is_root(above)
+        found[todo[hit]] = True
+        todo = todo[~hit]
+        at[todo] = parent[at[todo]]
+        todo = todo[at[todo] >= 0]
+    return found
+
+
+def within_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
+    """Which of these events are nested in one of such a name."""
+    roots = events_named(trace, *names)
+    if not (len(roots) and len(rows)):
+        return np.zeros(len(rows), bool)
+    return nesting.below(marked(trace, roots), trace.parent, rows)
+
+
+def marked(trace: Trace, rows: Ints) -> Bools:
+    """Of each event whether it is among these; the one after the last, which -1 is, is not."""
+    mark = np.zeros(len(trace) + 1, bool)
+    mark[rows] = True
+    return mark
+
+
+def are_outermost(trace: Trace, rows: Ints) -> Bools:
+    """Which of these events are operators that no other operator encloses; annotations may."""
+    return trace.once(_are_outermost)[rows]
+
+
+def outermost(trace: Trace) -> Ints:
+    """All operators that no other operator encloses, in time order."""
+    return trace.once(_outermost)
+
+
+def _outermost(trace: Trace) -> Ints:
+    operator = trace.kind == OPERATOR
+    operator[events_named(trace, _ANNOTATION)] = False
+    rows: Ints = operator.nonzero()[0]
+    return rows[~nesting.below(operator, trace.parent, rows)]
+
+
+def _are_outermost(trace: Trace) -> Bools:
+    return marked(trace, outermost(trace))
+
+
+def are_free(trace: Trace, rows: Ints) -> Bools:
+    """Which of these events are operators that no other encloses, nor an optimizer of torch."""
+    return trace.once(_are_free)[rows]
+
+
+def _are_free(trace: Trace) -> Bools:
+    rows = outermost(trace)
+    return marked(trace, rows[~within_named(trace, rows, _OPTIMIZER)])
+
+
+def has_frames(trace: Trace) -> bool:
+    """Whether the trace has Python functions."""
+    return trace.once(_has_frames)
+
+
+def _has_frames(trace: Trace) -> bool:
+    return bool((trace.kind == Kind.PYTHON).any())

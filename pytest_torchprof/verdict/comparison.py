@@ -1,0 +1,331 @@
+"""Measured against accepted: one `Verdict` a metric, and the status of the test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Literal
+
+from msgspec.structs import replace
+
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.results import (
+    Baseline,
+    Budget,
+    MetricStatus,
+    NotMeasured,
+    Number,
+    Profile,
+    TestStatus,
+    Value,
+    Verdict,
+)
+from pytest_torchprof.core.samples import NORMALISED, Normalised
+from pytest_torchprof.verdict.metrics import METRICS, Metric
+from pytest_torchprof.verdict.vacuous import not_vacuous
+
+#: A stored time is not worth more: with 5 % four of ten comparisons of identical code fail, and a
+#: slowdown of 50 % passes 25 % as good as never. Source: our measurements, see docs/time-in-ci.md.
+TIME_TOLERANCE = 0.25
+
+
+class Policy(Plain, frozen=True):
+    """How strictly to compare. ``time_note`` says why a gate on time only advises, if it does."""
+
+    time: Literal["advisory", "gate", "off"] = "advisory"
+    strict: bool = False
+    time_note: str | None = None
+
+
+def compare(
+    profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
+) -> list[Verdict]:
+    """A verdict for each metric, in the table's order, then one for each scoped budget."""
+    limits = {b.metric: b.limit for b in budgets if not b.scoped}
+    verdicts = [
+        _verdict(METRICS[name], profile, baseline, limits.get(name), policy)
+        for name in profile.metrics
+    ]
+    samples = profile.samples
+    verdicts = [
+        replace(v, sample=samples[v.metric]) if v.metric in samples else v for v in verdicts
+    ]
+    if baseline is not None:
+        verdicts = [
+            _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
+        ]
+    if baseline is not None and (lost := _gradients_kept(profile, baseline)):
+        verdicts = [
+            replace(v, status="regressed", reason=lost)
+            if v.metric == "ops" and v.status in ("ok", "improved")
+            else v
+            for v in verdicts
+        ]
+    for budget in budgets:
+        if not budget.scoped:
+            continue
+        value = profile.scoped.get(budget.label, NotMeasured("was not measured"))
+        verdicts.append(_scoped(budget, value))
+    return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
+
+
+def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:
+    """The worst that is said of the test's metrics."""
+    seen = {verdict.status for verdict in verdicts}
+    if "over_budget" in seen:
+        return "over_budget"
+    if "regressed" in seen:
+        return "regressed"
+    if not has_baseline:
+        return "new"
+    return "improved" if "improved" in seen else "ok"
+
+
+def failures(
+    verdicts: Iterable[Verdict], policy: Policy, *, has_baseline: bool, accept: bool
+) -> list[str]:
+    """Why the test fails, one sentence a cause; empty when it passes.
+
+    Over budget always fails, and a regression unless it is being accepted. Strict adds: a budget
+    that could not be checked, an improvement that is not accepted, no baseline.
+    """
+    verdicts = list(verdicts)
+    causes = []
+    if any(v.status == "over_budget" for v in verdicts):
+        causes.append("over budget")
+    if not accept and any(v.status == "regressed" for v in verdicts):
+        causes.append("regressed against the baseline")
+    if policy.strict:
+        causes += [
+            f"strict: the budget {v.metric} could not be checked: {v.reason}"
+            for v in verdicts
+            if v.status == "not_measured" and v.limit is not None
+        ]
+        causes += [
+            f"strict: {v.metric} is in the baseline and was not measured: {v.reason}"
+            for v in verdicts
+            if v.status == "not_measured"
+            and v.limit is None
+            and v.baseline is not None
+            and _is_owed(v, policy)
+        ]
+        causes += [
+            f"strict: the baseline has no {v.metric}"
+            for v in verdicts
+            if v.status == "new"
+            and has_baseline
+            and not accept
+            and METRICS[v.metric].stored
+            and _is_owed(v, policy)
+        ]
+        if not accept and any(v.status == "improved" for v in verdicts):
+            causes.append("strict: improved, but the improvement is not accepted")
+        if not accept and not has_baseline:
+            causes.append("strict: no baseline for this environment")
+    return causes
+
+
+def _is_owed(verdict: Verdict, policy: Policy) -> bool:
+    """Whether a run that has no value to compare, or no accepted one, lacks something."""
+    metric = METRICS[verdict.metric]
+    if verdict.metric == "findings" and isinstance(verdict.value, NotMeasured):
+        return False  # another order of the tests would have it
+    if metric.klass == "time" and policy.time != "gate":
+        return False
+    return not metric.depends_on_order
+
+
+def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
+    """A forgotten ``zero_grad`` does less in all, and is no improvement: say what shows it."""
+
+    def total(operators: Mapping[str, Mapping[str, int]], column: str, prefix: str = "") -> int:
+        return sum(row.get(column, 0) for name, row in operators.items() if name.startswith(prefix))
+
+    before, now = (total(o, "accumulations") for o in (baseline.operators, profile.operators))
+    zeroed = [
+        o.get("aten::zero_", {}).get("calls", 0) for o in (baseline.operators, profile.operators)
+    ]
+    if now > before and zeroed[1] - zeroed[0] < now - before:  # else they start from zero
+        return f"gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"
+    steps, zeros = (
+        [total(o, "calls", f"Optimizer.{what}#") for o in (baseline.operators, profile.operators)]
+        for what in ("step", "zero_grad")
+    )
+    if zeros[1] < zeros[0] and steps[1] >= steps[0] > 0:
+        return f"Optimizer.zero_grad was called {zeros[0]} → {zeros[1]} times in {steps[1]} steps"
+    return None
+
+
+def grown(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, int]]:
+    """Rule → (accepted, now) of those that match more often than accepted."""
+    before = baseline or Baseline()
+    pairs = {rule: (before.findings.get(rule, 0), n) for rule, n in profile.compared.items()}
+    for rule, metric in profile.gated.items():
+        if not metric and baseline is None:
+            pairs[rule] = 0, profile.found.get(rule, 0)
+        accepted = before.metrics.get(metric, 0 if baseline is None else None)
+        now = profile.metrics.get(metric)
+        if accepted is not None and isinstance(now, int) and rule in profile.found:
+            pairs[rule] = int(accepted), now
+    return {rule: pair for rule, pair in pairs.items() if pair[1] > pair[0]}
+
+
+def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
+    """Findings are compared rule by rule: one fewer of one does not make up for one of another."""
+    unknown = isinstance(verdict.value, NotMeasured)
+    if not profile.found:
+        return verdict
+    if verdict.baseline is None and not (unknown or verdict.status == "over_budget"):
+        return verdict  # from before there were findings
+    # A rule that was not checked now is not compared, nor one that a metric of its own is for.
+    found = profile.compared
+    accepted = sum(baseline.findings.get(rule, 0) for rule in found)
+    total = sum(found.values())
+    apart = sum(profile.found.values()) - total
+    more = {rule: pair for rule, pair in grown(profile, baseline).items() if rule in found}
+    if unknown and not more:
+        return verdict
+    accepted, total = accepted + apart, total + apart
+    if verdict.status == "over_budget":
+        return replace(verdict, baseline=accepted)
+    if more:
+        said = ", ".join(f"{rule} {before} → {now}" for rule, (before, now) in more.items())
+        reason = None if total > accepted else said  # the total does not say it
+        return replace(verdict, value=total, status="regressed", baseline=accepted, reason=reason)
+    return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
+
+
+def _scoped(budget: Budget, value: Value) -> Verdict:
+    if isinstance(value, NotMeasured):
+        return _unmeasured(budget.label, value, None, budget.limit)
+    status: MetricStatus = "over_budget" if value > budget.limit else "ok"
+    return Verdict(budget.label, value, status, limit=budget.limit)
+
+
+def _unmeasured(
+    label: str, value: NotMeasured, accepted: Number | None, limit: Number | None
+) -> Verdict:
+    """A limit is checked against what is at hand, and a lower bound can but exceed it."""
+    over = limit is not None and value.at_hand is not None and value.at_hand > limit
+    if value.at_hand is None or limit is None or (value.at_least and not over):
+        return Verdict(label, value, "not_measured", accepted, limit, reason=value.reason)
+    status: MetricStatus = "over_budget" if over else "ok"
+    return Verdict(
+        label, value.at_hand, status, None, limit, reason=value.reason, at_least=value.at_least
+    )
+
+
+def _verdict(
+    metric: Metric,
+    profile: Profile,
+    baseline: Baseline | None,
+    limit: Number | None,
+    policy: Policy,
+) -> Verdict:
+    value, accepted = profile.metrics[metric.name], _accepted(metric, baseline)
+    if isinstance(value, NotMeasured):
+        return _unmeasured(metric.name, value, accepted, limit)
+    if limit is not None and value > limit:
+        return Verdict(metric.name, value, "over_budget", accepted, limit)
+    if metric.klass == "time" and policy.time == "off":
+        return Verdict(metric.name, value, "ok", None, limit)
+    if accepted is None:
+        gated = policy.time == "gate" and metric.name in GATED_TIMES
+        return Verdict(
+            metric.name, value, "new", None, limit, reason=policy.time_note if gated else None
+        )
+    if metric.klass == "time":
+        return _of_time(
+            Verdict(metric.name, value, "ok", accepted, limit), profile, baseline, policy
+        )
+    status = _against(value, accepted, metric.tolerance)
+    return Verdict(metric.name, value, status, accepted, limit, metric.tolerance)
+
+
+def _of_time(
+    verdict: Verdict, profile: Profile, baseline: Baseline | None, policy: Policy
+) -> Verdict:
+    """Times of rounds are compared as multiples of the reference kernel's, where there are both."""
+    name, why, multiples = verdict.metric, policy.time_note, None
+    before = Normalised.read(baseline.times.get("normalised")) if baseline else None
+    if name in NORMALISED:
+        gap = normalised_gap(profile.normalised, before, name)
+        why = why or gap
+        if not gap and before and profile.normalised:
+            multiples = before.values[name], profile.normalised.values[name]
+    accepted, now = multiples or (verdict.baseline, verdict.value)
+    assert accepted is not None and not isinstance(now, NotMeasured)  # noqa: S101, PT018 - by callers
+    status = _against(now, accepted, TIME_TOLERANCE)
+    if policy.time != "gate" or name not in GATED_TIMES:
+        why, status = None, "ok" if status == "ok" else "advisory"
+    elif why is not None:
+        status = "ok" if status == "ok" else "advisory"
+    elif multiples and before and profile.normalised and before.n * FEW < profile.normalised.n:
+        few = f"{before.n} round{'s' * (before.n > 1)}"
+        why = f"the baseline is of {few}, and this of {profile.normalised.n}: {_ANEW}"
+    return replace(
+        verdict, status=status, tolerance=TIME_TOLERANCE, reason=why, multiples=multiples
+    )
+
+
+#: Accepted from so many times fewer rounds, a time is higher than it had to be.
+FEW = 10
+
+_ANEW = "--accept --torchprof-time=gate takes it anew"
+
+
+def normalised_gap(now: Normalised | None, before: Normalised | None, metric: str) -> str | None:
+    """Why a time is not comparable as a multiple of the reference kernel's; None where it is."""
+    if now is None or metric not in now.values:
+        return "the reference kernel did not run"
+    if before is None or metric not in before.values:
+        return f"the baseline has no time relative to the reference kernel: {_ANEW}"
+    if now.conditions != before.conditions:
+        return f"the baseline's times are of {before.conditions}, not {now.conditions}: {_ANEW}"
+    faults = abs(now.page_faults - before.page_faults)
+    fastest_ms = min(one.values[metric] * one.reference_ms for one in (now, before))
+    if faults > _FEW_FAULTS and faults * _PAGE_FAULT_MS > _FAULTS_SHARE * fastest_ms:
+        return (
+            f"{before.page_faults:,} → {now.page_faults:,} page faults a round: whether memory is "
+            "reused is the luck of a process, so time only advises"
+        )
+    return None
+
+
+#: Large temporary tensors are either reused from round to round, or fetched from the system each
+#: time; which of the two, the layout of the heap decides when a process starts, and the same code
+#: takes up to seven times as long. 8 MiB tensors on glibc: 4,096 faults, 6 ms. A few always are.
+_PAGE_FAULT_MS, _FAULTS_SHARE, _FEW_FAULTS = 0.001, 0.1, 50
+
+
+#: Wall time of unprofiled rounds, and times of the device. CPU time only advises: a test that waits
+#: has little, and idle threads that spin are no matter of the test's. Host times of the profiled
+#: run carry the profiler's own cost.
+GATED_TIMES = frozenset({"wall_ms", "self_cuda_ms", "cuda_busy_ms"})
+
+
+def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
+    if baseline is None:
+        return None
+    source: Mapping[str, Number] = baseline.metrics if metric.stored else baseline.times
+    value = source.get(metric.name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _against(value: Number, accepted: Number, tolerance: float) -> MetricStatus:
+    """Less is better, for every metric there is; what is exactly the tolerance off is ok."""
+    if value == accepted:
+        return "ok"
+    # As fractions, because 1.1 * 100 is more than 110 in floats, and large counts are rounded.
+    before = _exact(accepted)
+    change, margin = _exact(value) - before, abs(before) * _exact(tolerance)
+    if abs(change) <= margin:
+        return "ok"
+    return "regressed" if change > 0 else "improved"
+
+
+def _exact(number: Number) -> Fraction:
+    return Fraction(number) if isinstance(number, int) else Fraction(repr(float(number)))

@@ -1,0 +1,369 @@
+"""The metric table: every report key, baseline key, column, marker and README row derives from it.
+
+To add a metric, add a row to `METRICS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import NotMeasured, Value
+    from pytest_torchprof.trace.events import Trace
+
+Klass = Literal["exact", "near", "time"]
+Unit = Literal["ms", "1", "FLOP", "B"]
+Need = Literal["rounds", "shapes", "memory", "device", "device_memory", "calls"]
+
+NO_REGION = "failed capture: the trace lacks the measured region"
+NO_DURATIONS = "the events of this trace have no durations"
+NO_MEMORY = "recorded without memory events (profile_memory=True gives them)"
+NO_SIZES = "the copies of this trace have no sizes"
+
+
+class Metric(NamedTuple):
+    """One row of the table. (A plain pytest run loads it for the markers, so it is a light type.)
+
+    Attributes:
+        name: report key, baseline key, column; the marker is ``max_<name>``.
+        unit: canonical unit of the value: ``ms``, ``1``, ``FLOP`` or ``B``.
+        klass: ``exact`` must equal the baseline, ``near`` within ``tolerance``, ``time`` follows
+            ``--torchprof-time``.
+        needs: what the capture must hold; where it does not, the metric is not measured.
+        extract: the value from a trace; pure.
+        help: one line for tables and ``--markers``.
+        tolerance: relative, of a ``near`` metric.
+        scopable: whether a limit may name an operator or a module.
+        depends_on_order: whether what ran earlier in the process decides if it has a value.
+        stored: whether baselines keep it among ``metrics`` (time is kept apart).
+    """
+
+    name: str
+    unit: Unit
+    klass: Klass
+    needs: frozenset[Need]
+    extract: Callable[[Trace], Value]
+    help: str
+    tolerance: float = 0.0
+    scopable: bool = True
+    depends_on_order: bool = False
+
+    @property
+    def stored(self) -> bool:
+        """Whether baselines keep it among ``metrics``; times are kept apart, with their machine."""
+        return self.klass != "time"
+
+    @property
+    def of_region(self) -> bool:
+        """Whether it is of the profiled run's events, not of the rounds or of the first run."""
+        return "rounds" not in self.needs and not self.depends_on_order
+
+    @property
+    def of_device(self) -> bool:
+        """Whether it is of an accelerator, or of waiting for it."""
+        return not self.needs.isdisjoint({"device", "device_memory", "calls"})
+
+
+def measure(metric: Metric, trace: Trace) -> Value:
+    """The value of the metric on this trace, or why there is none.
+
+    Of a capture that lacks some of what the device did, counts are at least those of the rest.
+    """
+    if (missing := trace.once(_missing, metric.needs)) is not None:
+        return missing
+    if "device" in metric.needs:
+        from pytest_torchprof.analysis.gaps import partial_gap
+
+        if reason := trace.once(partial_gap):
+            return _at_least(metric, trace, reason)
+    return bounded(metric, metric.extract(trace), trace)
+
+
+def _at_least(metric: Metric, trace: Trace, reason: str) -> NotMeasured:
+    found = metric.extract(trace) if metric.klass == "exact" else 0
+    if not isinstance(found, int) or not found:
+        return _unknown(reason)
+    from pytest_torchprof.core.units import format_quantity
+
+    return _unknown(
+        f"at least {format_quantity(found, metric.unit)}: {reason}", found, at_least=True
+    )
+
+
+def bounded(metric: Metric, value: Value, trace: Trace) -> Value:
+    """The value; a lower bound where other processes, or finalizers, worked for the test too."""
+    if not (metric.of_region and trace.facts):
+        return value
+    from pytest_torchprof.analysis.elsewhere import elsewhere
+
+    if (gap := trace.once(elsewhere)) is None:
+        return value
+    at_hand = value if isinstance(value, int) else getattr(value, "at_hand", None)
+    return _unknown(gap, at_hand, at_least=True)
+
+
+def measure_all(trace: Trace, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
+    """Every metric of the table on this trace, but for those that are ``known``."""
+    known = known or {}
+    return {
+        name: known[name] if name in known else measure(metric, trace)
+        for name, metric in METRICS.items()
+    }
+
+
+def _unknown(reason: str, at_hand: int | None = None, *, at_least: bool = False) -> NotMeasured:
+    from pytest_torchprof.core.results import NotMeasured
+
+    return NotMeasured(reason, at_hand, at_least)
+
+
+# -------------------------------------------------------------------- what a capture must hold
+
+
+def _missing(trace: Trace, needs: frozenset[Need]) -> NotMeasured | None:
+    reason = _lacking(trace, needs)
+    if reason and trace.cut:
+        reason += ", or the file breaks off before it"
+    return _unknown(reason) if reason else None
+
+
+def _lacking(trace: Trace, needs: frozenset[Need]) -> str | None:
+    """Why the capture does not hold what metrics of these needs are made of."""
+    if trace.facts and trace.region is None:
+        return NO_REGION
+    from pytest_torchprof.analysis import gaps
+
+    questions = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
+    for need, question in {**questions, "calls": gaps.waits_gap}.items():
+        if need in needs and (reason := trace.once(question)):
+            return reason
+    if "shapes" in needs and not trace.has_shapes:
+        return "recorded without shapes (record_shapes=True gives them)"
+    if "memory" in needs and not _has_memory(trace):
+        return str(trace.facts.get("no_memory") or NO_MEMORY)
+    return None
+
+
+def _has_memory(trace: Trace) -> bool:
+    if "no_memory" in trace.facts:
+        return False
+    from pytest_torchprof.analysis.memory import ALLOCATORS
+    from pytest_torchprof.trace.events import Kind
+
+    sizes = trace.memory.bytes
+    if len(sizes):
+        return bool(sizes.any())
+    if trace.region is not None:
+        return bool(trace.metadata.get("profile_memory"))
+    # Some builds of torch note the flag and record nothing.
+    allocates = trace.is_kind(Kind.OP) & trace.names_where(ALLOCATORS.__contains__)
+    return bool(trace.metadata.get("profile_memory")) and not allocates.any()
+
+
+# -------------------------------------------------------------------- extractors
+
+
+def _fact(key: str) -> Callable[[Trace], Value]:
+    """A number that the live capture noted, or the reason that it noted instead."""
+
+    def extract(trace: Trace) -> Value:
+        value = trace.facts.get(key)
+        if isinstance(value, dict):  # of several rounds
+            value = value.get("median")
+        if isinstance(value, int | float):
+            return round(value) if key == "instructions" else value
+        return _unknown(str(value) if value else "only a live test measures it")
+
+    return extract
+
+
+def _compiled(what: str) -> Callable[[Trace], Value]:
+    """A number of the test's own compilations, where all code that it ran is of these."""
+
+    def extract(trace: Trace) -> Value:
+        from pytest_torchprof.analysis import compilation
+
+        found: compilation.Compiled = trace.once(getattr(compilation, what))
+        if found.rows is None or found.gap is not None:
+            return _unknown(str(found.gap), None if found.rows is None else len(found.rows))
+        return len(found.rows)
+
+    return extract
+
+
+def _count(trace: Trace, kind: str) -> int:
+    from pytest_torchprof.trace.events import Kind
+
+    return int((trace.selection & trace.is_kind(Kind[kind])).sum())
+
+
+def _ops(trace: Trace) -> Value:
+    return _count(trace, "OP")
+
+
+def _kernels(trace: Trace) -> Value:
+    return _count(trace, "KERNEL")
+
+
+def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
+    def extract(trace: Trace) -> Value:
+        from pytest_torchprof.trace import events
+
+        direction: re.Pattern[str] = getattr(events, pattern)
+        chosen = trace.selection & trace.is_kind(events.Kind.MEMCPY)
+        chosen &= trace.names_where(direction.search)
+        if not in_bytes:
+            return int(chosen.sum())
+        sizes = trace.bytes[chosen]
+        return _unknown(NO_SIZES) if (sizes < 0).any() else int(sizes.sum())
+
+    return extract
+
+
+def _syncs(trace: Trace) -> Value:
+    from pytest_torchprof.trace.events import SYNC_CALL, Kind
+
+    calls = trace.selection & trace.is_kind(Kind.RUNTIME)
+    return int((calls & trace.names_where(SYNC_CALL.search)).sum())
+
+
+def _flops(trace: Trace) -> Value:
+    from pytest_torchprof.analysis.uncounted import uncounted
+
+    if (gap := uncounted(trace)) is not None:
+        return _unknown(gap.reason, gap.at_least, at_least=True)
+    return int(trace.op_flops[trace.selection].sum())
+
+
+def _self_cpu_ms(trace: Trace) -> Value:
+    from pytest_torchprof.analysis.ops import self_cpu_ns
+
+    total = self_cpu_ns(trace)
+    return _unknown(NO_DURATIONS) if not total and _count(trace, "OP") else total / 1e6
+
+
+def _device_ms(what: str) -> Callable[[Trace], Value]:
+    def extract(trace: Trace) -> Value:
+        from pytest_torchprof.analysis.device_time import device_time
+
+        times = device_time(trace)
+        if not times.self_ns and _count(trace, "KERNEL"):
+            return _unknown(NO_DURATIONS)
+        return float(getattr(times, what)) / 1e6
+
+    return extract
+
+
+def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
+    def extract(trace: Trace) -> Value:
+        from pytest_torchprof.analysis.memory import usage
+
+        return int(getattr(usage(trace, on_device=on_device), what))
+
+    return extract
+
+
+def _host_peak(trace: Trace) -> Value:
+    """The peak, except where it depends on how far a DataLoader's workers are ahead."""
+    peak = _memory("peak_bytes", on_device=False)(trace)
+    from pytest_torchprof.analysis.elsewhere import uses_workers
+
+    if uses_workers(trace):
+        return _unknown("a DataLoader's workers hand over when they are ready, so the peak wanders")
+    return peak
+
+
+def _findings(trace: Trace) -> Value:
+    from pytest_torchprof.rules.engine.check import nothing_seen
+    from pytest_torchprof.rules.engine.registry import check_all
+
+    if (reason := nothing_seen(trace)) is not None:
+        return _unknown(reason)
+    checked = trace.once(check_all)
+    total = sum(checked.counts.values())
+    return _unknown(checked.unsettled, total or None) if checked.unsettled else total
+
+
+# -------------------------------------------------------------------- the table
+
+
+def _row(
+    name: str,
+    unit: Unit,
+    klass: Klass,
+    needs: str,
+    extract: Callable[[Trace], Value],
+    help_: str,
+    *,
+    tolerance: float = 0.0,
+    scopable: bool = True,
+    depends_on_order: bool = False,
+) -> Metric:
+    wanted: frozenset[Need] = frozenset(needs.split())  # type: ignore[arg-type]
+    return Metric(name, unit, klass, wanted, extract, help_, tolerance, scopable, depends_on_order)
+
+
+#: Tolerances: an instruction count wanders by about 0.1 % with addresses and interrupts; the
+#: caching allocator's peak moves by a block's rounding (512 B of each tensor).
+METRICS: Mapping[str, Metric] = {
+    m.name: m
+    for m in (
+        _row("wall_ms", "ms", "time", "rounds", _fact("wall_ms"),
+             "wall time of the call phase, unprofiled, median over rounds", scopable=False),
+        _row("cpu_ms", "ms", "time", "rounds", _fact("cpu_ms"),
+             "process CPU time of the call phase, unprofiled, median over rounds", scopable=False),
+        _row("self_cpu_ms", "ms", "time", "", _self_cpu_ms,
+             "sum of self CPU time of all operators, profiled"),
+        _row("self_cuda_ms", "ms", "time", "device", _device_ms("self_ns"),
+             "sum of device time of kernels, copies and memsets"),
+        _row("cuda_busy_ms", "ms", "time", "device", _device_ms("busy_ns"),
+             "time in which the device ran anything"),
+        _row("cuda_idle_ms", "ms", "time", "device", _device_ms("idle_ns"),
+             "time between the first and the last device event in which the device ran nothing"),
+        _row("instructions", "1", "near", "rounds", _fact("instructions"),
+             "user-space CPU instructions of the call phase, where the counter is there",
+             tolerance=0.01, scopable=False),
+        _row("flops", "FLOP", "exact", "shapes", _flops,
+             "floating-point operations by formula, multiply and add counted as 2"),
+        _row("ops", "1", "exact", "", _ops,
+             "dispatched operator calls"),
+        _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
+             "highest live bytes above the start of the call phase"),
+        _row("peak_cuda_bytes", "B", "near", "memory device_memory",
+             _memory("peak_bytes", on_device=True),
+             "highest live device bytes above the start of the call phase", tolerance=0.01),
+        _row("allocated_cpu_bytes", "B", "exact", "memory",
+             _memory("allocated_bytes", on_device=False),
+             "sum of allocations"),
+        _row("allocated_cuda_bytes", "B", "exact", "memory device_memory",
+             _memory("allocated_bytes", on_device=True),
+             "sum of device allocations"),
+        _row("leaked_cpu_bytes", "B", "exact", "memory", _memory("leaked_bytes", on_device=False),
+             "allocated in the call phase and live after it, after gc"),
+        _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
+             _memory("leaked_bytes", on_device=True),
+             "live device bytes at the end less at the start, after gc"),
+        _row("kernels", "1", "exact", "device", _kernels,
+             "device kernels that ran"),
+        _row("h2d_copies", "1", "exact", "device", _copies("H2D", in_bytes=False),
+             "copies from host to device"),
+        _row("d2h_copies", "1", "exact", "device", _copies("D2H", in_bytes=False),
+             "copies from device to host"),
+        _row("h2d_bytes", "B", "exact", "device", _copies("H2D", in_bytes=True),
+             "bytes copied from host to device"),
+        _row("d2h_bytes", "B", "exact", "device", _copies("D2H", in_bytes=True),
+             "bytes copied from device to host"),
+        _row("syncs", "1", "exact", "calls", _syncs,
+             "calls in which the host waited for the device"),
+        _row("graph_breaks", "1", "exact", "", _compiled("graph_breaks"),
+             "torch.compile graph breaks in the first run of the test", scopable=False,
+             depends_on_order=True),
+        _row("recompiles", "1", "exact", "", _compiled("recompilations"),
+             "torch.compile recompilations in the first run of the test", scopable=False,
+             depends_on_order=True),
+        _row("findings", "1", "exact", "", _findings,
+             "anti-pattern matches", scopable=False),
+    )
+}  # fmt: skip

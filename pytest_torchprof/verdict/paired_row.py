@@ -1,0 +1,52 @@
+"""One test of two revisions, as tables and reports show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.verdict.decision import Decision
+
+#: Of a decision; or why there is none: the test is only in B or only in A, fails or is skipped on
+#: a side, or could not be measured.
+RowVerdict = Literal[
+    "slower", "faster", "same", "unclear", "new", "gone", "failed", "skipped", "error"
+]
+
+#: Sides where a test fails, is skipped or could not be measured; what is in A alone is none of B's.
+Broken = Literal["", "A", "B", "AB"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An exact metric that is not the same on both sides; None where a side did not measure it."""
+
+    metric: str
+    a: float | None
+    b: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One test. ``a_ms`` and ``b_ms`` are of wall time, ``cpu_…`` of the process's CPU time.
+
+    ``reason`` says why there is no decision, or what a reader must know of it; ``unprofiled`` why
+    exact metrics were not compared.
+    """
+
+    nodeid: str
+    verdict: RowVerdict
+    reason: str | None = None
+    a_ms: Sample | None = None
+    b_ms: Sample | None = None
+    cpu_a_ms: Sample | None = None
+    cpu_b_ms: Sample | None = None
+    decision: Decision | None = None
+    differences: tuple[Difference, ...] = field(default=())
+    #: Time of measured calls, of both sides together, and all that the test took.
+    measured_s: float = 0.0
+    spent_s: float = 0.0
+    broken: Broken = ""
+    unprofiled: str | None = None

@@ -1,0 +1,67 @@
+"""Limits that hold only because nothing ran: these were not checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.verdict.metrics import METRICS, Metric
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Baseline, Profile, Verdict
+
+NOTHING = (
+    "no operator ran in the profiled run; if an earlier run keeps the result, use warmup=0, "
+    "rounds=0"
+)
+NOTHING_ON_DEVICE = (
+    "nothing ran on the device in the profiled run; if an earlier run keeps the result, use "
+    "warmup=0, rounds=0"
+)
+NO_PRODUCT = (
+    "no product ran in the profiled run; if an earlier run keeps the result, use warmup=0, rounds=0"
+)
+#: A limit of 0 on one of these asks for nothing to run; on others, for nothing bad in what runs.
+_AMOUNTS = frozenset({"ops", "flops", "kernels"})
+
+
+def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -> Verdict:
+    """The verdict; *not measured* where its limit is kept by a run in which nothing happened.
+
+    The value stays, as a true zero. A baseline that has nothing either says that it is meant so.
+    """
+    metric = METRICS[verdict.metric.split("[")[0]]
+    why = _nothing(metric, profile, baseline)
+    if why is None and metric.name == "flops" and verdict.value == 0:
+        why = None if baseline is not None and baseline.metrics.get("flops") == 0 else NO_PRODUCT
+    if why is None:
+        return verdict
+    if verdict.metric == "ops" and verdict.status == "improved":
+        return replace(verdict, reason=why)
+    if verdict.limit is None or verdict.status in ("over_budget", "not_measured"):
+        return verdict
+    if verdict.limit == 0 and metric.name in _AMOUNTS:
+        return verdict
+    return replace(verdict, status="not_measured", reason=why)
+
+
+def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> str | None:
+    """Why the metric had nothing to measure; None where it had, or where that was accepted."""
+    if not metric.of_region:
+        return None
+    accepted = {} if baseline is None else baseline.metrics
+    if profile.metrics.get("ops") == 0 and not profile.kernels:
+        return None if accepted.get("ops") == 0 else NOTHING
+    if metric.of_device and not _on_device(profile):
+        return None if accepted.get("kernels") == 0 else NOTHING_ON_DEVICE
+    return None
+
+
+def _on_device(profile: Profile) -> bool:
+    """Whether anything at all shows on the device, or whether there is no telling."""
+    if profile.kernels or profile.metrics.get("kernels") != 0:
+        return True
+    values = (profile.metrics.get(name) for name, m in METRICS.items() if m.of_device)
+    return any(value for value in values if not isinstance(value, NotMeasured))

@@ -1,0 +1,172 @@
+"""Compulsory bytes of look-ups, windows and lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from pytest_torchprof.work.operands import Operands, UnknownTrafficError
+
+if TYPE_CHECKING:
+    from pytest_torchprof.work.operands import Rule
+
+
+def _gather_rows(_: str, call: Operands) -> int:
+    """`embedding(table, indices)`: as many rows as indices, at most the table, not more."""
+    table, index = call.tensor(0), call.tensor(1)
+    out = prod(index.shape) * prod(table.shape[1:])
+    return index.bytes + (min(out, table.distinct) + out) * table.item
+
+
+def _embedding_backward(_: str, call: Operands) -> int:
+    """`(grad, indices, rows, ...)`: the whole gradient of the table is written."""
+    grad, index = call.tensor(0), call.tensor(1)
+    return grad.bytes + index.bytes + call.integers(2)[0] * grad.shape[-1] * grad.item
+
+
+def _index_select(_: str, call: Operands) -> int:
+    """`(x, axis, index)`."""
+    x, index, axis = call.tensor(0), call.tensor(2), call.integers(1)[0]
+    out = prod(x.shape) // x.shape[axis] * prod(index.shape)
+    return index.bytes + (min(out, x.distinct) + out) * x.item
+
+
+def _gather(_: str, call: Operands) -> int:
+    """`(x, axis, index)`: one element for each index."""
+    x, index = call.tensor(0), call.tensor(2)
+    out = prod(index.shape)
+    return index.bytes + (min(out, x.distinct) + out) * x.item
+
+
+def _scatter(*, adds: bool, rows: bool = False) -> Rule:
+    """`(x, axis, index, source or value)`: one element, or one row, for each index."""
+
+    def rule(name: str, call: Operands) -> int:
+        x, index, source = call.tensor(0), call.tensor(2), call.optional(3)
+        source = source if source is not None and source.shape else None
+        if rows and source is None:
+            raise UnknownTrafficError
+        moved = prod(source.shape) if source and rows else prod(index.shape)
+        met = min(moved, x.distinct) * x.item
+        total = index.bytes + (moved * source.item if source else 0)
+        if not name.endswith("_"):
+            return total + x.bytes + prod(x.shape) * x.item
+        return total + met * (2 if adds else 1)
+
+    return rule
+
+
+def _pool(stride: int, padding: int, dilation: int | None, ceil: int, *, indices: bool) -> Rule:
+    """`(x, kernel, stride, padding, ...)` over the last axes."""
+
+    def rule(_: str, call: Operands) -> int:
+        x, kernel = call.tensor(0), call.integers(1)
+        n = len(kernel)
+        steps = call.integers(stride) or kernel
+        dilations = [1] * n if dilation is None else call.integers(dilation)
+        sides = [v * n if len(v) == 1 else v for v in (steps, call.integers(padding), dilations)]
+        up = call.flag(ceil)
+        out = prod(x.shape[:-n])
+        for i, k, s, p, d in zip(x.shape[-n:], kernel, *sides, strict=True):
+            places = i + 2 * p - d * (k - 1) - 1
+            count = (places + (s - 1) * up) // s + 1
+            # Rounded up, the last window still begins inside.
+            out *= count - (up and (count - 1) * s >= i + p)
+        return x.bytes + out * (x.item + 8 * indices)
+
+    return rule
+
+
+def _resized(_: str, call: Operands) -> int:
+    """`(x, output_size, ...)` over the last axes: adaptive pooling, interpolation."""
+    x, size = call.tensor(0), call.integers(1)
+    if not size:
+        raise UnknownTrafficError
+    return x.bytes + prod(x.shape[: -len(size)]) * prod(size) * x.item
+
+
+def _resized_backward(_: str, call: Operands) -> int:
+    """`(grad, output_size, input_size, ...)`."""
+    grad, size = call.tensor(0), call.integers(2)
+    if not size:
+        raise UnknownTrafficError
+    return grad.bytes + prod(size) * grad.item
+
+
+def _max_pool_backward(_: str, call: Operands) -> int:
+    """`(grad, x, ..., indices)`: of the input only the shape is needed."""
+    grad, x, index = call.tensor(0), call.tensor(1), call.tensor(7)
+    return grad.bytes + index.bytes + prod(x.shape) * x.item
+
+
+def _sort(_: str, call: Operands) -> int:
+    x = call.tensor(0)
+    return x.bytes + prod(x.shape) * (x.item + 8)
+
+
+def _topk(_: str, call: Operands) -> int:
+    """`(x, k, axis, ...)`: values and indices."""
+    x, k, axis = call.tensor(0), call.integers(1)[0], call.integers(2)[0]
+    out = prod(x.shape) // x.shape[axis] * k if x.shape else 1
+    return x.bytes + out * (x.item + 8)
+
+
+def _joined(_: str, call: Operands) -> int:
+    """`cat` and `stack`: every element written."""
+    return call.list_bytes(0) + call.list_elements(0) * (call.item_bytes or 0)
+
+
+def _foreach(name: str, call: Operands) -> int:
+    """Every list read, the first or one like it written."""
+    lists = [at for at in range(len(call)) if call.types[at] == "TensorList"]
+    read = sum(map(call.list_bytes, lists))
+    return (0 if name.endswith("zero_") else read) + call.list_bytes(0)
+
+
+def _fused_adam(_: str, call: Operands) -> int:
+    """`(self, grads, averages, squares, largest squares, steps, ...)`: all but the grads change."""
+    largest = call.list_bytes(4) if call.dims[4] else 0
+    changed = call.list_bytes(0) + call.list_bytes(2) + call.list_bytes(3) + largest
+    return 2 * changed + call.list_bytes(1) + 4 * len(call.dims[5])
+
+
+# ------------------------------------------------------------------------------------ the table
+
+_FOREACH = (
+    "add sub mul div addcmul addcdiv lerp sqrt rsqrt neg abs exp log reciprocal maximum minimum "
+    "clamp_min clamp_max pow zero"
+)
+
+TABLES: Final[Mapping[str, Rule]] = {
+    "aten::embedding": _gather_rows,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::index_select": _index_select,
+    "aten::gather": _gather,
+    "aten::scatter": _scatter(adds=False),
+    "aten::scatter_": _scatter(adds=False),
+    "aten::scatter_add": _scatter(adds=True),
+    "aten::scatter_add_": _scatter(adds=True),
+    "aten::index_add_": _scatter(adds=True, rows=True),
+    "aten::index_copy_": _scatter(adds=False, rows=True),
+    "aten::max_pool2d_with_indices": _pool(2, 3, 4, 5, indices=True),
+    "aten::max_pool3d_with_indices": _pool(2, 3, 4, 5, indices=True),
+    "aten::max_pool2d_with_indices_backward": _max_pool_backward,
+    "aten::avg_pool2d": _pool(2, 3, None, 4, indices=False),
+    "aten::avg_pool3d": _pool(2, 3, None, 4, indices=False),
+    "aten::_adaptive_avg_pool2d": _resized,
+    "aten::_adaptive_avg_pool3d": _resized,
+    "aten::upsample_nearest2d": _resized,
+    "aten::upsample_bilinear2d": _resized,
+    "aten::upsample_bicubic2d": _resized,
+    "aten::upsample_nearest2d_backward": _resized_backward,
+    "aten::upsample_bilinear2d_backward": _resized_backward,
+    "aten::upsample_bicubic2d_backward": _resized_backward,
+    "aten::sort": _sort,
+    "aten::topk": _topk,
+    "aten::cat": _joined,
+    "aten::stack": _joined,
+    "aten::_fused_adam_": _fused_adam,
+    "aten::_fused_adamw_": _fused_adam,
+    **{f"aten::_foreach_{n}{tail}": _foreach for n in _FOREACH.split() for tail in ("", "_")},
+}

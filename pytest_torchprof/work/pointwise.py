@@ -1,0 +1,294 @@
+"""Compulsory bytes of all that is not a contraction: elementwise work, reductions, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from pytest_torchprof.work.operands import (
+    ELEMENT_BYTES,
+    Operands,
+    Tensor,
+    UnknownTrafficError,
+    broadcast,
+    category,
+    promoted,
+)
+
+if TYPE_CHECKING:
+    from pytest_torchprof.work.operands import Rule
+
+# ------------------------------------------------------------------------- element by element
+
+
+def _elementwise(inputs: int, out: str | None = None) -> Rule:
+    """As many leading operands are broadcast; what comes after them is the output's place.
+
+    `out`: the dtype of the result if it is always the same; "real" if integers give floats.
+    """
+
+    def rule(name: str, call: Operands) -> int:
+        tensors = call.tensors(0, inputs)
+        shape = broadcast(tensors)
+        if name.endswith("_"):
+            if shape != tensors[0].shape:
+                raise UnknownTrafficError
+            written = tensors[0]  # where it was expanded, the kernel would refuse
+        else:
+            places = call.tensors(inputs)
+            dtype = places[-1].dtype if places else _result(call, tensors, inputs, out)
+            written = Tensor(shape, dtype)
+        # Numbers are recorded as tensors without dimensions.
+        read = sum(t.bytes for t in tensors if t.shape or not shape)
+        return read + written.bytes
+
+    return rule
+
+
+def _result(call: Operands, tensors: list[Tensor], inputs: int, out: str | None) -> str:
+    if out is not None and out != "real":
+        return out
+    dtype = promoted(tensors, [])
+    if category(dtype) < 2:  # among floats, a number decides nothing
+        places = range(min(inputs, len(call)))
+        dtype = promoted(tensors, [call.text(i) for i in places if call.types[i] == "Scalar"])
+    return "float" if out == "real" and category(dtype) < 2 else dtype
+
+
+def _division(name: str, call: Operands) -> int:
+    """True division makes floats of integers; one that rounds does not."""
+    rounds = len(call) > 2 and bool(call.concrete) and bool(call.concrete[2])
+    return _elementwise(2, None if rounds else "real")(name, call)
+
+
+def _where(_: str, call: Operands) -> int:
+    """`where(condition, a, b)`: the condition has no say in the dtype."""
+    tensors, places = call.tensors(0, 3), call.tensors(3)
+    shape = broadcast(tensors)
+    numbers = [call.text(i) for i in (1, 2) if call.types[i] == "Scalar"]
+    dtype = places[-1].dtype if places else promoted(tensors[1:], numbers)
+    return sum(t.bytes for t in tensors if t.shape or not shape) + Tensor(shape, dtype).bytes
+
+
+def _copy(_: str, call: Operands) -> int:
+    """`copy_(to, from)`: each in its own dtype."""
+    return call.tensor(0).bytes + call.tensor(1).bytes
+
+
+def _cast(_: str, call: Operands) -> int:
+    """`_to_copy(x, dtype, ...)`."""
+    x = call.tensor(0)
+    return x.bytes + prod(x.shape) * ELEMENT_BYTES[call.dtype(1, x.dtype)]
+
+
+def _written(_: str, call: Operands) -> int:
+    """`fill_`, `normal_` and the like: what was there before is not read."""
+    return call.tensor(0).bytes + sum(t.bytes for t in call.tensors(1) if t.shape)
+
+
+def _rearranged(_: str, call: Operands) -> int:
+    """As many elements out as in: `clone`, `flip`, `roll`, `cumsum`'s kin."""
+    x = call.tensor(0)
+    return x.bytes + prod(x.shape) * x.item
+
+
+def _dropout(_: str, call: Operands) -> int:
+    """`native_dropout`: the result, and the mask as one byte an element."""
+    x = call.tensor(0)
+    return x.bytes + prod(x.shape) * (x.item + 1)
+
+
+def _dropout_backward(_: str, call: Operands) -> int:
+    grad, mask = call.tensor(0), call.tensor(1)
+    return grad.bytes + mask.bytes + prod(grad.shape) * grad.item
+
+
+# ----------------------------------------------------------------- reductions and normalisations
+
+
+def _reduction(axes: int = 1, out: str | None = None, *, outputs: int = 1) -> Rule:
+    """The input read, what is left of it written. `axes`: which argument says what goes, "" all.
+
+    `out`: the dtype of the result, or "sum" if it may be asked for and small integers add up to
+    64 bits. A second output is of indices.
+    """
+
+    def rule(_: str, call: Operands) -> int:
+        x = call.tensor(0)
+        gone: set[int] = set()
+        if len(call) > 2 and x.shape:
+            gone = {axis % len(x.shape) for axis in call.integers(axes)}
+        kept = prod(n for i, n in enumerate(x.shape) if i not in gone) if gone else 1
+        dtype = out or x.dtype
+        if out == "sum":
+            dtype = call.dtype(
+                3 if len(call) > 2 else 1, "long" if category(x.dtype) < 2 else x.dtype
+            )
+        sizes = ELEMENT_BYTES[dtype] + (8 if outputs == 2 and len(call) > 2 else 0)
+        return x.bytes + kept * sizes
+
+    return rule
+
+
+def _extremum(name: str, call: Operands) -> int:
+    """`max(x)`, `max(x, axis)` with indices, or `max(x, other)`."""
+    if len(call) > 1 and call.types[1] in ELEMENT_BYTES:
+        return _elementwise(2)(name, call)
+    return _reduction(outputs=2)(name, call)
+
+
+def _softmax(_: str, call: Operands) -> int:
+    """`(x, axis, half_to_float)`."""
+    x = call.tensor(0)
+    single = x.dtype == "c10::Half" and call.flag(2)
+    return x.bytes + prod(x.shape) * (4 if single else x.item)
+
+
+def _softmax_backward(_: str, call: Operands) -> int:
+    """`(grad, output, axis, input_dtype)`."""
+    grad = call.tensor(0)
+    return call.read(0, 2) + prod(grad.shape) * ELEMENT_BYTES[call.dtype(3, grad.dtype)]
+
+
+def _statistics(dtype: str) -> int:
+    """Bytes of a mean or a deviation: those of half precision are kept in single."""
+    return max(ELEMENT_BYTES[dtype], 4)
+
+
+def _layer_norm(statistics: int) -> Rule:
+    """`(x, normalized_shape, weight, bias, eps)`; so many statistics a row are kept."""
+
+    def rule(_: str, call: Operands) -> int:
+        x, weight = call.tensor(0), call.optional(2)
+        width = prod(weight.shape if weight else call.integers(1))
+        rows = prod(x.shape) // width if width else 0
+        kept = statistics * rows * _statistics(x.dtype)
+        return call.read(0, 4) + prod(x.shape) * x.item + kept
+
+    return rule
+
+
+def _norm_backward(x: int, weight: int, unread: tuple[int, ...] = ()) -> Rule:
+    """What is given read; the gradients that the mask, or its lack, asks for written."""
+
+    def rule(_: str, call: Operands) -> int:
+        inside, scale = call.tensor(x), call.optional(weight)
+        mask = call.concrete[-1] if call.concrete else ""
+        wanted = [item.strip() == "True" for item in mask.strip("[]").split(",")]
+        wanted = wanted if len(wanted) > 1 else [True] * 3
+        total = call.read() - sum(t.bytes for i in unread if (t := call.optional(i)))
+        total += prod(inside.shape) * inside.item * wanted[0]
+        return total + (prod(scale.shape) * scale.item * sum(wanted[1:]) if scale else 0)
+
+    return rule
+
+
+def _batch_norm(training: int | bool) -> Rule:
+    """`(x, weight, bias, running_mean, running_var, training, ...)`."""
+
+    def rule(_: str, call: Operands) -> int:
+        x = call.tensor(0)
+        total = call.read(0, 5) + prod(x.shape) * x.item
+        if training if isinstance(training, bool) else call.flag(training):
+            running = sum(t.bytes for t in call.tensors(3, 5))
+            total += running + 2 * x.shape[1] * _statistics(x.dtype)
+        return total
+
+    return rule
+
+
+def _group_norm(_: str, call: Operands) -> int:
+    """`(x, weight, bias, n, channels, places, groups, eps)`."""
+    x = call.tensor(0)
+    groups = call.integers(3)[0] * call.integers(6)[0]
+    return call.read(0, 3) + prod(x.shape) * x.item + 2 * groups * x.item
+
+
+def _cumulated(_: str, call: Operands) -> int:
+    """`cumsum(x, axis, dtype)`: small integers add up to 64 bits."""
+    x = call.tensor(0)
+    dtype = call.dtype(2, "long" if category(x.dtype) < 2 else x.dtype)
+    return x.bytes + prod(x.shape) * ELEMENT_BYTES[dtype]
+
+
+# ------------------------------------------------------------------------------------ the table
+
+_UNARY, _BINARY, _TERNARY = (_elementwise(n) for n in (1, 2, 3))
+_REAL_UNARY, _REAL_BINARY = (_elementwise(n, "real") for n in (1, 2))
+_TEST, _COMPARISON = (_elementwise(n, "bool") for n in (1, 2))
+
+
+def _each(rule: Rule, *names: str) -> dict[str, Rule]:
+    """The same rule for these operators and, where they exist, their in-place forms."""
+    return {f"aten::{name}{tail}": rule for n in names for name in n.split() for tail in ("", "_")}
+
+
+POINTWISE: Final[Mapping[str, Rule]] = {
+    **_each(_UNARY, "abs neg sign relu relu6 sgn square floor ceil round trunc frac positive"),
+    **_each(_UNARY, "leaky_relu elu hardtanh hardswish hardsigmoid silu mish gelu softplus"),
+    **_each(_UNARY, "bitwise_not nan_to_num threshold hardshrink softshrink logit_backward"),
+    **_each(_REAL_UNARY, "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid tanh"),
+    **_each(_REAL_UNARY, "sin cos tan asin acos atan sinh cosh erf erfc erfinv lgamma digamma"),
+    **_each(_TEST, "logical_not isnan isinf isfinite"),
+    **_each(_BINARY, "add sub rsub mul pow remainder fmod maximum minimum fmax fmin clamp_min"),
+    **_each(_BINARY, "clamp_max bitwise_and bitwise_or bitwise_xor floor_divide hypot xlogy"),
+    **_each(_BINARY, "threshold_backward gelu_backward silu_backward sigmoid_backward"),
+    **_each(_BINARY, "tanh_backward leaky_relu_backward hardswish_backward hardtanh_backward"),
+    **_each(_REAL_BINARY, "true_divide atan2"),
+    **_each(_division, "div"),
+    **_each(_COMPARISON, "eq ne lt le gt ge logical_and logical_or logical_xor"),
+    **_each(_TERNARY, "addcmul addcdiv lerp clamp"),
+    "aten::masked_fill_": _elementwise(2),
+    "aten::where": _where,
+    "aten::copy_": _copy,
+    "aten::_to_copy": _cast,
+    "aten::clone": _rearranged,
+    "aten::flip": _rearranged,
+    "aten::roll": _rearranged,
+    "aten::tril": _rearranged,
+    "aten::triu": _rearranged,
+    "aten::fill_": _written,
+    "aten::zero_": _written,
+    "aten::normal_": _written,
+    "aten::uniform_": _written,
+    "aten::random_": _written,
+    "aten::exponential_": _written,
+    "aten::bernoulli_": _written,
+    "aten::native_dropout": _dropout,
+    "aten::native_dropout_backward": _dropout_backward,
+    "aten::sum": _reduction(out="sum"),
+    "aten::prod": _reduction(out="sum"),
+    "aten::mean": _reduction(out="sum"),
+    "aten::amax": _reduction(),
+    "aten::amin": _reduction(),
+    "aten::max": _extremum,
+    "aten::min": _extremum,
+    "aten::argmax": _reduction(out="long"),
+    "aten::argmin": _reduction(out="long"),
+    "aten::any": _reduction(out="bool"),
+    "aten::all": _reduction(out="bool"),
+    "aten::var": _reduction(),
+    "aten::std": _reduction(),
+    "aten::linalg_vector_norm": _reduction(2),
+    "aten::cumsum": _cumulated,
+    "aten::cumprod": _cumulated,
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _softmax,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_log_softmax_backward_data": _softmax_backward,
+    "aten::native_layer_norm": _layer_norm(2),
+    "aten::_fused_rms_norm": _layer_norm(1),
+    "aten::native_layer_norm_backward": _norm_backward(1, 5, (6,)),
+    "aten::_fused_rms_norm_backward": _norm_backward(1, 4),
+    "aten::native_batch_norm": _batch_norm(5),
+    "aten::_native_batch_norm_legit": _batch_norm(5),
+    "aten::_batch_norm_with_update": _batch_norm(training=True),
+    "aten::cudnn_batch_norm": _batch_norm(5),
+    "aten::miopen_batch_norm": _batch_norm(5),
+    "aten::native_batch_norm_backward": _norm_backward(1, 2),
+    "aten::cudnn_batch_norm_backward": _norm_backward(0, 2),
+    "aten::miopen_batch_norm_backward": _norm_backward(0, 2),
+    "aten::native_group_norm": _group_norm,
+    "aten::native_group_norm_backward": _norm_backward(1, 4),
+}

@@ -1,0 +1,42 @@
+"""Compulsory bytes of an operator call: each input read once, each output written once.
+
+What no implementation can do without, whatever its caches: elements that are expanded or overlap
+are there once; of a table only the rows that were asked for; of an operand that is not read (the
+bias where ``beta=0``) nothing. Temporary buffers and gradients that were not asked for do not
+count. An operator that is not in `RULES`, and a call that does not say what its rule needs, have
+no number. Positions in the rules are those of the schemas in PyTorch's ``native_functions.yaml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_torchprof.work.contractions import CONTRACTIONS
+from pytest_torchprof.work.lookups import TABLES
+from pytest_torchprof.work.operands import Operands
+from pytest_torchprof.work.pointwise import POINTWISE
+
+if TYPE_CHECKING:
+    from pytest_torchprof.work.operands import Rule
+
+_LARGEST = 2**63 - 1
+
+RULES: Final[Mapping[str, Rule]] = {**CONTRACTIONS, **POINTWISE, **TABLES}
+
+
+def compulsory_bytes(
+    name: str, dims: Any, types: Any, strides: Any, concrete: Any, item_bytes: int | None = None
+) -> int | None:
+    """Bytes of a call; None if there is no rule or the trace does not say what it needs.
+
+    ``item_bytes`` is the size of the elements of tensor lists, whose types a trace lacks.
+
+    >>> compulsory_bytes("aten::mm", [[4, 5], [5, 6]], ["float", "float"], None, None)
+    296
+    """
+    try:
+        count = RULES[name](name, Operands(dims, types, strides, concrete, item_bytes))
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return None  # junk, or not in this trace
+    return count if 0 <= count <= _LARGEST else None

@@ -1,0 +1,445 @@
+"""`torchprof ab`'s engine: one run of two folders with every kind of test, and what it says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_torchprof.ab.controller import Options, run
+from pytest_torchprof.ab.janitor import Janitor
+from pytest_torchprof.ab.sides import Request, sides
+from pytest_torchprof.core.errors import AbError, AbStoppedError
+
+if TYPE_CHECKING:
+    from pytest_torchprof.verdict.paired_row import Row
+
+#: Of both sides.
+KINDS = """
+import asyncio, gc, logging, os, random, time, unittest, warnings
+import pytest, torch
+from hypothesis import given, settings, strategies as st
+from side import NAME, WORK
+
+IN_A = NAME == "A"
+ONES = torch.ones(8, 8)
+calls = dict.fromkeys(["flaky", "set up", "torn down", "late"], 0)
+
+@pytest.fixture
+def counted():
+    calls["set up"] += 1
+    yield []
+    calls["torn down"] += 1
+
+@pytest.fixture(scope="class")
+def shared():
+    return []
+
+def test_same():
+    ONES + ONES
+
+def test_slower():
+    for _ in range(WORK):
+        ONES + ONES
+
+def test_fails_in_a():
+    assert not IN_A
+
+def test_fails_in_b():
+    assert IN_A, "as it should"
+
+def test_skipped():
+    pytest.skip("not today")
+
+def test_skipped_in_b():
+    if not IN_A:
+        pytest.skip("not in B")
+
+@pytest.mark.xfail(reason="known")
+def test_xfails():
+    raise ValueError
+
+@pytest.mark.xfail(strict=True)
+def test_xpasses():
+    pass
+
+def test_once_a_fixture(counted):
+    counted.append(1)
+    assert len(counted) == 1
+
+def test_fixtures_end():
+    assert calls["set up"] == calls["torn down"] > 1  # more often than in a run
+
+def test_fails_later():
+    calls["flaky"] += 1
+    assert calls["flaky"] < 9
+
+@pytest.fixture
+def ends_badly():
+    yield
+    raise RuntimeError("no end")
+
+def test_teardown_fails(ends_badly):
+    pass
+
+@pytest.mark.max_ops(0)
+def test_over_budget():
+    ONES + ONES
+
+@pytest.mark.torchprof(enabled=False)
+def test_not_profiled():
+    ONES + ONES
+
+def test_numbers(torchprof):
+    with torchprof:
+        ONES + ONES
+    assert torchprof.stats.ops == 99
+
+def test_region(torchprof):
+    time.sleep(0.002)
+    with torchprof:
+        ONES + ONES
+
+def test_function(torchprof):
+    time.sleep(0.002)
+    assert torchprof(lambda: ONES + ONES, rounds=2).sum() == 128
+    assert torchprof.stats.ops == 99
+
+def test_two_regions(torchprof):
+    with torchprof:
+        pass
+    with torchprof:
+        pass
+
+class TestUnit(unittest.TestCase):
+    def setUp(self):
+        self.fresh = []
+
+    def test_it(self):
+        self.assertEqual(self.fresh, [])
+        self.fresh.append(1)
+
+class TestClass:
+    def test_it(self, shared):
+        shared.append(1)
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_sizes(size):
+    torch.ones(size)
+
+@pytest.mark.asyncio
+async def test_async():
+    await asyncio.sleep(0)
+
+@settings(max_examples=3, database=None, deadline=None)
+@given(st.integers())
+def test_drawn(number):
+    assert number + 1 > number
+
+def test_prints(capsys):
+    print("x" * 100)
+    assert capsys.readouterr().out
+
+def test_shouts():
+    print("y" * 1000)
+    logging.getLogger("a").warning("z" * 1000)
+    warnings.warn("w" * 100)
+
+def test_logs(caplog):
+    logging.getLogger("a").warning("once")
+    assert len(caplog.records) == 1
+
+def test_files(tmp_path):
+    (tmp_path / "a").write_text("b")
+
+def test_patches(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 1)
+    monkeypatch.setattr(time, "process_time_ns", lambda: 1)
+    monkeypatch.setattr(gc, "collect", None)
+    ONES + ONES
+
+def test_random():
+    assert random.random() != torch.rand(1).item()
+
+def test_dies():
+    if not IN_A:
+        os._exit(3)
+
+def test_lives():
+    ONES + ONES
+"""
+ONLY = "def test_here():\n    pass\n"
+DOCTEST = '"""\n>>> 1 + 1\n2\n"""\n'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sides a and b."""
+    top = tmp_path_factory.mktemp("two sides")
+    for side, work in (("a", 20), ("b", 40)):
+        (top / side).mkdir()
+        (top / side / "side.py").write_text(f"NAME = {side.upper()!r}\nWORK = {work}\n")
+        (top / side / "test_kinds.py").write_text(KINDS)
+        (top / side / "pytest.ini").write_text(
+            "[pytest]\naddopts = -n 2 -x --junitxml=junit.xml --lf -p no:randomly\n"
+            "filterwarnings =\n    error\n    default:w*:UserWarning\n"
+        )
+        (top / side / "test_text.txt").write_text(">>> 1 + 1\n2\n")
+        (top / side / "test_broken_in_a.py").write_text(
+            f"import side\nassert side.NAME == 'B'\n{ONLY}"
+        )
+        (top / side / "test_broken_in_b.py").write_text(
+            f"import side\nassert side.NAME == 'A'\n{ONLY}"
+        )
+        (top / side / f"test_only_{side}.py").write_text(ONLY)
+    return top
+
+
+def compare(
+    a: Path,
+    b: Path,
+    *args: str,
+    options: Options | None = None,
+    told: list[int] | None = None,
+    notes: list[str] | None = None,
+    rows: list[Row] | None = None,
+) -> list[Row]:
+    """Rows of two folders."""
+    request = Request(None, a, b, None, None, b, args)
+    rows = [] if rows is None else rows
+    with sides(request) as (side_a, side_b, janitor):
+        said = run(
+            side_a,
+            side_b,
+            janitor,
+            options or Options(min_time_s=0.05),
+            lambda _, number, total: told.append(total - number) if told is not None else None,
+            rows,
+        )
+        if notes is not None:
+            notes += said
+        assert not janitor._watched
+    return rows
+
+
+@pytest.fixture(scope="module")
+def left(folder: Path) -> list[int]:
+    """How many tests were left, at each test."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def notes() -> list[str]:
+    """What is said of the run as a whole."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path, left: list[int], notes: list[str]) -> dict[str, Row]:
+    """Everything compared, once."""
+    found = compare(folder / "a", folder / "b", "--strict-markers", told=left, notes=notes)
+    return {row.nodeid.removeprefix("test_kinds.py::"): row for row in found}
+
+
+MEASURED = [
+    "test_same",
+    "test_once_a_fixture",
+    "test_fixtures_end",
+    "test_over_budget",
+    "test_not_profiled",
+    "test_numbers",
+    "test_region",
+    "test_function",
+    "TestUnit::test_it",
+    "TestClass::test_it",
+    "test_sizes[1]",
+    "test_sizes[2]",
+    "test_async",
+    "test_drawn",
+    "test_prints",
+    "test_shouts",
+    "test_logs",
+    "test_files",
+    "test_patches",
+    "test_random",
+    "test_lives",
+    "test_text.txt::test_text.txt",
+]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_every_kind_of_test_is_measured(rows: dict[str, Row], name: str) -> None:
+    row = rows[name]
+    assert row.decision is not None, row
+    assert row.verdict == row.decision.verdict
+    for sample in (row.a_ms, row.b_ms):
+        assert sample is not None
+        assert sample.n >= row.decision.pairs
+        assert sample.minimum > 0
+    assert row.measured_s > 0
+    assert row.spent_s > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "reason"),
+    [
+        ("test_fails_in_a", "failed", "fails in A: assert not True"),
+        ("test_fails_in_b", "failed", "fails in B: AssertionError: as it should"),
+        ("test_skipped", "skipped", "not today"),
+        ("test_skipped_in_b", "skipped", "only in B: not in B"),
+        ("test_xfails", "skipped", "xfailed: known"),
+        ("test_xpasses", "failed", "fails in A and B: [XPASS(strict)]"),
+        ("test_fails_later", "error", "fails in "),
+        ("test_teardown_fails", "failed", "fails in A and B: RuntimeError: no end (teardown)"),
+        ("test_two_regions", "error", "the test measures more than one region"),
+        ("test_dies", "error", "in B: the worker ended with exit code 3"),
+        ("test_only_b.py::test_here", "new", "only in B"),
+        ("test_only_a.py::test_here", "gone", "only in A"),
+        ("test_broken_in_a.py::test_here", "failed", "cannot be collected in A: "),
+        ("test_broken_in_b.py", "failed", "cannot be collected in B: "),
+    ],
+)
+def test_what_cannot_be_compared_is_a_row_that_says_why(
+    rows: dict[str, Row], name: str, verdict: str, reason: str
+) -> None:
+    row = rows[name]
+    assert (row.verdict, (row.reason or "")[: len(reason)]) == (verdict, reason)
+    assert row.decision is None
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("test_fails_in_a", "A"),
+        ("test_fails_in_b", "B"),
+        ("test_xpasses", "AB"),
+        ("test_skipped", "AB"),
+        ("test_skipped_in_b", "B"),
+        ("test_two_regions", "AB"),
+        ("test_dies", "B"),
+        ("test_same", ""),
+    ],
+)
+def test_a_row_says_on_which_side_it_could_not_be_measured(
+    rows: dict[str, Row], name: str, broken: str
+) -> None:
+    assert rows[name].broken == broken
+
+
+def test_a_test_without_exact_metrics_says_why(rows: dict[str, Row]) -> None:
+    said = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
+    assert said.pop("test_not_profiled") == "its marker says enabled=False"
+    assert set(said) <= {"test_two_regions"}
+    assert not rows["test_not_profiled"].differences
+
+
+def test_a_worker_that_died_took_with_it_what_it_had_imported(
+    rows: dict[str, Row], notes: list[str]
+) -> None:
+    assert rows["test_dies"].verdict == "error"
+    assert notes == ["where B found what it imported while tests ran is not known: its worker died"]
+
+
+def test_each_test_is_one_row(rows: dict[str, Row]) -> None:
+    assert len(rows) == len(MEASURED) + 14 + 1  # and test_slower
+
+
+def test_twice_the_work_is_slower_and_has_twice_the_operators(rows: dict[str, Row]) -> None:
+    row = rows["test_slower"]
+    assert row.decision is not None
+    assert row.decision.ratio > 1.5
+    assert [(d.metric, d.a, d.b) for d in row.differences if d.metric == "ops"] == [("ops", 20, 40)]
+    assert not rows["test_same"].differences
+
+
+def test_only_the_marked_region_counts(rows: dict[str, Row]) -> None:
+    for name in ("test_region", "test_function"):
+        sample = rows[name].a_ms
+        assert sample is not None
+        assert sample.median < 1.5  # of more than 2
+
+
+def test_progress_is_told_before_each_test(rows: dict[str, Row], left: list[int]) -> None:
+    assert left == list(range(len(left)))[::-1]
+    assert len(left) == len(rows) - 4
+
+
+def test_nothing_is_written_beside_the_tests(rows: dict[str, Row], folder: Path) -> None:
+    assert rows
+    for side in ("a", "b"):
+        names = {path.name for path in (folder / side).iterdir()}
+        assert not names & {".pytest_cache", "junit.xml", "__torchprof__"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--accept"], "--accept writes baselines"),
+        (["-p", "no:torchprof"], "pytest has not loaded the plugin torchprof"),
+        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
+        (["-k", "no_such_test"], "no tests were collected"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_one_clear_line(
+    folder: Path, capfd: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    with pytest.raises(AbError) as caught:
+        compare(folder / "a", folder / "b", "test_text.txt", *args)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_side_that_cannot_start_at_all_is_a_row_for_each_test(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "test_x.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
+    (tmp_path / "a" / "conftest.py").write_text("import no_such_thing\n")
+    rows = compare(tmp_path / "a", tmp_path / "b")
+    assert [row.verdict for row in rows] == ["failed", "failed"]
+    assert "No module named 'no_such_thing'" in (rows[0].reason or "")
+
+
+def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_run(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "import os, pytest\ndef test_well(): pass\n@pytest.mark.parametrize('n', range(9))\n"
+        "def test_x(n):\n    os.kill(os.getpid(), 9)\n"
+    )
+    rows: list[Row] = []
+    said = r"3 tests in a row have ended their worker.*SIGKILL"
+    with pytest.raises(AbStoppedError, match=said):
+        compare(tmp_path, tmp_path, rows=rows, options=Options(rounds=9))
+    assert [row.verdict == "error" for row in rows] == [False, True, True]
+    assert rows[0].decision is not None
+    assert rows[0].decision.pairs == 9
+
+
+def test_an_interrupt_ends_the_workers_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    watch = Janitor.watch
+
+    def noted(janitor: Janitor, pid: int) -> None:
+        pids.append(pid)
+        watch(janitor, pid)
+
+    monkeypatch.setattr(Janitor, "watch", noted)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    request = Request(None, folder / "a", folder / "b", None, None, folder / "b", ())
+    with (
+        pytest.raises(KeyboardInterrupt),
+        sides(request) as (side_a, side_b, janitor),
+    ):
+        run(side_a, side_b, janitor, Options(), interrupt, [])
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

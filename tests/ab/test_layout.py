@@ -1,0 +1,84 @@
+"""Memory that lies elsewhere in every turn, and processes whose memory lies alike."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_torchprof.ab.address_space import ENVIRONMENT, same_addresses, same_environment, shaken
+
+PERSONALITY = Path("/proc/self/personality")
+
+
+def test_what_is_taken_differs_from_turn_to_turn() -> None:
+    sizes = []
+    for _ in range(4):
+        held: Any = shaken()
+        sizes.append(len(held[-1]))
+    assert len(set(sizes)) > 1
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    import random
+
+    before = random.getstate()
+    shaken()
+    assert before == random.getstate()
+
+
+@pytest.mark.skipif(not PERSONALITY.exists(), reason="Linux has it")
+def test_processes_started_within_have_the_same_addresses_and_others_as_before() -> None:
+    def address() -> str:
+        program = "print(id(object()))"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    before = PERSONALITY.read_text()
+    with same_addresses():
+        inside = PERSONALITY.read_text()
+        found = {address() for _ in range(3)}
+    assert before == PERSONALITY.read_text()
+    assert inside == before or len(found) == 1  # where a container forbids it, nothing changes
+
+
+def test_where_the_system_does_not_have_it_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    with same_addresses():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("users", "ours"),
+    [
+        ({}, set(ENVIRONMENT)),
+        ({"PYTHONHASHSEED": "3"}, {"GOMP_SPINCOUNT", "KMP_BLOCKTIME"}),
+        ({"GOMP_SPINCOUNT": "5"}, {"PYTHONHASHSEED", "KMP_BLOCKTIME"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"PYTHONHASHSEED"}),
+        ({"OMP_NUM_THREADS": "2"}, set(ENVIRONMENT)),
+    ],
+)
+def test_what_the_user_has_not_set_is_the_same_for_both_sides(
+    users: dict[str, str], ours: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*ENVIRONMENT, "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in users.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    with same_environment():
+        inside = {name: os.environ[name] for name in os.environ.keys() - before.keys()}
+        assert users.items() <= os.environ.items()
+    assert inside == {name: ENVIRONMENT[name] for name in ours}
+    assert before == dict(os.environ)

@@ -1,0 +1,295 @@
+"""What dynamo's records say, of any version: read from records like its own."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections import Counter, defaultdict, deque
+from traceback import FrameSummary
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_torchprof.capture import compilation
+from pytest_torchprof.capture.compilation import CompileCount
+
+LIBRARY = f"{sysconfig.get_path('purelib')}/net/blocks.py"
+STDLIB = f"{sysconfig.get_path('stdlib')}/contextlib.py"
+TORCH = f"{torch.__file__.removesuffix('__init__.py')}nn/modules/linear.py"
+
+
+class Dynamo(SimpleNamespace):
+    """Stands for ``torch._dynamo.utils``, with what dynamo notes of frames of ``net.py``."""
+
+    def __init__(self, kept: int = 64) -> None:
+        super().__init__(counters=defaultdict(Counter), graph_break_reasons=[], guard_failures={})
+        self._compilation_metrics = deque[Any](maxlen=kept)
+
+    def get_compilation_metrics(self) -> list[Any]:
+        return list(self._compilation_metrics)
+
+    def compiled(self, name: str = "0/0", **fields: Any) -> None:
+        known = {"co_name": "step", "co_filename": "/projects/net.py", "co_firstlineno": 3}
+        self._compilation_metrics.append(SimpleNamespace(compile_id=name, **{**known, **fields}))
+
+    def broke(self, text: str, *frames: tuple[str, int]) -> None:
+        stack = [FrameSummary(file, line, "step") for file, line in frames]
+        self.counters["graph_break"][text] += 1
+        self.graph_break_reasons.append(SimpleNamespace(reason=text, user_stack=stack))
+
+
+@pytest.fixture
+def dynamo(monkeypatch: pytest.MonkeyPatch) -> Dynamo:
+    utils = Dynamo()
+    monkeypatch.setattr(compilation, "_LOG", compilation._Log())
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    return utils
+
+
+def test_nothing_is_read_while_nobody_has_used_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "_LOG", compilation._Log())
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    before = CompileCount.now()
+    facts = CompileCount.now().since(before)
+    assert (0, 0, []) == (facts["graph_breaks"], facts["recompiles"], facts["compiled"])
+
+
+@pytest.mark.parametrize(
+    ("frames", "location"),
+    [
+        ([("/projects/net.py", 5)], "/projects/net.py:5"),
+        ([("/projects/net.py", 5), ("/projects/parts.py", 9)], "/projects/parts.py:9"),
+        ([("/projects/net.py", 5), (LIBRARY, 9)], "/projects/net.py:5"),
+        ([("/projects/net.py", 5), (TORCH, 9), (STDLIB, 7)], "/projects/net.py:5"),
+        ([("/projects/net.py", 5), ("<eval_with_key>.1", 2)], "/projects/net.py:5"),
+        ([(TORCH, 9)], None),
+    ],
+)
+def test_a_break_is_on_the_innermost_line_of_the_user(
+    dynamo: Dynamo, frames: list[tuple[str, int]], location: str | None
+) -> None:
+    before = CompileCount.now()
+    dynamo.broke("call to f", *frames)
+    (row,) = CompileCount.now().since(before)["breaks"]
+    assert ("call to f", location) == (row["reason"], row["location"])
+
+
+@pytest.mark.parametrize(
+    ("callers", "location"),
+    [
+        (["/projects/train.py", TORCH], "/projects/train.py:1"),
+        (["/projects/main.py", "/projects/train.py", TORCH, TORCH], "/projects/train.py:2"),
+        (["/projects/train.py"], None),  # dynamo leaves the innermost callers out
+        ([], None),
+    ],
+)
+def test_a_break_inside_a_library_is_where_the_user_calls_it(
+    dynamo: Dynamo, callers: list[str], location: str | None
+) -> None:
+    before = CompileCount.now()
+    dynamo.broke("call to f", (TORCH, 9))
+    stack = [
+        f"Line: {line}, Name: f, Filename: {file}" for line, file in enumerate([*callers, TORCH], 1)
+    ]
+    dynamo.compiled(co_filename=TORCH, stack_trace=stack, restart_reasons={"call to f"})
+    (row,) = CompileCount.now().since(before)["breaks"]
+    assert (location, "0/0") == (row["location"], row["id"])
+
+
+def test_a_break_after_which_the_frame_is_left_to_python_is_one(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.broke("call to f", ("/projects/net.py", 9))
+    dynamo.compiled(fail_type="Unsupported", fail_reason="call to f", restart_reasons=set())
+    assert 1 == CompileCount.now().since(before)["graph_breaks"]
+
+
+@pytest.mark.parametrize("said", ["L['n'] == 4", None])
+def test_older_versions_number_attempts_and_note_guards_apart(
+    dynamo: Dynamo, said: str | None
+) -> None:
+    before = CompileCount.now()
+    code = (lambda: 0).__code__.replace(co_filename="/projects/net.py", co_firstlineno=3)
+    dynamo.guard_failures[code] = [said] if said else []
+    for attempt in range(2):
+        dynamo.compiled(f"0/{attempt}")
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    why = f"{said} does not hold" if said else "a guard failed"
+    assert f"step was compiled again: {why}" == row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("guard", "said"),
+    [
+        ("0/0: x == 4    # return x * n  # net.py:5 in step", "x == 4 does not hold"),
+        (
+            "0/0: tensor 'x' dtype mismatch. expected Float",
+            "tensor 'x' dtype mismatch. expected Float",
+        ),
+        ("0/1: ___check_obj_id(f, 140123456789012)", "___check_obj_id(f, ) does not hold"),
+        ("GLOBAL_STATE changed: grad_mode", "GLOBAL_STATE changed: grad_mode"),
+    ],
+)
+def test_the_guard_that_failed_is_told_in_a_line(dynamo: Dynamo, guard: str, said: str) -> None:
+    before = CompileCount.now()
+    dynamo.compiled("0/0", recompile_reason=None)
+    dynamo.compiled("0/1", recompile_reason=guard)
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    assert f"step was compiled again: {said}" == row["reason"]
+
+
+WRAPPER = f"{torch.__file__.removesuffix('__init__.py')}_dynamo/external_utils.py"
+PARAMETER = (
+    "0/0: tensor 's._parameters['w']' size mismatch at index 1. expected 8, actual 32. "
+    "Guard failed on a parameter, consider using this and that."
+)
+TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.conv.Conv1d'>  # here"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "cause"),
+    [
+        ({}, "step was compiled again: x == 4 does not hold", None),
+        (
+            {"co_name": "torch_dynamo_resume_in_torch_dynamo_resume_in_step_at_7_at_149"},
+            (
+                "the rest of step after a graph break (line 149) was compiled again: "
+                "x == 4 does not hold"
+            ),
+            "rest",
+        ),
+        (
+            {"recompile_reason": PARAMETER},
+            (
+                "step was compiled again: tensor 's._parameters['w']' size mismatch at index 1. "
+                "expected 8, actual 32"
+            ),
+            "model",
+        ),
+        (
+            {"recompile_reason": TYPE, "co_name": "inner", "co_filename": WRAPPER},
+            (
+                "torch's own wrapper around a compiled built-in module was compiled again: "
+                "fn is no Conv1d"
+            ),
+            "wrapper",
+        ),
+        (
+            {"co_name": "inner"},
+            "inner was compiled again: x == 4 does not hold",
+            None,
+        ),
+    ],
+)
+def test_what_was_compiled_again_is_called_what_it_is(
+    dynamo: Dynamo, fields: dict[str, str], said: str, cause: str | None
+) -> None:
+    before = CompileCount.now()
+    dynamo.compiled("0/1", **{"recompile_reason": "0/0: x == 4", **fields})
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    assert (said, cause) == (row["reason"], row["cause"])
+
+
+def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    dynamo.compiled("0/0", recompile_reason=None)
+    nothing = {"co_name": None, "co_filename": None, "co_firstlineno": None}
+    why = {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded"}
+    dynamo.compiled("0/8", recompile_reason="0/7: n == 7", **nothing, **why)
+    facts = CompileCount.now().since(before)
+    said = "dynamo gave up on step after 8 compilations, and runs it uncompiled: n == 7 does not"
+    assert [f"{said} hold"] == [row["reason"] for row in facts["recompilations"]]
+    assert 0 == facts["graph_breaks"]
+
+
+@pytest.mark.parametrize(
+    ("older", "said"),
+    [
+        (["0/1: n == 2"], "n == 2 does not hold"),
+        (["0/1: n == 2", "0/0: n == 1"], "n == 2 does not hold"),  # of the same kind
+        (
+            ["0/0: n == 1", "0/1: n == 2", "0/0: tensor 'x' rank mismatch. expected 1, actual 2"],
+            "n == 2 does not hold; or tensor 'x' rank mismatch. expected 1, actual 2",
+        ),
+        (["0/1: n == 2", "0/2: m == 1"], "n == 2 does not hold"),  # of a later attempt
+        (["0/1: n == 2", "0/1: m == 1"], "n == 2 does not hold"),
+    ],
+)
+def test_guards_of_other_kinds_that_failed_are_told_too(
+    dynamo: Dynamo, older: list[str], said: str
+) -> None:
+    before = CompileCount.now()
+    dynamo.guard_failures[(lambda: 0).__code__] = older
+    dynamo.compiled("0/2", recompile_reason="0/1: n == 2")
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    assert f"step was compiled again: {said}" == row["reason"]
+
+
+def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    threads = "0/1: GLOBAL_STATE changed: num_threads "
+    dynamo.guard_failures[(lambda: 0).__code__] = [threads, "0/0: GLOBAL_STATE changed: grad_mode"]
+    dynamo.compiled("0/2", recompile_reason=threads)
+    (row,) = CompileCount.now().since(before)["recompilations"]
+    said = "step was compiled again: GLOBAL_STATE changed: grad_mode"
+    assert (said, "grad mode") == (row["reason"], row["cause"])
+
+
+def test_the_backward_of_a_later_attempt_is_no_recompilation_of_its_own(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    for attempt, reason in enumerate([None, "0/0: x == 4"]):
+        dynamo.compiled(f"0/{attempt}", is_forward=True, recompile_reason=reason)
+        dynamo.compiled(f"0/{attempt}", is_forward=False, recompile_reason=None, co_name=None)
+    assert 1 == CompileCount.now().since(before)["recompiles"]
+
+
+def test_more_records_are_kept_than_by_default(dynamo: Dynamo) -> None:
+    def set_limit(size: int) -> None:
+        dynamo._compilation_metrics = deque(dynamo._compilation_metrics, maxlen=size)
+
+    dynamo.set_compilation_metrics_limit = set_limit
+    before = CompileCount.now()
+    for attempt in range(100):
+        dynamo.compiled(f"0/{attempt}")
+    assert 99 == CompileCount.now().since(before)["recompiles"]
+
+
+def test_records_that_were_dropped_are_told(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    for attempt in range(65):
+        dynamo.compiled(f"0/{attempt}")
+    facts = CompileCount.now().since(before)
+    assert {"torch keeps no more than 64 compilations"} == {
+        facts["recompiles"],
+        facts["graph_breaks"],
+    }
+
+
+def test_a_test_that_clears_counters_and_reasons_keeps_its_own(dynamo: Dynamo) -> None:
+    dynamo.broke("earlier", ("/projects/net.py", 5))
+    dynamo.broke("earlier", ("/projects/net.py", 6))
+    before = CompileCount.now()
+    dynamo.counters.clear()
+    dynamo.graph_break_reasons.clear()
+    dynamo.broke("own", ("/projects/net.py", 7))
+    facts = CompileCount.now().since(before)
+    assert ["own"] == [row["reason"] for row in facts["breaks"]]
+
+
+def test_breaks_of_earlier_compilations_are_known_by_their_number(dynamo: Dynamo) -> None:
+    dynamo.broke("earlier", ("/projects/net.py", 5))
+    dynamo.compiled("0/0", restart_reasons={"earlier"})
+    dynamo.compiled("1/0", co_name="torch_dynamo_resume_in_step_at_5")
+    earlier = CompileCount.now().since(CompileCount.now())["earlier_breaks"]
+    assert {"0/0": ["earlier"]} == {
+        name: [r["reason"] for r in rows] for name, rows in earlier.items()
+    }
+
+
+def test_after_a_reset_numbers_begin_anew(dynamo: Dynamo) -> None:
+    dynamo.broke("earlier", ("/projects/net.py", 5))
+    dynamo.compiled("0/0", restart_reasons={"earlier"})
+    CompileCount.now()
+    dynamo.compiled("0/0", restart_reasons=set())
+    assert {} == CompileCount.now().since(CompileCount.now())["earlier_breaks"]

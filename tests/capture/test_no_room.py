@@ -1,0 +1,210 @@
+"""Where the profiler may write: nothing stays there, and no room there is no pass."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.live import captured_file
+from support.sessions import ADD, run
+
+from pytest_torchprof.capture.exports import hold, memory_works, passing_file, reserve
+from pytest_torchprof.capture.profiler import Capture
+from pytest_torchprof.capture.real import REAL
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What torch does on a full disk: it leaves no file, and says nothing."""
+
+
+def half(self: Any, path: str) -> None:
+    text = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 1}, {"ph'
+    Path(path).write_text(text, "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("call", "fake", "why"),
+    [
+        ("pytest_torchprof.capture.profiler.reserve", full, "No space left on device"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", full, "No space left on device"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", nothing, "torch has left no file"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", half, "a part of it is missing"),
+    ],
+)
+def test_a_folder_without_room_fails_the_run_in_one_line(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, call: str, fake: Any, why: str
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    folder = pytester.mkdir("temporary")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr(call, fake)
+    ran = run(pytester, "--torchprof", "-pno:tmpdir")
+    monkeypatch.undo()
+    assert (pytest.ExitCode.TESTS_FAILED, {"passed": 1}) == (ran.ret, ran.outcomes)
+    assert {"test_add": "not_profiled"} == ran.statuses
+    (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
+    assert line.startswith(f"ERROR: no trace can be written to {folder}: {why}")
+    assert "free some room there, or set TMPDIR to a folder with more (in 1 test: " in line
+    assert [] == list(folder.iterdir())
+
+
+def test_no_folder_for_temporary_files_fails_the_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(
+        "pytest_torchprof.capture.exports.tempfile", SimpleNamespace(gettempdir=none)
+    )
+    ran = run(pytester, "--torchprof", "-pno:tmpdir")
+    monkeypatch.undo()
+    assert (1, {"passed": 1}) == (ran.ret, ran.outcomes)
+    assert "ERROR: no trace can be written: No usable temporary directory found; " in ran.out
+
+
+def test_the_file_is_there_for_its_owner_only_and_goes_with_the_block(tmp_path: Path) -> None:
+    with passing_file(tmp_path) as path:
+        reserve(path)
+        with pytest.raises(FileExistsError):
+            reserve(path)
+        (unfinished,) = tmp_path.iterdir()
+        assert 0o600 == unfinished.stat().st_mode & 0o777
+        unfinished.rename(path)
+        path.write_bytes(b"text")
+        file = hold(path)
+    assert [] == list(tmp_path.iterdir())
+    with file:
+        assert b"text" == file.read()
+    with pytest.raises(KeyError), passing_file(tmp_path) as path:  # noqa: PT012
+        reserve(path)
+        raise KeyError
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("small", "chosen", "free", "where"),
+    [
+        (True, False, 2**26, "memory"),
+        (False, False, 2**26, "temporary"),
+        (True, True, 2**26, "temporary"),
+        (True, False, 2**20, "temporary"),
+        (True, False, None, "temporary"),
+    ],
+)
+def test_a_small_file_lies_in_memory_where_there_is_room_and_nobody_has_named_another_folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    small: bool,
+    chosen: bool,
+    free: int | None,
+    where: str,
+) -> None:
+    def statvfs(_: str) -> SimpleNamespace:
+        if free is None:
+            full()
+        return SimpleNamespace(f_bavail=free, f_frsize=1)
+
+    memory, temporary = str(tmp_path / "memory"), str(tmp_path / "temporary")
+    monkeypatch.setattr("tempfile.tempdir", temporary)
+    monkeypatch.setattr("pytest_torchprof.capture.exports._MEMORY", memory)
+    known = "nobody's" if chosen else temporary
+    monkeypatch.setattr("pytest_torchprof.capture.exports._INSTEAD_OF", known)
+    monkeypatch.setattr(REAL, "statvfs", statvfs)
+    memory_works.cache_clear()
+    try:
+        with passing_file(small=small) as path:
+            assert Path(temporary) == path.parent  # it is not there
+        memory_works.cache_clear()
+        Path(memory).mkdir()
+        with passing_file(small=small) as path:
+            assert where == path.parent.name
+        assert [] == list(Path(memory).iterdir())
+    finally:
+        memory_works.cache_clear()
+
+
+def test_a_small_text_needs_no_open_file(tmp_path: Path) -> None:
+    with hold(tmp_path / "not there", b"text") as file:
+        assert b"text" == file.read()
+
+
+def test_torch_writes_to_what_was_reserved(tmp_path: Path) -> None:
+    captured_file(lambda: None, tmp_path)
+    (trace,) = tmp_path.glob("*.json")
+    assert 0o600 == trace.stat().st_mode & 0o777
+
+
+def test_a_signal_is_waited_for_within_the_block_only_and_where_nobody_else_does() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
+            signal.signal(signal.SIGTERM, handler)
+            with passing_file():
+                ours = handler == signal.SIG_DFL
+                assert (signal.getsignal(signal.SIGTERM) != handler) is ours
+            assert handler == signal.getsignal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+def test_ended_while_it_reads_a_trace_it_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from pytest_torchprof.capture.exports import passing_file, reserve\n"
+        "with passing_file() as path:\n"
+        "    reserve(path)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    temporary = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=temporary, check=False)
+    assert (-signal.SIGTERM, []) == (ended.returncode, list(tmp_path.iterdir()))
+
+
+def test_while_a_test_runs_there_is_nothing_to_leave(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import os, signal, tempfile
+        import torch
+
+        def test_a():
+            torch.ones(1) + 1
+
+        def test_b():
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            assert [n for n in os.listdir(tempfile.gettempdir()) if "torchprof-" in n] == []
+        """
+    )
+    folder = pytester.mkdir("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert {"passed": 2} == ran.outcomes
+    assert 2 == len(list((pytester.path / "traces").iterdir()))
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(0, False), (2**20, True)])
+def test_of_a_large_trace_no_text_is_kept_in_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int, kept: bool
+) -> None:
+    monkeypatch.setattr("pytest_torchprof.capture.profiler.SMALL_BYTES", limit)
+    capture = Capture()
+    capture.start()
+    _, path = capture.stop(tmp_path, {})
+    assert capture.text == (path.read_bytes() if kept else None)

@@ -1,0 +1,106 @@
+"""The Python API on stored traces: what notebooks and scripts use."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.one_product import builder_of
+from support.sessions import ADD, run
+
+import pytest_torchprof
+from pytest_torchprof import Trace, diff, load_ranks
+from pytest_torchprof.core.errors import TraceError
+
+DOCS = Path(__file__).parents[2] / "docs" / "traces.md"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return builder_of().save(tmp_path / "step.pt.trace.json.gz")
+
+
+def test_the_example_of_the_docs_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder_of(3).save(path.with_name("before.pt.trace.json.gz"))
+    monkeypatch.chdir(path.parent)
+    (example,) = re.findall(r"```python\n(.*?)```", DOCS.read_text("utf-8"), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert isinstance(names["trace"], Trace)
+
+
+def test_rows_are_a_list_a_table_and_dictionaries(path: Path) -> None:
+    rows = Trace.load(path).kernels()
+    assert "nvjet_tst_128x64" == rows[0].kernel
+    assert rows.fields == tuple(rows.to_dicts()[0])
+    assert str(rows).startswith("device")
+    html = rows._repr_html_()
+    assert html.startswith("<table>")
+    assert "nvjet_tst_128x64" in html
+    assert pytest.approx(0.018) == rows.total()["total_ms"]
+
+
+def test_a_path_may_be_text(path: Path) -> None:
+    assert Trace.load(str(path)).metrics() == Trace.load(path).metrics()
+
+
+@pytest.mark.parametrize("method", ["ops", "kernels"])
+def test_an_unknown_grouping_is_an_error_that_lists_the_known(path: Path, method: str) -> None:
+    with pytest.raises(ValueError, match="by must be one of name, "):
+        getattr(Trace.load(path), method)(by="colour")
+
+
+def test_other_unknown_words_are_errors_too(path: Path) -> None:
+    trace = Trace.load(path)
+    with pytest.raises(ValueError, match="metric must be one of self_cpu_ms, self_cuda_ms"):
+        trace.stacks("flops")
+    with pytest.raises(ValueError, match="by must be one of op, kernel"):
+        diff(trace, trace, by="colour")  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="missing"):
+        Trace.load("missing.json")
+
+
+def test_ranks_are_traces_by_number(tmp_path: Path) -> None:
+    for rank in (3, 1):
+        builder_of(rank, rank=rank).save(tmp_path / f"{rank}.json")
+    ranks = load_ranks([tmp_path])
+    assert [1, 3] == list(ranks) == list(load_ranks(str(tmp_path)))
+    assert [tmp_path / "1.json", tmp_path / "3.json"] == [trace.path for trace in ranks.values()]
+
+
+def test_a_trace_of_a_live_test_has_the_same_metrics_as_the_test(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    ran = run(pytester, "--torchprof", "--torchprof-traces=kept", "--torchprof-traces-of=all")
+    (file,) = (pytester.path / "kept").iterdir()
+    stored = Trace.load(file).metrics()
+    live = {name: metric["value"] for name, metric in ran.tests["test_add"]["metrics"].items()}
+    assert live == {
+        name: value if isinstance(value, int | float) else None for name, value in stored.items()
+    }
+    assert 1 == live["ops"]
+
+
+def test_the_package_is_light_until_it_is_used() -> None:
+    code = (
+        "import sys, pytest_torchprof\n"
+        "print(sorted({'numpy', 'msgspec', 'torch', 'pytest'} & sys.modules.keys()))\n"
+        "pytest_torchprof.Trace\n"
+        "print(sorted({'numpy', 'torch', 'pytest'} & sys.modules.keys()))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[]\n['numpy']\n" == ran.stdout
+
+
+def test_names_are_there_for_completion_and_a_trace_says_what_it_is(path: Path) -> None:
+    assert {"Trace", "augment", "diff", "load_ranks"} <= set(dir(pytest_torchprof))
+    assert "events>" in repr(Trace.load(path))
+
+
+def test_a_name_that_is_not_there_is_the_usual_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        pytest_torchprof.nonsense  # noqa: B018 - that is what is tested

@@ -1,0 +1,547 @@
+"""The subcommands of `torchprof` on traces with known answers, and on what is no trace."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.one_product import BF16, H100, builder_of
+from support.trace_builder import TraceBuilder
+
+from pytest_torchprof.cli import COMMANDS
+from pytest_torchprof.trace.events import FACTS_KEY, REGION
+
+if TYPE_CHECKING:
+    from support.command_line import Say
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return builder_of().save(tmp_path / "one.pt.trace.json.gz")
+
+
+def rows(out: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(out)["rows"]
+    return found
+
+
+def named(out: str, key: str = "name") -> dict[str, dict[str, Any]]:
+    return {row[key]: row for row in rows(out)}
+
+
+# -------------------------------------------------------------------- each command
+
+
+def test_summary_says_how_noisy_a_time_is(say: Say, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    rounds = {"n": 9, "median": 3.21, "low": 3.1, "high": 3.36, "minimum": 3.0}
+    b.metadata(FACTS_KEY, {"wall_ms": rounds, "cpu_ms": 2.0})
+    with b.annotation(REGION):
+        pass
+    trace = b.save(tmp_path / "noisy.pt.trace.json")
+    _, out, _ = say("summary", trace)
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in out.splitlines() if line}
+    assert rows["wall_ms"].startswith("3.21 ms ±4 %")
+    assert rows["cpu_ms"].startswith("2 ms")
+    metrics = json.loads(say("summary", trace, "--format", "json")[1])["metrics"]
+    assert (3.21, 9, 3.0) == tuple(metrics["wall_ms"][k] for k in ("value", "n", "min"))
+    assert "n" not in metrics["cpu_ms"]
+
+
+def test_summary_has_the_metrics_of_the_plugin(say: Say, trace: Path) -> None:
+    status, out, _ = say("summary", trace, "--format", "json")
+    document = json.loads(out)
+    metrics = document["metrics"]
+    assert (0, "torchprof-summary/1") == (status, document["schema"])
+    names = ("flops", "ops", "kernels", "d2h_bytes")
+    values = {name: metrics[name]["value"] for name in names}
+    assert {"flops": 2 * 256 * 512 * 1024, "ops": 3, "kernels": 3, "d2h_bytes": 1024} == values
+    assert metrics["self_cuda_ms"]["value"] == pytest.approx(0.018)
+    assert "not_measured" == metrics["wall_ms"]["status"]
+    assert metrics["wall_ms"]["reason"]
+
+
+OPS = (
+    "name calls self_cpu_ms cpu_ms self_cuda_ms cuda_ms self_cpu_bytes self_cuda_bytes flops share"
+)
+KERNELS = (
+    "device kernel operator calls total_ms mean_us flops tflops_per_s bytes gb_per_s compute_pct "
+    "bandwidth_pct bound"
+)
+DIFF = "name change calls_a calls_b cpu_ms_a cpu_ms_b cuda_ms_a cuda_ms_b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (("ops",), OPS),
+        (("ops", "--by", "shape"), f"{OPS} shapes"),
+        (("ops", "--by", "stack"), f"{OPS} stack"),
+        (("ops", "--by", "module"), f"{OPS} module"),
+        (("kernels",), KERNELS),
+        (("kernels", "--by", "op"), KERNELS),
+        (("memory",), "device peak_bytes at_ms rows"),
+    ],
+)
+def test_json_rows_have_the_fields_that_are_promised(
+    say: Say, trace: Path, arguments: tuple[str, ...], fields: str
+) -> None:
+    command, *options = arguments
+    status, out, _ = say(command, trace, *options, "--format", "json")
+    document = json.loads(out)
+    assert (0, f"torchprof-{command}/1") == (status, document["schema"])
+    assert document["rows"]
+    assert {tuple(fields.split())} == {tuple(row) for row in document["rows"]}
+
+
+def test_diff_rows_have_the_fields_that_are_promised(say: Say, tmp_path: Path) -> None:
+    a, b = (builder_of(n).save(tmp_path / f"{n}.json") for n in (1, 3))
+    for by in ("op", "kernel"):
+        _, out, _ = say("diff", a, b, "--by", by, "--format", "json")
+        assert {tuple(DIFF.split())} == {tuple(row) for row in rows(out)}
+
+
+def test_ops_counts_calls_time_flops_and_share(say: Say, trace: Path) -> None:
+    ops = named(say("ops", trace, "--format", "json")[1])
+    mm = ops["aten::mm"]
+    assert (1, 2 * 256 * 512 * 1024, 2**20) == (mm["calls"], mm["flops"], mm["self_cuda_bytes"])
+    assert (pytest.approx(0.01), pytest.approx(0.01)) == (mm["self_cuda_ms"], mm["cuda_ms"])
+    assert pytest.approx(10 / 18) == mm["share"]
+    assert pytest.approx(0.001) == ops["(no operator)"]["self_cuda_ms"]
+
+
+def test_kernels_compares_with_the_peak_of_the_chip(say: Say, trace: Path) -> None:
+    kernels = named(say("kernels", trace, "--format", "json")[1], "kernel")
+    gemm = kernels["nvjet_tst_128x64"]
+    flops = 2 * 256 * 512 * 1024
+    assert ("aten::mm", 1, flops) == (gemm["operator"], gemm["calls"], gemm["flops"])
+    assert pytest.approx(flops / 10e-6 / 1e12) == gemm["tflops_per_s"]
+    assert pytest.approx(100 * flops / 10e-6 / 989.4e12, rel=1e-3) == gemm["compute_pct"]
+    copy = kernels["Memcpy DtoH (Device -> Pageable)"]
+    assert (1024, None) == (copy["bytes"], copy["flops"])
+    assert kernels["ghost_copy"]["operator"] is None
+
+
+def test_kernels_over_the_peak_of_compute_are_a_fault_to_report(say: Say, tmp_path: Path) -> None:
+    """Nothing computes faster than the chip can; from its cache, a kernel does read faster."""
+    quick = builder_of()
+    with quick.op("aten::mm", [[4096, 4096]] * 2, BF16):
+        quick.launch("nvjet_tst_256x128", 100)  # 139 GFLOP in 100 us
+    with quick.op("aten::add", [[2**20], [2**20]]):
+        quick.launch("void at::native::add_kernel<half>(int)", 1)
+    path = quick.save(tmp_path / "quick.json")
+    _, out, _ = say("kernels", path)
+    warning = next(line for line in out.splitlines() if line.startswith("warning: "))
+    assert warning.startswith(
+        "warning: 1 row over 100 % of peak compute, most of all nvjet_tst_256"
+    )
+    assert "(138.9 %)" in warning
+    assert "please report it" in warning
+    assert "over 100 % of the bandwidth: what was in the L2 cache comes faster" in out
+    _, out, _ = say("kernels", path, "--format", "json")
+    assert warning in json.loads(out)["notes"]
+    _, out, _ = say("kernels", builder_of().save(tmp_path / "slow.json"))
+    assert "over 100 %" not in out
+
+
+def test_kernels_says_what_it_does_not_know(say: Say, tmp_path: Path) -> None:
+    trace = builder_of(device="ACME X1").save(tmp_path / "x.json")
+    _, out, _ = say("kernels", trace)
+    assert "no peaks are known of ACME X1: --device-peaks FILE adds a chip" in out
+    assert "1 of 4 device events have no runtime call" in out
+    assert "%" not in out.partition("bound")[0].partition("share")[0]
+
+
+def test_a_users_file_adds_a_chip(say: Say, tmp_path: Path) -> None:
+    trace = builder_of(device="ACME X1").save(tmp_path / "x.json")
+    peaks = tmp_path / "peaks.json"
+    peaks.write_text(
+        json.dumps({"name": "ACME X1", "peaks": {"bf16": "100 TFLOP/s"}, "bandwidth": "1 TB/s"})
+    )
+    _, out, err = say("kernels", trace, "--device-peaks", peaks, "--format", "json")
+    gemm = named(out, "kernel")["nvjet_tst_128x64"]
+    assert pytest.approx(100 * 2 * 256 * 512 * 1024 / 10e-6 / 100e12) == gemm["compute_pct"], err
+
+
+def test_memory_says_what_was_live_at_the_peak(say: Say, trace: Path) -> None:
+    memory = named(say("memory", trace, "--format", "json")[1], "device")
+    assert {"cpu": 4096, "cuda:0": 2**20} == {d: row["peak_bytes"] for d, row in memory.items()}
+    assert [{"operator": "aten::mm", "bytes": 2**20, "count": 1}] == memory["cuda:0"]["rows"]
+
+
+def test_diff_says_what_changed_and_fails_over_a_limit(say: Say, tmp_path: Path) -> None:
+    a, b = (builder_of(n).save(tmp_path / f"{n}.json") for n in (1, 3))
+    status, out, _ = say("diff", a, b, "--format", "json")
+    assert (0, "slower") == (status, named(out)["aten::mm"]["change"])
+    assert 1 == say("diff", a, b, "--fail-over", "50")[0]
+    assert 1 == say("diff", a, b, "--fail-over", "50%", "--by", "kernel")[0]
+    assert 0 == say("diff", a, b, "--fail-over", "500")[0]
+    assert 0 == say("diff", b, a, "--fail-over", "0")[0]
+    assert 0 == say("diff", a, a, "--fail-over", "0")[0]
+
+
+def test_stacks_add_up_to_the_metric(say: Say, trace: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.folded"
+    status, out, _ = say("stacks", trace, target, "--metric", "self_cuda_ms", "--format", "json")
+    lines = target.read_text().splitlines()
+    assert (0, 18) == (status, sum(int(line.rpartition(" ")[2]) for line in lines))
+    assert any(line.endswith("aten::matmul;aten::mm;nvjet_tst_128x64 10") for line in lines)
+    assert len(lines) == rows(out)[0]["lines"]
+
+
+def test_augment_adds_to_the_trace_and_leaves_it_as_it_is(
+    say: Say, trace: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.json"
+    before = trace.read_bytes()
+    assert 0 == say("augment", trace, target)[0]
+    events = json.loads(target.read_text())["traceEvents"]
+    (gemm,) = (e for e in events if e.get("name") == "nvjet_tst_128x64")
+    assert 2 * 256 * 512 * 1024 == gemm["args"]["flops"]
+    assert before == trace.read_bytes()
+    assert 2 == say("augment", trace, trace)[0]
+    assert before == trace.read_bytes()
+    one, other = (say("summary", path, "--format", "csv")[1] for path in (trace, target))
+    assert one == other
+
+
+def test_stacks_never_overwrite_their_trace(say: Say, trace: Path) -> None:
+    before = trace.read_bytes()
+    status, out, err = say("stacks", trace, trace)
+    assert (2, "", 1) == (status, out, err.count("\n"))
+    assert before == trace.read_bytes()
+
+
+def test_a_limit_on_growth_does_not_pass_on_what_was_not_measured(
+    say: Say, trace: Path, tmp_path: Path
+) -> None:
+    empty, cut = tmp_path / "empty.json", tmp_path / "cut.json"
+    empty.write_text('{"traceEvents": [], "schemaVersion": 1}')
+    whole = builder_of().to_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    for a, b in ((trace, empty), (trace, cut), (cut, trace), (empty, empty)):
+        status, out, _ = say("diff", a, b, "--fail-over", "10")
+        assert (1, True) == (status, "could not be checked" in out)
+        assert 0 == say("diff", a, b)[0]
+
+
+def test_what_only_moved_was_not_replaced(say: Say, tmp_path: Path) -> None:
+    paths = []
+    for first in (True, False):
+        builder = TraceBuilder(H100)
+        with builder.op("aten::work", [[4]]):
+            if first:
+                builder.memcpy("HtoD", 64)
+            builder.launch("kernel_a")
+            builder.launch("kernel_a" if first else "kernel_b")
+            if not first:
+                builder.memcpy("HtoD", 64)
+        paths.append(builder.save(tmp_path / f"{first}.json"))
+    _, out, _ = say("diff", *paths, "--by", "kernel")
+    assert "kernel_a → kernel_b" in out
+    assert "Memcpy" not in out
+
+
+def test_a_grouping_that_the_trace_has_nothing_for_is_said(say: Say, tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    builder.op("aten::add")
+    trace = builder.save(tmp_path / "x.json")
+    for by, option in (
+        ("shape", "record_shapes"),
+        ("stack", "with_stack"),
+        ("module", "with_stack"),
+    ):
+        _, out, _ = say("ops", trace, "--by", by)
+        assert f"({option}=True gives them)" in out
+    assert "gives them" not in say("ops", trace)[1]
+
+
+def test_peaks_of_another_chip_are_said_to_be_unused(say: Say, trace: Path, tmp_path: Path) -> None:
+    peaks = tmp_path / "peaks.json"
+    peaks.write_text('{"name": "Other", "peaks": {"bf16": "1 TFLOP/s"}, "bandwidth": "1 TB/s"}')
+    _, out, err = say("kernels", trace, "--device-peaks", peaks)
+    assert f"none of its devices is the one in this trace ({H100})" in err
+    assert "% are of the peaks of H100 SXM" in out
+
+
+def test_a_trace_of_the_cpu_has_no_kernels_and_says_so(say: Say, tmp_path: Path) -> None:
+    trace = builder_of(device=None).save(tmp_path / "x.json")
+    assert "no device events in this trace" in say("kernels", trace)[1]
+
+
+def test_kernels_of_a_graph_are_said_to_be_uncounted(say: Say, tmp_path: Path) -> None:
+    builder = TraceBuilder(H100)
+    builder.graph_launch(["gemm", "add"])
+    trace = builder.save(tmp_path / "x.json")
+    for command in ("summary", "kernels"):
+        said = "2 of 2 kernels were replayed from a graph: their FLOPs are not"
+        assert said in say(command, trace)[1]
+        assert said in json.loads(say(command, trace, "--format", "json")[1])["notes"][0]
+
+
+def test_kernels_that_nothing_launched_say_so_in_their_row(say: Say, trace: Path) -> None:
+    line = next(line for line in say("kernels", trace)[1].splitlines() if line.startswith("ghost"))
+    assert "(unlinked)" in line
+    assert "device events have no runtime call: operator (unlinked)" in say("kernels", trace)[1]
+
+
+def test_names_cannot_move_the_cursor(say: Say, tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    builder.op("aten::\x1b[31mred\n\u202eback")
+    _, out, _ = say("ops", builder.save(tmp_path / "x.json"))
+    assert not {"\x1b", "\u202e"} & set(out)
+    assert "aten::" in out
+
+
+def test_a_closed_stdout_is_no_error(trace: Path) -> None:
+    code = f"{sys.executable} -m pytest_torchprof ops {trace} >&-"
+    ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=False)
+    assert (0, "") == (ran.returncode, ran.stderr)
+
+
+@pytest.mark.parametrize("command", ["stacks", "augment"])
+def test_one_of_several_ranks_is_asked_for(say: Say, tmp_path: Path, command: str) -> None:
+    folder, target = tmp_path / "job", tmp_path / "out"
+    folder.mkdir()
+    for rank in (0, 1):
+        builder_of(rank=rank).save(folder / f"rank{rank}.json")
+    status, _, err = say(command, folder, target)
+    assert (2, True) == (status, "give --rank N" in err)
+    assert 0 == say(command, folder, target, "--rank", "1")[0]
+    assert target.stat().st_size
+
+
+def test_an_augmented_trace_keeps_one_set_of_counters(
+    say: Say, trace: Path, tmp_path: Path
+) -> None:
+    once, twice = tmp_path / "1.json", tmp_path / "2.json"
+    say("augment", trace, once)
+    say("augment", once, twice)
+    counters = [path.read_text().count('"ph": "C"') for path in (once, twice)]
+    assert counters[0] == counters[1] > 0
+
+
+def test_the_diff_names_both_sides_and_their_totals(say: Say, tmp_path: Path) -> None:
+    a, b = (builder_of(n).save(tmp_path / f"{n}.json") for n in (1, 3))
+    document = json.loads(say("diff", a, b, "--format", "json")[1])
+    assert {"a": [str(a)], "b": [str(b)]} == document["traces"]
+    growth = {row["metric"]: row for row in document["growth"]}
+    assert pytest.approx(0.018) == growth["self_cuda_ms"]["before"]
+    assert pytest.approx(0.038) == growth["self_cuda_ms"]["now"]
+
+
+# -------------------------------------------------------------------- formats and ranks
+
+
+@pytest.mark.parametrize("command", ["summary", "ops", "kernels", "memory", "lint"])
+def test_every_format_says_the_same(say: Say, trace: Path, command: str) -> None:
+    printed = {f: say(command, trace, "--format", f) for f in ("table", "json", "csv", "markdown")}
+    assert {0} == {status for status, *_ in printed.values()}
+    count = len(list(csv.DictReader(io.StringIO(printed["csv"][1]))))
+    if command in ("ops", "kernels"):
+        assert count == len(rows(printed["json"][1]))
+        assert (
+            count == sum(line.startswith("| ") for line in printed["markdown"][1].splitlines()) - 2
+        )
+
+
+def test_a_folder_of_ranks_is_one_table_with_a_total(say: Say, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank in (0, 1):
+        builder_of(1 + rank, rank=rank).save(folder / f"rank{rank}.json")
+    for paths in ([folder], [folder / "rank1.json", folder / "rank0.json"]):
+        _, out, _ = say("ops", *paths, "--format", "json")
+        document = json.loads(out)
+        calls = {(row["rank"], row["calls"]) for row in rows(out) if row["name"] == "aten::mm"}
+        assert {(0, 1), (1, 1)} == calls
+        assert pytest.approx(1.0) == sum(row["share"] for row in document["rows"])
+        assert pytest.approx(0.046) == document["total"]["self_cuda_ms"]
+    _, out, _ = say("summary", folder, "--format", "json")
+    assert {"0", "1"} == json.loads(out)["ranks"].keys()
+    assert 6 == json.loads(out)["metrics"]["ops"]["value"]
+    _, out, _ = say("ops", folder, "--rank", "1", "--format", "json")
+    assert "rank" not in rows(out)[0]
+    status, _, err = say("ops", folder, "--rank", "7")
+    assert (2, 1) == (status, err.count("\n"))
+
+
+def test_sort_and_limit_say_what_was_left_out(say: Say, trace: Path) -> None:
+    _, out, _ = say("ops", trace, "--sort", "calls", "--limit", "2")
+    assert "… and" in out
+    assert "--limit 0 shows all" in out
+    assert 2 == len(rows(say("ops", trace, "--limit", "2", "--format", "json")[1]))
+    names = [row["name"] for row in rows(say("ops", trace, "--sort", "name", "--format=json")[1])]
+    assert sorted(names) == names
+    one, other = (say("kernels", trace, "--sort", field)[1] for field in ("total", "share"))
+    assert one == other
+    status, _, err = say("ops", trace, "--sort", "nonsense")
+    assert (2, 1) == (status, err.count("\n"))
+
+
+# -------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS if not c.rest])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not json", b"{}", b'{"traceEvents": 3}', b"PK\x03\x04", b"\x1f\x8b\x08junk", b"[1, 2]"],
+)
+def test_what_is_no_trace_is_one_line_on_stderr(
+    say: Say, tmp_path: Path, command: str, content: bytes
+) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    target = tmp_path / "out"
+    extra = {"diff": [file], "augment": [target], "stacks": [target]}.get(command, [])
+    status, out, err = say(command, file, *extra)
+    assert (2, "", 1) == (status, out, err.count("\n")), err
+    assert "x.json" in err
+    assert "Traceback" not in err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("summary", "missing.json"),
+        ("summary",),
+        ("nonsense",),
+        ("ops", ".", "--by", "colour"),
+        ("ops", "x.json", "--limit", "-1"),
+        ("diff", "x.json"),
+        ("diff", "x.json", "x.json", "--fail-over", "nan"),
+        ("diff", "x.json", "x.json", "--fail-over", "-3"),
+        ("summary", "x.json", "--format", "xml"),
+        ("kernels", "x.json", "--device-peaks", "missing.json"),
+        ("stacks", "x.json", "out", "--metric", "flops"),
+        ("stacks", "x.json", "x.json/out"),
+        ("augment", "x.json", "x.json/out.json"),
+        ("summary", ""),
+        ("kernels", "x.json", "--device-peaks", ""),
+    ],
+)
+def test_bad_usage_is_one_line_on_stderr(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    builder_of().save("x.json")
+    status, out, err = say(*arguments)
+    assert (2, "", 1) == (status, out, err.count("\n")), err
+    assert "internal error" not in err
+
+
+MISSING = "No such file or directory; give a .json or .json.gz trace of torch.profiler, or a folder"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("summary", "gone"), f"gone: cannot be read: {MISSING} of them"),
+        (("diff", "x.json", "x.json/a"), "x.json/a: cannot be read: Not a directory; give a"),
+        (("lint", "folder"), "no file ends in .json or .json.gz; give the folder of --torchprof-"),
+        (("augment", "x.json", "folder"), "folder: cannot be written: Is a directory; name ano"),
+        (("stacks", "x.json", "folder"), "folder: cannot be written: Is a directory; name another"),
+        (("ops", "cut.gz"), "while decompressing data: invalid block type; copy it again"),
+        (("summary", "pipe"), "pipe: cannot be read: it is a named pipe, and nobody writes into"),
+        (("kernels", "x.json", "--device-peaks", "pipe"), "it is a named pipe, and nobody writes"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_none_says_what_it_is_and_what_to_give(
+    say: Say,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pytest_torchprof.core.files._PIPE_S", 0.01)
+    builder_of().save("x.json")
+    Path("folder").mkdir()
+    Path("cut.gz").write_bytes(gzip.compress(b"{}")[:10] + b"\xff" * 9)
+    os.mkfifo("pipe")
+    status, out, err = say(*arguments)
+    assert (2, "", 1) == (status, out, err.count("\n")), err
+    assert said in err
+    assert "Errno" not in err
+
+
+@pytest.mark.parametrize("source", ["/dev/stdin", "pipe"])
+def test_a_pipe_that_somebody_writes_into_is_read(trace: Path, tmp_path: Path, source: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    feed = f"cat {trace} > pipe &" if source == "pipe" else f"cat {trace} |"
+    command = f"{feed} {sys.executable} -m pytest_torchprof ops {source} --rank 0 --format csv"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "aten::mm,1," in done.stdout
+
+
+def test_a_closed_pipe_is_no_error(trace: Path) -> None:
+    code = f"{sys.executable} -m pytest_torchprof ops {trace} --by shape | head -n 1"
+    ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=True)
+    assert "" == ran.stderr
+
+
+def test_a_terminal_that_knows_no_unicode_is_written_to(trace: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest_torchprof", "kernels", str(trace)],
+        capture_output=True,
+        check=True,
+        env={"PYTHONIOENCODING": "ascii", "PATH": ""},
+    )
+    assert b"nvjet" in ran.stdout
+
+
+@pytest.mark.parametrize("command", [c.name for c in COMMANDS])
+def test_help_of_each_command_says_what_it_does(say: Say, command: str) -> None:
+    status, out, _ = say(command, "--help")
+    assert (0, True) == (status, f"usage: torchprof {command}" in out)
+
+
+def test_a_large_trace_on_a_terminal_has_a_progress_bar(
+    say: Say, trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from pytest_torchprof.commands import reading
+
+    assert "" == say("summary", trace)[2]
+    monkeypatch.setattr(reading, "_BAR_FROM_BYTES", 1)
+    assert "" == say("summary", trace)[2]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for path in (trace, tmp_path):
+        status, _, err = say("summary", path)
+        assert (0, True) == (status, "reading: " in err)
+
+
+def test_a_sum_of_flops_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path: Path) -> None:
+    builder = builder_of()
+    with builder.op("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3], []]):
+        builder.launch("conv")
+    trace = builder.save(tmp_path / "x.json")
+    for command in ("ops", "kernels"):
+        document = json.loads(say(command, trace, "--format", "json")[1])
+        assert document["total"]["flops"] is None
+        said = "no total of FLOPs: at least 268 MFLOP: aten::convolution (1 call, "
+        (note,) = (note for note in document["notes"] if note.startswith(said))
+        assert note.endswith("lacks Concrete Inputs in this trace")
+
+
+def test_a_lower_bound_of_one_rank_is_no_total(say: Say, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for rank in (0, 1):
+        builder = builder_of(rank=rank)
+        if rank:
+            builder.kernel_without_runtime("my_kernel", 1)
+        builder.save(folder / f"rank{rank}.json")
+    rows = json.loads(say("summary", folder, "--format", "json")[1])["metrics"]["flops"]
+    assert (None, None) == (rows["value"], rows.get("at_least"))
+    assert rows["reason"].startswith("of one rank, at least 268 MFLOP: my_kernel (1 call")

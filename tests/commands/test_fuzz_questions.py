@@ -1,0 +1,123 @@
+"""Odd and damaged traces: whatever was read can be compared, folded, augmented, asked for peaks."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.damaged import DOCUMENTS, EXAMPLES, JUNK, TEXTS, VALUES, places, refused
+from support.numbered import by_index
+
+from pytest_torchprof import cli
+from pytest_torchprof.analysis.averages import GROUPINGS, op_stats
+from pytest_torchprof.analysis.diff import diff, growth
+from pytest_torchprof.analysis.memory import peaks
+from pytest_torchprof.analysis.replacements import replacements
+from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work
+from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.render.export import augment
+from pytest_torchprof.render.folded_stacks import fold
+from pytest_torchprof.rules.engine import gathering as plugged
+from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.verdict.metrics import measure_all
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+
+OTHER = parse(TEXTS[0])
+often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is asked a lot
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_command_starts_at_once() -> Iterator[None]:
+    """What a process does but once is done but once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_parser", cache(cli._parser))
+        patch.setattr(plugged, "entry_points", cache(entry_points))
+        yield
+
+
+def ask(trace: Trace) -> None:
+    for by in ("op", "kernel"):
+        for a, b in ((trace, OTHER), (OTHER, trace)):
+            assert all(row.calls_a or row.calls_b for row in diff(a, b, by=by))
+            growth(a, b, by=by, limit_percent=5)
+            replacements(a, b, by=by)
+    for row in kernel_rows(trace) + kernel_rows(trace, by="op"):
+        assert row.calls > 0
+    kernel_work(trace)
+    for by_what in GROUPINGS:
+        op_stats(trace, by_what)
+    for peak in peaks(trace):
+        assert sum(row.bytes for row in peak.rows) == peak.peak_bytes
+    for metric in ("self_cpu_ms", "self_cuda_ms"):
+        for line in fold(trace, metric):
+            frames, us = line.split(" ")
+            assert frames
+            assert int(us) > 0
+
+
+def survive(data: bytes) -> None:
+    """Ask everything of what is read, and augment it: a trace that holds the same, or an error."""
+    with TemporaryDirectory() as folder:
+        source, target = Path(folder, "damaged.json"), Path(folder, "out.json")
+        source.write_bytes(data)
+        for command in ("summary", "ops", "kernels", "memory", "lint"):
+            said = io.StringIO()
+            with redirect_stderr(said), redirect_stdout(io.StringIO()):
+                status = cli.main([command, str(source)])
+            assert status in {0, 2}
+            assert "internal error" not in said.getvalue()
+        trace: Trace | None = None
+        with suppress(TraceError):
+            trace = read(source)
+        if trace is not None:
+            ask(trace)
+            ask(trace.within(module="Linear"))
+        try:
+            augment(source, target, by_index)
+        except TraceError as error:
+            refused(error, "damaged.json")
+            return
+        json.loads(target.read_bytes())
+        assert trace is not None
+        again = read(target)
+        assert again.ts.tolist() == trace.ts.tolist()
+        assert measure_all(again) == measure_all(replace(trace, cut=False))
+
+
+@often
+@given(st.data())
+def test_bytes_that_are_cut_off_changed_or_inserted(data: st.DataObject) -> None:
+    text = bytearray(data.draw(st.sampled_from(TEXTS)))
+    at = data.draw(st.integers(0, len(text) - 1))
+    how = data.draw(st.sampled_from(["cut", "cut", "flip", "insert"]))
+    if how == "cut":
+        del text[at:]
+    elif how == "flip":
+        text[at] = data.draw(st.integers(0, 255))
+    else:
+        text[at:at] = data.draw(st.sampled_from(JUNK))
+    survive(bytes(text))
+
+
+@often
+@given(st.data())
+def test_values_of_any_type_in_any_place(data: st.DataObject) -> None:
+    document = json.loads(json.dumps(data.draw(st.sampled_from(DOCUMENTS))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        event = data.draw(st.sampled_from(document["traceEvents"]))
+        container, key = data.draw(st.sampled_from(places(event) or [({}, "")]))
+        container[key] = data.draw(VALUES)
+    survive(json.dumps(document).encode(errors="surrogatepass"))

@@ -1,0 +1,33 @@
+"""Expressions that are compiled late: all of them can be."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import pytest_torchprof
+from pytest_torchprof.core.late import _Late, late
+
+
+def test_every_late_expression_of_ours_can_be_compiled() -> None:
+    found = 0
+    for module in pkgutil.walk_packages(pytest_torchprof.__path__, "pytest_torchprof."):
+        if module.name.endswith("__main__"):
+            continue
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, _Late):
+                re.compile(value.pattern, value.flags)
+                found += 1
+    assert found > 100
+
+
+def test_a_late_expression_answers_as_a_compiled_one() -> None:
+    flags = re.IGNORECASE | re.DOTALL
+    made = late(rb"(\d+)-(\d+)"), late("x.y", flags)
+    assert made[0].sub(rb"\2", b"1-2 3-4") == b"2 4"
+    assert made[1].search(" X\nY") is not None
+    assert (made[1].pattern, made[1].flags) == (
+        "x.y",
+        re.compile("x.y", flags).flags,
+    )

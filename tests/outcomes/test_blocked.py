@@ -1,0 +1,185 @@
+"""A further run that blocks or ends the process: what is left says which test and which run."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+from support.outcomes import Session, same
+from support.sessions import NO_OTHER_PLUGINS
+
+from pytest_torchprof.capture import bell
+from pytest_torchprof.session import deadline
+from pytest_torchprof.session.recorder import Kind
+
+BLOCKS = """
+import threading
+import pytest
+import torch
+
+lock = threading.Lock()
+runs = []
+
+def test_takes_the_lock_for_good(): lock.acquire()
+
+port = threading.Lock()
+
+@pytest.fixture
+def served(): port.acquire()
+def test_blocks_in_its_setup(served): pass
+
+@pytest.fixture
+def stopped():
+    yield
+    runs.append(1)
+    if len(runs) > 1: lock.acquire()
+def test_blocks_in_its_teardown(stopped): pass
+
+errors = []
+def test_does_not_hear():
+    errors.append(None)
+    while len(errors) > 2:
+        try: lock.acquire()
+        except BaseException as error: errors.append(error)
+        if len(errors) > 5: raise errors[-1]
+
+def test_afterwards(): torch.ones(2)
+"""
+
+LOOKS = """
+import signal
+import time
+
+def test_sees_no_handler_of_the_alarm(): assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+def test_sees_no_alarm(): assert signal.alarm(0) == 0
+def test_sees_no_timer(): assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+def test_has_an_alarm_of_its_own():
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    while not rung: time.sleep(0.001)
+    signal.signal(signal.SIGALRM, before)
+def test_blocks_all_signals():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+"""
+
+ALARMED = """
+import signal
+import threading
+
+lock = threading.Lock()
+
+def test_has_an_alarm_of_its_own():
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(50)
+    try: lock.acquire()
+    finally: signal.alarm(0)
+"""
+
+#: Seconds for each further run, of which only those that block take as long.
+LIMIT_S = 2.0
+
+
+def has_blocked(seen: Session, test: str, what: str) -> None:
+    why = seen.statuses[test]
+    said = rf"cannot be run twice: its {what} did not end within [\d.]+ s; "
+    assert re.fullmatch(said + re.escape(deadline.HOW_TO_LEAVE_OUT), why), why
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few seconds for a test whose further runs block, and as many as ever for others."""
+    init = deadline.Deadline.__init__
+
+    def shortened(limit: deadline.Deadline, item: pytest.Item, first_s: float) -> None:
+        init(limit, item, first_s)
+        if "afterwards" not in item.name:
+            limit.limit_s = LIMIT_S
+
+    monkeypatch.setattr(deadline.Deadline, "__init__", shortened)
+    monkeypatch.setattr(deadline, "_AGAIN_S", 0.05)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_further_run_that_blocks_is_ended(pytester: pytest.Pytester) -> None:
+    seen = same(pytester, BLOCKS)
+    has_blocked(seen, "test_takes_the_lock_for_good", "timed run")
+    has_blocked(seen, "test_blocks_in_its_setup", "timed run")
+    has_blocked(seen, "test_blocks_in_its_teardown", "teardown of a further run")
+    has_blocked(seen, "test_does_not_hear", "profiled run")
+    assert "new" == seen.statuses["test_afterwards"]
+
+
+def test_a_test_that_looks_at_alarms_sees_none_of_ours(pytester: pytest.Pytester) -> None:
+    seen = same(pytester, LOOKS)
+    assert {"new"} == set(seen.statuses.values()), seen.statuses
+
+
+@pytest.mark.usefixtures("short")
+def test_a_further_run_is_ended_whatever_alarm_the_test_sets(pytester: pytest.Pytester) -> None:
+    seen = same(pytester, ALARMED)
+    has_blocked(seen, "test_has_an_alarm_of_its_own", "timed run")
+
+
+@pytest.mark.usefixtures("short")
+def test_without_timers_of_its_own_the_bell_is_the_alarm(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bell, "_TIMERS", None)
+    seen = same(pytester, BLOCKS, "-k", "setup or afterwards")
+    has_blocked(seen, "test_blocks_in_its_setup", "timed run")
+    assert "new" == seen.statuses["test_afterwards"]
+
+
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_the_time_limit_of_a_test_is_that_of_its_further_runs(
+    pytester: pytest.Pytester, method: str
+) -> None:
+    source = f"""
+        import threading
+        import pytest
+
+        lock = threading.Lock()
+
+        @pytest.mark.timeout({LIMIT_S})
+        def test_takes_the_lock_for_good(): lock.acquire()
+        def test_afterwards(): pass
+    """
+    args = (f"--timeout-method={method}", "--timeout=60")
+    seen = same(pytester, source, *args, needs=["timeout"])
+    has_blocked(seen, "test_takes_the_lock_for_good", "timed run")
+    assert "new" == seen.statuses["test_afterwards"]
+
+
+def test_the_limit_grows_with_the_first_run(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "timeout_of", lambda _: None)
+    assert deadline.LEAST_S == deadline.Deadline(request.node, 0.0).limit_s == 60
+    assert 260 == deadline.Deadline(request.node, 10.0).limit_s
+    monkeypatch.setattr(deadline, "timeout_of", lambda _: 5.0)
+    assert 5 == deadline.Deadline(request.node, 0.1).limit_s
+    assert 20 == deadline.Deadline(request.node, 2.0).limit_s
+
+
+def test_every_kind_of_run_has_a_name() -> None:
+    assert {*get_args(Kind), ""} == set(deadline._SAID)
+
+
+def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import os
+        runs = []
+
+        def test_aborts_later():
+            runs.append(1)
+            if len(runs) > 1: os.abort()
+    """
+    )
+    result = pytester.runpytest_subprocess(*NO_OTHER_PLUGINS, "--torchprof", timeout=60)
+    assert result.ret not in (0, 1)
+    said = "timed run of test_it.py::test_aborts_later; " + deadline.HOW_TO_LEAVE_OUT
+    assert said in result.stderr.str()

@@ -1,0 +1,100 @@
+"""Whatever a test replaces: outcome, numbers and later tests are as without us.
+
+What is replaced is found by machine: all that our path calls, directly or through a library, and
+that pytest itself does not need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from support import called
+from support.outcomes import same, session
+
+if TYPE_CHECKING:
+    import pytest
+
+#: The paths that are looked at: a test that passes, one with numbers of its own, one over budget.
+LOOKED_AT = """
+import pytest
+import torch
+
+def work(): torch.ones(4, 4) @ torch.ones(4, 4)
+
+def test_plain(): work()
+
+def test_has_numbers(torchprof):
+    with torchprof: work()
+    assert torchprof.stats.ops > 1
+    print(torchprof.table())
+    torchprof.assert_expected_inline("flops   128 FLOP\\nops     11\\n")
+
+@pytest.mark.xfail
+@pytest.mark.max_flops(1)
+def test_over_budget(): work()
+"""
+
+REPLACING = """
+import importlib
+import json
+import operator
+import pathlib
+import pytest
+import torch
+
+TARGETS = json.loads((pathlib.Path(__file__).parent / "targets.json").read_text())
+
+for module in {target.partition(":")[0] for target in TARGETS}: importlib.import_module(module)
+
+def boom(*args, **kwargs): raise RuntimeError("replaced by the test")
+
+def replace(target, monkeypatch):
+    module, _, name = target.partition(":")
+    *owners, name = name.split(".")
+    owner = importlib.import_module(module)
+    for one in owners: owner = getattr(owner, one)
+    monkeypatch.setattr(owner, name, boom)
+
+def work(): torch.ones(4, 4) @ torch.ones(4, 4)
+
+@pytest.fixture(params=TARGETS)
+def replaced(request, monkeypatch): replace(request.param, monkeypatch)
+
+def test_by_a_fixture(replaced): work()
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_by_itself(target, monkeypatch):
+    work()
+    replace(target, monkeypatch)
+
+def test_afterwards(): work()
+"""
+
+#: Set, it has private names replaced too, and each also by the test itself: a minute more.
+EVERYTHING = "TORCHPROF_REPLACE_EVERYTHING"
+
+
+def targets(pytester: pytest.Pytester) -> list[str]:
+    """What our path calls and pytest's own does not, as ``module:name``."""
+    pytester.makepyfile(test_it=LOOKED_AT)
+    # A test that fails has pytest call more, and those that replace something pass.
+    assert 0 == session(pytester, "-psupport.called", "-ktest_plain", profiled=False).ret
+    assert 0 == session(pytester, "-psupport.called").ret
+    own = called.names()
+    assert {"os:getcwd", "io:StringIO", "re:compile", "signal:setitimer"} <= set(own)
+    return own
+
+
+def test_what_a_test_replaces_changes_no_outcome(pytester: pytest.Pytester) -> None:
+    names, select = targets(pytester), "test_"
+    if not os.environ.get(EVERYTHING):
+        names = [name for name in names if "._" not in name and ":_" not in name]
+        select = "fixture or afterwards"
+    (pytester.path / "targets.json").write_text(json.dumps(names), "utf-8")
+    # What fails here belongs into `NAMES` of capture/originals.py.
+    seen = same(pytester, REPLACING, "-k", select)
+    assert len(seen.records) > len(names) > 100
+    assert {"new"} == set(seen.statuses.values()), seen.statuses
+    assert {11} == {record["metrics"]["ops"]["value"] for record in seen.records.values()}

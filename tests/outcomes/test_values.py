@@ -1,0 +1,65 @@
+"""Whatever value of a module a test replaces, which nobody calls: nothing of ours depends on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from support.outcomes import same
+
+if TYPE_CHECKING:
+    import pytest
+
+REPLACING = """
+import os
+import resource
+import signal
+import sys
+import tempfile
+import pytest
+import torch
+
+def work(): torch.ones(4, 4) @ torch.ones(4, 4)
+
+def no_folder(m, tmp_path): m.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+def folder_of_its_own(m, tmp_path): m.setattr(tempfile, "tempdir", str(tmp_path))
+def folder_asked_anew(m, tmp_path):
+    m.setattr(tempfile, "tempdir", None)
+    m.setenv("TMPDIR", str(tmp_path))
+def other_system(m, tmp_path):
+    m.setattr(sys, "platform", "win32")
+    m.setattr(os, "sep", ";")
+def no_flags(m, tmp_path):
+    m.setattr(signal, "ITIMER_REAL", None)
+    m.setattr(resource, "RUSAGE_SELF", None)
+    for name in ("O_CREAT", "O_EXCL", "O_WRONLY", "P_ALL", "WEXITED", "WNOHANG", "WNOWAIT"):
+        m.setattr(os, name, None)
+def no_null(m, tmp_path): m.setattr(os, "devnull", str(tmp_path / "none"))
+
+HOWS = [value for value in list(globals().values()) if getattr(value, "__module__", "") == __name__
+        and value is not work]
+
+@pytest.fixture(params=HOWS, ids=lambda how: how.__name__)
+def replaced(request, monkeypatch, tmp_path):
+    request.param(monkeypatch, tmp_path)
+    # Whoever writes there leaves a mark, though the file be gone.
+    os.utime(tmp_path, (1, 1))
+    yield
+    assert os.stat(tmp_path).st_mtime == 1
+    assert not os.listdir(tmp_path)
+
+def test_by_a_fixture(replaced): work()
+
+@pytest.mark.parametrize("how", HOWS, ids=lambda how: how.__name__)
+def test_by_itself(how, monkeypatch, tmp_path):
+    work()
+    how(monkeypatch, tmp_path)
+
+def test_afterwards(): work()
+"""
+
+
+def test_values_that_a_test_replaces_are_not_ours(pytester: pytest.Pytester) -> None:
+    seen = same(pytester, REPLACING)
+    assert len(seen.records) == 13
+    assert {"new"} == set(seen.statuses.values()), seen.statuses
+    assert {11} == {record["metrics"]["ops"]["value"] for record in seen.records.values()}

@@ -1,0 +1,386 @@
+"""Nothing escapes: whatever a name or a message holds, no output does anything with it.
+
+Hostile text goes into every string that an output is made of, and every output is looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import dataclasses
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.handmade_rows import Fake, decided, undecided
+from support.hostile import EVERY, HOSTILE, LEGIT, assert_json, assert_terminal, in_utf8
+from support.trace_builder import TraceBuilder
+
+from pytest_torchprof.api import Trace
+from pytest_torchprof.cli import main
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.results import Baseline, Finding, Profile, Verdict
+from pytest_torchprof.render import escape, json_report, ops_table, summary, tables
+from pytest_torchprof.render.failure import failure_message, inline_mismatch
+from pytest_torchprof.verdict.paired_row import Difference
+
+_MARKUP = re.compile(
+    r"<[a-zA-Z/!?]|@\w|\]\(|!\[|\w?#\d|://|www\.|GH-\d|\*\w|~~|&\w+;|\$\w|:[a-z]+:|(?<!\w)_+\w|<h"
+)
+
+
+def without_code(line: str) -> str:
+    """A line of Markdown without its code spans: a run of backquotes up to the next as long."""
+    out, at = "", 0
+    while opening := re.compile("`+").search(line, at):
+        ticks = opening[0]
+        closing = re.compile(rf"(?<!`){ticks}(?!`)").search(line, opening.end())
+        assert closing, f"a span that does not end: {line!r}"
+        out += line[at : opening.start()]
+        at = closing.end()
+    return out + line[at:]
+
+
+def assert_markdown(text: str, *, strong: bool = False) -> None:
+    """Outside of code there is nothing that Markdown or GitHub makes something of."""
+    assert_terminal(text)
+    columns = 0
+    for line in text.splitlines():
+        cells = [line]
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            assert columns in (0, len(cells)), f"a cell was split: {line!r}"
+            columns = len(cells)
+            assert "\\\\|" not in line
+            cells = [cell.replace("\\|", "|") for cell in cells]
+        for cell in cells:
+            bare = without_code(cell)
+            if strong:
+                bare = re.sub(r"^ \*\*(slower|failed|error)\*\* +$", "", bare)
+            assert not _MARKUP.search(bare), (bare, line)
+            assert not re.match(r"- (#|>|[-+*] |\d+[.)] )", bare), line
+
+
+def assert_csv(text: str) -> list[list[str]]:
+    """No cell is a formula, and none holds a control."""
+    assert_terminal(text)
+    cells = list(csv.reader(io.StringIO(text)))
+    assert len({len(row) for row in cells}) == 1
+    for cell in (cell for row in cells for cell in row):
+        number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", cell)
+        assert number or not re.match(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", cell), cell
+    return cells
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """Every text in a JSON document, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (key, *leaves(inner))
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from leaves(inner)
+
+
+CHECKS: dict[str, Callable[[str], Any]] = {
+    "table": assert_terminal,
+    "csv": assert_csv,
+    "markdown": assert_markdown,
+    "json": assert_json,
+}
+
+# -------------------------------------------------------------------- the functions
+
+
+@example("-INFINITY")
+@example("-1_000")
+@given(st.text() | st.sampled_from([*HOSTILE, EVERY, LEGIT]))
+def test_any_text_is_harmless_in_every_output(text: str) -> None:
+    for safe in (escape.line(text), escape.block(text)):
+        assert_terminal(safe)
+    assert "\n" not in escape.line(text)
+    assert escape.line(text) == escape.line(escape.line(text)) == escape.block(escape.line(text))
+    for mark in (escape.markdown, escape.code):
+        assert_markdown(f"- {mark(text)}")
+        assert_markdown(f"| {escape.table_cell(mark(text))} | 1 |\n| 2 | 3 |")
+    assert_csv(f"a,b\n{_csv_row(escape.csv_value(text), 1)}")
+    assert {text: [text]} == assert_json(escape.json_text({text: [text]}))
+
+
+def _csv_row(*values: Any) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerow(values)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "shown", [escape.line, escape.block, escape.csv_value, lambda t: escape.code(t)[1:-1]]
+)
+def test_what_people_write_stays(shown: Callable[[str], str]) -> None:
+    assert LEGIT == shown(LEGIT)
+
+
+@pytest.mark.parametrize("number", [-1, -1.5, "-1.5", "+3e4", 0, None])
+def test_negative_numbers_stay_numbers_in_csv(number: object) -> None:
+    assert number == escape.csv_value(number)
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20))
+def test_a_command_to_paste_gives_the_shell_these_words(text: str) -> None:
+    assert_terminal(escape.command([text]))
+    if escape.line(text) == text:
+        import shlex
+
+        assert [text] == shlex.split(escape.command([text]))
+
+
+# -------------------------------------------------------------------- doors
+
+
+_DOORS = {
+    "print": "doors.out or doors.say",
+    "write_line": "a function that calls escape.line",
+    "set_description_str": "escape.line",
+    "fail": "escape.block",
+    "UsageError": "escape.line",
+}
+#: What a test itself has printed, what only our own processes read, and names of our own options.
+_FREE = {"render/doors.py", "ab/sweeping.py", "ab/interpreters.py", "session/isolation.py", "session/options.py"}
+
+
+def raw(source: str) -> list[str]:
+    """Calls that let text out of the process without a function of `escape` around it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name not in {*_DOORS, "write"}:
+            continue
+        told = ast.unparse(node)
+        is_stream = re.match(r"sys\.(__)?std(out|err)(__)?\.write", told)
+        constant = all(isinstance(arg, ast.Constant) for arg in node.args)
+        if (name in _DOORS or is_stream) and not constant and "escape." not in told:
+            found.append(f"{told}: use {_DOORS.get(name, 'doors.out')}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("print(name)", 1),
+        ("print(escape.line(name))", 0),
+        ("reporter.write_line(f'{name}')", 1),
+        ("pytest.fail(message, pytrace=False)", 1),
+        ("pytest.fail(escape.block(message), pytrace=False)", 0),
+        ("raise pytest.UsageError(str(error))", 1),
+        ("raise pytest.UsageError('all our own')", 0),
+        ("sys.stderr.write(text)", 1),
+        ("file.write(text)", 0),
+    ],
+)
+def test_a_call_that_lets_text_out_is_known(source: str, count: int) -> None:
+    assert count == len(raw(source))
+
+
+def test_no_output_forgets_to_escape() -> None:
+    root = Path(escape.__file__).parents[1]
+    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
+    assert files.keys() >= _FREE
+    found = {name: raw(path.read_text("utf-8")) for name, path in files.items()}
+    told = {name: lines for name, lines in found.items() if lines and name not in _FREE}
+    assert {} == told
+
+
+# -------------------------------------------------------------------- commands on traces
+
+
+def hostile_trace(folder: Path, rank: int, texts: Sequence[str]) -> Path:
+    """A trace in which every name is hostile: of these texts, one after the other."""
+    text = itertools.cycle(map(in_utf8, texts)).__next__
+    b = TraceBuilder(device=f"{text()} NVIDIA")
+    b.metadata("distributedInfo", {"rank": rank, "world_size": 2, "backend": text()})
+    b.metadata("host", text())
+    with b.python(f"{text()}.py(3): {text()}"), b.module(f"{text()}_0"), b.annotation(text()):
+        for _ in texts:
+            with b.op(text(), [[4, 4], [4, 4]], ["float"] * 2):
+                b.memory(4096, "cpu")
+                b.memory(1024)
+                b.launch(f"void {text()}<int>(int)", 5)
+                b.launch(text(), 5)
+                b.memcpy("DtoH", 4096)
+        with b.op("aten::mm", [[4, 4]], [text()]):
+            b.sync("cudaDeviceSynchronize", 50)
+            b.launch("gemm", 9)
+        b.kernel_without_runtime(text(), 1)
+    name = re.sub(r"[/\x00]", "_", in_utf8("".join(texts)))
+    return b.save(folder / f"{name[:40]}{rank}.json")
+
+
+COMMANDS = (
+    *("summary", "ops", "ops --by shape", "ops --by stack", "ops --by module", "kernels"),
+    *("kernels --by op", "lint", "memory"),
+)
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run the command; exit status, stdout, stderr, which is one harmless line a message."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        assert_terminal(err)
+        assert all(line.startswith("torchprof") for line in err.splitlines()), err
+        return status, out, err
+
+    return run
+
+
+@pytest.mark.parametrize("texts", [HOSTILE, [EVERY]])
+def test_a_hostile_trace_is_harmless_in_every_format(
+    say: Any, tmp_path: Path, texts: Sequence[str]
+) -> None:
+    a, b = (hostile_trace(tmp_path, rank, texts) for rank in (0, 1))
+    words = [[*command.split(), a] for command in COMMANDS]
+    words += [["diff", a, b], ["diff", a, b, "--by", "kernel"], ["kernels", tmp_path]]
+    words += [["stacks", a, tmp_path / "o"], ["augment", a, tmp_path / f"{a.name}.out"]]
+    for line in words:
+        for form, check in CHECKS.items():
+            status, out, _ = say(*line, "--format", form)
+            assert 0 == status, (line, out)
+            assert out.strip()
+            document = check(out)
+            if line[0] == "ops" and form == "json":
+                assert set(map(in_utf8, texts)) & set(leaves(document))
+
+
+@pytest.mark.parametrize("text", [EVERY, *HOSTILE])
+def test_any_row_is_harmless_in_every_format(text: str) -> None:
+    fields = [*tables._TEXTS, "calls", "total_ms"]
+    rows = [{**dict.fromkeys(fields, text), "calls": -1, "shapes": [[1], text], "total_ms": -2.5}]
+    assert_terminal(tables.table(rows, fields, total=rows[0]))
+    assert_terminal(tables.table(rows, fields, width=80))
+    assert_markdown(tables.markdown_page([text], tables.markdown(rows, fields), [text]))
+    assert {"-1", "-2.5"} <= set(assert_csv(tables.to_csv(rows, fields))[1])
+    document = assert_json(tables.to_json({"rows": rows}))
+    assert {text} == set(leaves(list(document["rows"][0].values())))
+    assert (-1, -2.5) == (document["rows"][0]["calls"], document["rows"][0]["total_ms"])
+
+
+@pytest.mark.parametrize("text", [EVERY, HOSTILE[0], HOSTILE[4], HOSTILE[-1]])
+def test_what_is_typed_comes_back_harmless(say: Any, tmp_path: Path, text: str) -> None:
+    text = text.replace("\0", "")
+    trace = TraceBuilder().save(tmp_path / "t.json")
+    for words in (
+        [text], ["ops", text], ["ops", trace, "--sort", f"x{text}"], ["ops", trace, f"--{text}"],
+        ["lint", trace, "--ignore", text], ["rules", text], ["ops", trace, "--by", text],
+        ["lint", trace, f"--thresholds=x.{text}=1"], ["kernels", trace, "--device-peaks", text],
+        ["stacks", trace, f"{tmp_path}/{text}/x"], ["ab", f"x{text}", text, "--", text],
+        ["ab", "--a", f"/nowhere{text}", "--", "x"],
+    ):  # fmt: skip
+        say(*words)
+
+
+# -------------------------------------------------------------------- torchprof ab
+
+
+@pytest.mark.parametrize("text", [EVERY, *HOSTILE])
+def test_ab_is_fit_for_a_terminal_and_for_a_comment(
+    say: Any, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    differs = [Difference("ops", 1, 2), Difference(f"ops[op={text}]", 1, 2)]
+    slower = decided(text, "slower", 1.2, spread=0.4, reason=text, differences=differs)
+    slower = dataclasses.replace(slower, unprofiled=text)
+    rows = [slower, undecided(text, "failed", text, "B"), undecided("x", "error", text, "B")]
+    fake = Fake(rows, notes=(text,), said=(text,))
+    fake.install(monkeypatch)
+    for form, check in (("table", assert_terminal), ("csv", assert_csv), ("json", assert_json)):
+        check(say("ab", "main", "--format", form)[1])
+    assert_markdown(say("ab", "main", "--format", "markdown")[1], strong=True)
+
+
+# -------------------------------------------------------------------- what tests print
+
+
+def poisoned(value: Any, text: str) -> Any:
+    """A copy in which every text but the words of our own is hostile."""
+    own = {"ok", "new", "regressed", "over_budget", "not_measured", "not_profiled", "improved"}
+    if isinstance(value, str):
+        return value if value in own else text
+    if isinstance(value, Mapping):
+        return {text if key == "?" else key: poisoned(inner, text) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(poisoned(inner, text) for inner in value)
+    if isinstance(value, Plain) or dataclasses.is_dataclass(value):
+        kind: Any = type(value)
+        names = value.__struct_fields__ if isinstance(value, Plain) else vars(value)
+        fields = {name: poisoned(getattr(value, name), text) for name in names}
+        if isinstance(value, Verdict):
+            fields["metric"] = f"{value.metric.partition('[')[0]}[op={text}]"
+        return kind(**fields)
+    return value
+
+
+@pytest.mark.parametrize("text", [EVERY, *HOSTILE])
+def test_a_failure_is_as_many_lines_whatever_is_in_the_names(text: str) -> None:
+    finding = Finding("?", 2, "?", "?", "?", False, 1.0, 4, "?", "?", "?")
+    verdicts = [
+        Verdict("ops", 5, "regressed", 4),
+        Verdict("flops", 5, "over_budget", 4, limit=3, reason="?"),
+    ]
+    profile = Profile({"ops": 5}, {"?": {"calls": 5}, "b": {"calls": 1}}, {"?": 3}, (finding,))
+    baseline = Baseline({"ops": 4, "findings": 0}, {"c": {"calls": 4}}, {"?": 1}, {"?": 1}, {})
+
+    def message(of: str) -> str:
+        v, p, b = (poisoned(part, of) for part in (verdicts, profile, baseline))
+        where = lambda _: [(f"{of}:3", of, 2), (f"{of}:4", None, 1)]  # noqa: E731
+        return failure_message([of], v, p, b, of, ab_command=of, where=where, lines_gap=of)
+
+    assert_terminal(message(text))
+    assert message(text).count("\n") == message("x").count("\n")
+    assert_terminal(inline_mismatch(f"ops 1\n{text}", "ops 2\n", text, text))
+
+
+@pytest.mark.parametrize("text", [EVERY, *HOSTILE])
+def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
+    def lines(of: str) -> list[str]:
+        verdicts = [Verdict("ops", 5, "regressed", 4, reason=of)]
+        finding = Finding(of, 2, of, of, of)
+        profile = Profile({}, findings=(finding,), unchecked={of: of, "r": f"raised {of}"})
+        record = json_report.record_of(
+            f"{of}.py::{of}", status="ok", reason=of, verdicts=verdicts, profile=profile
+        )
+        every = [record, {**record, "nodeid": "b", "status": "not_profiled"}]
+        shown = summary.summary_table(every, (), None, 0, 80)
+        return [
+            *shown,
+            *summary.unchecked_rules(every, "raised"),
+            *summary.raised_rules(every, "raised").values(),
+        ]
+
+    assert len(lines(text)) == len(lines("x"))
+    assert all("\n" not in line for line in lines(text))
+    for line in lines(text):
+        assert_terminal(line)
+
+
+def test_tables_of_the_fixture_and_of_notebooks_are_harmless(tmp_path: Path) -> None:
+    trace = Trace.load(hostile_trace(tmp_path, 0, HOSTILE))
+    assert_terminal(ops_table.ops_table(trace.events, "calls", 0))
+    assert_terminal(str(trace.ops()))
+    html = trace.ops()._repr_html_()
+    assert_terminal(html)
+    assert not re.search("<(script|img|https)", html)

@@ -1,0 +1,233 @@
+"""What a rule advises is right for the chip, the version and the arguments that it found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from support.trace_builder import TraceBuilder
+
+from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.trace.read import parse
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Finding
+
+SGEMM = "ampere_sgemm_128x64_tn"
+TF32 = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'
+
+
+def recorded(b: TraceBuilder) -> Trace:
+    return parse(b.to_bytes())
+
+
+def found(trace: Trace, code: str) -> Finding:
+    """The one finding of a rule."""
+    (finding,) = check(trace, [RULES[code]]).findings()
+    return finding
+
+
+# ------------------------------------------------------------------------------------- the chip
+
+
+def product(chip: str, capability: tuple[int, int], sms: int, gib: float) -> Finding:
+    """What is said of an fp32 product of 1 ms on a chip."""
+    b = TraceBuilder(chip, capability)
+    with b.op("aten::mm", [[512, 512], [512, 512]], ["float", "float"]):
+        b.launch(SGEMM, 1000)
+    document = b.document()
+    document["deviceProperties"][0] |= {"numSms": sms, "totalGlobalMem": int(gib * 2**30)}
+    b.document = lambda: document  # type: ignore[method-assign]
+    return found(recorded(b), "fp32-matmul")
+
+
+@pytest.mark.parametrize(
+    ("chip", "capability", "sms", "gib", "saved_ms"),
+    [
+        ("NVIDIA H100 80GB HBM3", (9, 0), 132, 79.2, 0.5),
+        ("NVIDIA A100-SXM4-40GB", (8, 0), 108, 39.4, 0.5),
+        ("NVIDIA A10", (8, 6), 72, 22.1, 0.5),
+        ("NVIDIA RTX A6000", (8, 6), 84, 47.5, 0.5),
+        ("NVIDIA H900", (9, 0), 132, 79.2, 0.5),  # unknown, of a chip that is known
+    ],
+)
+def test_where_tf32_is_faster_it_is_what_helps(
+    chip: str, capability: tuple[int, int], sms: int, gib: float, saved_ms: float
+) -> None:
+    finding = product(chip, capability, sms, gib)
+    assert finding.fix == TF32
+    assert finding.cost_ms == pytest.approx(saved_ms, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("chip", "capability", "sms", "gib"),
+    [
+        ("NVIDIA GeForce RTX 3090", (8, 6), 82, 23.7),
+        ("NVIDIA GeForce RTX 4090", (8, 9), 128, 23.5),
+        ("NVIDIA A10G", (8, 6), 80, 22.1),
+        ("NVIDIA L40", (8, 9), 142, 44.4),
+        ("NVIDIA GeForce RTX 5090", (12, 0), 170, 31.4),
+    ],
+)
+def test_where_tf32_is_as_slow_as_fp32_no_gain_of_it_is_claimed(
+    chip: str, capability: tuple[int, int], sms: int, gib: float
+) -> None:
+    finding = product(chip, capability, sms, gib)
+    assert "TF32 gains nothing on this chip" in finding.fix
+    assert "precision" not in finding.fix
+    assert finding.cost_ms == 0
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (8, 9), (12, 0)])
+def test_of_an_unknown_card_nobody_knows_what_tf32_gains(capability: tuple[int, int]) -> None:
+    finding = product("NVIDIA GeForce RTX 9999", capability, 77, 20)
+    assert "where this chip" in finding.fix
+    assert finding.cost_ms == 0
+
+
+# ---------------------------------------------------------------------------------- the version
+
+
+@pytest.mark.parametrize(
+    ("torch", "said"),
+    [
+        ("2.13.0+cpu", "without set_to_none=False"),
+        ("1.13.1", "zero_grad(set_to_none=True)"),
+        (None, "zero_grad(set_to_none=True)"),
+        ("main", "zero_grad(set_to_none=True)"),
+    ],
+)
+def test_how_gradients_become_none_depends_on_the_version(torch: str | None, said: str) -> None:
+    b = TraceBuilder()
+    if torch is not None:
+        b.metadata(FACTS_KEY, {"torch": torch})
+    with b.annotation(REGION), b.annotation("Optimizer.zero_grad#SGD.zero_grad"):
+        b.op("aten::zero_", [[3]])
+    assert said in found(recorded(b), "grad-not-none").fix
+
+
+# -------------------------------------------------------------------------------- the arguments
+
+
+def moved(name: str, device_type: str | None = None) -> Finding:
+    """A tensor that an operator fills on the CPU and that is then moved."""
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    if device_type is not None:
+        b.metadata(FACTS_KEY, {"accelerator": "X", "device_type": device_type})
+    shape = [[64, 64], [64, 64]]
+    with b.annotation(REGION):
+        b.op(name, [[64, 64]])
+        with b.op("aten::to", shape), b.op("aten::_to_copy", shape), b.op("aten::copy_", shape):
+            b.memcpy("HtoD", 16384)
+            b.sync("cudaStreamSynchronize")
+    return found(recorded(b), "extra-cuda-copy")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("aten::ones", 'torch.ones(…, device="cuda")'),
+        ("aten::randn", 'torch.randn(…, device="cuda")'),
+        ("aten::arange", 'torch.arange(…, device="cuda")'),
+        ("aten::rand_like", 'torch.rand_like(x, device="cuda")'),
+        ("aten::new_full", 'x.new_full(…, device="cuda")'),
+        ("aten::normal_", 'torch.empty(…, device="cuda").normal_(…)'),
+        ("aten::zero_", 'torch.empty(…, device="cuda").zero_()'),
+    ],
+)
+def test_the_function_that_fills_is_named(name: str, call: str) -> None:
+    finding = moved(name)
+    assert finding.fix == f"make it where it is used: {call}"
+    assert f"by {name} on the CPU" in finding.message
+
+
+def test_the_device_is_named_as_torch_calls_it() -> None:
+    assert moved("aten::randn", "xpu").fix.endswith('torch.randn(…, device="xpu")')
+
+
+def stepped(name: str, update: str, device: bool) -> list[str]:
+    """What is advised for twelve parameters updated one by one by an optimizer of this class."""
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB" if device else None, (8, 0))
+    with b.annotation(f"Optimizer.step#{name}.step"):
+        for _ in range(12):
+            with b.op(update, [[3], [3]]):
+                if device:
+                    b.launch("update")
+    found = check(recorded(b), [RULES["single-tensor-optimizer"]]).findings()
+    return [finding.fix for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "update", "on_cpu", "on_device"),
+    [
+        ("SGD", "aten::add_", "fused=True", "fused=True"),
+        ("Adam", "aten::addcdiv_", "fused=True", "fused=True"),
+        ("AdamW", "aten::addcdiv_", "fused=True", "fused=True"),
+        ("Adagrad", "aten::addcmul_", "fused=True", "foreach=True"),
+        ("RMSprop", "aten::addcmul_", "foreach=True", "foreach=True"),
+        ("Adamax", "aten::addcdiv_", "foreach=True", "foreach=True"),
+        ("Adadelta", "aten::div_", "foreach=True", "foreach=True"),
+        ("Rprop", "aten::clamp_", None, "foreach=True"),
+        ("ASGD", "aten::mul_", None, "foreach=True"),
+        ("Adafactor", "aten::rsqrt_", None, "foreach=True"),
+    ],
+)
+def test_what_an_optimizer_takes_is_advised_where_it_gains(
+    name: str, update: str, on_cpu: str | None, on_device: str
+) -> None:
+    for device, wanted in ((False, on_cpu), (True, on_device)):
+        fixes = [] if wanted is None else [f"pass {wanted} to the optimizer"]
+        assert stepped(name, update, device) == fixes
+
+
+def test_a_copy_back_is_advised_another_way_than_a_copy_up() -> None:
+    for kind, said in (("HtoD", "pin_memory=True in the DataLoader"), ("DtoH", "synchronize once")):
+        b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+        with b.op("aten::copy_", [[1 << 20], [1 << 20]]):
+            b.memcpy(kind, 4 << 20)
+        assert said in found(recorded(b), "pageable-copy").fix
+
+
+def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    b.launch("first")
+    b.sync("cudaDeviceSynchronize")
+    b.launch("second")
+    assert "leave the synchronisation out" in found(recorded(b), "host-sync").fix
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (None, "mark what varies: dynamic=True"),
+        ("rest", "mend the graph break"),
+        ("wrapper", "compile the whole model, or a class of your own"),
+        ("model", "marking sizes dynamic does not help"),
+    ],
+)
+def test_what_helps_against_a_recompilation_depends_on_its_cause(
+    cause: str | None, said: str
+) -> None:
+    row = {"reason": "f was compiled again", "location": None, "id": "0/1", "ms": 2.0}
+    facts = {"compiled": ["0/0", "0/1"], "recompiles": 1}
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, facts | {"recompilations": [row | {"cause": cause}]})
+    with b.annotation(REGION):
+        b.op("Torch-Compiled Region: 0/1")
+    assert said in found(recorded(b), "recompile").fix
+
+
+@pytest.mark.parametrize(
+    ("strides", "said"),
+    [
+        ([[512, 1], [1, 512]], "N=30522 is no multiple of 8"),  # M lies along nothing
+        ([[1, 141], [1, 512]], "M=141, N=30522 are no multiple of 8"),
+    ],
+)
+def test_only_dimensions_that_do_harm_are_named(strides: list[list[int]], said: str) -> None:
+    b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
+    with b.op("aten::mm", [[141, 512], [512, 30522]], ["c10::BFloat16"] * 2, strides=strides):
+        b.launch("gemm")
+    assert found(recorded(b), "unaligned-matmul").message.endswith(said)

@@ -1,0 +1,198 @@
+"""What runs the rules: their triggers, what they need, and what they raise."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from support.trace_builder import TraceBuilder
+
+from pytest_torchprof.places.place import NO_PARTS, Parts, Place
+from pytest_torchprof.rules.engine.check import check, nothing_seen
+from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
+from pytest_torchprof.trace.events import REGION
+from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.tree import rows_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.rules.engine.rule import Triggers
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Ints
+
+#: In its package, its function hides it.
+NAMES = import_module("pytest_torchprof.trace.names")
+
+
+def always(code: str, triggers: Triggers, needs: str = "") -> Rule:
+    """A rule that matches once, wherever it is asked."""
+
+    @rule(code, fix="", triggers=triggers, needs=needs, times=Threshold(2, "1", "once is fine"))
+    def found(_: Trace, **__: float) -> Matches:
+        """A match."""
+        return Matches(np.array([-1]), "here")
+
+    return found
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    b = TraceBuilder()
+    b.op("aten::add", [[4], [4]])
+    b.op("aten::mm", [[4, 4], [4, 4]])
+    return read(b.save(tmp_path / "x.json"))
+
+
+@pytest.mark.parametrize(
+    ("triggers", "asked"),
+    [
+        (None, True),
+        ("aten::mm", True),
+        ("aten::m", True),
+        ("mm", False),
+        ("aten::mm$", True),
+        ("aten::(bmm|mm)$", True),
+        ("aten::(?:bmm|mm)$", True),
+        ("aten::sub|aten::add", True),
+        (r"(a)ten::(m)\2$", True),
+        ("aten::bmm", False),
+        ("", True),
+    ],
+)
+def test_a_rule_is_asked_where_its_trigger_occurs(
+    trace: Trace, triggers: str | None, asked: bool
+) -> None:
+    others = [always("other", "aten::nothing"), always("another", "aten::add|x")]
+    for rules in ([always("one", triggers)], [*others, always("one", triggers)]):
+        for _ in range(2):  # what is known of a name is kept
+            assert asked is ("one" in check(trace, rules).counts)
+
+
+@pytest.mark.parametrize(
+    ("triggers", "asked"),
+    [
+        ({}, True),
+        ({"aten::mm$": 1, "aten::add$": 1}, True),
+        ({"aten::mm$": 1, "aten::bmm$": 1}, False),
+        ({"aten::": 2}, True),
+        ({"aten::": 3}, False),
+        ({"aten::": "times"}, True),
+        ({"aten::mm$": "times"}, False),
+    ],
+)
+def test_a_rule_is_asked_where_enough_of_each_trigger_occurs(
+    trace: Trace, triggers: Triggers, asked: bool
+) -> None:
+    one = always("one", triggers)
+    assert asked is ("one" in check(trace, [one]).counts)
+
+
+def test_a_threshold_that_a_user_sets_counts_for_its_trigger(trace: Trace) -> None:
+    one = always("one", {"aten::": "times"})
+    for times, asked in [(1, True), (2.5, True), (3, False)]:
+        checked = check(trace, [one], thresholds={"one": {"times": times}})
+        assert asked is ("one" in checked.counts)
+
+
+def test_a_trigger_names_a_threshold_that_there_is() -> None:
+    with pytest.raises(ValueError, match="rule one: triggers name 'time', which is no threshold"):
+        always("one", {"aten::": "time"})
+
+
+def test_a_rule_that_is_new_to_a_trace_is_asked_too(trace: Trace) -> None:
+    for letter in "am":  # nobody has looked for these names before
+        assert {"new": 1} == check(trace, [always("new", f"aten::{letter}[dm]+$")]).counts
+
+
+def test_what_is_known_of_names_does_not_grow_without_end(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NAMES, "_MOST_KNOWN", 1)
+    rules = [always("one", "aten::mm")]
+    for _ in range(3):
+        assert {"one": 1} == check(trace, rules).counts
+
+
+def test_a_trace_in_which_nothing_is_seen_leaves_all_rules_unchecked(tmp_path: Path) -> None:
+    empty = read(TraceBuilder().save(tmp_path / "x.json"))
+    assert {"one", "two"} == check(
+        empty, [always("one", None), always("two", "x")]
+    ).unchecked.keys()
+    assert nothing_seen(empty) == "no operators in this trace"
+
+
+def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> None:
+    b = TraceBuilder()
+    b.metadata("torchprof", {"wall_ms": 1.0})
+    with b.annotation(REGION):
+        pass
+    assert nothing_seen(read(b.save(tmp_path / "x.json"))) is None
+    lost = TraceBuilder()
+    lost.metadata("torchprof", {"wall_ms": 1.0})
+    lost.op("aten::add")
+    why = nothing_seen(read(lost.save(tmp_path / "y.json")))
+    assert why == "failed capture: the trace lacks the measured region"
+
+
+def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
+    asked = []
+
+    def placing(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
+        asked.append(len(events))
+        return [Place("a.py:1"), Place("b.py:2")], np.arange(len(events)) % 2
+
+    @rule("both", fix="")
+    def both(trace: Trace) -> Matches:
+        """Both."""
+        return Matches(rows_of(trace, "aten::add", "aten::mm"), "an operator")
+
+    found = check(trace, [always("one", None), both]).findings(placing)
+    assert [3] == asked
+    places = {(f.rule, f.location) for f in found}
+    assert {("one", "a.py:1"), ("both", "b.py:2"), ("both", "a.py:1")} == places
+    assert () == check(trace, []).findings(placing)
+
+
+def test_one_look_for_all_expressions_finds_what_each_finds(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*trace.names, "aten::mm", "Optimizer.step#SGD.step", "cudaLaunchKernel", "nothing"]
+    monkeypatch.setattr(NAMES, "_KNOWN", {})
+    one_by_one = NAMES.learn(names)
+    assert any(one_by_one)
+    monkeypatch.setattr(NAMES, "_KNOWN", {})
+    monkeypatch.setattr(NAMES, "_MANY", -1)
+    assert one_by_one == NAMES.learn(names)
+
+
+def test_a_name_is_looked_at_once_in_a_process(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = [always(f"r{n}", f"aten::(nothing{n}|mm)$") for n in range(80)]
+    assert 80 == len(check(trace, rules).counts)
+    monkeypatch.setattr(NAMES, "_all_of", None)
+    assert 80 == len(check(trace, rules).counts)
+    assert 2 == len(rows_of(trace, "aten::mm", "aten::add"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (["[4] cast"] * 2, {"[4] cast": 2}),
+        (["[4, 2] cast", "[5, 2] cast"], {"[…] cast": 2}),
+        (["[4] cast", "[4] copied"], {"[4] cast": 1, "[4] copied": 1}),
+        (["4 nodes", "5 nodes"], {"4 nodes": 1, "5 nodes": 1}),
+    ],
+)
+def test_matches_of_several_sizes_at_one_place_are_one_finding(
+    trace: Trace, messages: list[str], expected: dict[str, int]
+) -> None:
+    @rule("sizes", fix="")
+    def sizes(trace: Trace) -> Matches:
+        """Matches of some sizes."""
+        return Matches(np.repeat(rows_of(trace, "aten::mm"), 2), messages)
+
+    found = check(trace, [sizes]).findings()
+    assert expected == {one.message: one.count for one in found}

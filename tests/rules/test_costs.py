@@ -1,0 +1,196 @@
+"""What a finding costs: never more than there was time, and a wait no more than it kept idle."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from labelled import corpus
+from support.real_traces import CORPUS
+from support.trace_builder import TraceBuilder
+
+from pytest_torchprof.analysis.device_time import device_time
+from pytest_torchprof.analysis.idle import idle, idle_by_waits
+from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.engine.rule import Matches, Rule
+from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.trace.read import parse, read
+
+A100 = "NVIDIA A100-SXM4-40GB"
+SGEMM = "ampere_sgemm_128x64_tn"
+
+
+def recorded(b: TraceBuilder) -> Trace:
+    return parse(b.to_bytes())
+
+
+def costs(trace: Trace, *codes: str) -> list[float]:
+    """In us, of these rules' findings."""
+    found = check(trace, [RULES[code] for code in codes or RULES])
+    return [finding.cost_ms * 1e3 for finding in found.findings()]
+
+
+def span_ms(trace: Trace) -> float:
+    ends = trace.ts + trace.dur
+    return float(ends.max() - trace.ts.min()) / 1e6
+
+
+def waiting(busy_us: float, then_us: float = 0) -> Trace:
+    """A kernel for which the host waits, and another one some time after that."""
+    b = TraceBuilder(A100, (8, 0))
+    b.launch("first", busy_us)
+    b.sync("cudaDeviceSynchronize")
+    b.advance(then_us)
+    b.launch("second", 10)
+    return recorded(b)
+
+
+# ------------------------------------------------------------------------------------- waits
+
+
+def test_waiting_for_a_device_that_works_all_the_while_costs_next_to_nothing() -> None:
+    trace = waiting(busy_us=100_000)
+    (cost,) = costs(trace, "host-sync")
+    assert 0 < cost < 10
+    assert cost * 1e3 <= device_time(trace).idle_ns
+
+
+def test_a_wait_costs_until_the_next_kernel_but_no_longer_than_it_took() -> None:
+    short, long = (costs(waiting(10, then_us=t), "host-sync")[0] for t in (2, 10_000))
+    sync = waiting(10, then_us=10_000)
+    took = sync.dur[sync.named("cudaDeviceSynchronize")].max() / 1e3
+    assert short < long == took
+
+
+def test_two_waits_before_one_kernel_do_not_count_the_same_time_twice() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    b.launch("first", 10)
+    b.sync("cudaDeviceSynchronize")
+    b.sync("cudaDeviceSynchronize", 500)
+    b.launch("second", 10)
+    trace = recorded(b)
+    assert sum(costs(trace, "host-sync")) * 1e3 <= device_time(trace).idle_ns
+
+
+def test_a_pageable_copy_does_not_cost_the_work_before_it() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    b.launch("first", 50_000)
+    with b.op("aten::copy_", [[1 << 20], [1 << 20]]):
+        b.memcpy("HtoD", 4 << 20, device_us=300)
+        b.sync("cudaStreamSynchronize")
+    b.launch("second", 10)
+    (cost,) = costs(recorded(b), "pageable-copy")
+    assert 300 <= cost < 400
+
+
+TIMES = st.lists(st.integers(0, 200), min_size=2, max_size=12)
+
+
+@given(TIMES, TIMES)
+def test_waits_never_cost_more_than_the_device_was_idle(device: list[int], host: list[int]) -> None:
+    b = TraceBuilder(A100, (8, 0))
+    b.launch("k")
+    trace = recorded(b)
+    at = [(a, b) for a, b in pairwise(sorted(device)) if b > a][::2] or [(0, 1)]
+    start, end = (np.array(times, np.int64) for times in zip(*at, strict=True))
+    kernel = np.flatnonzero(trace.named("k"))[0]
+    busy = Trace(
+        ts=start,
+        dur=end - start,
+        kind=np.full(len(at), trace.kind[kernel]),
+        name=np.zeros(len(at), np.int32),
+        thread=np.zeros(len(at), np.int32),
+        names=["k"],
+        args=trace.args[np.full(len(at), kernel)],
+        threads=((0, 0),),
+    )
+    waits = np.array(sorted(host), np.int64)
+    cost = idle_by_waits(busy, waits[:-1], waits[1:])
+    gaps = [(a[1], b[0]) for a, b in pairwise(at)]
+    idle_ns = {t for since, until in gaps for t in range(since, until)}
+    assert (cost >= 0).all()
+    assert cost.sum() <= len(idle_ns)
+    one = idle(busy).between(waits[:1], waits[-1:])
+    assert int(one[0]) == len(idle_ns & set(range(int(waits[0]), int(waits[-1]))))
+
+
+# --------------------------------------------------------------------------- spans and sums
+
+
+def test_kernels_side_by_side_cost_no_more_than_their_span() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    for stream in range(8):
+        with b.op("aten::mm", [[512, 512], [512, 512]], ["float", "float"]):
+            b.launch(SGEMM, 1000, stream=stream)
+    (cost,) = costs(recorded(b), "fp32-matmul")
+    assert cost < 1100  # and not 8 halves of 1000
+
+
+def test_all_findings_together_cost_no_more_than_the_trace_lasted() -> None:
+    b = TraceBuilder(A100, (8, 0))
+    with b.annotation(REGION), b.op("aten::mul", [[2]]):
+        b.advance(10)
+
+    def costly(trace: Trace) -> Matches:
+        rows = np.flatnonzero(trace.named("aten::mul"))
+        return Matches(rows, "slow", cost_ns=np.full(len(rows), 10**9))
+
+    rules = [Rule(code, costly, "do not") for code in ("a", "b", "c")]
+    trace = recorded(b)
+    found = check(trace, rules).findings()
+    assert len(found) == 3
+    total = sum(one.cost_ms for one in found)
+    assert total == pytest.approx(trace.dur[trace.named("aten::mul")][0] / 1e6)
+    assert len({one.cost_ms for one in found}) == 1
+
+
+@pytest.mark.parametrize("theme", ["waiting", "products", "copies", "outsider_moves"])
+def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
+    built = [b for case in corpus.themes()[theme] if isinstance(b := case.make(), TraceBuilder)]
+    assert len(built) > 10
+    for trace in map(recorded, built):
+        found = check(trace, RULES.values()).findings()
+        assert 0 <= sum(one.cost_ms for one in found) <= span_ms(trace) + 1e-9
+        waits = [one.cost_ms for one in found if one.rule == "host-sync"]
+        assert sum(waits) * 1e6 <= device_time(trace).idle_ns + 1e-6
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.gz")), ids=lambda p: p.name.split(".")[0])
+def test_costs_in_real_traces_are_within_bounds(path: Path) -> None:
+    trace = read(path)
+    found = check(trace, RULES.values()).findings()
+    assert sum(one.cost_ms for one in found) <= span_ms(trace)
+    waits = [one.cost_ms for one in found if one.rule == "host-sync"]
+    assert sum(waits) * 1e6 <= device_time(trace).idle_ns + 1e-6
+
+
+# --------------------------------------------------------------------------- without the profiler
+
+
+def filling(wall_ms: object) -> Trace:
+    """A region in which a call of zero_grad takes half the time, in a test with such rounds."""
+    b = TraceBuilder()
+    b.metadata(FACTS_KEY, {"torch": "2.13.0", "wall_ms": wall_ms})
+    with b.annotation(REGION, 500), b.annotation("Optimizer.zero_grad#SGD.zero_grad"):
+        b.op("aten::zero_", [[4]], ["float"], dur_us=500)
+    return recorded(b)
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "expected_us"),
+    [({"median": 0.2, "n": 3}, 200), (0.4, 400), (3.0, None), ("none", None), (None, None)],
+)
+def test_costs_are_those_of_the_timed_rounds_where_there_are_any(
+    wall_ms: object, expected_us: float | None
+) -> None:
+    trace = filling(wall_ms)
+    assert trace.region is not None
+    region_us = (trace.region[1] - trace.region[0]) / 1e3
+    (profiled,), (cost,) = (costs(one, "grad-not-none") for one in (filling(None), trace))
+    assert profiled > 400
+    assert cost == pytest.approx(profiled * (expected_us or region_us) / region_us)

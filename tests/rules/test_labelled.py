@@ -1,0 +1,58 @@
+"""Every rule on every labelled example: as often as stated, and no other rule."""
+
+from __future__ import annotations
+
+import pytest
+from labelled import corpus
+
+from pytest_torchprof.rules.engine.registry import CODES, RULES
+
+ENOUGH = 8
+THRESHOLDS = [(code, name) for code, rule in RULES.items() for name in rule.thresholds]
+
+
+@pytest.mark.parametrize("theme", corpus.themes())
+def test_rules_match_each_example_as_often_as_it_says(theme: str) -> None:
+    answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
+    assert {} == {name: answer.problems for name, answer in answers.items() if answer.problems}
+
+
+@pytest.mark.parametrize("theme", corpus.themes())
+def test_a_rule_whose_answer_depends_on_which_tensor_is_which_asks_for_it(theme: str) -> None:
+    silent = {
+        case.name: (answer.checked.counts, other.counts)
+        for case in corpus.themes()[theme]
+        if (answer := corpus.evaluate(case)).checked.trace.tensors is not None
+        and not (other := corpus.without_tensors(answer)).wants_tensors
+        and other.counts != answer.checked.counts
+    }
+    assert {} == silent
+
+
+@pytest.mark.parametrize("theme", corpus.themes())
+def test_a_rule_finds_nothing_in_a_trace_that_lacks_what_triggers_it(theme: str) -> None:
+    answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
+    found = {name: corpus.overlooked(answer) for name, answer in answers.items()}
+    assert {} == {name: said for name, said in found.items() if said}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_rule_has_examples_of_both_kinds(code: str) -> None:
+    kinds = corpus.kinds(code)
+    assert kinds["positive"] >= ENOUGH
+    assert kinds["near miss"] >= ENOUGH
+
+
+@pytest.mark.parametrize(("code", "name"), THRESHOLDS)
+def test_a_threshold_has_examples_on_both_sides(code: str, name: str) -> None:
+    assert set() == corpus.one_sided(code, name)
+
+
+def test_every_example_is_of_a_rule_that_exists() -> None:
+    assert {case.rule for case in corpus.cases()} <= {"clean", *CODES}
+    assert {code for case in corpus.cases() for code in case.also} <= set(CODES)
+    assert set(CODES) == set(RULES)
+
+
+def test_there_are_many_clean_examples() -> None:
+    assert 50 <= sum(case.rule == "clean" for case in corpus.cases())

@@ -1,0 +1,80 @@
+"""Casts and clones of which nothing uses the result: memory events say whether they are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from support.live import captured
+
+from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.trace.events import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pytest_torchprof.trace.events import Trace
+
+THROWN_AWAY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "repeated-cast": torch.Tensor.double,
+    "contiguous-copy": torch.clone,
+}
+
+
+def counted(code: str, trace: Trace) -> int:
+    return check(trace, [RULES[code]]).counts.get(code, 0)
+
+
+def without_memory(trace: Trace) -> Trace:
+    kind = trace.kind.copy()
+    kind[trace.is_kind(Kind.MEMORY)] = Kind.OTHER
+    return replace(trace, kind=kind)
+
+
+@pytest.mark.parametrize("code", THROWN_AWAY)
+def test_what_is_thrown_away_each_time_is_found(code: str, tmp_path: Path) -> None:
+    x, copy = torch.randn(64), THROWN_AWAY[code]
+
+    def block() -> None:
+        for _ in range(10):
+            copy(x)
+
+    assert counted(code, captured(block, tmp_path)) == 9
+
+
+@pytest.mark.parametrize("code", THROWN_AWAY)
+def test_what_is_kept_side_by_side_is_not(code: str, tmp_path: Path) -> None:
+    tensors, copy = [torch.randn(64) for _ in range(10)], THROWN_AWAY[code]
+    kept: list[torch.Tensor] = []
+    trace = captured(lambda: kept.extend(map(copy, tensors)), tmp_path)
+    assert counted(code, trace) == 0
+
+
+@pytest.mark.parametrize("code", THROWN_AWAY)
+def test_without_memory_events_nobody_knows(code: str, tmp_path: Path) -> None:
+    x, copy = torch.randn(64), THROWN_AWAY[code]
+    trace = captured(lambda: [copy(x) for _ in range(10)] and None, tmp_path)
+    assert counted(code, without_memory(trace)) == 0
+
+
+def in_steps(body: Callable[[], object], mark: str) -> Callable[[], None]:
+    def block() -> None:
+        for number in range(8):
+            with torch.profiler.record_function(mark.format(number)):
+                body()
+
+    return block
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"),
+    [("ProfilerStep#{}", 0), ("enumerate(DataLoader)#_X.__next__", 0), ("layer {}", 7)],
+)
+def test_steps_are_counted_apart(mark: str, expected: int, tmp_path: Path) -> None:
+    x = torch.randn(64)
+    trace = captured(in_steps(lambda: x.double().sum(), mark), tmp_path)
+    assert counted("repeated-cast", trace) == expected

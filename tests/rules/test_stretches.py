@@ -1,0 +1,149 @@
+"""The place of a match that is of many events: what is around them all, outside of any module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from support.live import captured, placing
+from support.sessions import replaced_rules, run
+from support.trace_builder import TraceBuilder
+from torch import nn
+
+from pytest_torchprof.places.frames import by_frames
+from pytest_torchprof.places.place import Place, Stretch
+from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.rules.engine.rule import Matches, Rule, rule
+from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.tree import rows_of
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_torchprof.trace.events import Trace
+
+X = torch.rand(2, 4)
+
+
+class Net(nn.Module):
+    """Two layers, called on two lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Both."""
+        hidden = self.first(x)
+        return self.second(hidden)
+
+
+def products(trace: Trace) -> Matches:
+    """All products are one match."""
+    rows = rows_of(trace, "aten::linear", "aten::mm")
+    return Matches(rows[:1], "products", parts=[rows])
+
+
+def at(block: Callable[[], Any], folder: Path) -> tuple[str | None, str | None]:
+    """The text of the line, and the module, of all products of a block."""
+    trace = captured(block, folder)
+    rows = rows_of(trace, "aten::linear")
+    places, number = placing(block, trace, folder)(trace, rows[:1], {0: Stretch(rows, rows[:0])})
+    place = places[int(number[0])]
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    file, _, line = (place.location or "").rpartition(":")
+    assert file == __file__
+    return lines[int(line) - 1].strip(), place.module
+
+
+def test_a_model_is_named_where_it_is_called(tmp_path: Path) -> None:
+    model = Net()
+
+    def validate() -> None:
+        for _ in range(3):
+            model(X)
+
+    assert ("model(X)", "model") == at(validate, tmp_path)
+
+
+def test_two_models_are_where_the_function_is_called_that_calls_both(tmp_path: Path) -> None:
+    encoder, decoder = Net(), Net()
+
+    def encode() -> None:
+        hidden = encoder(X)
+        decoder(hidden)
+
+    def block() -> None:
+        encode()
+
+    assert ("encode()", None) == at(block, tmp_path)
+
+
+def test_of_lines_that_nothing_calls_the_first_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        def test_it():
+            first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+            x = torch.rand(2, 2)
+            hidden = first(x)
+            second(hidden)
+        """
+    )
+    with replaced_rules() as known:
+        known["products"] = Rule("products", products, "")
+        ran = run(pytester, "--torchprof")
+    (finding,) = ran.tests["test_it"]["findings"]
+    assert ("test_it.py:6", None) == (finding["location"], finding["module"])
+
+
+def stored(*stacks: tuple[str, ...]) -> tuple[Trace, list[Place]]:
+    """A trace of a product below each of these stacks, and the place of all of them."""
+    b = TraceBuilder()
+
+    def nested(names: tuple[str, ...]) -> None:
+        if not names:
+            b.op("aten::mm")
+            return
+        with b.python(names[0]):
+            nested(names[1:])
+
+    for names in stacks:
+        nested(names)
+    trace = parse(b.to_bytes())
+    rows = rows_of(trace, "aten::mm")
+    places, number = by_frames(trace, rows[:1], {0: Stretch(rows, rows[:0])})
+    return trace, [places[i] for i in number.tolist()]
+
+
+def test_of_a_stored_trace_it_is_the_function_around_all_that_no_module_calls() -> None:
+    outer = ("train.py(3): main", "train.py(9): validate", "nn.Module: Net_0", "net.py(8): forward")
+    _, found = stored((*outer, "nn.Module: Linear_0"), (*outer, "nn.Module: Linear_1"))
+    assert [Place("train.py:9", "validate()", "Net_0")] == found
+
+
+def test_of_two_functions_it_is_the_one_that_called_both() -> None:
+    _, found = stored(
+        ("train.py(3): main", "train.py(9): encode", "nn.Module: Net_0"),
+        ("train.py(3): main", "train.py(20): decode", "nn.Module: Net_1"),
+    )
+    assert [Place("train.py:3", "main()", None)] == found
+
+
+def test_without_functions_it_is_the_path_of_operators() -> None:
+    _, found = stored((), ())
+    assert [Place(None, "aten::mm", None)] == found
+
+
+def test_a_match_names_only_events_that_there_are() -> None:
+    @rule("far", fix="")
+    def far(_: Trace) -> Matches:
+        """Far."""
+        return Matches(np.array([0]), "far", parts=[np.array([10_000])])
+
+    trace, _ = stored(())
+    assert "IndexError" in check(trace, [far]).errors["far"]

@@ -1,0 +1,299 @@
+"""torch.compile in tests: what counts, and that our runs do not make it compile again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.sessions import accept, calls, read_baseline, run
+
+from pytest_torchprof.rules.engine.check import check
+from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.trace.read import read
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    """Load the compiler whole: inner sessions forget imports, and it cannot be loaded twice."""
+    import torch
+
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+
+
+SHARED = """
+    import torch
+
+    def twice(x):
+        return x.sin() + x.cos()
+
+    compiled = torch.compile(twice, backend="eager")
+    X = torch.ones(4, 4)
+
+    def test_one():
+        compiled(X)
+
+    def test_other():
+        compiled(X)
+"""
+
+BREAKS = """
+    import torch
+
+    X = torch.ones(4, 4)
+
+    def broken(x):
+        y = x.sin()
+        print("a graph break")
+        return y.cos()
+
+    def test_anew():
+        torch.compile(broken, backend="eager")(X)
+"""
+
+RECOMPILES = """
+    import torch
+
+    def test_recompiles():
+        def twice(x, flag):
+            return x.sin() if flag else x.cos()
+
+        compiled = torch.compile(twice, backend="eager")
+        compiled(torch.ones(4), True)
+        compiled(torch.ones(4), False)
+"""
+
+CALLED = """
+    import torch
+
+    def test_called(torchprof):
+        compiled = torch.compile(lambda x: x.sin() * 2, backend="eager")
+        torchprof(lambda: compiled(torch.ones(4)), rounds=3)
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "keep"])
+def test_the_profiled_run_does_what_compiled_code_does_not_what_compiling_does(
+    pytester: pytest.Pytester, threads: str
+) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    pytester.makeconftest("import torch\ntorch.set_num_threads(2)")
+    ran = run(pytester, "--torchprof", f"--torchprof-threads={threads}")
+    # Cache lookup, region and, since torch 2.7, its bytecode are events of operators' category too.
+    one, other = (ran.metric("ops", name)["value"] for name in ran.tests)
+    assert one == other
+    assert one in {5, 6}
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_compilation_counts_do_not_grow_with_the_number_of_runs(
+    pytester: pytest.Pytester, rounds: int, warmup: int
+) -> None:
+    pytester.makepyfile(test_it=BREAKS + RECOMPILES)
+    ran = run(
+        pytester, "--torchprof", f"--torchprof-rounds={rounds}", f"--torchprof-warmup={warmup}"
+    )
+    counts = [
+        ran.metric(metric, test)["value"]
+        for test in ("test_anew", "test_recompiles")
+        for metric in ("graph_breaks", "recompiles")
+    ]
+    assert [1, 0, 0, 1] == counts
+
+
+def test_a_callable_is_counted_over_its_own_calls(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=CALLED)
+    ran = run(pytester, "--torchprof")
+    values = [ran.metric(m, "test_called")["value"] for m in ("graph_breaks", "recompiles")]
+    assert [0, 0] == values
+
+
+def test_code_that_an_earlier_test_compiled_leaves_no_count_to_compare(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    ran = accept(pytester)
+    assert 0 == ran.metric("graph_breaks", "test_one")["value"]
+    later = ran.metric("graph_breaks", "test_other")
+    assert (None, "the test runs code that was compiled before it began") == (
+        later["value"],
+        later["reason"],
+    )
+    for names in (["test_other"], ["test_other", "test_one"]):
+        alone = run(pytester, "--torchprof", *(f"test_it.py::{name}" for name in names))
+        assert {"passed": len(names)} == alone.outcomes
+
+
+@pytest.mark.parametrize("chosen", ["test_other", "test_one or test_other"])
+@pytest.mark.parametrize("accepted", ["test_other", "test_one or test_other"])
+def test_strict_does_not_ask_for_counts_that_depend_on_which_tests_ran_before(
+    pytester: pytest.Pytester, chosen: str, accepted: str
+) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    accept(pytester, "-k", accepted)
+    ran = run(pytester, "--torchprof", "--torchprof-strict", "-k", chosen)
+    assert {"ok"} == {
+        test["status"] for name, test in ran.tests.items() if name in accepted and name in chosen
+    }
+    assert not re.search("strict: .*graph_breaks", ran.out)
+
+
+def test_a_first_run_that_compiles_is_not_the_one_that_is_counted(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=BREAKS)
+    accept(pytester)
+    ran = run(pytester, "--torchprof", "--torchprof-warmup=0", "--torchprof-rounds=0")
+    assert ({"passed": 1}, {"test_anew": "ok"}) == (ran.outcomes, ran.statuses)
+
+
+@pytest.mark.parametrize(
+    ("extra", "runs"),
+    [
+        ((), 4),  # warm-up, timed, profiled, and profiled once more
+        (("--torchprof-warmup=0",), 3),
+        (("--torchprof-warmup=0", "--torchprof-rounds=0"), 2),
+    ],
+)
+def test_a_test_that_compiles_in_each_run_is_profiled_twice_and_no_more(
+    pytester: pytest.Pytester, extra: tuple[str, ...], runs: int
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        from support.sessions import note
+
+        def test_anew():
+            note("calls")
+            torch.compiler.reset()
+            torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(4))
+        """
+    )
+    ran = run(pytester, "--torchprof", *extra)
+    assert ({"test_anew": "new"}, runs) == (ran.statuses, calls(pytester))
+
+
+def test_the_numbers_of_compiled_frames_are_no_operators(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=SHARED)
+    accept(pytester)
+    entry = next(iter(read_baseline(pytester)["tests"]["test_one"].values()))
+    assert 1 == entry["operators"]["Torch-Compiled Region"]["calls"]
+    for args in (("-k", "test_other"), ("--torchprof-threads=1",)):
+        assert "as many operators" not in run(pytester, "--torchprof", *args).out
+
+
+FIXTURE = """
+    import pytest
+    import torch
+
+    X = torch.ones(4)
+
+    @pytest.fixture(scope="module")
+    def compiled():
+        def step(x):
+            y = x.sin()
+            torch._dynamo.graph_break()
+            return y.cos()
+
+        compiled = torch.compile(step, backend="eager")
+        compiled(X)
+        return compiled
+
+    def test_that_sets_the_fixture_up(compiled):
+        compiled(X)
+
+    {marker}
+    def test_later(compiled):
+        compiled({argument})
+"""
+
+
+@pytest.mark.parametrize(
+    ("marker", "argument", "statuses"),
+    [
+        ("max_graph_breaks(1)", "X", ("graph_breaks", 1, "ok")),
+        ("max_graph_breaks(0)", "X", ("graph_breaks", 1, "over_budget")),
+        ("max_recompiles(0)", "X", ("recompiles", 0, "ok")),
+        ("max_recompiles(1)", "X.double()", ("recompiles", 2, "over_budget")),
+    ],
+)
+def test_a_budget_holds_for_code_that_was_compiled_before_the_test(
+    pytester: pytest.Pytester, marker: str, argument: str, statuses: tuple[str, int, str]
+) -> None:
+    text = FIXTURE.format(marker=f"@pytest.mark.{marker}", argument=argument)
+    pytester.makepyfile(test_it=text)
+    metric, value, status = statuses
+    found = run(pytester, "--torchprof").metric(metric, "test_later")
+    assert (value, status) == (found["value"], found["status"])
+
+
+def test_without_a_budget_such_code_is_compared_with_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=FIXTURE.format(marker="", argument="X.double()"))
+    ran = accept(pytester)
+    for metric in ("graph_breaks", "recompiles"):
+        assert "not_measured" == ran.metric(metric, "test_later")["status"]
+    alone = run(pytester, "--torchprof", "test_it.py::test_later")
+    assert {"passed": 1} == alone.outcomes
+
+
+@pytest.mark.parametrize(
+    ("body", "breaks"),
+    [
+        ("return x.cos() if x.sum() > 0 else x.sin()", 1),
+        ("for _ in range(2): x = x.sin(); torch._dynamo.graph_break()\n        return x", 1),
+        ("return x.cos() if x.shape[0] > 0 else x.sin()", 0),
+    ],
+)
+def test_branches_on_values_and_frames_left_to_python_are_graph_breaks(
+    pytester: pytest.Pytester, body: str, breaks: int
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""
+    import pytest
+    import torch
+
+    def step(x):
+        {body}
+
+    @pytest.mark.max_graph_breaks(0)
+    def test_it():
+        torch.compile(step, backend="eager")(torch.ones(4))
+    """
+    )
+    found = run(pytester, "--torchprof").metric("graph_breaks", "test_it")
+    status = "over_budget" if breaks else "new"
+    if found["value"] is None:  # of a torch that does not say it
+        assert "step was left to Python, and this torch does not say" in found["reason"]
+        assert "in range" in body
+        return
+    assert (breaks, status) == (found["value"], found["status"])
+
+
+def test_a_reset_within_the_test_loses_no_graph_break(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        def step(x):
+            y = x.sin()
+            torch._dynamo.graph_break()
+            return y.cos()
+
+        def test_it():
+            for _ in range(2):
+                torch._dynamo.reset()
+                torch.compile(step, backend="eager")(torch.ones(4))
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    assert [2, 0] == [ran.metric(m, "test_it")["value"] for m in ("graph_breaks", "recompiles")]
+
+
+def test_the_kept_trace_says_where_and_why(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=BREAKS)
+    args = ("--torchprof-traces=traces", "--torchprof-traces-of=all")
+    file = run(pytester, "--torchprof", *args).tests["test_anew"]["trace"]
+    (finding,) = check(read(Path(str(file))), [RULES["graph-break"]]).findings()
+    assert (1, f"{pytester.path}/test_it.py:7") == (finding.count, finding.location)
+    assert "print" in finding.message

@@ -1,0 +1,323 @@
+"""Work of other processes, threads and finalizers is counted or not measured, and never 0."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+import time
+
+import pytest
+from support.outcomes import NO_THREADS
+from support.sessions import run
+
+from pytest_torchprof.analysis.elsewhere import FINALIZED, WORKERS
+from pytest_torchprof.capture.processes import _UNNAMED as UNNAMED
+from pytest_torchprof.capture.processes import FORKED, STARTED
+from pytest_torchprof.capture.profiler import FIRST_OF_POOL, OTHER_THREADS, sees_threads
+from pytest_torchprof.capture.tasks import Threads, _task_clocks
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
+
+HEAD = """
+    import ctypes, multiprocessing, os, subprocess, sys, _thread, threading, gc
+    import pytest, torch
+
+    torch.set_num_threads(1)  # a fork must not wait for a team of threads that it has not
+    X = torch.ones(64, 64)
+    FLOPS = 2 * 64**3
+
+    def work():
+        for _ in range(20): X @ X
+"""
+WORKING = f"""{HEAD}
+    @pytest.fixture(scope="module")
+    def pool():
+        with multiprocessing.get_context("fork").Pool(1) as pool: yield pool
+
+    @pytest.mark.max_flops(1)
+    def test_fork():
+        if (pid := os.fork()) == 0:
+            work()
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def test_multiprocessing():
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+
+    def test_pool_from_before(pool): pool.apply(work)
+
+    @pytest.mark.torchprof(warmup=0, rounds=0)
+    def test_python():
+        code = "import time, torch; torch.ones(2, 2) @ torch.ones(2, 2)"
+        subprocess.run([sys.executable, "-c", code])
+
+    def test_finalizer():
+        class Cycle:
+            def __init__(self): self.me = self
+            def __del__(self): work()
+        Cycle()
+"""
+HARMLESS = f"""{HEAD}
+    def test_git():
+        X @ X
+        subprocess.run(["git", "--version"])
+
+    def test_python_without_torch():
+        X @ X
+        subprocess.run([sys.executable, "-c", "print(1)"], preexec_fn=os.getpid)
+
+    def test_system():
+        X @ X
+        os.system("true")
+
+    def test_cycle_without_operators():
+        X @ X
+        cycle = [X + X]
+        cycle.append(cycle)
+
+    def test_idle_child(sleeper):
+        X @ X
+
+    @pytest.fixture
+    def sleeper():
+        child = subprocess.Popen(["sleep", "60"])
+        yield
+        child.kill()
+        child.wait()
+"""
+#: A child that has worked for as long as an import of torch takes, and has not imported it.
+LONG = f"""{HEAD}
+    import signal, time
+
+    pytestmark = pytest.mark.torchprof(warmup=0, rounds=0)
+    CODE = "import time\\nwhile time.process_time() < 0.35: pass\\nprint(1, flush=True)"
+    COMMAND = [sys.executable, "-ISc", CODE]
+    WAITING = [sys.executable, "-ISc", "input();" + "exec(" + repr(CODE) + ");input()"]
+    PIPES = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+    @pytest.fixture
+    def child():
+        with subprocess.Popen(WAITING, **PIPES) as child:
+            yield child
+            child.kill()
+
+    def test_system():
+        os.system(f"{{sys.executable}} -ISc '{{CODE}}'")
+
+    def test_posix_spawn():
+        os.waitpid(os.posix_spawn(sys.executable, COMMAND, os.environ), 0)
+
+    def test_without_close_fds():
+        subprocess.run(COMMAND, close_fds=False)
+
+    def test_spawn():
+        os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-ISc", "1"])
+
+    def test_child_from_before(child):
+        child.stdin.write(b"1\\n")
+        child.stdout.readline()
+        child.stdin.write(b"1\\n")
+        child.wait()
+
+    def test_zombie(child):
+        child.stdin.write(b"1\\n")
+        child.stdout.readline()
+        child.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+    @pytest.mark.torchprof(warmup=1, rounds=0)  # its threads need another run
+    def test_dataloader():
+        X @ X
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self): return 1
+            def __getitem__(self, i): exec(CODE.replace("time.process", "time.thread")); return i
+        list(torch.utils.data.DataLoader(Rows(), num_workers=1))
+"""
+THREADS = f"""{HEAD}
+    def test_low_level():
+        done = threading.Event()
+        def run():
+            work()
+            done.set()
+        _thread.start_new_thread(run, ())
+        done.wait()
+
+    def test_not_of_python():
+        def run(_):
+            work()
+            return 0
+        libc, handle = ctypes.CDLL(None), ctypes.c_void_p()
+        begin = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(run)
+        assert libc.pthread_create(ctypes.byref(handle), None, begin, None) == 0
+        assert libc.pthread_join(handle, None) == 0
+
+    START = _thread.start_new_thread
+
+    def test_low_level_by_another_name():
+        done = threading.Event()
+        def run():
+            work()
+            done.set()
+        START(run, ())
+        done.wait()
+"""
+
+
+@linux
+def test_work_of_other_processes_and_of_finalizers_is_not_measured(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=WORKING)
+    ran = run(pytester, "--torchprof")
+    reasons = {name: test["metrics"]["flops"].get("reason") for name, test in ran.tests.items()}
+    python = reasons.pop("test_python")
+    assert python.startswith(STARTED.format("python")), python
+    pooled = reasons.pop("test_pool_from_before")
+    assert pooled.startswith(STARTED.format("")), pooled
+    assert {"test_fork": FORKED, "test_multiprocessing": FORKED, "test_finalizer": FINALIZED} == (
+        reasons
+    )
+    for name in ("ops", "peak_cpu_bytes", "self_cpu_ms", "findings"):
+        row = ran.metric(name, "test_fork")
+        assert (None, "not_measured", FORKED) == (row["value"], row["status"], row["reason"])
+    assert ran.metric("wall_ms", "test_fork")["value"] > 0
+    assert "budget max_flops not checked: " + FORKED in ran.out
+
+
+@linux
+def test_processes_that_run_no_torch_change_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=HARMLESS)
+    ran = run(pytester, "--torchprof")
+    values = {test["metrics"]["flops"]["value"] for test in ran.tests.values()}
+    assert ({2 * 64**3}, 5) == (values, len(ran.tests)), ran.out
+    assert {None} == {test["reason"] for test in ran.tests.values()}
+
+
+@linux
+def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=LONG)
+    ran = run(pytester, "--torchprof")
+    tests = dict(ran.tests)
+    loader = tests.pop("test_dataloader")
+    if sees_threads():  # it has a queue's
+        assert loader["metrics"]["flops"]["value"] is not None, ran.out
+    else:
+        assert NO_THREADS == loader["reason"]
+    reasons = {name: test["metrics"]["flops"].get("reason") for name, test in tests.items()}
+    assert FORKED == reasons.pop("test_spawn")
+    assert reasons.pop("test_system") == STARTED.format(UNNAMED)
+    assert 4 == len(reasons)
+    for name, reason in reasons.items():
+        assert (reason or "").startswith(STARTED.format("python")), (name, reason)
+
+
+@linux
+def test_the_only_run_of_a_test_does_not_pass_over_a_pool_that_was_there_before(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    from concurrent.futures import ThreadPoolExecutor
+
+    POOL = ThreadPoolExecutor(1)
+    POOL.submit(work).result()
+
+    @pytest.mark.max_flops("1 kFLOP")
+    @pytest.mark.torchprof(warmup=0, rounds=0)
+    def test_it():
+        POOL.submit(work).result()
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    row = ran.metric("flops", "test_it")
+    reason = FIRST_OF_POOL if sees_threads() else OTHER_THREADS
+    assert (None, "not_measured", reason) == (row["value"], row["status"], row["reason"])
+    assert "budget max_flops not checked: " + reason in ran.out
+
+
+@linux
+def test_threads_that_python_does_not_list_are_counted(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=THREADS)
+    ran = run(pytester, "--torchprof")
+    names = ("test_low_level", "test_not_of_python", "test_low_level_by_another_name")
+    if not sees_threads():
+        assert dict.fromkeys(names, NO_THREADS) == {n: t["reason"] for n, t in ran.tests.items()}
+        return
+    values = {name: test["metrics"]["flops"]["value"] for name, test in ran.tests.items()}
+    assert dict.fromkeys(names, 40 * 64**3) == values, ran.out
+
+
+@linux
+def test_an_idle_thread_that_the_end_of_a_child_wakes_has_not_worked() -> None:
+    begin, end = threading.Event(), threading.Event()
+
+    def wakes() -> None:
+        begin.wait()
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.0001:
+            pass
+        end.wait()
+
+    idle = threading.Thread(target=wakes)
+    idle.start()
+    found = Threads()
+    found.begin()
+    begin.set()
+    time.sleep(0.01)
+    assert (False, True) == found.end()
+    assert (False, False) == found.end(woken=True)
+    end.set()
+    idle.join()
+
+
+@linux
+def test_a_thread_of_the_run_before_that_ends_late_hides_no_work() -> None:
+    late, done = threading.Event(), threading.Event()
+    before = threading.Thread(target=late.wait)
+    before.start()
+    found = Threads()
+    found.begin()
+
+    def work() -> None:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.005:
+            pass
+        done.set()
+
+    _thread.start_new_thread(work, ())
+    done.wait()
+    late.set()
+    before.join()
+    while len(_task_clocks()) > len(found._tasks) - 1:
+        time.sleep(0.001)
+    assert (True, False) == found.end()
+
+
+def test_workers_of_a_dataloader_are_said_and_the_rest_is_counted(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        from torch.utils.data import DataLoader
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, i): return torch.ones(8, 8) @ torch.ones(8, 8)
+
+        def test_it():
+            for x in DataLoader(Rows(), 2, num_workers=1): x[0] @ x[1]
+        """
+    )
+    ran = run(pytester, "--torchprof", "-p", "no:warnings")
+    record = ran.tests["test_it"]
+    if not sees_threads():
+        assert record["reason"] == NO_THREADS
+        return
+    assert (2 * 2 * 8**3, WORKERS) == (record["metrics"]["flops"]["value"], record["reason"])
+    assert WORKERS in ran.out

@@ -1,0 +1,75 @@
+"""A session whose ids, reasons and baselines are hostile says and writes nothing raw."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from support.hostile import EVERY, HOSTILE, assert_json, assert_terminal, in_utf8
+from support.sessions import NO_OTHER_PLUGINS
+
+if TYPE_CHECKING:
+    import pytest
+
+_RAW_IDS = "disable_test_id_escaping_and_forfeit_all_rights_to_community_support"
+
+
+def test_a_session_says_and_writes_nothing_raw(pytester: pytest.Pytester) -> None:
+    """Ids, reasons, operators of a baseline, its machine: none of it as it is."""
+    texts = list(map(in_utf8, [*HOSTILE, EVERY]))
+    pytester.makeini(f"[pytest]\n{_RAW_IDS} = True\n")
+    pytester.makepyfile(hostile=f"TEXTS = {texts!r}")
+    pytester.makepyfile(
+        test_it="""
+        import pytest, torch
+        from hostile import TEXTS
+        seen = []
+
+        @pytest.mark.parametrize("number", range(len(TEXTS)), ids=TEXTS)
+        def test_a(number, torchprof):
+            if number % 3 == 1:  # cannot be run twice
+                seen.append(number)
+                assert seen.count(number) == 1, TEXTS[number]
+            with torch.profiler.record_function(TEXTS[number]):
+                torch.ones(number + 2, 2) @ torch.ones(2, 2)
+
+        @pytest.mark.parametrize("number", range(3))
+        def test_inline(number, torchprof):
+            with torchprof:
+                torch.ones(2, 2)
+            torchprof.assert_expected_inline('''ops 77''')
+        """
+    )
+    accepted = pytester.runpytest(*NO_OTHER_PLUGINS, "--torchprof", "--accept", "-q")
+    assert "new test" in accepted.stdout.str()
+    path = next(pytester.path.glob("__torchprof__/*.json"))
+    document = json.loads(path.read_text())
+    for number, entries in enumerate(document["tests"].values()):
+        for entry in entries.values():
+            text = texts[number % len(texts)]
+            entry["metrics"]["ops"] += 1
+            entry["operators"] = {text: {"calls": 2}}
+            entry["findings"], entry["kernels"] = {text: 1}, {text: 1}
+            entry.setdefault("times", {})["machine"] = text
+    path.write_text(json.dumps(document))
+    words: tuple[str, ...] = (
+        "--torchprof",
+        "--torchprof-json=r.json",
+        "--torchprof-traces=t",
+        "--tb=short",
+    )
+    words += (*NO_OTHER_PLUGINS, "--torchprof-strict")
+    result = pytester.runpytest(*words)
+    out = result.stdout.str()
+    assert result.parseoutcomes()["failed"] > len(texts) // 2
+    ours = out[out.index("= torchprof =") : out.index("short test summary")]
+    assert_terminal(ours)
+    failures = re.findall(r"^torchprof: .*(?:\n  .*|\n)*", out, re.MULTILINE)
+    assert len(failures) > len(texts) // 2
+    for failure in failures:
+        assert_terminal(failure)
+    report = assert_json((pytester.path / "r.json").read_text("utf-8"))
+    nodeids = [test["nodeid"] for test in report["tests"]]
+    assert f"test_it.py::test_a[{texts[0]}]" in nodeids
+    assert_terminal("".join(path.name for path in (pytester.path / "t").iterdir()))

@@ -1,0 +1,319 @@
+"""--torchprof-time: what a time difference against a baseline does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.sessions import ADD, accept, baseline_file, doctor, doctor_times, read_baseline, run
+
+from pytest_torchprof.capture import busy
+from pytest_torchprof.capture.busy import Probe
+from pytest_torchprof.core import settings
+from pytest_torchprof.core.results import Baseline, Budget, Profile
+from pytest_torchprof.core.samples import Normalised
+from pytest_torchprof.verdict.comparison import Policy, compare
+
+#: Accepted times so many times what they were: the tests are faster, or slower, than accepted.
+FASTER, SLOWER = 10.0**6, 1e-6
+GATE = "--torchprof-time=gate"
+#: So that a gate does not take its time.
+FEW = ("--torchprof-rounds=2", "--torchprof-columns=wall_ms")
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else this machine does."""
+    monkeypatch.setattr(busy, "PROBES", {})
+
+
+@pytest.mark.parametrize(
+    ("ini", "args", "factor", "outcome", "status"),
+    [
+        (None, (), SLOWER, "passed", "advisory"),
+        (None, (), FASTER, "passed", "advisory"),
+        (None, ("--torchprof-time=advisory",), SLOWER, "passed", "advisory"),
+        (None, (GATE,), SLOWER, "failed", "regressed"),
+        (None, (GATE,), FASTER, "passed", "improved"),
+        (None, (GATE, "--torchprof-strict"), FASTER, "failed", "improved"),
+        (None, ("--torchprof-time=off",), SLOWER, "passed", "ok"),
+        ("gate", (), SLOWER, "failed", "regressed"),
+        ("off", (GATE,), SLOWER, "failed", "regressed"),
+        ("gate", ("--torchprof-time=advisory",), SLOWER, "passed", "advisory"),
+    ],
+)
+def test_a_time_against_its_baseline(
+    pytester: pytest.Pytester,
+    ini: str | None,
+    args: tuple[str, ...],
+    factor: float,
+    outcome: str,
+    status: str,
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester, GATE, *FEW)
+    doctor_times(pytester, factor)
+    if ini is not None:
+        pytester.makeini(f"[pytest]\ntorchprof_time = {ini}")
+    ran = run(pytester, "--torchprof", *FEW, *args)
+    assert ({outcome: 1}, status) == (ran.outcomes, ran.metric("wall_ms")["status"])
+    cpu = "ok" if "--torchprof-time=off" in args else "advisory"
+    assert cpu == ran.metric("cpu_ms")["status"]
+
+
+def test_a_gated_regression_says_all_that_it_was_decided_by(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester, GATE, *FEW)
+    doctor_times(pytester, SLOWER)
+    ran = run(pytester, "--torchprof", GATE, *FEW)
+    assert re.search(r"torchprof: wall_ms .* → .*: regressed against the baseline", ran.out)
+    lines = iter(ran.out.splitlines())
+    assert next(line for line in lines if line.startswith("  wall_ms  <0.001 us → "))
+    assert re.fullmatch(r" +fastest round by the reference kernel: .* → .*25%\)", next(lines))
+    assert re.fullmatch(r" +2 rounds, ±.* %: quartiles .* and .*, fastest .*", next(lines))
+    assert "  to be sure of the time: torchprof ab REF -- test_it.py::test_add" == next(lines)
+    metric = ran.metric("wall_ms")
+    assert metric["normalised"] > 1.25 * metric["normalised_baseline"] > 0
+    assert {"n", "low", "high", "min", "spread"} <= metric.keys()
+
+
+def test_advising_compares_the_same_numbers(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester, *FEW)
+    doctor_times(pytester, SLOWER)
+    ran = run(pytester, "--torchprof", *FEW)
+    assert ({"passed": 1}, True) == (ran.outcomes, "%~" in ran.out)
+    assert {"normalised", "normalised_baseline"} <= ran.metric("wall_ms").keys()
+
+
+def test_a_slower_test_fails_and_an_unchanged_one_passes(pytester: pytest.Pytester) -> None:
+    """Through the whole of it: nothing is doctored but the test."""
+    body = """
+        import time
+        def test_add():
+            end = time.thread_time() + {}
+            while time.thread_time() < end: pass
+    """
+    pytester.makepyfile(test_it=body.format(0.002))
+    accept(pytester, GATE, *FEW)
+    pytester.makepyfile(test_it=body.format(0.05))
+    ran = run(pytester, "--torchprof", GATE, *FEW)
+    assert ({"failed": 1}, "regressed") == (ran.outcomes, ran.metric("wall_ms")["status"])
+    slow = ran.metric("cpu_ms")
+    accept(pytester, GATE, *FEW)
+    stored = read_baseline(pytester)["tests"]["test_add"]
+    (times,) = (entry["times"] for entry in stored.values())
+    assert slow["normalised"] / 3 < times["normalised"]["cpu_ms"] < slow["normalised"] * 3
+
+
+@pytest.mark.parametrize("mode", ["advisory", "gate"])
+def test_times_of_another_machine_only_advise(pytester: pytest.Pytester, mode: str) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester, GATE, *FEW)
+    doctor_times(pytester, SLOWER)
+    doctor(pytester, section="times", machine="abacus x1")
+    ran = run(pytester, "--torchprof", f"--torchprof-time={mode}", *FEW)
+    assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
+    reason = "the baseline's times are of another machine (abacus x1)" if mode == "gate" else None
+    assert reason == ran.metric("wall_ms").get("reason")
+    assert bool(reason) is (f"time: {reason} (test_it.py::test_add)" in ran.out)
+
+
+def test_a_baseline_from_before_there_were_multiples_only_advises_until_accepted_anew(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    doctor(pytester, section="times", wall_ms=1e-6, normalised=None)
+    ran = run(pytester, "--torchprof", GATE, *FEW)
+    assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
+    assert "no time relative to the reference kernel: --accept --torchprof-time=gate" in ran.out
+    accept(pytester, *FEW)  # a time is not worth a line in a diff, unless it is to be gated
+    assert "no time relative" in run(pytester, "--torchprof", GATE, *FEW).out
+    accept(pytester, GATE, *FEW)
+    ran = run(pytester, "--torchprof", GATE, *FEW)
+    assert "no time relative" not in ran.out
+    assert {"normalised", "normalised_baseline"} <= ran.metric("wall_ms").keys()
+
+
+def test_times_under_other_conditions_only_advise(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester, GATE, *FEW)
+    doctor_times(pytester, SLOWER)
+    (entry,) = read_baseline(pytester)["tests"]["test_add"].values()
+    other = {**entry["times"]["normalised"], "conditions": "reference 0, 96 torch threads"}
+    doctor(pytester, section="times", normalised=other)
+    ran = run(pytester, "--torchprof", GATE, *FEW)
+    assert {"passed": 1} == ran.outcomes
+    assert "time: the baseline's times are of reference 0, 96 torch threads, not ref" in ran.out
+
+
+def test_the_conditions_are_those_of_the_rounds_not_of_the_profiled_run(
+    pytester: pytest.Pytester,
+) -> None:
+    import torch
+
+    pytester.makepyfile(test_it=ADD)
+    threads = torch.get_num_threads()
+    flags = (GATE, *FEW)
+    try:
+        torch.set_num_threads(3)
+        accept(pytester, *FEW)
+        doctor_times(pytester, SLOWER)
+        ran = run(pytester, "--torchprof", *flags)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
+    assert "times are of reference 1, 3 torch threads, not reference 1, 1 torch th" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [((GATE,), 1), ((GATE, "--torchprof-threads=2"), 2), ((GATE, "--torchprof-threads=keep"), 3),
+     ((), 3)],
+)  # fmt: skip
+def test_rounds_of_a_gate_have_the_threads_of_the_profiled_run(
+    pytester: pytest.Pytester, args: tuple[str, ...], expected: int
+) -> None:
+    import torch
+
+    pytester.makepyfile(
+        test_it="""
+        import torch
+
+        def test_add():
+            torch.ones(8) + 1
+            with open("threads", "a") as file:
+                file.write(f"{torch.get_num_threads()} ")
+        """
+    )
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        run(pytester, "--torchprof", "--torchprof-rounds=2", *args)
+    finally:
+        torch.set_num_threads(threads)
+    first, *rounds, profiled = (pytester.path / "threads").read_text().split()
+    assert ("3", [str(expected)] * 2) == (first, rounds[:2])
+    assert profiled == (str(expected) if args else "1")
+
+
+def test_under_xdist_time_only_advises(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester, GATE, *FEW)
+    doctor_times(pytester, SLOWER)
+    ran = run(pytester, "--torchprof", GATE, *FEW, "-n1", needs=["xdist"])
+    assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
+    assert "time: xdist's workers contend for the CPU, so time only advises (test_it" in ran.out
+
+
+def test_on_a_busy_machine_time_only_advises_and_nothing_is_accepted_to_gate_on(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester, GATE, *FEW)
+    doctor_times(pytester, SLOWER)
+    always = Probe(lambda: 0.0, lambda _: "a fan hums")
+    monkeypatch.setattr(busy, "PROBES", {"noise": always})
+    monkeypatch.setattr(busy, "LEAST_S", 0.0)
+    ran = run(pytester, "--torchprof", GATE, *FEW)
+    assert ({"passed": 1}, "advisory") == (ran.outcomes, ran.metric("wall_ms")["status"])
+    assert "time: the machine was busy, so time only advises: a fan hums (test_it" in ran.out
+    before = read_baseline(pytester)
+    accept(pytester, GATE, *FEW)
+    assert before == read_baseline(pytester)
+    baseline_file(pytester).unlink()
+    accept(pytester, GATE, *FEW)
+    (entry,) = read_baseline(pytester)["tests"]["test_add"].values()
+    assert "normalised" not in entry["times"]
+    assert "machine was busy" not in run(pytester, "--torchprof", *FEW).out
+
+
+@pytest.mark.parametrize(
+    ("marker", "args", "rounds"),
+    [
+        ("", (), "many"),
+        ("", ("--torchprof-rounds=3",), 3),
+        ("", ("--torchprof-min-time=0",), 1),
+        ("@pytest.mark.torchprof(rounds=2)", (), 2),
+    ],
+)
+def test_a_gate_takes_its_time_unless_somebody_says_how_many_rounds_there_shall_be(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    marker: str,
+    args: tuple[str, ...],
+    rounds: object,
+) -> None:
+    monkeypatch.setattr(settings, "GATE_TIME_S", 0.05)
+    pytester.makepyfile(test_it=f"import pytest\n{marker}\ndef test_add(): pass")
+    ran = run(pytester, "--torchprof", GATE, *args)
+    found = ran.metric("wall_ms")["n"]
+    assert (rounds == "many" and found > 3) or rounds == found
+    assert ("timed for 0.05 s" in ran.out) is not bool(args)
+
+
+def test_counts_gate_whatever_becomes_of_time(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    accept(pytester)
+    doctor(pytester, ops=0)
+    for mode in ("advisory", "gate", "off"):
+        ran = run(pytester, "--torchprof", f"--torchprof-time={mode}", *FEW)
+        assert ({"failed": 1}, "regressed") == (ran.outcomes, ran.metric("ops")["status"])
+
+
+@pytest.mark.parametrize("mode", ["advisory", "gate", "off"])
+def test_a_budget_on_time_gates_in_every_mode(pytester: pytest.Pytester, mode: str) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.mark.max_wall_ms(0.0001)
+        def test_slow(): pass
+
+        @pytest.mark.max_wall_ms("100 s")
+        def test_fast(): pass
+        """
+    )
+    ran = run(pytester, "--torchprof", f"--torchprof-time={mode}", *FEW)
+    assert {"test_slow": "over_budget", "test_fast": "new"} == ran.statuses
+    assert {"failed": 1, "passed": 1} == ran.outcomes
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [(1.0, "ok"), (1.25, "ok"), (1.2501, "regressed"), (0.75, "ok"), (0.7499, "improved")],
+)
+def test_the_tolerance_of_a_time_is_inclusive(now: float, expected: str) -> None:
+    before, after = (Normalised({"wall_ms": x}, 9, 1.0, "reference 1") for x in (1.0, now))
+    baseline = Baseline(times={"wall_ms": 1.0, "normalised": before.stored()})
+    profile = Profile({"wall_ms": now}, normalised=after)
+    (verdict,) = compare(profile, baseline, [], Policy(time="gate"))
+    assert (expected, 1.0, 0.25) == (verdict.status, verdict.baseline, verdict.tolerance)
+
+
+@pytest.mark.parametrize("now", [0.1, 10.0])
+def test_a_profiled_time_only_advises(now: float) -> None:
+    """Profiled times carry the profiler's own cost."""
+    baseline = Baseline(times={"self_cpu_ms": 1.0})
+    (verdict,) = compare(Profile({"self_cpu_ms": now}), baseline, [], Policy(time="gate"))
+    assert "advisory" == verdict.status
+
+
+def test_a_budget_is_inclusive_where_a_float_is_compared() -> None:
+    for now, expected in ((0.3, "new"), (0.30000001, "over_budget")):
+        (verdict,) = compare(Profile({"wall_ms": now}), None, [Budget("wall_ms", 0.3)], Policy())
+        assert expected == verdict.status
+
+
+@pytest.mark.parametrize("where", ["command line", "ini"])
+def test_an_unknown_mode_is_a_usage_error(pytester: pytest.Pytester, where: str) -> None:
+    pytester.makepyfile(test_it=ADD)
+    given, source = ["--torchprof-time=gated"], "--torchprof-time"
+    if where == "ini":
+        pytester.makeini("[pytest]\ntorchprof_time = gated")
+        given, source = [], "ini option torchprof_time"
+    message = run(pytester, "--torchprof", *given).usage_error()
+    said = "'gated' is not one of advisory, gate, off. Did you mean gate?"
+    assert f"ERROR: {source}: {said}" == message

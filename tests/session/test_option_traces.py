@@ -1,0 +1,219 @@
+"""--torchprof-traces and --torchprof-traces-of: whose traces are kept, and what is in them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from support.sessions import NO_OTHER_PLUGINS, accept, doctor, run
+
+from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.trace.read import read
+from pytest_torchprof.verdict.metrics import measure_all
+
+TESTS = """
+    import pytest
+    import torch
+
+    X = torch.ones(4, 4)
+
+    def test_ok(): X @ X
+
+    @pytest.mark.max_ops(0)
+    def test_over(): X @ X
+
+    def test_compares(torchprof):
+        with torchprof:
+            X @ X
+        assert torchprof.stats.ops <= 0
+
+    def test_fails(): assert X is None
+"""
+
+
+def kept(pytester: pytest.Pytester) -> list[str]:
+    """Names of the kept traces."""
+    return sorted(path.name for path in (pytester.path / "traces").glob("*"))
+
+
+OVER = ["test_it.py.test_compares.pt.trace.json.gz", "test_it.py.test_over.pt.trace.json.gz"]
+OK = ["test_it.py.test_ok.pt.trace.json.gz"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ((), []),
+        (("--torchprof-traces-of=all",), []),
+        (("--torchprof-traces=traces",), OVER),
+        (("--torchprof-traces=traces", "--torchprof-traces-of=failed"), OVER),
+        (("--torchprof-traces=traces", "--torchprof-traces-of=all"), sorted(OVER + OK)),
+    ],
+)
+def test_traces_of_failed_or_of_all_tests_are_kept(
+    pytester: pytest.Pytester, args: tuple[str, ...], expected: list[str]
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    ran = run(pytester, "--torchprof", *args)
+    assert expected == kept(pytester)
+    traces = [test["trace"] for test in ran.tests.values() if test["trace"]]
+    assert expected == sorted(Path(trace).name for trace in traces)
+    assert all(Path(trace).is_absolute() for trace in traces)
+
+
+def test_the_ini_names_the_folder_and_the_command_line_another(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    pytester.makeini("[pytest]\ntorchprof_traces = traces")
+    run(pytester, "--torchprof")
+    assert OVER == kept(pytester)
+    run(pytester, "--torchprof", "--torchprof-traces=deep/er")
+    assert 2 == len(list((pytester.path / "deep" / "er").iterdir()))
+
+
+def test_a_kept_trace_is_a_gzipped_chrome_trace_with_the_metrics_of_the_report(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    for name in ("test_ok", "test_over"):
+        test = ran.tests[name]
+        data = json.loads(gzip.decompress(Path(test["trace"]).read_bytes()))
+        assert isinstance(data["traceEvents"], list)
+        again = {
+            name: None if isinstance(value, NotMeasured) else value
+            for name, value in measure_all(read(Path(test["trace"]))).items()
+        }
+        assert {name: row["value"] for name, row in test["metrics"].items()} == again
+        assert 128 == again["flops"]
+
+
+def test_a_regressed_test_keeps_its_trace(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    accept(pytester, "-k", "test_ok")
+    doctor(pytester, "test_ok", flops=1)
+    run(pytester, "--torchprof", "--torchprof-traces=traces", "-k", "test_ok")
+    assert OK == kept(pytester)
+
+
+def test_tests_of_like_names_keep_a_trace_each(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it=f"""
+        import pytest
+
+        @pytest.mark.parametrize("p", ["a b", "a/b", "a_b", "ä", {"x" * 300!r}, {"x" * 301!r}])
+        def test_p(p): pass
+        """
+    )
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert {"passed": 6} == ran.outcomes
+    assert 6 == len(kept(pytester)) == len({test["trace"] for test in ran.tests.values()})
+
+
+def test_tests_whose_names_differ_in_a_separator_keep_a_trace_each(
+    pytester: pytest.Pytester,
+) -> None:
+    nested = pytester.mkpydir("a")
+    (nested / "b.py").write_text("def test_t(): pass\n", "utf-8")
+    (pytester.path / "a.b.py").write_text("def test_t(): pass\n", "utf-8")
+    (pytester.path / "a+b.py").write_text("def test_t(): pass\n", "utf-8")
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        class TestP:
+            def test_t(self): pass
+
+            @pytest.mark.parametrize("p", ["0.5", "0::5", "0/5", "0+5"])
+            def test_p(self, p): pass
+        """
+    )
+    files = ("a/b.py", "a.b.py", "a+b.py", "test_it.py")
+    options = ("--torchprof-traces=traces", "--torchprof-traces-of=all")
+    ran = run(pytester, "--torchprof", "--import-mode=importlib", *options, *files)
+    assert {"passed": 8} == ran.outcomes
+    names = kept(pytester)
+    assert 8 == len(names) == len({test["trace"] for test in ran.report["tests"]})
+    plain = (
+        "a+b.py.test_t",
+        "a.b.py.test_t",
+        "test_it.py.TestP.test_t",
+        "test_it.py.TestP.test_p[0.5]",
+    )
+    assert {f"{name}.pt.trace.json.gz" for name in plain} < set(names)
+
+
+def test_a_folder_that_cannot_be_made_is_one_error_and_no_test_fails(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it="def test_ok(): pass\ndef test_too(): pass")
+    (pytester.path / "traces").touch()
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert ({"passed": 2}, 1) == (ran.outcomes, ran.ret)
+    (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
+    assert (
+        f"ERROR: traces cannot be kept in {pytester.path / 'traces'}: File exists; "
+        "name another with --torchprof-traces (in 2 tests: test_it.py::test_ok, …)"
+    ) == line
+
+
+def test_an_unknown_choice_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    message = run(pytester, "--torchprof", "--torchprof-traces-of=fail").usage_error()
+    assert (
+        "ERROR: --torchprof-traces-of: 'fail' is not one of failed, all. Did you mean failed?"
+        == message
+    )
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    folder = pytester.mkdir("temporary")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    run(pytester, "--torchprof", "-p", "no:tmpdir")
+    assert [] == list(folder.iterdir())
+
+
+def test_a_trace_that_cannot_be_written_leaves_no_part_of_itself(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert "cannot be kept in" in ran.out
+    assert "traces: No space left on device; name another with --torchprof-traces" in ran.out
+    assert [] == kept(pytester)
+
+
+@pytest.mark.parametrize(
+    "option", ["--torchprof-traces=", "--torchprof-json=", "--torchprof-baselines="]
+)
+def test_an_empty_name_is_a_usage_error(pytester: pytest.Pytester, option: str) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    result = pytester.runpytest_inprocess("--torchprof", option, *NO_OTHER_PLUGINS)
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["*an empty name is no file and no folder*"])
+
+
+def test_no_threads_are_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    message = run(pytester, "--torchprof", "--torchprof-threads=0").usage_error()
+    assert "'0' is not a number of threads, of 1 or more, or 'keep'" in message
+
+
+def test_a_name_of_many_bytes_is_cut_and_stays_its_own(pytester: pytest.Pytester) -> None:
+    name = "試" * 120
+    pytester.makepyfile(test_it=f"def test_{name}(): pass\ndef test_{name}い(): pass")
+    ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
+    assert (0, {"passed": 2}) == (ran.ret, ran.outcomes)
+    names = kept(pytester)
+    assert 2 == len(names) == len({test["trace"] for test in ran.tests.values()})
+    assert all(len(name.encode()) <= 255 for name in names)
+    assert all(name.endswith(".pt.trace.json.gz") for name in names)

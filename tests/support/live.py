@@ -1,0 +1,89 @@
+"""Live captures on the CPU, without pytest around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture.lines import LineTracer
+from pytest_torchprof.capture.profiler import Capture, prime
+from pytest_torchprof.places.located import Located
+
+if TYPE_CHECKING:
+    from pytest_torchprof.places.place import Placing
+    from pytest_torchprof.trace.events import Trace
+
+prime()
+
+
+def captured_file(
+    block: Callable[[], Any],
+    folder: Path,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    tensors: bool = False,
+) -> tuple[Trace, Path]:
+    """The trace of a block that is run once, and its file. What it returns is not kept."""
+    capture = Capture(tensors=tensors)
+    capture.start()
+    try:
+        block()
+        return capture.stop(folder, facts or {})
+    finally:
+        capture.abandon()
+
+
+def captured(block: Callable[[], Any], folder: Path, *, tensors: bool = False) -> Trace:
+    """The trace of a block that is run once; ``tensors``: it knows which tensor is which."""
+    return captured_file(block, folder, tensors=tensors)[0]
+
+
+class Compiling:
+    """A payload with what torch.compile did from here on to the end of its first run."""
+
+    def __init__(self, block: Callable[[], Any]) -> None:
+        self._block = block
+        self._before = CompileCount.now()
+        self._first: dict[str, Any] | None = None
+
+    def __call__(self) -> None:
+        """Run it once."""
+        self._block()
+        self._first = self._first or CompileCount.now().since(self._before)
+
+    def capture(self, folder: Path) -> Trace:
+        """The trace of another run, with the facts of the first."""
+        if self._first is None:
+            self()
+        first = self._first or {}
+        capture = Capture(tensors=True)
+        capture.start()
+        try:
+            self._block()
+            compiled = CompileCount.now().since(self._before)["compiled"]
+            return capture.stop(folder, {**first, "compiled": compiled})[0]
+        finally:
+            capture.abandon()
+
+
+def placing(block: Callable[[], Any], trace: Trace, folder: Path) -> Placing:
+    """Runs the block once more, as the locating run does: where the events of its trace were.
+
+    Locations are absolute.
+    """
+    tracer = LineTracer()
+    capture = Capture(tracer=tracer)
+    capture.start()
+    try:
+        block()
+        marked, _ = capture.stop(folder, {})
+    finally:
+        capture.abandon()
+    assert tracer.gap is None, tracer.gap
+    located = Located(marked, tracer.lines, tracer.modules)
+    located(trace, np.zeros(0, np.int64))  # fails here rather than where it is asked
+    return located

@@ -39,6 +39,7 @@ check: .venv/.stamp  ## lint, format, types, layers, generated docs
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports
 	@$(BIN)/python tools/docs.py --check
 
 docs: .venv/.docs  ## build the documentation site in build/docs; a warning is an error

@@ -8,6 +8,8 @@ PYTEST_DONT_REWRITE: a worker of ``torchprof ab`` imports this before pytest, wh
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.core.version import __version__
+
 if TYPE_CHECKING:
     from pytest_torchprof.api import Trace as Trace
     from pytest_torchprof.api import augment as augment
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Threshold as Threshold
     from pytest_torchprof.rules.engine.rule import rule as rule
 
-__version__ = "0.1.0"
 __all__ = [
     "Matches",
     "Rule",

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import NoReturn
 
-from pytest_torchprof import __version__
 from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.core.version import __version__
 from pytest_torchprof.render import doors, escape
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130

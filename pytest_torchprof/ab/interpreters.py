@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest_torchprof
 from pytest_torchprof.core.errors import AbError
+from pytest_torchprof.core.version import __version__
 
 _ASKING_S = 60.0
 _QUESTION = """
@@ -44,7 +44,7 @@ class Interpreter:
 
 def ours() -> Interpreter:
     """The one that runs this; nothing needs to be asked."""
-    return Interpreter(sys.executable, "", Path(pytest_torchprof.__file__).parents[1])
+    return Interpreter(sys.executable, "", Path(__file__).parents[2])
 
 
 def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
@@ -69,7 +69,7 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
     except (IndexError, ValueError):
         said = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
         raise AbError(f"{option} {given}: does not run as a Python", said[-1]) from None
-    version = pytest_torchprof.__version__
+    version = __version__
     install = f"{path} -m pip install pytest-torchprof=={version}"
     needs = {"pytest": "pytest", "torch": "torch", "own": "pytest-torchprof"}
     lacks = [package for key, package in needs.items() if key not in answer]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest_torchprof
 from pytest_torchprof.ab import imports
 from pytest_torchprof.core.errors import TorchprofError
 
@@ -47,7 +46,8 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     imports.redirect(root, others)
     # pytest warns of plugins that are imported before it, and a warning may be an error. What it
     # looks for is this word, see pytest's "Assertion Rewriting".
-    pytest_torchprof.__doc__ = f"{pytest_torchprof.__doc__} PYTEST_DONT_REWRITE"
+    package = sys.modules["pytest_torchprof"]
+    package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
     import pytest
 
     from pytest_torchprof.ab.served import Served

@@ -11,7 +11,6 @@ no operators. Copies and memsets say themselves how many bytes they moved.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,28 +21,15 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode_part
 from pytest_torchprof.trace.events import DEVICE_KINDS, REGION, Kind, Trace
 from pytest_torchprof.work import masks
+from pytest_torchprof.work.counting import counts_flops, op_flops
 from pytest_torchprof.work.flops import FORMULAS
+from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 from pytest_torchprof.work.masks import MASKS
 from pytest_torchprof.work.traffic import RULES, compulsory_bytes
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Kernels that do the work of a product, a convolution or attention: cuBLAS, cuDNN, CUTLASS,
-#: Tensile, composable kernel, Triton templates, flash attention.
-MAIN_KERNEL: Final = late(
-    r"gemm|gemv|cutlass|xmma|nvjet|Cijk_|matmul|triton_(tem|mm|bmm)|wgmma|winograd|conv(?!ert)"
-    r"|fprop|dgrad|wgrad|fft|flash|fmha|attn|attention|dot_kernel|rnn|lstm|gru_",
-    re.IGNORECASE,
-)
-#: … and what goes before and after it under such names. Templates name much that they do not do,
-#: so only what is before them counts, up to a split sum of CUTLASS.
-_HELPER: Final = late(
-    r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im"
-    r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset)"
-    r"|reduction::kernel|ReduceSplitK",
-    re.IGNORECASE,
-)
 _GRAPH: Final = late(r"GraphLaunch")
 #: Element types as kernel names have them, of the operators on lists of tensors.
 _OPAQUE: Final = late(r"OpaqueType<(\d+)")
@@ -59,12 +45,6 @@ _ELEMENT_BYTES: Final = {
     "unsigned char": 1,
     "signed char": 1,
 }
-#: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention is of it too).
-TF32_KERNEL: Final = late(
-    r"tf32|xf32|s1688(?!\w*(bf|f|fp)16)|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
-)
-#: … and that certainly does not.
-FP32_KERNEL: Final = late(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
 
 DTYPES: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 _KEYS: Final = {
@@ -124,7 +104,7 @@ def _attribute(trace: Trace) -> Work:
     flops = none.copy()
     rows = np.flatnonzero(working & (counted >= 0))
     name, dur = trace.name[event[rows]].astype(np.int64), trace.dur[event[rows]]
-    flops[rows] = _shares(counted[rows], dur, main[rows], trace.op_flops[counted[rows]], name)
+    flops[rows] = _shares(counted[rows], dur, main[rows], op_flops(trace)[counted[rows]], name)
 
     done, untold = _masked(trace, flops, counted)
 
@@ -151,18 +131,13 @@ def replayed(trace: Trace) -> int:
     return int(is_replayed(trace, trace.launch[kernels]).sum())
 
 
-def is_main(name: str) -> bool:
-    """Whether a kernel does the work of a product, a convolution or attention."""
-    return bool(MAIN_KERNEL.search(name)) and not _HELPER.search(name)
-
-
 def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Around each start, itself included: innermost operator and annotation (below no operator),
     innermost operator whose FLOPs count, innermost that has a formula; -1 for none.
     """
     ops = trace.is_kind(Kind.OP)
     notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    counts = trace.counts_flops | (trace.op_flops > 0)
+    counts = counts_flops(trace) | (op_flops(trace) > 0)
     formula = trace.names_where(FORMULAS.__contains__) & ops
     call, note, counted, typed = (np.full(len(start), -1, np.int64) for _ in range(4))
     above = start.copy()

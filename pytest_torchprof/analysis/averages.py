@@ -14,6 +14,7 @@ from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.ops import NO_OPERATOR, inside_itself, launchers
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.events import DEVICE_KINDS, HOST_KINDS, MODULE, Kind, Trace
+from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
@@ -83,8 +84,8 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
         "cpu": total(np.where(outermost, trace.dur[chosen], 0)),
         "self_cuda": total(own[chosen]),
         "cuda": total(np.where(outermost, below[chosen], 0)),
-        "flops": total(trace.op_flops[chosen]),
-        "unknown": total(trace.unknown_flops[chosen].astype(np.int64)),
+        "flops": total(op_flops(trace)[chosen]),
+        "unknown": total(unknown_flops(trace)[chosen].astype(np.int64)),
     }
     cpu_bytes, cuda_bytes = (_net_bytes(trace, at, chosen, len(key), on) for on in (False, True))
     unlinked = int(trace.dur[device].sum() - own[chosen].sum())

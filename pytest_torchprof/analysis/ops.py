@@ -12,6 +12,7 @@ from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.core.plain import Open
 from pytest_torchprof.trace.events import HOST_KINDS, REGION, Kind, Trace
+from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
@@ -57,7 +58,7 @@ def ops(trace: Trace) -> dict[str, OpRow]:
     chosen = (trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION)).nonzero()[0]
     if len(chosen):
         _fill(trace, chosen, row)
-    unknown = (trace.unknown_flops | uncounted_operators(trace)).nonzero()[0]
+    unknown = (unknown_flops(trace) | uncounted_operators(trace)).nonzero()[0]
     for name in sorted(set(trace.name[unknown].tolist())):
         row(trace.names[name]).flops = None
     if len(device := selected_on_device(trace)):
@@ -91,7 +92,7 @@ def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
     columns: dict[str, Ints] = {
         "self_cpu_ns": trace.self_ns[chosen],
         "cpu_ns": np.where(outermost, trace.dur[chosen], 0),
-        "flops": trace.op_flops[chosen],
+        "flops": op_flops(trace)[chosen],
     }
     if ACCUMULATE in trace.names:
         accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]

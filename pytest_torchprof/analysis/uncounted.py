@@ -24,6 +24,15 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
 from pytest_torchprof.work.compiled_graphs import key_of
+from pytest_torchprof.work.counting import (
+    counts_flops,
+    graph_calls,
+    graphs,
+    only_shapes,
+    op_flops,
+    unknown_flops,
+    work_parent,
+)
 from pytest_torchprof.work.flops import lacking
 from pytest_torchprof.work.foreign import kernel_may_multiply
 from pytest_torchprof.work.operators import Work, work_of
@@ -85,7 +94,7 @@ def _uncounted(trace: Trace) -> Uncounted | None:
     found = [part for source in SOURCES for part in source(trace)]
     if not found:
         return None
-    at_least = int(trace.op_flops[trace.selection].sum())
+    at_least = int(op_flops(trace)[trace.selection].sum())
     return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
 
 
@@ -111,7 +120,7 @@ def _one(part: Part) -> str:
 
 def _without_arguments(trace: Trace) -> Iterable[Part]:
     """They have a formula, and the trace does not say what it needs."""
-    return _by_name(trace, np.flatnonzero(trace.unknown_flops), lambda at: _lacking(trace, at))
+    return _by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
 def _lacking(trace: Trace, event: int) -> str:
@@ -138,7 +147,7 @@ def _opaque(trace: Trace) -> Ints:
     asked = trace.names_where(lambda name: work_of(name) in _ASKED)
     ops = trace.selection & trace.is_kind(Kind.OP)
     rows = (ops & asked).nonzero()[0]
-    if not len(rows) or not len(rows := rows[~trace.only_shapes[rows]]):
+    if not len(rows) or not len(rows := rows[~only_shapes(trace)[rows]]):
         return rows
     working = ops & trace.names_where(lambda name: work_of(name) in _WORKING)
     shown = nesting.above(np.flatnonzero(working), trace.parent)[rows]
@@ -186,15 +195,15 @@ def _computing(trace: Trace) -> Ints:
     computing = [work_of(name) == "computes" for name in trace.names]
     if True not in computing:
         return np.zeros(0, np.int64)
-    ops = trace.selection & trace.is_kind(Kind.OP) & ~trace.only_shapes
+    ops = trace.selection & trace.is_kind(Kind.OP) & ~only_shapes(trace)
     return _outermost(trace, ops & np.array(computing)[trace.name])
 
 
 def _outermost(trace: Trace, marked: Bools) -> Ints:
     """Of these operators, those neither in one another nor in one whose number counts."""
-    counts = trace.counts_flops
+    counts = counts_flops(trace)
     rows = np.flatnonzero(marked & ~counts)
-    return rows[~nesting.below(marked | counts, trace.work_parent, rows)] if len(rows) else rows
+    return rows[~nesting.below(marked | counts, work_parent(trace), rows)] if len(rows) else rows
 
 
 # -------------------------------------------------------------------- kernels
@@ -215,7 +224,7 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
     kinds = _kinds(trace, call)
     known = call >= 0
     within = np.zeros(len(call), bool)
-    within[known] = nesting.below(trace.counts_flops, trace.work_parent, call[known])
+    within[known] = nesting.below(counts_flops(trace), work_parent(trace), call[known])
     left = ~within & ~replays
     alone = left & (kinds == "around")
     by_operator = left & np.isin(kinds, list(_ASKED))
@@ -273,10 +282,10 @@ def _replayed(trace: Trace) -> Iterable[Part]:
 
 def _in_loops(trace: Trace) -> Iterable[Part]:
     """Products that inductor wrote as loops, where the graph does not say how large they are."""
-    for key, events in trace.graph_calls.items():
-        graph = trace.graphs[key]
-        counts = trace.counts_flops
-        shown = sums(events, counts, counts.astype(np.int64), trace.work_parent)
+    for key, events in graph_calls(trace).items():
+        graph = graphs(trace)[key]
+        counts = counts_flops(trace)
+        shown = sums(events, counts, counts.astype(np.int64), work_parent(trace))
         hidden = events[shown < graph.products] if graph.dynamic else events[:0]
         yield from _named(trace, hidden, graph.dynamic, DYNAMIC)
         yield from _named(trace, events, graph.loops, LOOPS)
@@ -290,8 +299,8 @@ def _of_no_graph(trace: Trace) -> Iterable[Part]:
     calls = trace.selection & trace.names_where(key_of)
     if not calls.any():  # an older torch marks the function only
         calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
-        calls[nesting.above(np.flatnonzero(trace.counts_flops), trace.work_parent)] = False
-    calls &= ~trace.names_where(lambda name: key_of(name) in trace.graphs)
+        calls[nesting.above(np.flatnonzero(counts_flops(trace)), work_parent(trace))] = False
+    calls &= ~trace.names_where(lambda name: key_of(name) in graphs(trace))
     events = np.flatnonzero(calls)
     if not len(events):
         return

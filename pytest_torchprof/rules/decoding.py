@@ -16,6 +16,7 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, r
 from pytest_torchprof.trace.events import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls, engine_steps
 from pytest_torchprof.trace.names import Names, are_named, operators_named
+from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Call, Shape
@@ -237,11 +238,11 @@ def _saved(trace: Trace, run: _Run) -> int:
     # Times of single steps say little: the quickest take less than what disturbs them.
     begins, lengths = trace.ts[np.array(run.rows)], np.array(run.lengths, float)
     again = np.append(0, 1 - 1 / lengths)
-    flops = np.flatnonzero(trace.op_flops)
+    flops = np.flatnonzero(op_flops(trace))
     memory = trace.memory.where(trace.memory.bytes > 0)
     saved = 0.0
     for rows, amounts, each in (
-        (flops, trace.op_flops[flops], _FLOP_NS),
+        (flops, op_flops(trace)[flops], _FLOP_NS),
         (memory.event, memory.bytes, _BYTE_NS),
     ):
         until = trace.ts[rows] <= trace.ts[run.end]

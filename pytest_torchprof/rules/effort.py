@@ -12,6 +12,7 @@ from pytest_torchprof.analysis.replacements import VIEWS
 from pytest_torchprof.rules.shapes import shapes
 from pytest_torchprof.trace.events import Kind
 from pytest_torchprof.trace.tree import outermost
+from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -46,7 +47,7 @@ def _effort(trace: Trace) -> float:
     return (
         calls * CALL_NS
         + int(np.count_nonzero(operators)) * _INNER_NS
-        + float(trace.op_flops.sum()) * FLOP_NS
+        + float(op_flops(trace).sum()) * FLOP_NS
         + _allocated(trace) * BYTE_NS
     )
 

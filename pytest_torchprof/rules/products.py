@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.attribution import FP32_KERNEL, TF32_KERNEL, is_main
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
 from pytest_torchprof.core.late import late
@@ -18,6 +17,7 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, r
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
 from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.chips import Chip

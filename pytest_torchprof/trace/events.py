@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,17 +26,11 @@ from pytest_torchprof.trace.arguments import (
     MemoryArgs,
     OpArgs,
     decode,
-    decode_part,
 )
-from pytest_torchprof.work.compiled_graphs import graphs_of, key_of
-from pytest_torchprof.work.flops import FORMULAS, flops
-from pytest_torchprof.work.redispatch import broken_off, ran, sums
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.work.compiled_graphs import Graph
-    from pytest_torchprof.work.redispatch import Ran
 
 #: The annotation around the measured region of a live capture.
 REGION = "torchprof::call"
@@ -329,10 +323,16 @@ class Trace:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
-        own = ("scope", "selection", "op_flops", "unknown_flops", "_ran", "graph_calls", "_answers")
+        own = ("scope", "selection", "_answers")
         # What does not depend on the scope is not worked out again.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
+        vars(part)["_whole"] = self.whole
         return part
+
+    @property
+    def whole(self) -> Trace:
+        """The trace without a scope: the place for answers that do not depend on one."""
+        return vars(self).get("_whole", self)  # type: ignore[no-any-return]
 
     @kept
     def _answers(self) -> dict[Any, Any]:
@@ -412,9 +412,9 @@ class Trace:
         """
         out = np.full(len(self), -1, np.int64)
         rows, args = self._device_args
-        out[rows] = _int64([a.correlation for a in args])
+        out[rows] = int64_column([a.correlation for a in args])
         if len(rows) and (out[rows] < 0).all():
-            out[rows] = _int64([a.correlation for a in decode(FormerIds, self.args[rows])])
+            out[rows] = int64_column([a.correlation for a in decode(FormerIds, self.args[rows])])
         return out
 
     @kept
@@ -426,7 +426,7 @@ class Trace:
         threads = self.thread[rows].tolist()
         devices = [a.device for a in args]
         found = zip(devices, threads, strict=True)
-        out[rows] = _int64([pids[t] if d is None else d for d, t in found])
+        out[rows] = int64_column([pids[t] if d is None else d for d, t in found])
         out[~self.is_kind(*DEVICE_KINDS)] = -1
         return out
 
@@ -450,7 +450,7 @@ class Trace:
         """Bytes that a copy or memset moved; -1 where the trace does not say."""
         out = np.full(len(self), -1, np.int64)
         rows, args = self._device_args
-        out[rows] = _int64([a.bytes for a in args])
+        out[rows] = int64_column([a.bytes for a in args])
         return out
 
     # ---------------------------------------------------------------- memory
@@ -466,24 +466,12 @@ class Trace:
         indices = [_number(a.device_id) for a in args]
         return Memory(
             rows,
-            None if None in addresses else _int64(addresses),
-            _int64([a.bytes for a in args]),
-            np.stack([_int64([a.device_type for a in args]), _int64(indices)], 1),
+            None if None in addresses else int64_column(addresses),
+            int64_column([a.bytes for a in args]),
+            np.stack([int64_column([a.device_type for a in args]), int64_column(indices)], 1),
         )
 
-    # ---------------------------------------------------------------- FLOPs
-
-    @kept
-    def _formula_ops(self) -> tuple[Ints, list[OpArgs]]:
-        formula = self.names_where(FORMULAS.__contains__)
-        rows = (self.is_kind(Kind.OP) & formula).nonzero()[0]
-        return rows, decode(OpArgs, self.args[rows])
-
-    @kept
-    def has_shapes(self) -> bool:
-        """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
-        rows, args = self._formula_ops
-        return not len(rows) or any(len(a.dims) for a in args)
+    # ---------------------------------------------------------------- operands
 
     @kept
     def records_shapes(self) -> bool:
@@ -501,113 +489,23 @@ class Trace:
         ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
         return any(len(a.strides) for a in self.operands(ops))
 
-    @kept
-    def _flops(self) -> tuple[Ints, Ints]:
-        """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
-        rows, args = self._formula_ops
-        known: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}
-        calls: list[int] = []
-        for name, a in zip(self.name[rows].tolist(), args, strict=True):
-            key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
-            calls.append(known.setdefault(key, len(known)))
-        if not known:
-            return rows, _NONE
-        found = [_flops_of(self.names[name], *parts) for name, *parts in known]
-        counts, call = _int64([-1 if n is None else n for n in found]), _int64(calls)
-        # In an old trace, calls that differ can look the same; a call that is alone is like none.
-        if len(known) == len(calls) or not any(key[-1] for key in known):
-            return rows, counts[call]
-        allocating = self.enclosing(self.memory.event[self.memory.bytes > 0])
-        signs = np.concatenate([allocating, self.parent[self.is_kind(Kind.RUNTIME)]])
-        broken = broken_off(rows, call, self.name, self.names, self.parent, signs[signs >= 0])
-        return rows, np.where(broken & (counts[call] > 0), 0, counts[call])
-
-    @kept
-    def _ran(self) -> Ran:
-        rows, counts = self._flops
-        flops = np.full(len(self), -1, np.int64)
-        flops[rows] = np.where(self.selection[rows], counts, -1)
-        return ran(flops, self.name, self.names, self.parent)
-
-    @property
-    def counts_flops(self) -> Bools:
-        """Selected operators whose FLOPs count: of those within one another, the one that ran."""
-        return self._ran.counts
-
-    @property
-    def work_parent(self) -> Ints:
-        """As `parent`, with what runs in forward mode beside the operator that it derives."""
-        return self._ran.parent
-
-    @property
-    def only_shapes(self) -> Bools:
-        """Events in which a tensor subclass learns a shape from fake tensors."""
-        return self._ran.fake
-
-    @kept
-    def op_flops(self) -> Ints:
-        """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
-        out = np.zeros(len(self), np.int64)
-        rows, counts = self._flops
-        if len(rows):
-            out[rows] = np.where(self.counts_flops[rows], counts, 0)
-        for graph, events in self.graph_calls.items():
-            # What the library did is inside; the rest are loops of inductor's own.
-            inside = sums(events, self.counts_flops, out, self.work_parent)
-            out[events] = np.maximum(self.graphs[graph].flops - inside, 0)
-        return out
-
-    @kept
-    def graphs(self) -> Mapping[str, Graph]:
-        """Compiled graphs that do products, as a live capture found them, by inductor's key."""
-        return graphs_of(self.facts)
-
-    @kept
-    def graph_calls(self) -> dict[str, Ints]:
-        """The selected calls of these graphs."""
-        if not self.graphs:
-            return {}
-        names = enumerate(self.names)
-        called = {key: i for i, name in names if (key := key_of(name))}
-        return {
-            key: np.flatnonzero((self.name == called[key]) & self.selection)
-            for key in self.graphs
-            if key in called
-        }
-
-    @kept
-    def unknown_flops(self) -> Bools:
-        """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
-
-        Not so an operator with one above it that counts, which says it all, or below it: then its
-        parts count. Of operators without a number within one another, only the outermost.
-        """
-        rows, counts = self._flops
-        unknown = np.zeros(len(self), bool)
-        if not (counts < 0).any():
-            return unknown
-        known, parent = self.counts_flops, self.work_parent
-        found = rows[(counts < 0) & (self.selection & ~self.only_shapes)[rows]]
-        if len(found):
-            found = found[~nesting.below(known, parent, found)]
-            found = found[~nesting.above(np.flatnonzero(known), parent)[found]]
-            unknown[found] = True
-            unknown[found] = ~nesting.below(unknown, parent, found)
-        return unknown
-
     def operands(self, events: Ints) -> list[OpArgs]:
         """What the trace says of the operands of these calls."""
         return decode(OpArgs, self.args[events])
 
 
+def question(answer: Callable[[Trace], _Shared]) -> Callable[[Trace], _Shared]:
+    """A function of a trace that is worked out once for it, and kept with it."""
+
+    @wraps(answer)
+    def ask(trace: Trace) -> _Shared:
+        return trace.once(answer)
+
+    return ask
+
+
 _NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
-
-
-@lru_cache(maxsize=10_000)
-def _flops_of(name: str, *parts: bytes) -> int | None:
-    """FLOPs of a call by what the trace says of its operands: tests call the same again."""
-    return flops(name, *map(decode_part, parts))
 
 
 @lru_cache(maxsize=100)
@@ -626,7 +524,7 @@ def _number(value: Any) -> int:
         return -1
 
 
-def _int64(values: Sequence[Any]) -> Ints:
+def int64_column(values: Sequence[Any]) -> Ints:
     """A column; of numbers that do not fit, the lower bits."""
     try:
         return np.fromiter(values, np.int64, len(values))

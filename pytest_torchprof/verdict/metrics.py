@@ -134,12 +134,13 @@ def _lacking(trace: Trace, needs: frozenset[Need]) -> str | None:
     if trace.facts and trace.region is None:
         return NO_REGION
     from pytest_torchprof.analysis import gaps
+    from pytest_torchprof.work.counting import has_shapes
 
     questions = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
     for need, question in {**questions, "calls": gaps.waits_gap}.items():
         if need in needs and (reason := trace.once(question)):
             return reason
-    if "shapes" in needs and not trace.has_shapes:
+    if "shapes" in needs and not has_shapes(trace):
         return "recorded without shapes (record_shapes=True gives them)"
     if "memory" in needs and not _has_memory(trace):
         return str(trace.facts.get("no_memory") or NO_MEMORY)
@@ -234,7 +235,9 @@ def _flops(trace: Trace) -> Value:
 
     if (gap := uncounted(trace)) is not None:
         return _unknown(gap.reason, gap.at_least, at_least=True)
-    return int(trace.op_flops[trace.selection].sum())
+    from pytest_torchprof.work.counting import op_flops
+
+    return int(op_flops(trace)[trace.selection].sum())
 
 
 def _self_cpu_ms(trace: Trace) -> Value:

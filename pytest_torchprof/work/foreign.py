@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from pytest_torchprof.analysis.attribution import is_main
+from pytest_torchprof.work.kernel_names import is_main
 
 #: No products, whatever else is in the name: what inductor writes for elementwise work,
 #: reductions and copies (`triton_poi_fused_convolution_22` adds a bias), collectives, and moves of

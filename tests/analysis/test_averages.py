@@ -10,6 +10,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.analysis.averages import GROUPINGS, By, OpStats, op_stats
 from pytest_torchprof.analysis.ops import NO_OPERATOR, self_cpu_ns
 from pytest_torchprof.trace.read import parse
+from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -65,7 +66,7 @@ def test_the_parts_are_the_whole(by: By) -> None:
     assert pytest.approx(1.0) == sum(row.share or 0 for row in rows)
     assert pytest.approx(self_cpu_ns(trace) / 1e6) == sum(row.self_cpu_ms for row in rows)
     assert pytest.approx(0.033) == sum(row.self_cuda_ms or 0 for row in rows)
-    assert int(trace.op_flops.sum()) == sum(row.flops or 0 for row in rows)
+    assert int(op_flops(trace).sum()) == sum(row.flops or 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pytest_torchprof.analysis.attribution import DTYPES, attribute
 from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked
 from pytest_torchprof.trace.events import DEVICE_KINDS, Trace
 from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.work.counting import op_flops
 from pytest_torchprof.work.devices.device import Device
 
 #: A device with round numbers: 1 TFLOP/s in single precision, 1 TB/s.
@@ -494,7 +495,7 @@ def test_no_work_is_lost_or_done_twice(b: TraceBuilder) -> None:
     trace = parse(b.to_bytes())
     device = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     launched = 0
-    for op in np.flatnonzero(trace.op_flops):
+    for op in np.flatnonzero(op_flops(trace)):
         for event in device:
             call = trace.launch[event]
             above = trace.parent[call] if call >= 0 else -1
@@ -502,7 +503,7 @@ def test_no_work_is_lost_or_done_twice(b: TraceBuilder) -> None:
                 above = trace.parent[above]
             name = trace.names[trace.name[event]]
             if above == op and name in NAMES and "Graph" not in trace.names[trace.name[call]]:
-                launched += int(trace.op_flops[op])
+                launched += int(op_flops(trace)[op])
                 break
     work = kernel_work(trace, [CHIP])
     assert work.event.tolist() == device.tolist()

@@ -153,7 +153,13 @@ _DOORS = {
     "UsageError": "escape.line",
 }
 #: What a test itself has printed, what only our own processes read, and names of our own options.
-_FREE = {"render/doors.py", "ab/sweeping.py", "ab/interpreters.py", "session/isolation.py", "session/options.py"}
+_FREE = {
+    "render/doors.py",
+    "ab/sweeping.py",
+    "ab/interpreters.py",
+    "session/isolation.py",
+    "session/options.py",
+}
 
 
 def raw(source: str) -> list[str]:

@@ -24,6 +24,7 @@ from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import METRICS, NO_REGION, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
+from pytest_torchprof.work.counting import op_flops
 
 FROM_EVENTS = [
     "self_cpu_ms",
@@ -489,7 +490,7 @@ def test_known_answers_of_the_sam_trace() -> None:
 def flops_by(trace: Trace, *patterns: str) -> float:
     """GFLOP of the operators whose name holds one of these."""
     chosen = trace.names_where(lambda name: any(p in name for p in patterns))
-    return float(trace.op_flops[chosen].sum()) / 1e9
+    return float(op_flops(trace)[chosen].sum()) / 1e9
 
 
 @pytest.mark.parametrize(

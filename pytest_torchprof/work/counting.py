@@ -1,0 +1,142 @@
+"""FLOPs of a trace: which of its operators count, how many each has, and which nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import OpArgs, decode, decode_part
+from pytest_torchprof.trace.events import Kind, int64_column, question
+from pytest_torchprof.work.compiled_graphs import graphs_of, key_of
+from pytest_torchprof.work.flops import FORMULAS, flops
+from pytest_torchprof.work.redispatch import broken_off, ran, sums
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.compiled_graphs import Graph
+    from pytest_torchprof.work.redispatch import Ran
+
+_NONE: Ints = np.zeros(0, np.int64)
+_NONE.setflags(write=False)
+
+
+def has_shapes(trace: Trace) -> bool:
+    """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
+    rows, args = trace.whole.once(_formula_ops)
+    return not len(rows) or any(len(a.dims) for a in args)
+
+
+@question
+def _ran(trace: Trace) -> Ran:
+    rows, counts = trace.whole.once(_formulas)
+    flops = np.full(len(trace), -1, np.int64)
+    flops[rows] = np.where(trace.selection[rows], counts, -1)
+    return ran(flops, trace.name, trace.names, trace.parent)
+
+
+def counts_flops(trace: Trace) -> Bools:
+    """Selected operators whose FLOPs count: of those within one another, the one that ran."""
+    return _ran(trace).counts
+
+
+def work_parent(trace: Trace) -> Ints:
+    """As `parent`, with what runs in forward mode beside the operator that it derives."""
+    return _ran(trace).parent
+
+
+def only_shapes(trace: Trace) -> Bools:
+    """Events in which a tensor subclass learns a shape from fake tensors."""
+    return _ran(trace).fake
+
+
+@question
+def op_flops(trace: Trace) -> Ints:
+    """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
+    out = np.zeros(len(trace), np.int64)
+    rows, counts = trace.whole.once(_formulas)
+    if len(rows):
+        out[rows] = np.where(counts_flops(trace)[rows], counts, 0)
+    for graph, events in graph_calls(trace).items():
+        # What the library did is inside; the rest are loops of inductor's own.
+        inside = sums(events, counts_flops(trace), out, work_parent(trace))
+        out[events] = np.maximum(graphs(trace)[graph].flops - inside, 0)
+    return out
+
+
+@question
+def graphs(trace: Trace) -> Mapping[str, Graph]:
+    """Compiled graphs that do products, as a live capture found them, by inductor's key."""
+    return graphs_of(trace.facts)
+
+
+@question
+def graph_calls(trace: Trace) -> dict[str, Ints]:
+    """The selected calls of these graphs."""
+    if not graphs(trace):
+        return {}
+    names = enumerate(trace.names)
+    called = {key: i for i, name in names if (key := key_of(name))}
+    return {
+        key: np.flatnonzero((trace.name == called[key]) & trace.selection)
+        for key in graphs(trace)
+        if key in called
+    }
+
+
+@question
+def unknown_flops(trace: Trace) -> Bools:
+    """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
+
+    Not so an operator with one above it that counts, which says it all, or below it: then its
+    parts count. Of operators without a number within one another, only the outermost.
+    """
+    rows, counts = trace.whole.once(_formulas)
+    unknown = np.zeros(len(trace), bool)
+    if not (counts < 0).any():
+        return unknown
+    known, parent = counts_flops(trace), work_parent(trace)
+    found = rows[(counts < 0) & (trace.selection & ~only_shapes(trace))[rows]]
+    if len(found):
+        found = found[~nesting.below(known, parent, found)]
+        found = found[~nesting.above(np.flatnonzero(known), parent)[found]]
+        unknown[found] = True
+        unknown[found] = ~nesting.below(unknown, parent, found)
+    return unknown
+
+
+def _formula_ops(trace: Trace) -> tuple[Ints, list[OpArgs]]:
+    formula = trace.names_where(FORMULAS.__contains__)
+    rows = (trace.is_kind(Kind.OP) & formula).nonzero()[0]
+    return rows, decode(OpArgs, trace.args[rows])
+
+
+def _formulas(trace: Trace) -> tuple[Ints, Ints]:
+    """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
+    rows, args = trace.once(_formula_ops)
+    known: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}
+    calls: list[int] = []
+    for name, a in zip(trace.name[rows].tolist(), args, strict=True):
+        key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
+        calls.append(known.setdefault(key, len(known)))
+    if not known:
+        return rows, _NONE
+    found = [_flops_of(trace.names[name], *parts) for name, *parts in known]
+    counts, call = int64_column([-1 if n is None else n for n in found]), int64_column(calls)
+    # In an old trace, calls that differ can look the same; a call that is alone is like none.
+    if len(known) == len(calls) or not any(key[-1] for key in known):
+        return rows, counts[call]
+    allocating = trace.enclosing(trace.memory.event[trace.memory.bytes > 0])
+    signs = np.concatenate([allocating, trace.parent[trace.is_kind(Kind.RUNTIME)]])
+    broken = broken_off(rows, call, trace.name, trace.names, trace.parent, signs[signs >= 0])
+    return rows, np.where(broken & (counts[call] > 0), 0, counts[call])
+
+
+@lru_cache(maxsize=10_000)
+def _flops_of(name: str, *parts: bytes) -> int | None:
+    """FLOPs of a call by what the trace says of its operands: tests call the same again."""
+    return flops(name, *map(decode_part, parts))

@@ -1,0 +1,41 @@
+"""What a kernel's name says: whether it does the work of a product, and in which precision."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pytest_torchprof.core.late import late
+
+#: Kernels that do the work of a product, a convolution or attention: cuBLAS, cuDNN, CUTLASS,
+#: Tensile, composable kernel, Triton templates, flash attention.
+MAIN_KERNEL: Final = late(
+    r"gemm|gemv|cutlass|xmma|nvjet|Cijk_|matmul|triton_(tem|mm|bmm)|wgmma|winograd|conv(?!ert)"
+    r"|fprop|dgrad|wgrad|fft|flash|fmha|attn|attention|dot_kernel|rnn|lstm|gru_",
+    re.IGNORECASE,
+)
+
+
+#: … and what goes before and after it under such names. Templates name much that they do not do,
+#: so only what is before them counts, up to a split sum of CUTLASS.
+_HELPER: Final = late(
+    r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im"
+    r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset)"
+    r"|reduction::kernel|ReduceSplitK",
+    re.IGNORECASE,
+)
+
+
+#: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention is of it too).
+TF32_KERNEL: Final = late(
+    r"tf32|xf32|s1688(?!\w*(bf|f|fp)16)|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
+)
+
+
+#: … and that certainly does not.
+FP32_KERNEL: Final = late(r"sgemm|simt|scudnn|gemmSN|gemv|f32f32_f32f32", re.IGNORECASE)
+
+
+def is_main(name: str) -> bool:
+    """Whether a kernel does the work of a product, a convolution or attention."""
+    return bool(MAIN_KERNEL.search(name)) and not _HELPER.search(name)

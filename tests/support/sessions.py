@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # imported twice.
 prime(whole=True)
 hasattr(torch, "_inductor")
+torch._dynamo.list_backends()
 
 #: Inner sessions run without these, whether installed or not, unless a test asks for one.
 OTHER_PLUGINS = (

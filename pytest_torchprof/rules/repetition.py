@@ -49,7 +49,7 @@ _COPY_ONCE = (
     "make it contiguous (or clone it) once, before the loop, and use that; or use the operator on "
     "the view, which most of them take"
 )
-_NEW = "call the operator that makes a new tensor (x.add(y)), not x.clone().add_(y)"
+_NEW = "write out of place: call what makes a new tensor (x.add(y)), not x.clone().add_(y)"
 _CAST_NEW = f"{_CAST_ONCE}, and then call what makes a new tensor (x.div(y), not x.div_(y))"
 _NO_MEMORY = (
     "autocast's casts of weights: recorded without memory events (profile_memory=True gives them)"
@@ -117,9 +117,10 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: f
 
         Left alone are tensors of fewer than ``elements`` elements; on a CPU, casts that are less
         than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
-        a cast a step, as of a batch, or of the same targets; one whose result is written to more
-        than once, in part, or when the next one was made; ``x.data``, which is another object each
-        time; and the casts that operators, backward passes, optimizers and loaders make within
+        a cast a step, as of a batch, or of the same targets; one whose result is written to, unless
+        the very next call does, once and as a whole, by arithmetic that has a form which makes a
+        new tensor, as in ``x.float().div_(255)``; ``x.data``, which is another object each time;
+        and the casts that operators, backward passes, optimizers and loaders make within
         themselves. Nobody sees that NumPy writes to a tensor in between; each ``torch.from_numpy``
         counts as one of its own.
 
@@ -225,10 +226,12 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share:
         Left alone are tensors of fewer than ``elements`` elements; on a CPU, copies that are less
         than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
         a copy a step; clones that are kept side by side, be it by a graph that records them; copies
-        that are written to more than once, in part, or when the next one was made, which then are
-        needed; ``x.data``, which is another object each time; and the copies that operators,
-        backward passes, optimizers and loaders make within themselves. Nobody sees that NumPy
-        writes to a tensor in between; each ``torch.from_numpy`` counts as a tensor of its own.
+        that are written to, which then are needed, as by a model that works in place. But a copy
+        counts that the very next call writes to, once and as a whole, by arithmetic that has a form
+        which makes a new tensor: ``x.clone().add_(y)`` is ``x.add(y)``. Left alone are ``x.data``,
+        too, which is another object each time; and the copies that operators, backward passes,
+        optimizers and loaders make within themselves. Nobody sees that NumPy writes to a tensor in
+        between; each ``torch.from_numpy`` counts as a tensor of its own.
 
     Why it is slow
         Each copy reads and writes the whole tensor, in an order that suits neither, and allocates.

@@ -30,9 +30,10 @@ _STATISTICS = Names(r"aten::\w*batch_norm$")
 #: Operators of others, which may write to what they take.
 _FOREIGN = Names(r"(?!aten::|autograd::|torch::|prim)\w+::\w+$")
 _FRESH = Names(r"aten::(clone|_to_copy)$")
-#: In place, and as quick where they make a new tensor: no copy is needed for these.
+#: In place, and as quick where they make a new tensor: no copy is needed for these. Not ``relu_``,
+#: which models begin with, that were handed a copy for it: nn.ReLU(inplace=True).
 _ELEMENTWISE = Names(
-    r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|tanh|sigmoid|relu|clamp|clamp_min|"
+    r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|tanh|sigmoid|clamp|clamp_min|"
     r"clamp_max|square|round|floor|ceil|reciprocal|remainder|lerp|addcmul|addcdiv)_$"
 )
 
@@ -90,24 +91,23 @@ def again(
 
 
 def written_to(trace: Trace, rows: Ints, elements: int) -> tuple[Bools, Bools]:
-    """Which copies are written to, and which so that it takes a copy: to a part, or often, or when
-    the next one was made.
+    """Which copies are written to, and which so that it takes a copy: all but those that the next
+    call writes to, and none later, as a whole.
     """
     results = [set(made) for made in identity.made(trace, rows) or []]
     written = _written(trace, set().union(*results), rows, after=True)
     writes = [[row for one in made for row in written[one]] for made in results]
-    needed = [_needs(trace, np.array(some, np.int64), elements) for some in writes]
-    later = [
-        max(some, default=-1) > row
-        for some, row in zip(writes, [*rows[1:], len(trace)], strict=True)
+    later = np.append(_called(trace, rows, frozenset(trace.names)), len(trace))
+    following = later[np.searchsorted(later, rows, side="right")].tolist()
+    needed = [
+        bool(some) and (some != [following[i]] or _needs(trace, np.array(some), elements))
+        for i, some in enumerate(writes)
     ]
-    return np.array([bool(some) for some in writes], bool), np.array(needed, bool) | later
+    return np.array([bool(some) for some in writes], bool), np.array(needed, bool)
 
 
-def _needs(trace: Trace, writes: Ints, elements: int) -> bool:
-    if len(writes) != 1:
-        return len(writes) > 1
-    return not are_named(trace, writes, _ELEMENTWISE)[0] or _elements(trace, writes)[0] != elements
+def _needs(trace: Trace, write: Ints, elements: int) -> bool:
+    return not are_named(trace, write, _ELEMENTWISE)[0] or _elements(trace, write)[0] != elements
 
 
 # -------------------------------------------------------------------- which tensor, and which part

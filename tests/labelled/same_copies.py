@@ -522,15 +522,74 @@ def particles_of_a_swarm_that_start_alike():
 
 def scattered(start, radii):
     for radius in radii:
-        particle = start.clone()  # <- here
+        particle = start.clone()
         particle.add_(torch.randn_like(particle), alpha=radius)
         yield particle
 
 
-@EXAMPLES.positive("contiguous-copy", 7)
-def particles_that_are_scattered_as_they_are_made():
+@EXAMPLES.near_miss("contiguous-copy")
+def particles_that_another_call_than_the_next_one_writes_to():
     start = torch.randn(4, 8)
     return lambda: torch.stack(list(scattered(start, [0.1 * i for i in range(8)]))).std(0)
+
+
+@EXAMPLES.positive("contiguous-copy", 7)
+def trials_of_a_line_search_that_the_next_call_writes_to():
+    x, direction = torch.randn(4, 8), torch.randn(4, 8)
+
+    def loss(step):
+        trial = x.clone()  # <- here
+        trial.sub_(direction, alpha=step)
+        return trial.square().sum()
+
+    return lambda: min(loss(0.5**k).item() for k in range(8))
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def copies_for_models_that_begin_in_place():
+    models = [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 2)) for _ in range(8)]
+    x = torch.randn(4, 8)
+
+    @torch.no_grad()
+    def votes():
+        return torch.stack([model(x.clone()) for model in models]).mean(0)
+
+    return votes
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def copies_for_a_function_that_jitters_what_it_is_given():
+    def jittered(points, scale=0.1):
+        noise = torch.randn(4, 8)
+        points.add_(noise, alpha=scale)
+        return points.norm()
+
+    start = torch.randn(4, 8)
+    return lambda: [jittered(start.clone()) for _ in range(8)]
+
+
+class InnerLoop:
+    """Adapts a copy of the weights to each task, by one step."""
+
+    def __init__(self, weight, rate=0.1):
+        self.weight, self.rate = weight, rate
+
+    def adapted(self, x, y):
+        fast = self.weight.clone()
+        error = x @ fast - y
+        fast.sub_(x.t() @ error, alpha=self.rate)
+        return fast
+
+    def losses(self, tasks):
+        for x, y in tasks:
+            yield (x @ self.adapted(x, y) - y).square().mean()
+
+
+@EXAMPLES.near_miss("contiguous-copy")
+def weights_that_are_adapted_to_each_task_by_one_step():
+    inner = InnerLoop(torch.randn(8, 2))
+    tasks = [(torch.randn(4, 8), torch.randn(4, 2)) for _ in range(8)]
+    return lambda: list(inner.losses(tasks))
 
 
 @EXAMPLES.near_miss("contiguous-copy")

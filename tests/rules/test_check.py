@@ -196,3 +196,21 @@ def test_matches_of_several_sizes_at_one_place_are_one_finding(
 
     found = check(trace, [sizes]).findings()
     assert expected == {one.message: one.count for one in found}
+
+
+def test_a_finding_has_the_path_of_its_own_events(trace: Trace) -> None:
+    @rule("two", fix="")
+    def two(trace: Trace) -> Matches:
+        """Two operators on one line."""
+        return Matches(rows_of(trace, "aten::add", "aten::mm"), ["aten::add", "aten::mm"])
+
+    def on_one_line(
+        trace: Trace, events: Ints, parts: Parts = NO_PARTS
+    ) -> tuple[list[Place], Ints]:
+        del trace, parts
+        names = ["aten::add", "aten::mm"]
+        return [Place("model.py:7", name) for name in names], np.arange(len(events))
+
+    found = check(trace, [two]).findings(on_one_line)
+    assert {("model.py:7", one.message) for one in found} == {(f.location, f.path) for f in found}
+    assert 2 == len(found)

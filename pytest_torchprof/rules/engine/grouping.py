@@ -34,9 +34,13 @@ _SEVERAL = "[…]"
 
 @dataclass
 class _Group:
-    """Sums over matches of one message, but for sizes, and place; -1 bytes for unknown."""
+    """Sums over matches of one message, but for sizes, and place; -1 bytes for unknown.
+
+    ``place``: of the first of them.
+    """
 
     message: str
+    place: Place
     count: int = 0
     ns: int = 0
     bytes: int = -1
@@ -76,7 +80,7 @@ def grouped(
     ):
         # Of several sizes at one place, one cause: batches and sequences have others each time.
         key = (module[at] if own else line[at], _SIZES.sub("", message), own, fix)
-        group = groups.setdefault(key, _Group(message))
+        group = groups.setdefault(key, _Group(message, places[at]))
         if group.message != message:
             group.message = _SIZES.sub(_SEVERAL, message)
         group.count += count
@@ -89,14 +93,14 @@ def grouped(
             rule=rule.code,
             count=group.count,
             message=group.message,
-            location=own or places[at].location or places[at].path,
+            location=own or group.place.location or group.place.path,
             fix=fix,
             cost_ms=group.cost_ms,
             bytes=None if found.bytes is None or group.bytes < 0 else group.bytes,
-            path=places[at].path,
-            module=places[at].module,
+            path=group.place.path,
+            module=group.place.module,
         )
-        for (at, _, own, fix), group in groups.items()
+        for (_, _, own, fix), group in groups.items()
     ]
 
 

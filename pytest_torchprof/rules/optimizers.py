@@ -102,7 +102,7 @@ class Step(Plain, frozen=True):
     @property
     def together(self) -> bool:
         """Whether it has a form for all parameters at once already."""
-        return any(call.startswith(TOGETHER) for call in self.calls)
+        return any(call.startswith(TOGETHER) for call in set(self.calls))
 
     @property
     def own(self) -> bool:
@@ -262,7 +262,7 @@ def _has_complex(trace: Trace, step: Step) -> bool:
     """Whether some parameters are complex, which no fused form takes."""
     if "aten::view_as_real" in step.calls:
         return True
-    return any(raw and b"c10::complex" in raw for raw in trace.args[step.rows].tolist())
+    return b"c10::complex" in b"".join(filter(None, trace.args[step.rows].tolist()))
 
 
 def _records_a_graph(trace: Trace, step: Step) -> bool:

@@ -90,7 +90,8 @@ TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
 
 class Step(Plain, frozen=True):
     """A step of an optimizer: its event and class, what torch's class it is by what it calls, the
-    operators that it calls directly once its loss is known, and their names.
+    operators that it calls directly once its loss is known, and their names; and how long it takes
+    from then on.
     """
 
     event: int
@@ -98,6 +99,7 @@ class Step(Plain, frozen=True):
     known: str | None
     rows: Ints
     calls: Sequence[str]
+    took_ns: int
 
     @property
     def together(self) -> bool:
@@ -168,8 +170,9 @@ def single_tensor_optimizer(
 
     Why it is slow
         Each parameter takes several small operators, each a launch of its own, where a few would do
-        for all. On the CPU, the default is this loop. What it costs is the part of the step's time
-        that the other form saved where it was measured, by class and number of parameters.
+        for all. On the CPU, the default is this loop. What it costs is the part of the step's time,
+        without that of a closure, that the other form saved where it was measured, by class and
+        number of parameters.
 
     Example
         .. code:: python
@@ -202,7 +205,7 @@ def single_tensor_optimizer(
         kept.append(step.event)
         messages.append(f"{step.name} updates {count} parameters one by one")
         fixes.append(_BY_FOREACH if complex_ else _together(step.known, on_device=device))
-        costs.append(int(trace.dur[step.event] * saved))
+        costs.append(int(step.took_ns * saved))
         on_cpu += [] if device else [(step, saved)]
     if not kept:
         return NO_MATCHES
@@ -285,7 +288,7 @@ def _steps(trace: Trace) -> list[Step]:
     if not len(events):
         return []
     named = [_class_name(trace.names[number]) for number in trace.name[events].tolist()]
-    rows = _called(trace, events, sparse="SGD" in named)
+    rows, took = _called(trace, events, sparse="SGD" in named)
     calls = [[trace.names[number] for number in trace.name[one].tolist()] for one in rows]
     found = [
         name if name in _UPDATES else None if name in _NO_FORM else _by_loop(names)
@@ -293,7 +296,7 @@ def _steps(trace: Trace) -> list[Step]:
     ]
     if None in found and has_frames(trace):
         _by_frames(trace, events, found)
-    return [*map(Step, events.tolist(), named, found, rows, calls)]
+    return [*map(Step, events.tolist(), named, found, rows, calls, took)]
 
 
 def _by_loop(calls: Sequence[str]) -> str | None:
@@ -318,13 +321,13 @@ def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
             found[at] = _BY_FUNCTION.get(function[1] if function else "")
 
 
-def _called(trace: Trace, events: Ints, *, sparse: bool) -> list[Ints]:
-    """What each step calls directly once its loss is known."""
+def _called(trace: Trace, events: Ints, *, sparse: bool) -> tuple[list[Ints], list[int]]:
+    """What each step calls directly once its loss is known, and how long it takes from then on."""
     parent, ts = trace.parent, trace.ts
     left_out = _sparse_additions(trace) if sparse else None
     engine = ts[engine_steps(trace)]
     ends = ts.searchsorted(ts[events] + trace.dur[events]).tolist()
-    called = []
+    called, took = [], []
     for step, stop in zip(events.tolist(), ends, strict=True):
         backward = engine.searchsorted(ts[[step, stop - 1]], "right").tolist()
         # With a closure, the updates come after its backward pass.
@@ -337,7 +340,9 @@ def _called(trace: Trace, events: Ints, *, sparse: bool) -> list[Ints]:
         if left_out is not None:
             mine[left_out[(left_out >= begin) & (left_out < stop)] - begin] = False
         called.append(begin + np.flatnonzero(mine))
-    return called
+        since = step if begin == step + 1 else begin
+        took.append(int(ts[step] + trace.dur[step] - ts[since]))
+    return called, took
 
 
 @lru_cache(maxsize=1000)

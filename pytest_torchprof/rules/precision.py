@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.rules.calls import called, sizes
+from pytest_torchprof.rules.calls import called, shown, sizes
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
@@ -41,6 +41,14 @@ _ALGEBRA: Final = Names(
 )
 _DIFFERENCE: Final = Names(r"aten::(sub|rsub)$")
 _CAST: Final = Names(r"aten::(to|_to_copy)$")
+#: What computes all in float64 where only one of two tensors is of it, and the other of integers.
+_ARITHMETIC: Final = Names(
+    r"aten::(add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|pow|maximum|minimum)$"
+)
+_SUBTRACTION: Final = Names(r"aten::(sub|subtract|rsub)$")
+#: Integers that float32 holds exactly, and others.
+_SMALL_WHOLES: Final = frozenset({"bool", "unsigned char", "signed char", "short", "short int"})
+_WHOLES: Final = _SMALL_WHOLES | {"int", "long", "long int"}
 #: What joins a list of tensors, whose dtypes no trace has, and how it casts those of another dtype.
 _JOIN: Final = Names(r"aten::_?cat$")
 _COPY: Final = Names(r"aten::copy_$")
@@ -55,16 +63,21 @@ _SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
 
 
 class _Call(Plain, frozen=True):
-    """A call that takes tensors in double precision, with the shapes of those and of float32."""
+    """A call that takes tensors in double precision, with the shapes of those and of float32.
+
+    ``wholes``: with integers that it computes with, of this dtype and of so many elements.
+    """
 
     row: int
     doubles: list[tuple[int, ...]]
     floats: list[tuple[int, ...]]
     cast_to: str
+    wholes: tuple[str, int] = ("", 0)
 
     @property
     def elements(self) -> int:
-        return max((math.prod(one) for one in (*self.doubles, *self.floats)), default=0)
+        known = max((math.prod(one) for one in (*self.doubles, *self.floats)), default=0)
+        return max(known, self.wholes[1])
 
 
 @rule(
@@ -83,13 +96,15 @@ def float64(trace: Trace, *, elements: float) -> Matches:
         and at least ``elements`` (16,384) elements: all is then computed in float64, as are the
         operators that take the result. Where there are none, it counts the operators on such
         tensors of float64 whose result is cast to float32 later on, as that of a picture which is
-        normalised before it is cast. There must be layers in float32.
+        normalised before it is cast; also those on tensors of integers, as a picture's, with such
+        of float64, however small. There must be layers in float32.
 
         Not, where double precision is meant: layers in float64, tensors of float32 that are cast to
         float64, decompositions and other linear algebra in float64 (a Fourier transform is none);
         tensors that torch makes in float64, unless they meet float32; a difference of tensors of
-        one shape without a backward pass, as when a test compares with a reference. Numbers and
-        tensors without dimensions do not promote others. What a DataLoader's dataset computes is
+        one shape without a backward pass, as when a test compares with a reference; differences to
+        int64 or int32, as of times, which float32 may not hold. Numbers and tensors without
+        dimensions do not promote others. What a DataLoader's dataset computes is
         not looked at.
 
     Why it is slow
@@ -151,6 +166,8 @@ def _said(trace: Trace, call: _Call) -> str:
     name = trace.names[trace.name[call.row]]
     if call.floats:
         return f"{name} takes float32 and float64, and computes in float64"
+    if call.wholes[1]:
+        return f"{name} takes {shown(call.wholes[0])} and float64, and computes in float64"
     return f"{name} computes in float64 what is cast to float32 later"
 
 
@@ -167,14 +184,23 @@ def _costs(trace: Trace, work: list[_Call], promoted: set[int]) -> tuple[Ints, I
 def _calls(trace: Trace, rows: Ints) -> Iterator[_Call]:
     """Those that take tensors with dimensions in double precision, or cast to it."""
     casts = are_named(trace, rows, _CAST).tolist()
-    for row, args, casting in zip(rows.tolist(), trace.operands(rows), casts, strict=True):
+    adds, subtracts = (are_named(trace, rows, names) for names in (_ARITHMETIC, _SUBTRACTION))
+    kinds = [
+        _SMALL_WHOLES if less else _WHOLES if one else frozenset[str]()
+        for one, less in zip(adds.tolist(), subtracts.tolist(), strict=True)
+    ]
+    for row, args, casting, whole in zip(
+        rows.tolist(), trace.operands(rows), casts, kinds, strict=True
+    ):
         types, dims = decode_part(args.types) or [], decode_part(args.dims) or []
         shapes = [sizes(one) for one in dims]
         pairs = list(zip(types, shapes, strict=False))
         doubles = [shape for kind, shape in pairs if kind == "double" and shape]
         floats = [shape for kind, shape in pairs if kind == "float" and shape]
+        wholes = [(kind, math.prod(shape)) for kind, shape in pairs if kind in whole and shape]
         if doubles:
-            yield _Call(row, doubles, floats, _target(args.concrete) if casting else "")
+            to = _target(args.concrete) if casting else ""
+            yield _Call(row, doubles, floats, to, next(iter(wholes), ("", 0)))
 
 
 def _joined(trace: Trace, rows: Ints) -> Iterator[_Call]:

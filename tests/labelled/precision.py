@@ -191,6 +191,97 @@ def a_trace_of_a_loss_on_a_device():
     return trace
 
 
+def bytes_of_pictures(count=2, size=64):
+    return torch.randint(255, (count, 3, size, size), dtype=torch.uint8)
+
+
+class Scaled(nn.Module):
+    """Takes pictures as they are decoded, and scales them itself."""
+
+    def __init__(self, mean, std=None):
+        super().__init__()
+        self.mean = torch.from_numpy(np.array(mean)).view(-1, 1, 1)
+        self.std = None if std is None else torch.from_numpy(np.array(std)).view(-1, 1, 1)
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images):
+        x = images - self.mean  # <- here
+        if self.std is not None:
+            x = x / self.std  # <- here
+        return self.conv(x.to(torch.float32))
+
+
+@EXAMPLES.positive("float64", 1)
+def bytes_of_pictures_less_a_mean_of_numpys():
+    model, images = Scaled([120.0, 110.0, 100.0]), bytes_of_pictures()
+    return lambda: model(images).square().mean().backward()
+
+
+@EXAMPLES.positive("float64", 2)
+def bytes_of_pictures_less_a_mean_and_divided_by_a_deviation():
+    model, images = Scaled([120.0, 110.0, 100.0], [60.0, 61.0, 62.0]), bytes_of_pictures()
+
+    @torch.inference_mode()
+    def infer():
+        return model(images)
+
+    return infer
+
+
+@EXAMPLES.near_miss("float64")
+def bytes_of_pictures_that_are_cast_before_the_mean():
+    model, images = nn.Conv2d(3, 4, 3), bytes_of_pictures()
+    mean = torch.from_numpy(np.array([120.0, 110.0, 100.0], np.float32)).view(3, 1, 1)
+
+    @torch.inference_mode()
+    def infer():
+        return model(images - mean)
+
+    return infer
+
+
+@EXAMPLES.near_miss("float64")
+def bytes_of_a_small_picture_less_a_mean():
+    model, images = Scaled([120.0, 110.0, 100.0]), bytes_of_pictures(size=16)
+    return lambda: model(images).square().mean().backward()
+
+
+@EXAMPLES.positive("float64", 1)
+def counts_that_are_weighted_by_an_array():
+    weight = torch.from_numpy(1 / np.log(np.arange(2, 130)))
+    model, counts = nn.Linear(128, 2), torch.randint(9, (200, 128))
+
+    def logits(counts):
+        return model((counts * weight).float())  # <- here
+
+    return lambda: logits(counts).sum().backward()
+
+
+@EXAMPLES.near_miss("float64")
+def times_since_their_begin():
+    stamps = torch.randint(1_700_000_000, 1_700_090_000, (200, 128))
+    begin = torch.from_numpy(np.full((200, 1), 1.7e9))
+    model = nn.Linear(128, 2)
+
+    @torch.no_grad()
+    def embed():
+        return model((stamps - begin).float())
+
+    return embed
+
+
+@EXAMPLES.near_miss("float64")
+def rows_of_a_small_table_that_integers_choose():
+    table = torch.from_numpy(np.random.default_rng(0).random(50))
+    model, ids = nn.Linear(128, 2), torch.randint(50, (200, 128))
+
+    @torch.no_grad()
+    def score():
+        return model(ids.float()), table[ids].float().mean()
+
+    return score
+
+
 # ------------------------------------------------------------------------------- what is meant
 
 

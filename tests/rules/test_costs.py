@@ -88,6 +88,27 @@ def test_a_pageable_copy_does_not_cost_the_work_before_it() -> None:
     assert 300 <= cost < 400
 
 
+@pytest.mark.parametrize("closure", [False, True])
+def test_a_step_does_not_cost_what_its_closure_computes(closure: bool) -> None:
+    b = TraceBuilder()
+
+    def pass_on() -> None:
+        b.op("aten::linear", [[4, 3], [2, 3], [2]], dur_us=40_000)
+        with b.op("autograd::engine::evaluate_function: AccumulateGrad"):
+            b.op("torch::autograd::AccumulateGrad", [[2, 3]])
+
+    if not closure:
+        pass_on()
+    with b.annotation("Optimizer.step#Adam.step"):
+        if closure:
+            pass_on()
+        for _ in range(4):
+            for name in ("add_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"):
+                b.op(f"aten::{name}", [[2, 3]], dur_us=1_000)
+    (cost,) = costs(recorded(b), "single-tensor-optimizer")
+    assert 16_000 < cost < 32_000
+
+
 TIMES = st.lists(st.integers(0, 200), min_size=2, max_size=12)
 
 

@@ -95,14 +95,19 @@ _percent.__name__, _count.__name__ = "percentage", "count"
 _some.__name__, _seconds.__name__ = "number of 1 or more", "time in seconds"
 
 _TRACES = _argument("traces", nargs="+", type=_name, metavar="TRACE", help=_PATHS)
-_FORMAT = _argument("--format", choices=_FORMATS, default="table", help="how to print (table)")
-_RANK = _argument("--rank", type=_count, metavar="N", help="of several ranks, only this one")
-_LIMIT = _argument(
-    "--limit", type=_count, metavar="N", help="print so many rows, 0 for all (tables: 30)"
+_FORMAT = _argument(
+    "--format", choices=_FORMATS, default="table", help="output format (default: table)"
 )
-_SORT = _argument("--sort", metavar="FIELD", help="order by this field, largest first")
+_RANK = _argument("--rank", type=_count, metavar="N", help="with several ranks, read only this one")
+_LIMIT = _argument(
+    "--limit",
+    type=_count,
+    metavar="N",
+    help="print at most N rows, 0 for all (default for tables: 30)",
+)
+_SORT = _argument("--sort", metavar="FIELD", help="sort by this field, largest first")
 _PEAKS = _argument(
-    "--device-peaks", type=_name, metavar="FILE", help="JSON file with the peaks of a chip"
+    "--device-peaks", type=_name, metavar="FILE", help="JSON file with a chip's peak rates"
 )
 
 COMMANDS = (
@@ -152,9 +157,9 @@ COMMANDS = (
             _argument(
                 "--fail",
                 action="store_true",
-                help="exit with 1 if there is any, or if nothing could be checked",
+                help="exit with 1 if anything is found, or if nothing could be checked",
             ),
-            _argument("--ignore", metavar="RULE,…", default="", help="leave these rules out"),
+            _argument("--ignore", metavar="RULE,…", default="", help="rules to skip"),
             _argument(
                 "--thresholds",
                 metavar="RULE.NAME=VALUE,…",
@@ -170,9 +175,9 @@ COMMANDS = (
         "rules",
         "commands.rules:rules",
         "[RULE]",
-        "the anti-pattern rules, or the page of one",
+        "list the anti-pattern rules, or explain one",
         (
-            _argument("code", nargs="?", metavar="RULE", help="explain this one, with examples"),
+            _argument("code", nargs="?", metavar="RULE", help="explain this rule, with examples"),
             _FORMAT,
         ),
     ),
@@ -180,7 +185,7 @@ COMMANDS = (
         "diff",
         "commands.diff:diff",
         "A B [--by op|kernel] [--fail-over PCT]",
-        "what appeared, vanished, or changed between two traces",
+        "what appeared, disappeared, or changed between two traces",
         (
             _argument("a", type=_name, metavar="A", help="the trace before (or a folder of ranks)"),
             _argument("b", type=_name, metavar="B", help="the trace now"),
@@ -189,7 +194,7 @@ COMMANDS = (
                 "--fail-over",
                 type=_percent,
                 metavar="PCT",
-                help="exit with 1 if the time grew by more than so many percent",
+                help="exit with 1 if the time grew by more than this many percent",
             ),
             _SORT,
             _LIMIT,
@@ -228,29 +233,29 @@ COMMANDS = (
         "memory",
         "commands.memory:memory",
         "TRACE…",
-        "peak memory, and what was live at the peak by operator",
+        "peak memory, and what was live at the peak, by operator",
         (_TRACES, _LIMIT, _FORMAT, _RANK),
     ),
     Command(
         "ab",
         "commands.ab:ab",
         "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",
-        "which tests are slower than in another revision, measured in turn",
+        "find tests that are slower than in another revision, run alternately",
         (
-            _argument("ref", nargs="?", metavar="REF", help="git revision that is side A; B is the "
-                      "working tree, with changes that are not committed"),
+            _argument("ref", nargs="?", metavar="REF", help="git revision for side A; B is the "
+                      "working tree, with its uncommitted changes"),
             _argument("--a", type=_name, metavar="PATH",
                       help="a source tree for side A, instead of REF"),
             _argument("--b", type=_name, metavar="PATH",
-                      help="a source tree for side B (the working tree)"),
-            _argument("--python-a", metavar="PY", help="interpreter of side A (this one)"),
-            _argument("--python-b", metavar="PY", help="interpreter of side B (this one)"),
+                      help="a source tree for side B (default: the working tree)"),
+            _argument("--python-a", metavar="PY", help="Python of side A (default: this one)"),
+            _argument("--python-b", metavar="PY", help="Python of side B (default: this one)"),
             _argument("--min-time", type=_seconds, default=1.0, metavar="S", help="seconds of "
-                      "measured calls a test and side, at most; fewer if it is clear sooner (1)"),
+                      "measured calls per test and side, at most (default: 1)"),
             _argument("--rounds", type=_some, metavar="N",
-                      help="so many pairs of turns for each test, neither more nor less"),
+                      help="run exactly this many pairs of turns per test"),
             _argument("--threshold", type=_percent, default=2.0, metavar="PCT",
-                      help="a smaller change counts as none, in percent (2)"),
+                      help="ignore changes smaller than this many percent (default: 2)"),
             _LIMIT,
             _FORMAT,
         ),
@@ -265,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parsed(parser, sys.argv[1:] if argv is None else list(argv))
     if options.command is None:
         parser.print_help()
-        parser.error("no command was given")
+        parser.error("no command given")
     if sys.stdout is None:  # `torchprof … >&-`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - to the end of the process
     try:
@@ -289,7 +294,7 @@ def _parsed(parser: _Parser, words: list[str]) -> argparse.Namespace:
     if unknown:
         first = words.index(unknown[0])
         ours, others = " ".join(words[1:first]) or "REF", " ".join(words[first:end])
-        what = f"what is for pytest goes after --: torchprof {command.name} {ours} -- {others}"
+        what = f"arguments for pytest go after --: torchprof {command.name} {ours} -- {others}"
         parser.exit(BAD_USAGE, f"torchprof {command.name}: {what}\n")
     options.rest = tuple(words[end + 1 :])
     return options

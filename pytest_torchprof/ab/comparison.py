@@ -118,8 +118,8 @@ class Compared:
         if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
             return None
         if not self._pace.repeatable:
-            return "setting up its fixtures, anew for each call, took most of the time"
-        return "what is outside its measured region took most of the time"
+            return "setting up its fixtures for each call took most of the time"
+        return "code outside its measured region took most of the time"
 
     def _not_passed(self) -> Row | None:
         """The row of a test that does not pass on both sides."""

@@ -96,7 +96,7 @@ class _Pair:
         new.start()
         again, why = _collect(new)
         if why is not None:
-            raise AbStoppedError(f"the worker of {new.side.name} cannot be started again", why)
+            raise AbStoppedError(f"the worker of {new.side.name} cannot be restarted", why)
         a, b = self.found
         self.found = (again, b) if new is self.a else (a, again)
         proven(self.found[0].origins, self.found[1].origins)
@@ -117,7 +117,9 @@ class _Pair:
     def _unproven(self, worker: Worker) -> None:
         """Say that a process has gone without telling what it had imported by then."""
         name = worker.side.name
-        note = f"where {name} found what it imported while tests ran is not known: its worker died"
+        note = (
+            f"it is not known where {name} imported modules from while tests ran: its worker died"
+        )
         if not worker.side.empty and note not in self.notes:
             self.notes.append(note)
 
@@ -163,7 +165,7 @@ class _Run:
         common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
         if not found_a.tests and not found_b.tests and not found_a.errors and not found_b.errors:
             raise AbError(
-                "no tests were collected, on neither side", "", "look at the arguments after --"
+                "no tests were collected on either side", "", "check the arguments after --"
             )
         for nodeid, why in found_b.errors.items():
             name, reason = nodeid or self._pair.b.side.label, f"cannot be collected in B: {why}"
@@ -206,9 +208,9 @@ class _Run:
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
             raise AbStoppedError(
-                f"{_MOST_DEATHS} tests in a row have ended their worker",
-                f"the last one is {row.nodeid}, {row.reason}",
-                "leave them out, with --deselect after --",
+                f"{_MOST_DEATHS} tests in a row ended their worker",
+                f"the last one was {row.nodeid}: {row.reason}",
+                "exclude them with --deselect after --",
             ) from None
         compared.open = [worker for worker in compared.open if worker not in dead]
         try:

@@ -44,7 +44,7 @@ def bring(repo: Repository, tree: Path) -> tuple[str, ...]:
         return ()
     more = f" and {len(brought) - _NAMED} more" if len(brought) > _NAMED else ""
     names = ", ".join(brought[:_NAMED])
-    return (f"A uses {names}{more} of the working tree, which git ignores",)
+    return (f"A uses {names}{more} from the working tree, because git ignores these files",)
 
 
 def unbuilt(text: str, root: Path, others: Sequence[Path]) -> str | None:
@@ -57,8 +57,8 @@ def unbuilt(text: str, root: Path, others: Sequence[Path]) -> str | None:
         for other in others:
             if any(_compiled(other, name)) and not any(_compiled(root, name)):
                 return (
-                    f"{name} is compiled, and built only in {other}: build it in both trees"
-                    " and give them with --a and --b"
+                    f"{name} is compiled, but built only in {other}: build it in both trees"
+                    " and pass them with --a and --b"
                 )
     return None
 

@@ -250,9 +250,9 @@ def proven(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
         for module, file in side["foreign"].items():
             whose = f"the tree of {other}" if _lies_in(file, (b, a)[side is b]) else "your checkout"
             raise AbError(
-                f"side {name} ran code that is not its own",
+                f"side {name} ran code from outside its tree",
                 f"{module} is imported from {file}, in {whose}, not from {side['root']}",
-                "install each side into an environment of its own and give them with"
+                "install each side into its own environment and pass them with"
                 " --python-a and --python-b",
             )
         for module, file in side["installed"].items() if a["root"] != b["root"] else ():

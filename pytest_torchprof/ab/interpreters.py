@@ -63,12 +63,12 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
             timeout=_ASKING_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise AbError(f"{option} {given}: does not run as a Python", str(error)) from None
+        raise AbError(f"{option} {given}: does not run as Python", str(error)) from None
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         said = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
-        raise AbError(f"{option} {given}: does not run as a Python", said[-1]) from None
+        raise AbError(f"{option} {given}: does not run as Python", said[-1]) from None
     version = __version__
     install = f"{path} -m pip install pytest-torchprof=={version}"
     needs = {"pytest": "pytest", "torch": "torch", "own": "pytest-torchprof"}
@@ -78,7 +78,7 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
     if answer["own"] != version:
         raise AbError(
             f"{option} {given}: has pytest-torchprof {answer['own']}",
-            f"both sides need {version}, the one that runs this",
+            f"both sides need {version}, the version running this command",
             install,
         )
     label = f"Python {answer['python']}, torch {answer['torch']}"
@@ -93,11 +93,11 @@ def _path(given: str, option: str, cwd: Path) -> str:
             if (place / inside).exists():
                 return str(place / inside)
         raise AbError(
-            f"{option} {given}: is no virtual environment", "the folder has no bin/python"
+            f"{option} {given}: is not a virtual environment", "the folder has no bin/python"
         )
     if place.exists():
         return str(place)
     command = shutil.which(given) if Path(given).name == given else None
     if command is None:
-        raise AbError(f"{option} {given}: there is no such interpreter or environment")
+        raise AbError(f"{option} {given}: no such interpreter or environment")
     return os.path.abspath(command)  # noqa: PTH100 - as above

@@ -50,9 +50,9 @@ class Janitor:
             self._pipe.close()
             self._process.wait()
             raise AbError(
-                f"{parent}: no temporary folder can be made here",
-                answer.get("error", "the process that cleans up did not start"),
-                "set TMPDIR to a folder with room",
+                f"{parent}: cannot create a temporary folder here",
+                answer.get("error", "the cleanup process did not start"),
+                "set TMPDIR to a folder with free space",
             )
         #: An empty folder for worktrees and other files; gone when the controller is.
         self.folder = Path(answer["folder"])

@@ -87,10 +87,10 @@ def refuse(args: list[str], *, accepts: bool, has_us: bool) -> None:
         AbError: ``--accept``, or our plugin is blocked.
     """
     if accepts or "--accept" in args:
-        raise AbError("--accept writes baselines, and `torchprof ab` compares with none")
+        raise AbError("--accept writes baselines, which `torchprof ab` does not use")
     if not has_us:
         raise AbError(
-            "pytest has not loaded the plugin torchprof",
+            "pytest did not load the torchprof plugin",
             "`torchprof ab` needs its markers and its fixture",
-            "leave out -p no:torchprof and PYTEST_DISABLE_PLUGIN_AUTOLOAD",
+            "drop -p no:torchprof and PYTEST_DISABLE_PLUGIN_AUTOLOAD",
         )

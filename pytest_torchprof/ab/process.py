@@ -116,7 +116,7 @@ class Worker:
             raise AbError(
                 f"{self.side.name}: {self.side.python} does not start",
                 self.complaint() or str(error),
-                "give the path of a python that has pytest-torchprof",
+                "give the path of a Python that has pytest-torchprof",
             ) from None
         self._group = group
         self.pid = int(self._gateway._io.popen.pid)  # noqa: SLF001 - execnet hands it out nowhere
@@ -243,7 +243,7 @@ class Worker:
     def _how(self) -> str:
         """How it ended, in words."""
         if self.ended is not None:
-            return self.ended[1] or f"pytest ended with exit code {self.ended[0]}"
+            return self.ended[1] or f"pytest exited with code {self.ended[0]}"
         with suppress(Exception):
             self._gateway._io.popen.wait(2.0)  # noqa: SLF001 - the end of a pipe comes first
         code = self._code()
@@ -251,14 +251,14 @@ class Worker:
             return "the worker no longer answers"
         if code < 0:
             with suppress(ValueError):
-                return f"the worker was ended by {signal.Signals(-code).name}"
-        return f"the worker ended with exit code {code}"
+                return f"the worker was killed by {signal.Signals(-code).name}"
+        return f"the worker exited with code {code}"
 
 
 def _last(text: str) -> str:
     """The exception of a traceback."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "an error without a text"
+    return lines[-1].strip() if lines else "an error without a message"
 
 
 def complaint(output: str) -> str | None:

@@ -186,7 +186,7 @@ class Served(RunningHooks):
         recorder = Recorder(item.stash[_PLAN], self._machine, self.folder, own_files=files)
         try:
             if not overrides_of(item).get("enabled", True):
-                recorder.refuse("its marker says enabled=False")
+                recorder.refuse("its marker has enabled=False")
         except TorchprofError as error:
             recorder.refuse(str(error))
         item.stash[_RECORDER] = recorder

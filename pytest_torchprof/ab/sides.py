@@ -92,7 +92,7 @@ def sides(request: Request) -> Iterator[tuple[Side, Side, Janitor]]:
 def _check(request: Request) -> None:
     if request.ref is not None and request.a is not None:
         raise AbError(
-            "two things for side A", f"revision {request.ref!r} and --a {request.a}", "give one"
+            "side A is given twice", f"revision {request.ref!r} and --a {request.a}", "give one"
         )
     given = (request.ref, request.a, request.b, request.python_a, request.python_b)
     if all(one is None for one in given):
@@ -123,7 +123,7 @@ def _given(path: Path | None, option: str, request: Request) -> _Tree | None:
         return None
     place = (request.cwd / path.expanduser()).resolve()
     if not place.is_dir():
-        raise AbError(f"{option} {path}: there is no such folder")
+        raise AbError(f"{option} {path}: no such folder")
     return _Tree(str(path), place)
 
 
@@ -185,5 +185,5 @@ def _others(root: Path, other: Path, checkout: Path | None) -> tuple[Path, ...]:
 
 def _about_tool(name: str, root: Path) -> tuple[str, ...]:
     if name == "B" and (root / "pytest_torchprof" / "__init__.py").exists():
-        return ("pytest_torchprof itself measures both sides: changes of it are not compared",)
+        return ("one pytest_torchprof measures both sides: changes to it are not compared",)
     return ()

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 _NOT_PASSED = ("failed", "skipped", "xfailed", "has failed subtests", STRICT_XFAIL)
 NOT_TIMED = (
     *_NOT_PASSED,
-    "the test has forked, and this is the child",
+    "the test forked, and this is the child",
     "the test measures more than one region through the fixture",
     "a debugger was entered",
 )

@@ -89,7 +89,7 @@ def git(
         )
     except FileNotFoundError:
         raise GitError(
-            "git was not found", next_step="install it, or give folders with --a and --b"
+            "git was not found", next_step="install it, or pass folders with --a and --b"
         ) from None
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -102,7 +102,7 @@ def git(
 
 def repository(folder: Path) -> Repository:
     """The repository that a folder is in. Raises `AbError` if it is in none, or in a bare one."""
-    folders = "give the two folders with --a and --b"
+    folders = "pass the two folders with --a and --b"
     try:
         answers = git(
             folder,
@@ -114,7 +114,7 @@ def repository(folder: Path) -> Repository:
     except GitError as error:
         if "not a git repository" in error.found:
             raise AbError(
-                f"{folder}: is not in a git repository", next_step=f"go into one, or {folders}"
+                f"{folder}: not in a git repository", next_step=f"change into one, or {folders}"
             ) from None
         raise
     if answers[0] != "true":
@@ -148,11 +148,11 @@ def _unknown(repo: Repository, ref: str) -> AbError:
     except GitError:
         return AbError(what, "there is no commit yet", "commit first")
     if ref and Path(ref.partition("::")[0]).exists():
-        return AbError(what, "it is a path", f"what is for pytest goes after --: REF -- {ref}")
+        return AbError(what, "it is a path", f"arguments for pytest go after --: REF -- {ref}")
     if repo.shallow:
         return AbError(
             what,
-            "the clone is shallow and holds only its last commits",
+            "the clone is shallow and holds only the latest commits",
             "fetch it (`git fetch --unshallow`; in GitHub Actions `fetch-depth: 0`)",
         )
     names = git(
@@ -191,8 +191,8 @@ def state(repo: Repository) -> tuple[str, tuple[str, ...]]:
             continue
         commit, modified, untracked = (letter != "." for letter in fields[2][1:])
         if modified or untracked:
-            notes.append(f"submodule {fields[8]} has uncommitted changes, they are part of B")
+            notes.append(f"submodule {fields[8]} has uncommitted changes; they are part of B")
         elif commit:
-            notes.append(f"submodule {fields[8]} is at another commit than recorded, B has that")
+            notes.append(f"submodule {fields[8]} is not at the recorded commit; B has it as it is")
     label = "working tree, uncommitted changes" if changes else "working tree"
     return label, tuple(notes)

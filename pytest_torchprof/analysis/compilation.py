@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
 NOT_LIVE = "only a live test measures it"
-EARLIER = "the test runs code that was compiled before it began"
+EARLIER = "the test runs code that was compiled before the test started"
 
 #: torch's annotation around each run of compiled code, with the compile id, "frame/attempt".
 _REGION = "Torch-Compiled Region: "

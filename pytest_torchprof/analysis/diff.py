@@ -232,7 +232,7 @@ def growth(a: Trace, b: Trace, *, by: By = "op", limit_percent: float) -> list[G
     """
     if not limit_percent >= 0:
         found = f"{limit_percent:g} %"
-        raise SettingsError("no limit on growth", found, "give a percentage of 0 or more")
+        raise SettingsError("not a limit on growth", found, "give a percentage of 0 or more")
     before, now = _device_ms(a), _device_ms(b)
     checks = [Growth("self_cuda_ms", before, now, limit_percent)]
     if by == "op":

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
 FINALIZED = (
-    "finalizers (__del__) of garbage that a collection found after the measured run called "
-    "operators, and when that happens is chance"
+    "finalizers (__del__) of garbage collected after the measured run called operators, and "
+    "when that happens is not reproducible"
 )
-WORKERS = "what a DataLoader's workers run is not counted: they are processes of their own"
+WORKERS = "operators in a DataLoader's workers are not counted: the workers are separate processes"
 
 #: torch's own annotation of a DataLoader with workers.
 _WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 NO_DEVICE = "no accelerator in this capture"
-NO_WAITS_ON_XPU = "torch's profiler records no waits of the host on XPU, only what it submits"
-NO_CALLS = "the calls of the device's driver were not recorded"
+NO_WAITS_ON_XPU = "on XPU, torch's profiler records what the host submits, but not when it waits"
+NO_CALLS = "the device's driver calls were not recorded"
 
 #: Calls of interfaces whose names for a wait are known, see `events.SYNC_CALL`.
 _KNOWN_CALL = late(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
@@ -41,7 +41,7 @@ def absent_gap(trace: Trace) -> str | None:
     if trace.once(lost_launches)[0] or _device_ran(trace):
         return None
     if trace.unread:
-        said = "the device's events are not read" if _has_accelerator(trace) else NO_DEVICE
+        said = "events of this device are not supported" if _has_accelerator(trace) else NO_DEVICE
         return f"{said}: {_listed(trace.unread)} in this trace"
     return None if _has_accelerator(trace) else NO_DEVICE
 
@@ -74,7 +74,7 @@ def _foreign(trace: Trace) -> str | None:
     if not found:
         return None
     device = OTHER_DEVICES[found[0].lower()]
-    return f"events of {device} devices are not read ({_listed(found)} in this trace)"
+    return f"events of {device} devices are not supported ({_listed(found)} in this trace)"
 
 
 def _has_accelerator(trace: Trace) -> bool:
@@ -109,11 +109,11 @@ def waits_gap(trace: Trace) -> str | None:
     if any(map(_KNOWN_CALL.match, calls)):
         return None
     if calls:
-        return f"which calls of this device wait is not known ({calls[0]} is one of its calls)"
+        return f"it is not known which calls wait for this device ({calls[0]} is one of its calls)"
     if (gap := trace.once(device_gap)) is not None:
         return gap
     if device_type not in {None, "cuda"}:
-        return f"which calls wait is not known of {device_type} devices"
+        return f"it is not known which calls wait for {device_type} devices"
     return NO_CALLS if trace.has(*DEVICE_KINDS) else None
 
 

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 NO_FORMULA: Final = "has no formula"
-NO_PARTS: Final = "shows no operators inside"
+NO_PARTS: Final = "does not show the operators inside it"
 REPLAYED: Final = "was replayed from a graph"
-ALONE: Final = "was launched by no operator that is known"
-LOOPS: Final = "was compiled to loops that are not in the trace"
-DYNAMIC: Final = "was compiled to loops, for shapes that are not in the trace"
+ALONE: Final = "was not launched by a known operator"
+LOOPS: Final = "was compiled to loops that the trace does not contain"
+DYNAMIC: Final = "was compiled to loops whose shapes the trace does not contain"
 COMPILED: Final = "torch.compile's code"
 PACKAGE: Final = "an AOTInductor package"
 _REGION: Final = "Torch-Compiled Region"

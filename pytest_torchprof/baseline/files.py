@@ -24,7 +24,7 @@ def alone(path: Path, *, make: bool = False) -> Iterator[None]:
         try:
             stack.enter_context(locked(path))
         except OSError as error:
-            next_step = "end that process, and accept again"
+            next_step = "stop that process, then accept again"
             raise BaselineError(f"{path} cannot be written", why(error), next_step) from error
         yield
 

@@ -67,17 +67,17 @@ def expected_metrics(expected: str) -> Sequence[str]:
     __tracebackhide__ = True
     if not isinstance(expected, str):
         raise SettingsError(
-            "an inline expectation is a text",
-            f"this one is a value of the type {type(expected).__name__}",
-            'write assert_expected_inline("""""") and have it filled with --accept',
+            "an inline expectation must be a string",
+            f"this one is of type {type(expected).__name__}",
+            'write assert_expected_inline("""""") and let --accept fill it in',
         )
     names = [line.split()[0] for line in expected.splitlines() if line.strip()]
     known = [name for name in names if name in METRICS]
     for name in known:
         if METRICS[name].klass == "time":
             raise SettingsError(
-                f"{name} cannot stand in an inline expectation",
-                "a time is never the same twice",
+                f"{name} cannot be part of an inline expectation",
+                "times differ from run to run",
                 f"write @pytest.mark.max_{name}(…), or assert torchprof.stats.{name} <= …",
             )
     return known or DEFAULT_METRICS
@@ -232,7 +232,7 @@ def _literal(old: str, text: str) -> str:
     try:
         new, _ = expecttest.replace_string_literal(f"{raw}{quotes}{quotes}", 1, 1, text)
         if ast.literal_eval(new) != text:
-            raise BaselineError("cannot be rewritten: the new text does not fit into its quotes")
+            raise BaselineError("cannot be rewritten: the new text does not fit in its quotes")
     except (AssertionError, SyntaxError, ValueError) as error:
         raise BaselineError(f"cannot be rewritten: {error}") from error
     if raw:

@@ -19,10 +19,10 @@ from pytest_torchprof.core.plain import Plain
 SCHEMA = "torchprof-baseline/1"
 _FAMILY = SCHEMA.split("/", maxsplit=1)[0]
 _LARGEST = 2.0**64
-_MEND = "Restore it from version control, or delete it and accept anew."
-_UNREADABLE = "put its file back, or name another folder with --torchprof-baselines"
-_ONCE = "A merge can do that: keep one of the two, or delete the file and accept anew."
-_SHAPE = "'tests' must map test → environment → sections, and metrics be numbers"
+_MEND = "Restore it from version control, or delete it and accept again."
+_UNREADABLE = "restore the file, or name another folder with --torchprof-baselines"
+_ONCE = "A merge can cause this: keep one of the two, or delete the file and accept again."
+_SHAPE = "'tests' must map test → environment → sections; metrics must be numbers"
 
 
 class Sections(msgspec.Struct):
@@ -62,7 +62,7 @@ def read(path: Path, *, merging: bool = False) -> Document | None:
     try:
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # a pipe could be read for ever
-            raise BaselineError(f"baseline {path} cannot be read", "it is no file", _UNREADABLE)
+            raise BaselineError(f"baseline {path} cannot be read", "it is not a file", _UNREADABLE)
         data = path.read_bytes()
     except FileNotFoundError:
         return None
@@ -74,10 +74,12 @@ def read(path: Path, *, merging: bool = False) -> Document | None:
     try:
         ours, theirs = (_checked(path, side, _MEND) for side in sides)
     except BaselineError:
-        mend = "It has merge conflict markers, and not each side is a whole baseline: resolve them."
+        mend = "It has merge conflict markers, and one side is not a whole baseline: resolve them."
         return Document(_checked(path, data, mend))
     if not merging:
-        mend = "It has merge conflict markers: resolve them, or accept anew, which keeps the tests "
+        mend = (
+            "It has merge conflict markers: resolve them, or accept again, which keeps the tests "
+        )
         return Document(_checked(path, data, f"{mend}of both sides."))
     disputed = set(_merge(ours["tests"], theirs["tests"]))
     return Document({**theirs, **ours}, merged=True, disputed=disputed)
@@ -88,9 +90,9 @@ def _checked(path: Path, text: bytes, mend: str) -> dict[str, Any]:
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         if isinstance(schema, str) and schema.startswith(f"{_FAMILY}/"):
-            mend = "A newer pytest-torchprof wrote it: upgrade, or delete it and accept anew."
+            mend = "A newer pytest-torchprof wrote it: upgrade, or delete it and accept again."
         raise BaselineError(
-            f"baseline {path} has the schema {_short(schema)}, and {SCHEMA!r} was expected. {mend}"
+            f"baseline {path} has the schema {_short(schema)}; expected {SCHEMA!r}. {mend}"
         )
     found = _flaw(data)
     if found is not None:
@@ -109,7 +111,7 @@ def _decoded(path: Path, text: bytes, mend: str) -> Any:
     except UnicodeDecodeError as error:
         found = f"cannot be read: {error.reason} at byte {error.start}"
     except RecursionError:
-        found = "is not JSON that can be read: it is nested too deeply"
+        found = "is not readable JSON: it is nested too deeply"
     except (msgspec.DecodeError, ValueError) as error:
         found = f"is not JSON: {_located(str(error), text)}"
     raise BaselineError(f"baseline {path} {found}. {mend}")
@@ -140,7 +142,7 @@ def _flaw(data: Mapping[str, Any]) -> str | None:
             else:
                 if all(abs(number) <= _LARGEST for number in _numbers(sections)):
                     continue
-                found = "A number is out of all bounds"
+                found = "A number is out of range"
             return f"{found}, in {_short(test)}, {_short(environment)}"
     return None
 

@@ -101,7 +101,7 @@ class Source:
             named = [node for node in found if _is_ours(node)]
             found = named or found
             if len(found) > 1:
-                raise BaselineError("cannot be rewritten: several calls of its line look the same")
+                raise BaselineError("cannot be rewritten: several calls on its line look the same")
         if not found:
             raise ChangedError(_CHANGED.format("since it was imported"))
         argument = _argument(found[0])
@@ -249,4 +249,4 @@ def contents(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except (OSError, ValueError) as error:
-        raise BaselineError(f"cannot be rewritten: the file cannot be read: {why(error)}") from None
+        raise BaselineError(f"cannot be rewritten: cannot read the file: {why(error)}") from None

@@ -50,7 +50,7 @@ def _cpu_seconds() -> list[float]:
     with REAL.open(STAT, encoding="ascii") as file:
         name, *ticks = file.readline().split()
     if name != "cpu" or len(ticks) < 8:
-        raise ValueError(f"{STAT} has no line of all CPUs")
+        raise ValueError(f"{STAT} has no line for all CPUs")
     return [int(tick) / os.sysconf("SC_CLK_TCK") for tick in ticks]
 
 
@@ -99,17 +99,15 @@ def _share(limit: float, text: str) -> Callable[[Window], str | None]:
 
 
 PROBES: dict[str, Probe] = {
-    "others": Probe(_others, _share(_OTHERS, "other processes had {} of the CPUs")),
+    "others": Probe(_others, _share(_OTHERS, "other processes used {} of the CPUs")),
     "steal": Probe(_steal, _share(_STOLEN, "the hypervisor took {} of the CPUs")),
     "throttle": Probe(
-        _throttled, lambda w: "a CPU was slowed down for its heat" if w.increase > 0 else None
+        _throttled, lambda w: "a CPU was throttled because of heat" if w.increase > 0 else None
     ),
     "quota": Probe(
         _held_back,
         lambda w: (
-            "the container's share of the CPUs was used up"
-            if w.increase > _STOLEN * w.seconds
-            else None
+            "the container's CPU quota was used up" if w.increase > _STOLEN * w.seconds else None
         ),
     ),
 }

@@ -30,8 +30,8 @@ from pytest_torchprof.core.plain import Plain
 _KEPT_RECORDS = 64
 #: A large model with graph breaks makes more of them in one test.
 _WANTED_RECORDS = 1024
-_LOST = "torch keeps no more than {} compilations"
-_LEFT = "{} was left to Python, and this torch does not say whether for a graph break"
+_LOST = "torch keeps at most {} compilations"
+_LEFT = "{} ran in Python, and this torch does not say whether because of a graph break"
 
 
 class _Log:

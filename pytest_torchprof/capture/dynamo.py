@@ -226,10 +226,10 @@ def broke(text: str) -> str:
 
 
 def recompiled(one: Compilation) -> str:
-    """Why a function was compiled again, in a line.
+    """Why a function was recompiled, in a line.
 
     >>> recompiled(Compilation("0/1", "f", None, "0/0: n == 4   # x * n", 0, True, True, ()))
-    'f was compiled again: n == 4 does not hold'
+    'f was recompiled: n == 4 does not hold'
     """
     kinds: dict[str, str] = {}
     for guard in map(_failed, _guards(one)):
@@ -242,8 +242,8 @@ def recompiled(one: Compilation) -> str:
         who = f"the rest of {who} after a graph break (line {one.line})"
     if one.gave_up:
         times = one.id.rpartition("/")[2]
-        return f"dynamo gave up on {who} after {times} compilations, and runs it uncompiled: {why}"
-    return f"{who} was compiled again: {why}"
+        return f"dynamo gave up on {who} after {times} compilations and runs it uncompiled: {why}"
+    return f"{who} was recompiled: {why}"
 
 
 def _guards(one: Compilation) -> Sequence[str]:
@@ -277,7 +277,7 @@ def _failed(reason: str | None) -> str:
     guard = guard.partition(". Guard failed on a parameter")[0]  # its advice is for few
     # A condition is told by its code, a tensor by a sentence.
     if typed := _TYPE.fullmatch(guard):
-        return f"{typed[1]} is no {typed[2]}"
+        return f"{typed[1]} is not a {typed[2]}"
     code = "mismatch" not in guard and re.search(r" (==|!=|<|>|<=|>=|is|in) |^not |\)$", guard)
     return f"{guard} does not hold" if code else guard
 

@@ -19,7 +19,7 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.core.errors import StorageError
 from pytest_torchprof.core.files import why
 
-_NEXT_STEP = "free some room there, or set TMPDIR to a folder with more"
+_NEXT_STEP = "free some space there, or set TMPDIR to a folder with more"
 #: A folder in memory, where a file comes and goes in a third of the time, and the one instead of
 #: which it is taken: not of one that somebody has named.
 _MEMORY, _INSTEAD_OF = "/dev/shm", "/tmp"  # noqa: S108 - only its owner can read or replace a file
@@ -45,7 +45,7 @@ def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator
     try:
         folder = parent or Path(_folder(small=small))
     except OSError as error:
-        raise StorageError("no trace can be written", why(error), _NEXT_STEP) from error
+        raise StorageError("cannot write a trace", why(error), _NEXT_STEP) from error
     path = folder / f"torchprof-{secrets.token_hex(16)}.pt.trace.json"
 
     def end(number: int, _: FrameType | None) -> None:
@@ -113,7 +113,7 @@ def reserve(path: Path) -> None:
 def no_room(path: Path, error: Exception | str) -> StorageError:
     """What is said where a trace could not be written, or not all of it."""
     found = why(error) if isinstance(error, Exception) else error
-    return StorageError(f"no trace can be written to {path.parent}", found, _NEXT_STEP)
+    return StorageError(f"cannot write a trace to {path.parent}", found, _NEXT_STEP)
 
 
 def hold(path: Path, text: bytes | None = None) -> IO[bytes]:

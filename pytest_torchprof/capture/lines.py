@@ -98,7 +98,10 @@ class LineTracer:
             self._give_frames_back()
             return
         if REAL.current_thread() != self._thread:  # which nobody can trace from here
-            self.gap, self.usable = "the test begins and ends its region in two threads", False
+            self.gap, self.usable = (
+                "the test starts and ends its region in different threads",
+                False,
+            )
             self._left = 0
             return
         self._on = False

@@ -71,8 +71,8 @@ def require_torch() -> None:
 
 def _no_torch(why: object) -> CaptureError:
     return CaptureError(
-        f"--torchprof needs torch, and importing it failed: {why}. "
-        "Install torch (pip install torch), or leave out --torchprof."
+        f"--torchprof needs torch, but importing it failed: {why}. "
+        "Install torch (pip install torch), or drop --torchprof."
     )
 
 

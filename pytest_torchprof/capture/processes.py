@@ -20,8 +20,8 @@ from pytest_torchprof.core.late import late
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo
 
-FORKED = "a process that the test has forked worked too, and what it ran is not seen"
-STARTED = "another process worked for the test, and may have run torch, which is not seen: {}"
+FORKED = "a process that the test forked did work too, which is not recorded"
+STARTED = "another process did work for the test, and torch in it is not recorded: {}"
 
 #: To import torch takes at least so much CPU time: 1.4 s on our machine, 0.5 s on the quickest.
 _IMPORT_S = 0.25
@@ -39,7 +39,7 @@ _TORCHS_OWN = (b"torch._inductor.compile_worker", b"_inductor/compile_worker")
 _DATALOADER, _WORKER = "torch.utils.data._utils.worker", "pt_data_worker"
 _COMPILER = "pt_compile_worker"
 #: Of a program that was started with neither `subprocess` nor `os.posix_spawn`, as by `os.system`.
-_UNNAMED = "a program whose name is not known"
+_UNNAMED = "a program of unknown name"
 
 #: The hook stays for good, as Python has no way to take it back: it counts while there is somebody.
 _WATCHING: list[Children] = []

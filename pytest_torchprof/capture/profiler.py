@@ -44,10 +44,10 @@ from pytest_torchprof.trace.read import parse
 if TYPE_CHECKING:
     from pytest_torchprof.capture.lines import LineTracer
 
-OWN_PROFILER = "the test runs torch.profiler itself, and two sessions cannot be nested"
-OTHER_THREADS = "other threads worked too, and this torch cannot profile them"
+OWN_PROFILER = "the test runs torch.profiler itself, and profiler sessions cannot be nested"
+OTHER_THREADS = "other threads did work too, and this torch cannot profile them"
 FIRST_OF_POOL = (
-    "other threads worked too, and only another run can count what they do: give it a warm-up run"
+    "other threads did work too, which only another run can count: give the test a warm-up run"
 )
 _FILE_NUMBERS = itertools.count()
 #: What a shorter region records on the CPU is some megabytes at most.
@@ -117,8 +117,8 @@ def device_gap() -> str | None:
     if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
         return None
     return (
-        "torch's profiler records nothing of this device; is another CUPTI client (nsys, "
-        "compute-sanitizer) attached, or a permission missing?"
+        "torch's profiler recorded nothing on this device; is another CUPTI client (nsys, "
+        "compute-sanitizer) attached, or is a permission missing?"
     )
 
 
@@ -338,8 +338,8 @@ class Capture:
             def answer(*args: Any) -> Any:
                 give_back()
                 self.aside = self.aside or (
-                    "the test uses torch's number of threads, so its first run cannot be the "
-                    "profiled one: give it a warm-up run"
+                    "the test reads torch's number of threads, so its first run cannot be the "
+                    "profiled one: give the test a warm-up run"
                 )
                 return original(*args)
 
@@ -433,7 +433,7 @@ class Capture:
         import msgspec
 
         if REAL.getpid() != self._pid:
-            raise CaptureError("the test has forked, and this is the child")
+            raise CaptureError("the test forked, and this is the child")
         self.end_region()
         if self.aside is not None:
             self._halt()
@@ -444,7 +444,7 @@ class Capture:
         synchronize()
         if not self._everywhere and not profiler_active():
             self._halt()
-            raise CaptureError("somebody else ended the profiler session of the test")
+            raise CaptureError("other code ended the profiler session of the test")
         try:
             self._profiler.add_metadata_json(FACTS_KEY, msgspec.json.encode(facts).decode())
         finally:
@@ -453,7 +453,7 @@ class Capture:
         del self._profiler, self._region
         # Torch crashes on writing a session that another one has ended.
         if self._everywhere and not profiler.profiler.kineto_results.events():
-            raise CaptureError("somebody else ended the profiler session of the test")
+            raise CaptureError("other code ended the profiler session of the test")
         path = place
         if not place.name.endswith(".json"):
             path = place / f"{self._pid}-{next(_FILE_NUMBERS)}.pt.trace.json"
@@ -469,11 +469,11 @@ class Capture:
                 trace = replace(trace, tensors=Tensors(results, _base_ns(trace)))
             self.text = text if len(text) <= SMALL_BYTES else None
         except FileNotFoundError:  # torch says nothing when there is no room for it
-            raise no_room(path, "torch has left no file, as when there is no room") from None
+            raise no_room(path, "torch wrote no file, as happens when the disk is full") from None
         except (OSError, TraceError) as error:
             raise no_room(path, error) from error
         if trace.cut or (facts and not trace.facts):
-            raise no_room(path, "a part of it is missing")
+            raise no_room(path, "part of it is missing")
         if trace.region is None:
             REAL.unlink(path)
             raise CaptureError("the profiler recorded nothing, not even the measured region")

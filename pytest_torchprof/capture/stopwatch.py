@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: What torch's counter answers where there is no hardware counter.
 _NO_INSTRUCTIONS = 2**64 - 1
 NO_COUNTER = "this machine has no hardware counter"
-COUNTER_LOST = "the hardware counter has stopped"
+COUNTER_LOST = "the hardware counter stopped"
 
 
 class Round(Plain, frozen=True):

@@ -228,8 +228,8 @@ def _advice(options: Namespace, found: Found) -> list[str]:
     if not any(row.verdict == "unclear" for row in found.rows):
         return []
     if options.rounds is not None:
-        return [f"unclear: more pairs may tell, --rounds {_MORE * options.rounds}"]
-    return [f"unclear: more time may tell, --min-time {_MORE * options.min_time:g}"]
+        return [f"unclear: more pairs may decide it: --rounds {_MORE * options.rounds}"]
+    return [f"unclear: more time may decide it: --min-time {_MORE * options.min_time:g}"]
 
 
 def _totals(options: Namespace, found: Found) -> str:

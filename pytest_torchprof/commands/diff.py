@@ -35,7 +35,7 @@ def diff(options: Namespace) -> int:
             raise SettingsError(what, ranks.apart, "compare one trace with another")
     if before.keys() != now.keys() and not len(before) == len(now) == 1:
         raise SettingsError(
-            "the two sides are not of the same ranks",
+            "the two sides do not have the same ranks",
             f"{listed(before)} before, {listed(now)} now",
             "compare one rank with --rank N",
         )
@@ -47,14 +47,14 @@ def diff(options: Namespace) -> int:
         mark = f"rank {rank}: " if len(pairs) > 1 else ""
         notes += [f"{mark}{one.text(_short)}" for one in found.rows[:_REPLACEMENTS]]
         if not found.complete:
-            notes.append("the traces differ all over: only their first part was searched for what "
-                         "took the place of what")  # fmt: skip
+            notes.append("the traces differ throughout: only their first part was searched for "
+                         "replacements")  # fmt: skip
     rows = [row for rank in made for row in with_rank(now, rank, made[rank].to_dicts())]
     same = sum(row["change"] == "same" for row in rows)
     if options.format in ("table", "markdown"):
         rows = [row for row in rows if row["change"] != "same"]
         if same:
-            notes.append(f"{plural(same, 'more row')} without a change")
+            notes.append(f"{plural(same, 'more row')} unchanged")
         if options.by == "kernel":
             rows = [{**row, "name": readable(row["name"])} for row in rows]
     fields = columns_of(now, api.fields_of(DiffRow))

@@ -117,9 +117,11 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
             why = next(iter(checked[rank].unchecked.values()))
             lines.append(f"{mark}nothing was checked: {why}")
         elif trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
-            lines.append(f"{mark}recorded without operators: rules about these saw nothing")
+            lines.append(
+                f"{mark}recorded without operators: rules about operators had nothing to check"
+            )
         elif trace.events.cut:
-            lines.append(f"{mark}the file breaks off: what it held beyond was not checked")
+            lines.append(f"{mark}the file is truncated: the missing part was not checked")
     return lines
 
 
@@ -135,8 +137,8 @@ def _notes(parts: Row, rows: list[Row], ignored: frozenset[str]) -> list[str]:
         lines += text.gaps("not checked", parts["unchecked"])
     if ignored:
         lines.append(f"ignored: {', '.join(sorted(ignored))}")
-    lines += text.gaps("failed, and so not checked", parts["errors"])
+    lines += text.gaps("failed, so not checked", parts["errors"])
     lines += parts["notes"]
     if rows:
-        lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains it, with examples")
+        lines.append(f"torchprof rules {text.by_cost(rows)[0]} explains it with examples")
     return lines

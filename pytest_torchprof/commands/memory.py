@@ -55,10 +55,10 @@ def _starts(ranks: Ranks) -> list[str]:
         known = [f"{format_quantity(size, 'B')} on {device}" for device, size in starts.items()
                  if size is not None]  # fmt: skip
         unknown = [device for device, size in starts.items() if size is None]
-        said = [f"{', '.join(known)} live then, by the allocator's own count"] if known else []
-        said += [f"not known how much was live then on {', '.join(unknown)}"] if unknown else []
+        said = [f"{', '.join(known)} live then, as counted by the allocator"] if known else []
+        said += [f"live memory then is unknown on {', '.join(unknown)}"] if unknown else []
         lines += [f"{mark}{'; '.join(said)}"] if said else []
-    return ["peaks are above what was live as the trace, or its measured region, began", *lines]
+    return ["peaks count from what was live when the trace or its measured region started", *lines]
 
 
 def _no_memory(trace: Trace) -> str | None:

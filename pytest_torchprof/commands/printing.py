@@ -26,8 +26,8 @@ TABLE_ROWS = 30
 _WIDTH = 160
 
 _OVER_BANDWIDTH = (
-    "over 100 % of the bandwidth: what was in the L2 cache comes faster, as at a higher clock than "
-    "the datasheet's, or where the trace counts whole microseconds"
+    "over 100 % of the bandwidth: data came from the L2 cache, the clock was higher than in the "
+    "datasheet, or the trace counts whole microseconds"
 )
 
 Row = dict[str, Any]
@@ -104,7 +104,7 @@ def _over_peak(rows: Sequence[Row]) -> Iterator[str]:
         most = max(over, key=lambda row: row["compute_pct"])
         name = tables.cell("kernel", most["kernel"])
         yield (
-            f"warning: {plural(len(over), 'row')} over 100 % of peak compute, most of all {name} "
+            f"warning: {plural(len(over), 'row')} over 100 % of peak compute, the highest {name} "
             f"({tables.cell('compute_pct', most['compute_pct'])}): its FLOPs or the peak are "
             "wrong, unless its algorithm needs fewer (Winograd, FFT) or the trace counts whole "
             "microseconds; please report it, with the trace"

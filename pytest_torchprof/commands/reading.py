@@ -71,7 +71,7 @@ def load(paths: Sequence[str], rank: int | None) -> Ranks:
         for warning in trace.warnings:
             warn(f"{trace.path}: {warning}")
     if ranks.apart:
-        warn(f"not the ranks of one job: {ranks.apart}; each is by itself, and there is no total")
+        warn(f"not the ranks of one job: {ranks.apart}; each stands alone, and there is no total")
     return ranks
 
 
@@ -167,14 +167,16 @@ def only(ranks: Ranks) -> Trace:
         SettingsError: there are several.
     """
     if len(ranks) > 1:
-        raise SettingsError("several traces, and one is wanted", listed(ranks), "give --rank N")
+        raise SettingsError(
+            "this needs a single trace, not several", listed(ranks), "give --rank N"
+        )
     return next(iter(ranks.values()))
 
 
 def no_flops(trace: Trace) -> str:
     """A line on why there is no sum of FLOPs; empty if there is one."""
     gap = flops_gap(trace.events)
-    return f"no total of FLOPs: {gap}" if gap else ""
+    return f"no FLOPs total: {gap}" if gap else ""
 
 
 def uncounted(trace: Trace) -> str:
@@ -183,9 +185,8 @@ def uncounted(trace: Trace) -> str:
     if not count:
         return ""
     every = int(trace.events.is_kind(Kind.KERNEL).sum())
-    return (
-        f"{count} of {plural(every, 'kernel')} were replayed from a graph: their FLOPs are not in"
-    )
+    kernels = f"{count} of {plural(every, 'kernel')}"
+    return f"{kernels} were replayed from a graph: their FLOPs are not included"
 
 
 def masked(trace: Trace) -> str:
@@ -194,13 +195,16 @@ def masked(trace: Trace) -> str:
     said = [
         f"{what.format(plural(count, 'kernel'))}"
         for count, what in (
-            (less, "TFLOP/s and % of {} are of what a causal mask leaves"),
-            (unknown, "how much the mask of {} leaves is not in the trace"),
-            (untold, "{} of attention may be causal, and TFLOP/s and % be too high: no arguments"),
+            (less, "TFLOP/s and % of {} count only what a causal mask keeps"),
+            (unknown, "the trace does not say how much the mask of {} keeps"),
+            (
+                untold,
+                "without arguments, {} of attention may be causal, and TFLOP/s and % too high",
+            ),
         )
         if count
     ]
-    return "; ".join(said) + "; flops is of all pairs, as in FlopCounterMode" if said else ""
+    return "; ".join(said) + "; flops counts all pairs, as FlopCounterMode does" if said else ""
 
 
 def calls_of(ranks: Ranks) -> str:
@@ -210,7 +214,7 @@ def calls_of(ranks: Ranks) -> str:
         for name, kind in zip(counts, (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME), strict=True):
             counts[name] += int((trace.events.selection & trace.events.is_kind(kind)).sum())
     parts = [f"{count:,} of {name}" for name, count in counts.items() if count]
-    more = ", which are the metric ops" if counts["operators"] else ""
+    more = " (the metric ops)" if counts["operators"] else ""
     return f"calls: {parts[0]}{more}{''.join(f', {part}' for part in parts[1:])}" if parts else ""
 
 
@@ -219,17 +223,17 @@ def peaks_used(trace: Trace, chips: Sequence[Device]) -> str:
     if not trace.events.is_kind(*DEVICE_KINDS).any():
         return "no device events in this trace"
     if not trace.devices:
-        return "the trace does not say which device it ran on, so no % of peak"
+        return "the trace does not name its device, so there is no % of peak"
     used = used_devices(trace)
     mine = [p for p in trace.devices if p.get("id") in used] or trace.devices
     found = {device.name: device for p in mine if (device := find(p, chips))}
     if chips and not any(device in chips for device in found.values()):
         named = ", ".join(dict.fromkeys(str(p.get("name") or "unnamed") for p in mine))
-        warn(f"--device-peaks: none of its devices is the one in this trace ({named})")
+        warn(f"--device-peaks: none of its devices matches this trace ({named})")
     if not found:
         name = mine[0].get("name") or "a device without a name"
-        return f"no peaks are known of {name}: --device-peaks FILE adds a chip"
-    return f"% are of the peaks of {', '.join(found)}"
+        return f"no peaks are known for {name}: --device-peaks FILE adds a chip"
+    return f"% of the peaks of {', '.join(found)}"
 
 
 def ungrouped(trace: Trace, by: str) -> str:
@@ -241,7 +245,7 @@ def ungrouped(trace: Trace, by: str) -> str:
     field, option = fields[by]
     if any(getattr(row, field) is not None for row in trace.ops(by)):  # type: ignore[arg-type]
         return ""
-    return f"recorded without {field}s ({option}=True gives them)".replace("shapess", "shapes")
+    return f"recorded without {field}s ({option}=True records them)".replace("shapess", "shapes")
 
 
 def listed(ranks: Ranks) -> str:

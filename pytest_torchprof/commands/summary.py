@@ -85,7 +85,7 @@ def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
 
 def _of_one(value: NotMeasured) -> NotMeasured:
     """Why a total is unknown: a lower bound of one rank is none of all."""
-    return NotMeasured(f"of one rank, {value.reason}") if value.at_least else value
+    return NotMeasured(f"on one rank, {value.reason}") if value.at_least else value
 
 
 def _reported(metrics: Metrics, samples: Mapping[str, Sample] | None = None) -> dict[str, Any]:

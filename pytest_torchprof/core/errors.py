@@ -45,8 +45,8 @@ class TraceError(TorchprofError):
 def not_onto_itself(target: object) -> TraceError:
     """What is said to somebody who would overwrite a trace with what is made of it."""
     return TraceError(
-        f"{target}: is the trace itself",
-        "a trace is never overwritten",
+        f"{target}: this is the input trace",
+        "the input is never overwritten",
         "give another name for the output",
     )
 

@@ -107,7 +107,7 @@ def _lock(handle: int, folder: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                said = "another process that accepts has not let go of the folder"
+                said = "another process that accepts still holds the lock of this folder"
                 raise OSError(errno.EAGAIN, said, str(folder)) from None
             time.sleep(0.005)
         except OSError:
@@ -291,7 +291,7 @@ def opened(path: Path) -> IO[bytes]:
     waiting.register(handle, select.POLLIN)
     if not waiting.poll(_PIPE_S * 1000):
         os.close(handle)
-        said = "it is a named pipe, and nobody writes into it"
+        said = "it is a named pipe without a writer"
         raise OSError(errno.EAGAIN, said, str(path))
     os.set_blocking(handle, True)
     return os.fdopen(handle, "rb")

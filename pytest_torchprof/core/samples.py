@@ -34,7 +34,7 @@ class Sample(Plain, frozen=True):
         """Of one value or more; raises ValueError for none."""
         column = np.fromiter(values, np.float64)
         if not len(column):
-            raise ValueError("a sample of nothing")
+            raise ValueError("a sample needs at least one value")
         if len(column) == 1:  # which most are, and quantiles take their time
             return cls(1, *column.tolist() * 4)
         low, median, high = np.quantile(column, (0.25, 0.5, 0.75)).tolist()

@@ -203,7 +203,7 @@ def totals(rows: Sequence[Row], threshold: float, seconds: float) -> str:
         over = f" over {plural(number, 'test')} together" if number > 1 else ""
         parts.append(
             f"{100 * CONFIDENCE:g} % confidence{over}, "
-            f"changes below {100 * threshold:g} % count as none"
+            f"changes below {100 * threshold:g} % are ignored"
         )
     return "; ".join([*parts, duration(seconds)])
 

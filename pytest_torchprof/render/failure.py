@@ -75,10 +75,10 @@ def failure_message(
     behind += operators[:room]
     lines += behind
     if behind and lines_gap is not None:
-        lines.append(f"  your lines are not known: {lines_gap}")
+        lines.append(f"  your lines are unknown: {lines_gap}")
     acceptable = any(v.status in ("regressed", "improved") for v in bad)
     if ab_command and any(v.multiples for v in bad):
-        lines += [f"  to be sure of the time: {ab_command}"]
+        lines += [f"  to confirm the time: {ab_command}"]
     if accept_command and (acceptable or any("no baseline" in cause for cause in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
     return "\n".join(map(escape.line, lines))  # each is one, whatever a name holds
@@ -167,7 +167,7 @@ def _beside(verdict: Verdict) -> list[str]:
     if verdict.multiples:
         before, now = format_pair(*verdict.multiples, "1")
         change = f"{format_change(*verdict.multiples)}, tolerance {verdict.tolerance:.0%}"
-        lines.append(f"fastest round by the reference kernel: {before} → {now}  ({change})")
+        lines.append(f"fastest round / reference kernel: {before} → {now}  ({change})")
     if (sample := verdict.sample) is not None and sample.n > 1:
         unit = METRICS[verdict.metric].unit
         low, high, least = (

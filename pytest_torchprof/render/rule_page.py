@@ -129,7 +129,7 @@ def faults(rule: Rule) -> list[str]:
         try:
             compile(code, rule.code, "exec")
         except SyntaxError as error:
-            found.append(f"an example that is no Python: {error}")
+            found.append(f"an example that is not Python: {error}")
     words = rule.page.replace("_", " ")
     for name in rule.thresholds:
         if name.replace("_", " ") not in words and "threshold" not in words:

@@ -173,7 +173,7 @@ def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> dict[str,
     for record in records:
         for rule, why in record["unchecked"].items():
             if why.startswith(raised):
-                first.setdefault(rule, f"{rule}: {why} ({record['nodeid']}); it was left out")
+                first.setdefault(rule, f"{rule}: {why} ({record['nodeid']}); the rule was skipped")
     return {rule: escape.line(said) for rule, said in first.items()}
 
 
@@ -211,8 +211,8 @@ def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
 
 
 _NOISE = (
-    "wall_ms is noisy: more rounds (--torchprof-min-time=1) or a quieter machine steady it, and "
-    "`torchprof ab` compares all the same"
+    "wall_ms is noisy: use more rounds (--torchprof-min-time=1) or a quieter machine, or compare "
+    "with `torchprof ab`, which copes with noise"
 )
 
 

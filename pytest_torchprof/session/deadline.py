@@ -38,7 +38,7 @@ _SAID = {
     "threads": "profiled run of all threads",
     "tensors": "run that tells tensors apart",
     "lines": "run that locates lines",
-    "": "teardown of a further run",
+    "": "teardown of an extra run",
 }
 
 
@@ -69,7 +69,7 @@ class Deadline:
             self._limited(what, function)
         except KeyboardInterrupt:
             self.interrupted = (
-                f"{self._nodeid} has passed, and was interrupted in a further run of ours, "
+                f"{self._nodeid} passed, and was interrupted in an extra run by torchprof, "
                 f"its {what}; {HOW_TO_LEAVE_OUT}"
             )
             raise
@@ -88,7 +88,7 @@ class Deadline:
         def ring() -> None:
             if not over:
                 raise Overdue(
-                    f"its {what} did not end within {self.limit_s:.2g} s; {HOW_TO_LEAVE_OUT}"
+                    f"its {what} did not finish within {self.limit_s:.2g} s; {HOW_TO_LEAVE_OUT}"
                 )
 
         with Bell(self.limit_s, _AGAIN_S, ring):

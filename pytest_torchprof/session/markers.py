@@ -48,7 +48,7 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
             if mark.name in {line.partition("(")[0].partition(":")[0].strip() for line in lines}:
                 continue  # somebody else's marker
             known = near(mark.name, [f"max_{name}" for name in METRICS])
-            raise SettingsError(f"{mark.name}: there is no such metric. {known}")
+            raise SettingsError(f"{mark.name}: no such metric. {known}")
         budget = _budget(mark)
         if budget.label in found:
             raise SettingsError(
@@ -90,12 +90,12 @@ def _budget(mark: pytest.Mark) -> Budget:
     _check_arguments(mark, ("op", "module") if metric.scopable else ())
     if len(mark.args) != 1:
         found = f"{len(mark.args)} limits" if mark.args else "none"
-        raise SettingsError(f"{mark.name} takes one limit, and got {found}: {mark.name}(5)")
+        raise SettingsError(f"{mark.name} takes one limit, got {found}: {mark.name}(5)")
     if {"op", "module"} <= mark.kwargs.keys():
         raise SettingsError(f"{mark.name} takes op= or module=, not both")
     for scope, what in mark.kwargs.items():
         if not isinstance(what, str) or not what:
-            raise SettingsError(f"{mark.name}: {scope}= takes a name, and got {what!r}")
+            raise SettingsError(f"{mark.name}: {scope}= takes a name, got {what!r}")
     try:
         limit = parse_quantity(mark.args[0], metric.unit)
     except TorchprofError as error:

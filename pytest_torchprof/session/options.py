@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
 
 ACCEPT = "--accept"
-STRICT_HELP = "also fail on: no baseline, an unaccepted improvement, a budget that was not checked"
+STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 #: When the session was started, before it imported anything of the user's: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
 #: Whoever types one of these wants something that there is only with profiling on.
@@ -78,7 +78,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1
     if not 0 <= value < math.inf:
-        raise SettingsError(f"{text!r} is not a number of seconds of 0 or more")
+        raise SettingsError(f"{text!r} is not a number of seconds, 0 or more")
     return value
 
 
@@ -86,13 +86,13 @@ def _threads(text: str) -> int | None:
     if text == "keep":
         return None
     if (count := _count(text)) == 0:
-        raise SettingsError(f"{text!r} is not a number of threads, of 1 or more, or 'keep'")
+        raise SettingsError(f"{text!r} is not a number of threads, 1 or more, or 'keep'")
     return count
 
 
 def _file(text: str) -> str:
     if not text.strip():
-        raise SettingsError("an empty name is no file and no folder")
+        raise SettingsError("the name of the file or folder is empty")
     return text
 
 
@@ -100,7 +100,7 @@ def _metric(text: str) -> str:
     from pytest_torchprof.verdict.metrics import METRICS
 
     if text not in METRICS:
-        raise SettingsError(f"there is no metric {text!r}. {near(text, METRICS)}")
+        raise SettingsError(f"no such metric: {text!r}. {near(text, METRICS)}")
     return text
 
 
@@ -122,25 +122,25 @@ OPTIONS = (
            "test, or those with a torchprof or budget marker or the torchprof fixture"),
     Option("warmup", "1", _count, "N", "unmeasured runs of each test, fixtures included, before "
            "the measured ones", marker=True),
-    Option("rounds", "1", _count, "N", "timed, unprofiled runs, from which time metrics come",
+    Option("rounds", "1", _count, "N", "timed, unprofiled runs of each test, for the time metrics",
            marker=True),
-    Option("min_time", "0", _seconds, "S", "go on with timed rounds until they have taken this "
-           "many seconds, or twice as many with their fixtures", marker=True),
+    Option("min_time", "0", _seconds, "S", "repeat timed rounds until they have taken this "
+           "many seconds, or twice as many including fixtures", marker=True),
     Option("time", "advisory", _choice("advisory", "gate", "off"), "advisory|gate|off",
-           "what a time difference against a baseline does"),
+           "what to do when a time differs from its baseline"),
     Option("baselines", "__torchprof__", _file, "DIR", "name of the baseline folder beside each "
-           "test file; an absolute path puts all under that folder, mirrored"),
+           "test file; an absolute path mirrors the tree below that folder"),
     Option("json", None, _file, "FILE", "write a machine-readable report", ini=False),
-    Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz a test"),
+    Option("traces", None, _file, "DIR", "keep Chrome traces, one .pt.trace.json.gz per test"),
     Option("traces_of", "failed", _choice("failed", "all"), "failed|all",
-           "the traces of which tests are kept", ini=False),
+           "which tests to keep traces of", ini=False),
     Option("columns", None, _metrics, "M,M,…", "metrics shown in the summary table"),
     Option("sort", None, _metric, "M", "metric that sorts the summary table, largest first"),
     Option("top", "20", _count, "N", "rows of the summary table; 0 shows all"),
-    Option("ignore", "", _codes, "RULE,…", "anti-pattern rules that are switched off"),
+    Option("ignore", "", _codes, "RULE,…", "anti-pattern rules to switch off"),
     Option("thresholds", "", str, "RULE.NAME=VALUE,…", "thresholds of anti-pattern rules, "
            "with units: pageable-copy.bytes=2 MiB"),
-    Option("threads", "1", _threads, "N|keep", "intra-op CPU threads of the profiled run; 1 makes "
+    Option("threads", "1", _threads, "N|keep", "intra-op CPU threads in the profiled run; 1 makes "
            "counts the same on every machine"),
 )  # fmt: skip
 
@@ -151,7 +151,12 @@ def add_options(parser: pytest.Parser) -> None:
     add, ini = group.addoption, parser.addini
     switch: dict[str, Any] = {"default": None, "dest": "torchprof"}
     add("--torchprof", action="store_true", help="profile tests and compare", **switch)
-    add("--no-torchprof", action="store_false", help="do not, whatever the ini says", **switch)
+    add(
+        "--no-torchprof",
+        action="store_false",
+        help="do not profile, whatever the ini file says",
+        **switch,
+    )
     ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
     add("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
     ini("torchprof_strict", STRICT_HELP, type="bool", default=False)

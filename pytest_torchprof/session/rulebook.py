@@ -66,7 +66,7 @@ def _answer(config: pytest.Config, impl: Any) -> object:
         raise
     except BaseException as error:
         raise SettingsError(
-            f"pytest_torchprof_rules of {_source(config, impl)} raised",
+            f"pytest_torchprof_rules in {_source(config, impl)} raised",
             f"{type(error).__name__}: {error}",
         ) from error
 

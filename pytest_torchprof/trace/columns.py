@@ -202,7 +202,7 @@ def _nanoseconds(
     some = in_ns.any()
     largest = np.where(in_ns, _LARGEST_NS, _LARGEST_NS / 1000) if some else _LARGEST_NS / 1000
     if not (np.abs(given) < largest).all():
-        raise ValueError("an event's time is not a number, or out of all bounds")
+        raise ValueError("an event's time is not a number, or is out of range")
     whole = np.floor(given)
     out = whole.astype(np.int64) * 1000 + np.rint((given - whole) * 1000).astype(np.int64)
     if some:

@@ -55,7 +55,7 @@ def _twice(traces: Sequence[Trace]) -> str:
     for rank, (first, *others) in sorted(by_rank.items()):
         if others:
             more = f" and {len(others) - 1} more" if others[1:] else ""
-            return f"{first}, {others[0]}{more} are each of rank {rank}"
+            return f"{first}, {others[0]}{more} all claim rank {rank}"
     return ""
 
 
@@ -63,11 +63,10 @@ def _sizes(traces: Sequence[Trace]) -> str:
     known = [(size, _name(trace)) for trace in traces if (size := _world(trace)) is not None]
     for (size, name), (other, second) in combinations(known, 2):
         if size != other:
-            return f"{name} is of a job of size {size}, {second} of one of size {other}"
+            return f"{name} belongs to a job of size {size}, {second} to one of size {other}"
     if known and known[0][0] < len(traces):
-        return (
-            f"{known[0][1]} is of a job of size {known[0][0]}, and there are {len(traces)} traces"
-        )
+        size, name = known[0]
+        return f"{name} belongs to a job of size {size}, but there are {len(traces)} traces"
     return ""
 
 
@@ -75,7 +74,7 @@ def _mixed(traces: Sequence[Trace]) -> str:
     ranked = [trace for trace in traces if _info(trace)]
     alone = [trace for trace in traces if _rank(trace) is None]
     if ranked and alone:
-        return f"{_name(ranked[0])} is of a distributed job, {_name(alone[0])} says nothing of one"
+        return f"{_name(ranked[0])} belongs to a distributed job, {_name(alone[0])} does not"
     return ""
 
 

@@ -83,7 +83,7 @@ def read_ranks(
         number, first = chosen[0]
         notes = tuple(f"left out: {error}" for error in skipped)
         notes += tuple(
-            f"left out: {name} is of rank {rank} too: of another job, or another step"
+            f"skipped: {name} is rank {rank} too, from another job or step"
             for name in twins
             if name != Path(first.source).name
         )
@@ -165,9 +165,9 @@ def _numbered(found: Sequence[_Found]) -> list[tuple[int, Trace | None]]:
 def _nothing(paths: Sequence[Path], skipped: Sequence[TraceError]) -> TraceError:
     found = "no file ends in .json or .json.gz"
     if skipped:
-        found = f"none of {len(skipped)}, the first: {skipped[0]}"
+        found = f"none of {len(skipped)}; the first: {skipped[0]}"
     mend = "give the folder of --torchprof-traces, or of export_chrome_trace"
-    return TraceError(f"{', '.join(map(str, paths))}: no trace in there", found, mend)
+    return TraceError(f"{', '.join(map(str, paths))}: no trace found", found, mend)
 
 
 def _tracker(progress: Progress | None, total: int) -> Callable[[], Progress | None]:

@@ -166,7 +166,7 @@ class _Reader:
                     return
                 searched = match.end()
             searched = max(searched, len(self._text) - 64)
-            self._limit("the events do not begin")
+            self._limit("no events start")
 
     def _append(self, chunk: bytes) -> None:
         """The first chunk as it is: mostly there is no other, and each copy of it takes time."""
@@ -293,7 +293,7 @@ class _Reader:
             raise TraceError(
                 f"{self._stream.source}: not a whole trace",
                 f"it ends at byte {size:,}, before its first whole event",
-                "profile again, and let the export end",
+                "profile again, and let the export finish",
             )
         self._repairs += repairs
         self._cut = not closed

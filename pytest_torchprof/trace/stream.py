@@ -31,13 +31,15 @@ _FOREIGN = {
     b"SQLite format 3": "a SQLite database",
     b"\xff\xfe": "UTF-16 text",
     b"\xfe\xff": "UTF-16 text",
-    b"version https://git-lfs": "a pointer of Git LFS, not the file itself",
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself",
     b"<": "HTML or XML",
 }
-_SMALLER = "read it where there is more memory, or profile fewer steps"
+_SMALLER = "read it on a machine with more memory, or profile fewer steps"
 #: What to give instead of a path that leads to nothing.
 WANTED = "give a .json or .json.gz trace of torch.profiler, or a folder of them"
-_EXPECTED = "expected the JSON that torch.profiler's export_chrome_trace writes, or that in gzip"
+_EXPECTED = (
+    "expected the JSON that torch.profiler's export_chrome_trace writes, or the same gzipped"
+)
 
 
 class Stream:
@@ -111,7 +113,7 @@ class Stream:
                 text = inflate.decompress(packed, CHUNK)
             except zlib.error as error:
                 found = f"damaged gzip data, after {self.size:,} bytes of text: {error}"
-                mend = "copy it again from where it is whole, or profile again"
+                mend = "copy it again from the source, or profile again"
                 raise TraceError(f"{self.source}: cannot be read", found, mend) from error
             if text:
                 yield text
@@ -133,7 +135,7 @@ class Stream:
         for magic, what in _FOREIGN.items():
             if start.startswith(magic):
                 raise TraceError(f"{self.source}: not a Chrome trace", what, _EXPECTED)
-        found = f"begins with {start[:12]!r}, which is no JSON object or list"
+        found = f"begins with {start[:12]!r}, which is not a JSON object or list"
         raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
 
     def beyond_memory(self) -> TraceError:

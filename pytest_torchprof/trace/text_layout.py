@@ -76,7 +76,7 @@ def _refusal(text: bytes, source: str) -> TraceError:
         parse(text, source=source)
     except TraceError as error:
         return error
-    return TraceError(f"{source}: not a Chrome trace", "no list of events was found in it")
+    return TraceError(f"{source}: not a Chrome trace", "it contains no list of events")
 
 
 def _span(text: bytes) -> tuple[int, int] | None:

@@ -93,17 +93,17 @@ def lacking(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None
     'lacks Concrete Inputs'
     """
     if FORMULAS.get(name) is _packed_product:
-        return "has a packed weight, of which there is no shape"
+        return "has a packed weight of unknown shape"
     if not dims:
         return "lacks Input Dims"
     if strides and flops(name, dims, types, concrete) is not None:
-        return "has a sparse operand, of which only the shape is"
+        return "has a sparse operand, and only its shape is"
     if not isinstance(concrete, list) or not any(concrete):
         asked = _Asked()
         flops(name, dims, types, asked)
         if asked.read:
             return "lacks Concrete Inputs"
-    return "has arguments that its formula does not know"
+    return "has arguments that its formula does not support"
 
 
 class _Asked:

@@ -288,7 +288,7 @@ def test_the_same_code_twice_has_no_confirmed_change(project: Project, tmp_path:
     assert "slower" not in out
     assert "faster" not in out
     assert "exact metrics that differ" not in out
-    assert "99 % confidence over 2 tests together, changes below 2 % count as none" in out
+    assert "99 % confidence over 2 tests together, changes below 2 % are ignored" in out
     project.assert_clean()
 
 
@@ -324,7 +324,7 @@ def test_nothing_is_left_behind_by_a_run_that_is_ended(
     [
         (["no-such-branch", "--", "tests"], "no-such-branch"),
         (["--", "tests"], "give a git revision"),
-        (["tests"], "what is for pytest goes after --: REF -- tests"),
+        (["tests"], "arguments for pytest go after --: REF -- tests"),
         (["--a", "no/such/folder"], "no/such/folder"),
         (["v1", "--python-b", "no-such-python"], "no-such-python"),
     ],

@@ -294,7 +294,7 @@ def test_every_kind_of_test_is_measured(rows: dict[str, Row], name: str) -> None
         ("test_fails_later", "error", "fails in "),
         ("test_teardown_fails", "failed", "fails in A and B: RuntimeError: no end (teardown)"),
         ("test_two_regions", "error", "the test measures more than one region"),
-        ("test_dies", "error", "in B: the worker ended with exit code 3"),
+        ("test_dies", "error", "in B: the worker exited with code 3"),
         ("test_only_b.py::test_here", "new", "only in B"),
         ("test_only_a.py::test_here", "gone", "only in A"),
         ("test_broken_in_a.py::test_here", "failed", "cannot be collected in A: "),
@@ -330,7 +330,7 @@ def test_a_row_says_on_which_side_it_could_not_be_measured(
 
 def test_a_test_without_exact_metrics_says_why(rows: dict[str, Row]) -> None:
     said = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
-    assert said.pop("test_not_profiled") == "its marker says enabled=False"
+    assert said.pop("test_not_profiled") == "its marker has enabled=False"
     assert set(said) <= {"test_two_regions"}
     assert not rows["test_not_profiled"].differences
 
@@ -339,7 +339,8 @@ def test_a_worker_that_died_took_with_it_what_it_had_imported(
     rows: dict[str, Row], notes: list[str]
 ) -> None:
     assert rows["test_dies"].verdict == "error"
-    assert notes == ["where B found what it imported while tests ran is not known: its worker died"]
+    said = "it is not known where B imported modules from while tests ran: its worker died"
+    assert notes == [said]
 
 
 def test_each_test_is_one_row(rows: dict[str, Row]) -> None:
@@ -377,7 +378,7 @@ def test_nothing_is_written_beside_the_tests(rows: dict[str, Row], folder: Path)
     ("args", "message"),
     [
         (["--accept"], "--accept writes baselines"),
-        (["-p", "no:torchprof"], "pytest has not loaded the plugin torchprof"),
+        (["-p", "no:torchprof"], "pytest did not load the torchprof plugin"),
         (["--no-such-option"], "unrecognized arguments: --no-such-option"),
         (["-k", "no_such_test"], "no tests were collected"),
     ],
@@ -410,7 +411,7 @@ def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_r
         "def test_x(n):\n    os.kill(os.getpid(), 9)\n"
     )
     rows: list[Row] = []
-    said = r"3 tests in a row have ended their worker.*SIGKILL"
+    said = r"3 tests in a row ended their worker.*SIGKILL"
     with pytest.raises(AbStoppedError, match=said):
         compare(tmp_path, tmp_path, rows=rows, options=Options(rounds=9))
     assert [row.verdict == "error" for row in rows] == [False, True, True]

@@ -342,9 +342,9 @@ sys.meta_path.insert(0, Finder())
     with pytest.raises(AbError) as caught:
         proven(a, b)
     assert (
-        "side A ran code that is not its own: "
+        "side A ran code from outside its tree: "
         f"foo is imported from {world.b}/src/foo/__init__.py, in the tree of B, not from {world.a};"
-        " install each side into an environment of its own and give them with"
+        " install each side into its own environment and pass them with"
         " --python-a and --python-b"
     ) == str(caught.value)
 

@@ -252,7 +252,7 @@ def test_a_worker_that_is_no_leader_is_ended_alone(scratch: Path) -> None:
 
 def test_no_room_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(AbError, match=r"nowhere: no temporary folder can be made here.*TMPDIR"):
+    with pytest.raises(AbError, match=r"nowhere: cannot create a temporary folder here.*TMPDIR"):
         Janitor()
 
 

@@ -98,7 +98,7 @@ def test_words_for_pytest_without_dashes_are_told_their_place(
     say: Say, fake: Fake, words: str, advice: str
 ) -> None:
     status, out, err = say(*words.split())
-    assert (2, "", f"torchprof ab: what is for pytest goes after --: {advice}\n") == (
+    assert (2, "", f"torchprof ab: arguments for pytest go after --: {advice}\n") == (
         status,
         out,
         err,
@@ -144,7 +144,7 @@ def test_help_says_where_the_words_for_pytest_stand(say: Say) -> None:
 
 
 def test_the_table_has_what_needs_attention_first(say: Say, fake: Fake) -> None:
-    fake.notes = ("submodule x has uncommitted changes, they are part of B",)
+    fake.notes = ("submodule x has uncommitted changes; they are part of B",)
     fake.said = ("its worker died",)
     fake.rows = [
         replace(row, unprofiled="in B: it profiles itself") if row is SAME else row for row in EVERY
@@ -172,9 +172,9 @@ def test_the_table_has_what_needs_attention_first(say: Say, fake: Fake) -> None:
     assert "test_step[float32-cpu]: ops – → 12" in out
     assert "tests/test_perf.py::test_jumpy: ±34 % on A and ±34 % on B" in out
     assert "test_load: ±" not in out
-    assert "submodule x has uncommitted changes, they are part of B\nits worker died\n" in out
+    assert "submodule x has uncommitted changes; they are part of B\nits worker died\n" in out
     assert "exact metrics were not compared:\n  tests/test_perf.py::test_load: in B: it pro" in out
-    assert "unclear: more time may tell, --min-time 5" in out
+    assert "unclear: more time may decide it: --min-time 5" in out
     counts = "1 slower, 2 failed, 1 error, 1 unclear, 1 faster, 1 new, 1 gone, 1 same, 1 skipped"
     assert totals.startswith(f"{counts}; 99 % confidence over 4 tests together, changes below 2 % ")
     assert "" == err  # no bar where there is no terminal
@@ -274,7 +274,7 @@ def test_too_few_pairs_are_told_with_what_would_help(say: Say, fake: Fake) -> No
     fake.rows = [BRIEF]
     _, out, _ = say("main", "--rounds", "2")
     assert "tests/test_perf.py::test_jumpy: unclear: 2 pairs of turns\n" in out
-    assert "unclear: more pairs may tell, --rounds 10\n1 unclear; 99 % confidence, " in out
+    assert "unclear: more pairs may decide it: --rounds 10\n1 unclear; 99 % confidence, " in out
 
 
 def test_control_characters_of_a_test_do_not_reach_the_terminal(say: Say, fake: Fake) -> None:
@@ -316,16 +316,16 @@ def test_exit_status(say: Say, fake: Fake, rows: Sequence[Row], status: int, why
 def test_what_was_compared_before_it_had_to_end_is_shown_and_counts(
     say: Say, fake: Fake, rows: Sequence[Row], status: int
 ) -> None:
-    fake.rows, fake.error = rows, AbStoppedError("3 tests in a row have ended their worker")
+    fake.rows, fake.error = rows, AbStoppedError("3 tests in a row ended their worker")
     got, out, err = say("main")
-    assert (status, "torchprof: 3 tests in a row have ended their worker\n") == (got, err)
+    assert (status, "torchprof: 3 tests in a row ended their worker\n") == (got, err)
     assert "test_load" in out
 
 
 def test_code_that_is_not_a_sides_own_makes_all_of_it_void(say: Say, fake: Fake) -> None:
-    fake.rows, fake.error = [SLOWER], AbError("side B ran code that is not its own")
+    fake.rows, fake.error = [SLOWER], AbError("side B ran code from outside its tree")
     status, out, err = say("main")
-    assert (2, "", "torchprof: side B ran code that is not its own\n") == (status, out, err)
+    assert (2, "", "torchprof: side B ran code from outside its tree\n") == (status, out, err)
 
 
 def test_an_error_of_a_side_is_one_line(say: Say, fake: Fake) -> None:

@@ -223,7 +223,7 @@ def shallow(repo: Path) -> Path:
         (lambda repo: repo, "--help", "'--help': no such revision"),
         (lambda repo: repo, "", "'': no such revision"),
         (lambda repo: repo, "main:code.py", "no such revision"),
-        (lambda repo: repo.parent, "main", "is not in a git repository; .*--a and --b"),
+        (lambda repo: repo.parent, "main", "not in a git repository; .*--a and --b"),
         (lambda repo: repo / ".git", "main", r"is inside \.git: there is no working tree"),
         (bare, "main", "is in a bare repository: there is no working tree"),
         (unborn, "HEAD", "there is no commit yet"),
@@ -297,11 +297,11 @@ def test_a_submodule_that_is_not_here_is_a_note(parent: Path, tmp_path: Path) ->
 def test_a_dirty_submodule_is_a_note(parent: Path) -> None:
     write(parent / "deps" / "sub", code="N = 3")
     _, b = both(request(parent, "old"))
-    assert ("submodule deps/sub has uncommitted changes, they are part of B",) == b.notes
+    assert ("submodule deps/sub has uncommitted changes; they are part of B",) == b.notes
     assert "working tree, uncommitted changes" == b.label
     git(parent / "deps" / "sub", "checkout", "-qf", "v1")
     _, b = both(request(parent, "old"))
-    assert ("submodule deps/sub is at another commit than recorded, B has that",) == b.notes
+    assert ("submodule deps/sub is not at the recorded commit; B has it as it is",) == b.notes
 
 
 def test_a_submodule_has_revisions_of_its_own(parent: Path) -> None:
@@ -327,7 +327,8 @@ def test_generated_modules_are_brought_and_told(repo: Path) -> None:
             "code.py",
             *(f"tests/{n}.py" for n in ("_version", "test_gone", "test_old")),
         } == found
-    assert ("A uses tests/_version.py of the working tree, which git ignores",) == a.notes
+    said = "A uses tests/_version.py from the working tree, because git ignores these files"
+    assert (said,) == a.notes
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,7 @@ def test_a_module_that_is_built_elsewhere_is_said_to_be(
     for name in ("_c.cpython-311-x86_64-linux-gnu.so", "_d.pyd"):
         (tmp_path / "b" / "src" / "pkg" / name).touch()
     told = unbuilt(text, tmp_path / "a", [tmp_path / "b"])
-    start = f"{expected} is compiled, and built only in {tmp_path / 'b'}: build it in both trees"
+    start = f"{expected} is compiled, but built only in {tmp_path / 'b'}: build it in both trees"
     assert told is None if expected is None else (told or "").startswith(start)
 
 
@@ -385,13 +386,13 @@ def test_a_folder_against_the_working_tree(repo: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"ref": "v1", "a": Path()}, "two things for side A: revision 'v1' and --a"),
-        ({"a": Path("nowhere")}, "--a nowhere: there is no such folder"),
-        ({"b": Path("code.py")}, "--b code.py: there is no such folder"),
-        ({"python_a": "nowhere"}, "--python-a nowhere: there is no such interpreter"),
-        ({"python_b": "tests"}, "--python-b tests: is no virtual environment"),
-        ({"python_a": "code.py"}, "--python-a code.py: does not run as a Python"),
-        ({"python_a": "./pretends"}, "--python-a ./pretends: does not run as a Python"),
+        ({"ref": "v1", "a": Path()}, "side A is given twice: revision 'v1' and --a"),
+        ({"a": Path("nowhere")}, "--a nowhere: no such folder"),
+        ({"b": Path("code.py")}, "--b code.py: no such folder"),
+        ({"python_a": "nowhere"}, "--python-a nowhere: no such interpreter"),
+        ({"python_b": "tests"}, "--python-b tests: is not a virtual environment"),
+        ({"python_a": "code.py"}, "--python-a code.py: does not run as Python"),
+        ({"python_a": "./pretends"}, "--python-a ./pretends: does not run as Python"),
     ],
 )
 def test_what_is_no_side_is_told_in_a_line(repo: Path, given: dict[str, object], said: str) -> None:

@@ -92,7 +92,7 @@ def test_a_device_of_an_unread_category_is_named_and_nothing_of_it_is_0() -> Non
         trace = recorded(b, on_mtia)
         said = {reason(trace, name) for name in OF_DEVICE}
         assert said == {
-            "events of MTIA devices are not read (category mtia_ccp_events in this trace)"
+            "events of MTIA devices are not supported (category mtia_ccp_events in this trace)"
         }
         found = check(trace, RULES.values())
         assert found.unchecked["host-sync"] == said.pop()
@@ -114,7 +114,7 @@ def test_an_npu_is_told_by_the_arrows_to_its_events_which_have_no_category() -> 
         return document
 
     trace = recorded(step(), change)
-    assert str(reason(trace, "kernels")).startswith("events of NPU devices are not read")
+    assert str(reason(trace, "kernels")).startswith("events of NPU devices are not supported")
 
 
 def test_events_without_a_category_are_named() -> None:
@@ -126,7 +126,10 @@ def test_events_without_a_category_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("accelerator", "said"),
-    [(None, f"{NO_DEVICE}: category q9"), ("Q9", "the device's events are not read: category q9")],
+    [
+        (None, f"{NO_DEVICE}: category q9"),
+        ("Q9", "events of this device are not supported: category q9"),
+    ],
 )
 def test_categories_that_nobody_knows_are_named_where_nothing_else_is_a_device(
     accelerator: str | None, said: str
@@ -197,11 +200,11 @@ def test_which_calls_wait_is_not_known_of_other_devices(device_type: str) -> Non
     b = step()
     b.metadata(FACTS_KEY, {"accelerator": "X", "device_type": device_type})
     own = categories(cuda_runtime="privateuse1_runtime"), calls(cuda="aclrt")
-    assert "which calls of this device wait is not known" in str(reason(recorded(b, *own), "syncs"))
+    assert "not known which calls wait for this device" in str(reason(recorded(b, *own), "syncs"))
     b = TraceBuilder("X")
     b.metadata(FACTS_KEY, {"accelerator": "X", "device_type": device_type})
     b.annotation(REGION)
-    assert f"of {device_type} devices" in str(reason(recorded(b), "syncs"))
+    assert f"for {device_type} devices" in str(reason(recorded(b), "syncs"))
 
 
 def test_kernels_without_any_call_leave_the_waits_unknown() -> None:

@@ -142,7 +142,7 @@ def test_kernels_count_by_their_operator_else_by_their_name(
         (
             [f"alone {GEMM}"],
             (
-                f"{GEMM} (1 call, 100 % of the time) was launched by no operator that is known; "
+                f"{GEMM} (1 call, 100 % of the time) was not launched by a known operator; "
                 "no operators are recorded in this trace"
             ),
         ),
@@ -174,7 +174,7 @@ def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
         NotMeasured(
             "at least 240 FLOP: "
             "aiter::mha_batch_prefill (1 call, 33 % of the time) has no formula; "
-            "deep_gemm (1 call, 33 % of the time) was launched by no operator that is known",
+            "deep_gemm (1 call, 33 % of the time) was not launched by a known operator",
             240,
             at_least=True,
         )

@@ -29,19 +29,19 @@ BAD = {
     "truncated": (TORN, "is not JSON: ", "Restore it from version control, or delete it and"),
     "empty": ("", "is not JSON: ", "Restore it from version control, or delete it and accept"),
     "conflict": (CONFLICT, "is not JSON: ", "It has merge conflict markers: resolve them, or"),
-    "foreign": ('{"name": "x"}', "has the schema None, and 'torchprof-", "Restore it from"),
-    "list": ("[1, 2]", "has the schema None, and 'torchprof-baseline/1' was expected. ", "Restore"),
-    "other tool": ('{"schema": "x/1"}', "has the schema 'x/1', and 'torchprof-", "Restore it"),
+    "foreign": ('{"name": "x"}', "has the schema None; expected 'torchprof-", "Restore it from"),
+    "list": ("[1, 2]", "has the schema None; expected 'torchprof-baseline/1'. ", "Restore"),
+    "other tool": ('{"schema": "x/1"}', "has the schema 'x/1'; expected 'torchprof-", "Restore it"),
     "newer": (
         '{"schema": "torchprof-baseline/2", "tests": {}}',
-        "has the schema 'torchprof-baseline/2', and 'torchprof-baseline/1' was expected. ",
-        "A newer pytest-torchprof wrote it: upgrade, or delete it and accept anew.",
+        "has the schema 'torchprof-baseline/2'; expected 'torchprof-baseline/1'. ",
+        "A newer pytest-torchprof wrote it: upgrade, or delete it and accept again.",
     ),
     "no tests": ('{"schema": "torchprof-baseline/1"}', "is malformed: 'tests' must map", "Restore"),
     "bad tests": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu, torch 2": 7}}}',
-        "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
-        "Restore it from version control, or delete it and accept anew.",
+        "is malformed: 'tests' must map test → environment → sections; metrics must be numbers. ",
+        "Restore it from version control, or delete it and accept again.",
     ),
     "no number": (
         (
@@ -49,37 +49,37 @@ BAD = {
             '{"flops": NaN}}}}}'
         ),
         "is not JSON: JSON is malformed: invalid character at line 1, column 88. ",
-        "Restore it from version control, or delete it and accept anew.",
+        "Restore it from version control, or delete it and accept again.",
     ),
     "bad operator": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": {}, '  # noqa: ISC004
         '"operators": {"aten::add": {"calls": "x"}}}}}}',
-        "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
-        "Restore it from version control, or delete it and accept anew.",
+        "is malformed: 'tests' must map test → environment → sections; metrics must be numbers. ",
+        "Restore it from version control, or delete it and accept again.",
     ),
     "operators of numbers": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": {}, '  # noqa: ISC004
         '"operators": {"aten::add": 3}}}}}',
-        "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
-        "Restore it from version control, or delete it and accept anew.",
+        "is malformed: 'tests' must map test → environment → sections; metrics must be numbers. ",
+        "Restore it from version control, or delete it and accept again.",
     ),
     "400 digits": (
         f'{{"schema": "torchprof-baseline/1", "tests": {{"test_add": {{"cpu": {{"metrics": '  # noqa: ISC004
         f'{{"ops": {"9" * 400}}}}}}}}}}}',
-        "is malformed: 'tests' must map test → environment → sections, and metrics be numbers. ",
-        "Restore it from version control, or delete it and accept anew.",
+        "is malformed: 'tests' must map test → environment → sections; metrics must be numbers. ",
+        "Restore it from version control, or delete it and accept again.",
     ),
-    "deep": ("[" * 99999, "is not JSON that can be read: it is nested too deeply", "Restore it"),
+    "deep": ("[" * 99999, "is not readable JSON: it is nested too deeply", "Restore it"),
     "a test twice": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {}, "test_add": {}}}',
         "has 'test_add' twice, in 'tests'. ",
-        "A merge can do that: keep one of the two, or delete the file and accept anew.",
+        "A merge can cause this: keep one of the two, or delete the file and accept again.",
     ),
     "a metric twice": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": '  # noqa: ISC004
         '{"ops": 7, "flops": 0, "ops": 1}}}}}',
         "has 'ops' twice, in 'tests', 'test_add', 'cpu', 'metrics'. ",
-        "A merge can do that: keep one of the two, or delete the file and accept anew.",
+        "A merge can cause this: keep one of the two, or delete the file and accept again.",
     ),
     "bad section": (
         '{"schema": "torchprof-baseline/1", "tests": {"test_add": {"cpu": {"metrics": []}}}}',
@@ -142,7 +142,7 @@ def test_a_conflict_is_accepted_away_and_both_sides_tests_stay(pytester: pytest.
     """
     )
     told = run(pytester, "--torchprof")
-    assert ({"failed": 3}, "or accept anew" in told.out) == (told.outcomes, True)
+    assert ({"failed": 3}, "or accept again" in told.out) == (told.outcomes, True)
     ran = accept(pytester, "-k", "test_add")
     assert {"test_add", "test_ours", "test_theirs"} == set(read_baseline(pytester)["tests"])
     assert "test_add has two entries, as it was in conflict and did not run: the first" in ran.out
@@ -181,7 +181,9 @@ def test_a_pipe_in_its_place_is_told(pytester: pytest.Pytester) -> None:
     os.mkfifo(baseline_file(pytester))
     ran = run(pytester, "--torchprof")
     assert {"failed": 1} == ran.outcomes
-    said = "cannot be read: it is no file; put its file back, or name another folder with --torchp"
+    said = (
+        "cannot be read: it is not a file; restore the file, or name another folder with --torchp"
+    )
     assert f"baseline {baseline_file(pytester)} {said}" in ran.out
 
 
@@ -350,8 +352,8 @@ def test_without_torch_there_is_one_clear_usage_error(
     message = run(pytester, "-pno_torch", option, subprocess=True).usage_error()
     spread = run(pytester, "-pno_torch", option, "-n2", subprocess=True, needs=["xdist"])
     assert "--torchprof needs torch" in spread.usage_error()
-    assert "--torchprof needs torch, and importing it failed: No module named 'torch'" in message
-    assert "Install torch (pip install torch), or leave out --torchprof." in message
+    assert "--torchprof needs torch, but importing it failed: No module named 'torch'" in message
+    assert "Install torch (pip install torch), or drop --torchprof." in message
 
 
 def test_without_torch_and_off_tests_run(pytester: pytest.Pytester) -> None:

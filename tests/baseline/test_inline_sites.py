@@ -212,7 +212,7 @@ def test_calls_that_look_the_same_on_a_line_are_told_apart_or_left(
         assert (expected, []) == (path.read_text("utf-8"), problems)
     else:
         assert text == path.read_text("utf-8")
-        assert {"cannot be rewritten: several calls of its line look the same"} == {
+        assert {"cannot be rewritten: several calls on its line look the same"} == {
             problem.what for problem in problems
         }
 
@@ -330,7 +330,7 @@ def test_code_without_a_file_is_left_and_said(name: str) -> None:
     fixture = Fixture()
     names["test"](fixture)
     _, (problem,) = apply(fixture.edits)
-    assert problem.what.startswith("cannot be rewritten: the file cannot be read: ")
+    assert problem.what.startswith("cannot be rewritten: cannot read the file: ")
     assert [problem.what] == fixture.refusals
 
 

@@ -325,7 +325,7 @@ def test_what_cannot_be_used_is_told_in_one_short_line(tmp_path: Path, case: str
             what()
         message = str(told.value)
         assert message.startswith(f"baseline {path} is ")
-        assert message.endswith("Restore it from version control, or delete it and accept anew.")
+        assert message.endswith("Restore it from version control, or delete it and accept again.")
         assert ("\n" not in message, len(message) < 500) == (True, True)
     assert of_entry(ODD[case]) == path.read_text("utf-8")
 
@@ -418,7 +418,7 @@ def test_accepting_settles_a_conflict_and_loses_no_test_of_either_side(
     path = tmp_path / "test_it.json"
     text = conflicted(ours, theirs | {"more": 1}, base)
     path.write_bytes(text.replace("\n", end).encode())
-    with pytest.raises(BaselineError, match="conflict markers: resolve them, or accept anew, "):
+    with pytest.raises(BaselineError, match="conflict markers: resolve them, or accept again, "):
         load(path)
     done = update(path, [entry(ops=5)], existing=None)
     expected = document(
@@ -443,7 +443,7 @@ def test_a_conflict_of_which_a_side_is_no_baseline_stays(tmp_path: Path) -> None
     path = tmp_path / "test_it.json"
     text = conflicted(document(), 7)
     path.write_text(text, "utf-8")
-    with pytest.raises(BaselineError, match="not each side is a whole baseline: resolve them"):
+    with pytest.raises(BaselineError, match="one side is not a whole baseline: resolve them"):
         update(path, [entry(ops=5)], existing=None)
     assert text == path.read_text("utf-8")
 

@@ -64,8 +64,8 @@ def test_a_machine_that_tells_nothing_is_not_busy(system: System) -> None:
     [
         (2.0, 2.0, None),  # our own two threads are no other's
         (3.0, 2.0, None),  # a quarter
-        (3.1, 2.0, "other processes had about 30% of the CPUs"),
-        (4.0, 0.0, "other processes had about 100% of the CPUs"),
+        (3.1, 2.0, "other processes used about 30% of the CPUs"),
+        (4.0, 0.0, "other processes used about 100% of the CPUs"),
         (0.0, 2.0, None),  # children that we have waited for, all at once
     ],
 )
@@ -98,7 +98,10 @@ def test_heat_and_a_containers_quota_are_told_together(system: System) -> None:
     system.now += 10**9
     system.write(core=3, package=5)
     system.container(100 + 60_000)
-    heat, quota = "a CPU was slowed down for its heat", "the container's share of the CPUs was used"
+    heat, quota = (
+        "a CPU was throttled because of heat",
+        "the container's CPU quota was used",
+    )
     assert f"{heat}, {quota} up" == watch.said()
 
 

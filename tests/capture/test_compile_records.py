@@ -116,7 +116,7 @@ def test_older_versions_number_attempts_and_note_guards_apart(
         dynamo.compiled(f"0/{attempt}")
     (row,) = CompileCount.now().since(before)["recompilations"]
     why = f"{said} does not hold" if said else "a guard failed"
-    assert f"step was compiled again: {why}" == row["reason"]
+    assert f"step was recompiled: {why}" == row["reason"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_guard_that_failed_is_told_in_a_line(dynamo: Dynamo, guard: str, sai
     dynamo.compiled("0/0", recompile_reason=None)
     dynamo.compiled("0/1", recompile_reason=guard)
     (row,) = CompileCount.now().since(before)["recompilations"]
-    assert f"step was compiled again: {said}" == row["reason"]
+    assert f"step was recompiled: {said}" == row["reason"]
 
 
 WRAPPER = f"{torch.__file__.removesuffix('__init__.py')}_dynamo/external_utils.py"
@@ -150,11 +150,11 @@ TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.co
 @pytest.mark.parametrize(
     ("fields", "said", "cause"),
     [
-        ({}, "step was compiled again: x == 4 does not hold", None),
+        ({}, "step was recompiled: x == 4 does not hold", None),
         (
             {"co_name": "torch_dynamo_resume_in_torch_dynamo_resume_in_step_at_7_at_149"},
             (
-                "the rest of step after a graph break (line 149) was compiled again: "
+                "the rest of step after a graph break (line 149) was recompiled: "
                 "x == 4 does not hold"
             ),
             "rest",
@@ -162,7 +162,7 @@ TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.co
         (
             {"recompile_reason": PARAMETER},
             (
-                "step was compiled again: tensor 's._parameters['w']' size mismatch at index 1. "
+                "step was recompiled: tensor 's._parameters['w']' size mismatch at index 1. "
                 "expected 8, actual 32"
             ),
             "model",
@@ -170,14 +170,14 @@ TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.co
         (
             {"recompile_reason": TYPE, "co_name": "inner", "co_filename": WRAPPER},
             (
-                "torch's own wrapper around a compiled built-in module was compiled again: "
-                "fn is no Conv1d"
+                "torch's own wrapper around a compiled built-in module was recompiled: "
+                "fn is not a Conv1d"
             ),
             "wrapper",
         ),
         (
             {"co_name": "inner"},
-            "inner was compiled again: x == 4 does not hold",
+            "inner was recompiled: x == 4 does not hold",
             None,
         ),
     ],
@@ -198,7 +198,7 @@ def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) 
     why = {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded"}
     dynamo.compiled("0/8", recompile_reason="0/7: n == 7", **nothing, **why)
     facts = CompileCount.now().since(before)
-    said = "dynamo gave up on step after 8 compilations, and runs it uncompiled: n == 7 does not"
+    said = "dynamo gave up on step after 8 compilations and runs it uncompiled: n == 7 does not"
     assert [f"{said} hold"] == [row["reason"] for row in facts["recompilations"]]
     assert 0 == facts["graph_breaks"]
 
@@ -223,7 +223,7 @@ def test_guards_of_other_kinds_that_failed_are_told_too(
     dynamo.guard_failures[(lambda: 0).__code__] = older
     dynamo.compiled("0/2", recompile_reason="0/1: n == 2")
     (row,) = CompileCount.now().since(before)["recompilations"]
-    assert f"step was compiled again: {said}" == row["reason"]
+    assert f"step was recompiled: {said}" == row["reason"]
 
 
 def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) -> None:
@@ -232,7 +232,7 @@ def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) 
     dynamo.guard_failures[(lambda: 0).__code__] = [threads, "0/0: GLOBAL_STATE changed: grad_mode"]
     dynamo.compiled("0/2", recompile_reason=threads)
     (row,) = CompileCount.now().since(before)["recompilations"]
-    said = "step was compiled again: GLOBAL_STATE changed: grad_mode"
+    said = "step was recompiled: GLOBAL_STATE changed: grad_mode"
     assert (said, "grad mode") == (row["reason"], row["cause"])
 
 
@@ -260,7 +260,7 @@ def test_records_that_were_dropped_are_told(dynamo: Dynamo) -> None:
     for attempt in range(65):
         dynamo.compiled(f"0/{attempt}")
     facts = CompileCount.now().since(before)
-    assert {"torch keeps no more than 64 compilations"} == {
+    assert {"torch keeps at most 64 compilations"} == {
         facts["recompiles"],
         facts["graph_breaks"],
     }

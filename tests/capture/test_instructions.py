@@ -71,8 +71,8 @@ def test_they_are_the_median_over_rounds(
         (None, "this machine has no hardware counter"),
         (Counter(NONE), "this machine has no hardware counter"),
         (Counter(RuntimeError), "this machine has no hardware counter"),
-        (Counter(1, NONE), "the hardware counter has stopped"),
-        (Counter(1, RuntimeError), "the hardware counter has stopped"),
+        (Counter(1, NONE), "the hardware counter stopped"),
+        (Counter(1, RuntimeError), "the hardware counter stopped"),
     ],
 )
 def test_what_was_not_counted_is_null_with_a_reason(

@@ -39,8 +39,8 @@ def half(self: Any, path: str) -> None:
     [
         ("pytest_torchprof.capture.profiler.reserve", full, "No space left on device"),
         ("torch.profiler._KinetoProfile.export_chrome_trace", full, "No space left on device"),
-        ("torch.profiler._KinetoProfile.export_chrome_trace", nothing, "torch has left no file"),
-        ("torch.profiler._KinetoProfile.export_chrome_trace", half, "a part of it is missing"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", nothing, "torch wrote no file"),
+        ("torch.profiler._KinetoProfile.export_chrome_trace", half, "part of it is missing"),
     ],
 )
 def test_a_folder_without_room_fails_the_run_in_one_line(
@@ -55,8 +55,8 @@ def test_a_folder_without_room_fails_the_run_in_one_line(
     assert (pytest.ExitCode.TESTS_FAILED, {"passed": 1}) == (ran.ret, ran.outcomes)
     assert {"test_add": "not_profiled"} == ran.statuses
     (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
-    assert line.startswith(f"ERROR: no trace can be written to {folder}: {why}")
-    assert "free some room there, or set TMPDIR to a folder with more (in 1 test: " in line
+    assert line.startswith(f"ERROR: cannot write a trace to {folder}: {why}")
+    assert "free some space there, or set TMPDIR to a folder with more (in 1 test: " in line
     assert [] == list(folder.iterdir())
 
 
@@ -74,7 +74,7 @@ def test_no_folder_for_temporary_files_fails_the_run(
     ran = run(pytester, "--torchprof", "-pno:tmpdir")
     monkeypatch.undo()
     assert (1, {"passed": 1}) == (ran.ret, ran.outcomes)
-    assert "ERROR: no trace can be written: No usable temporary directory found; " in ran.out
+    assert "ERROR: cannot write a trace: No usable temporary directory found; " in ran.out
 
 
 def test_the_file_is_there_for_its_owner_only_and_goes_with_the_block(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_without_arguments_help_is_printed_and_the_status_is_bad_usage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     status, out, err = outcome(capsys)
-    expected = "torchprof: no command was given; see torchprof --help\n"
+    expected = "torchprof: no command given; see torchprof --help\n"
     assert (2, "usage: torchprof", expected) == (status, out[:16], err)
 
 

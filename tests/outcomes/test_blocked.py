@@ -84,7 +84,7 @@ LIMIT_S = 2.0
 
 def has_blocked(seen: Session, test: str, what: str) -> None:
     why = seen.statuses[test]
-    said = rf"cannot be run twice: its {what} did not end within [\d.]+ s; "
+    said = rf"cannot be run twice: its {what} did not finish within [\d.]+ s; "
     assert re.fullmatch(said + re.escape(deadline.HOW_TO_LEAVE_OUT), why), why
 
 
@@ -107,7 +107,7 @@ def test_a_further_run_that_blocks_is_ended(pytester: pytest.Pytester) -> None:
     seen = same(pytester, BLOCKS)
     has_blocked(seen, "test_takes_the_lock_for_good", "timed run")
     has_blocked(seen, "test_blocks_in_its_setup", "timed run")
-    has_blocked(seen, "test_blocks_in_its_teardown", "teardown of a further run")
+    has_blocked(seen, "test_blocks_in_its_teardown", "teardown of an extra run")
     has_blocked(seen, "test_does_not_hear", "profiled run")
     assert "new" == seen.statuses["test_afterwards"]
 

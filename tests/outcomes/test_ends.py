@@ -43,7 +43,7 @@ def test_a_test_that_ends_the_session(
 
 
 @pytest.mark.parametrize(
-    ("late", "which"), [(False, "timed run"), (True, "teardown of a further run")]
+    ("late", "which"), [(False, "timed run"), (True, "teardown of an extra run")]
 )
 def test_an_interrupt_in_a_further_run_is_said_to_be_in_one(
     pytester: pytest.Pytester, late: bool, which: str
@@ -68,7 +68,7 @@ def test_an_interrupt_in_a_further_run_is_said_to_be_in_one(
     assert {"test_before": "new"} == ran.statuses
     assert ran.report["interrupted"]
     said = (
-        f"test_it.py::test_interrupted has passed, and was interrupted in a further run of ours, "
+        f"test_it.py::test_interrupted passed, and was interrupted in an extra run by torchprof, "
         f"its {which}; @pytest.mark.torchprof(enabled=False) leaves the test out"
     )
     assert said in ran.out

@@ -10,7 +10,7 @@ from support.outcomes import NO_THREADS, same, session
 from pytest_torchprof.capture.profiler import sees_threads
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
-OWN = "the test runs torch.profiler itself, and two sessions cannot be nested"
+OWN = "the test runs torch.profiler itself, and profiler sessions cannot be nested"
 BOTH = pytest.mark.parametrize("args", [(), ONLY_RUN], ids=["reruns", "only-run"])
 
 
@@ -286,7 +286,9 @@ def test_settings_of_torch(pytester: pytest.Pytester, args: tuple[str, ...]) -> 
     assert "new" == seen.statuses["test_pretends_that_there_is_a_device"]
     assert "new" == seen.statuses["test_neither"]
     if args == ONLY_RUN:
-        why = "the test uses torch's number of threads, so its first run cannot be the profiled one"
+        why = (
+            "the test reads torch's number of threads, so its first run cannot be the profiled one"
+        )
         assert seen.statuses["test_has_three"].startswith(why)
     else:
         assert "new" == seen.statuses["test_sets_two"]

@@ -191,9 +191,9 @@ To accept the new values: pytest --accept tests/test_a.py""",
             """\
 torchprof: wall_ms 3 ms → 4.5 ms (+56.0 %): regressed against the baseline
   wall_ms  3 ms → 4.5 ms  (+50.0 %)
-           fastest round by the reference kernel: 15 → 23.4  (+56.0 %, tolerance 25%)
+           fastest round / reference kernel: 15 → 23.4  (+56.0 %, tolerance 25%)
            40 rounds, ±3 %: quartiles 4.4 ms and 4.7 ms, fastest 4.25 ms
-  to be sure of the time: torchprof ab REF -- tests/test_a.py
+  to confirm the time: torchprof ab REF -- tests/test_a.py
 
 To accept the new values: pytest --accept tests/test_a.py""",
         )
@@ -455,7 +455,7 @@ def test_a_time_of_several_rounds_says_how_noisy_it_is(
     assert table[2].endswith(f"  {cell}")
     assert bool(table[3:]) is noisy
     if noisy:
-        assert table[3].startswith("wall_ms is noisy: more rounds (--torchprof-min-time=1)")
+        assert table[3].startswith("wall_ms is noisy: use more rounds (--torchprof-min-time=1)")
         assert table[3].endswith("(test_a.py::test_1 ±11 %)")
     expected = None if sample is None else [sample.n, sample.low, sample.high, sample.minimum]
     reported = made["metrics"]["wall_ms"]

@@ -157,7 +157,7 @@ def test_a_rule_without_thresholds_and_needs_says_nothing_of_them() -> None:
         ("Use instead\n    .. code:: python\n\n        y.tolist()\n", "", "its headings must be"),
         ("Use instead\n", "", "its headings must be"),
         ("    - Because.\n", "", "nothing below 'Why it is slow'"),
-        ("x.item()", "x.item(", "no Python"),
+        ("x.item()", "x.item(", "not Python"),
         (".. code:: python\n\n        y.tolist()", "``y.tolist()``", "no code below 'Use instead'"),
         ("``min_calls``", "some", "the threshold min_calls is not mentioned"),
     ],

@@ -210,7 +210,7 @@ def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
 def test_what_helps_against_a_recompilation_depends_on_its_cause(
     cause: str | None, said: str
 ) -> None:
-    row = {"reason": "f was compiled again", "location": None, "id": "0/1", "ms": 2.0}
+    row = {"reason": "f was recompiled", "location": None, "id": "0/1", "ms": 2.0}
     facts = {"compiled": ["0/0", "0/1"], "recompiles": 1}
     b = TraceBuilder()
     b.metadata(FACTS_KEY, facts | {"recompilations": [row | {"cause": cause}]})

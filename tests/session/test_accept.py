@@ -578,7 +578,7 @@ def test_many(torchprof, n):
         "test_a_bad.py:12 has no triple-quoted string to rewrite.",
         "test_a_bad.py:18 was measured with different values.",
         "test_b_locked.py:7 cannot be rewritten: Permission denied (nothing was changed); make",
-        "test_c_gone.py:7 cannot be rewritten: the file cannot be read: No such file",
+        "test_c_gone.py:7 cannot be rewritten: cannot read the file: No such file",
     ]
     assert len(expected) == len(errors)
     for words, line in zip(expected, errors, strict=True):

@@ -73,7 +73,7 @@ def test_a_baseline_metric_that_is_gone_or_no_number_is_told(pytester: pytest.Py
     doctor(pytester, "test_add", ops="3")
     ran = run(pytester, "--torchprof")
     assert ran.tests["test_add"]["outcome"] == "failed"
-    assert "metrics be numbers" in ran.out
+    assert "metrics must be numbers" in ran.out
 
 
 def test_numbers_that_are_not_there_can_be_printed(pytester: pytest.Pytester) -> None:

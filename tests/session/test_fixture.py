@@ -627,7 +627,7 @@ def test_a_time_in_an_inline_expectation_is_refused(
     ran = run(pytester, *args)
     assert {"failed": 1} == ran.outcomes
     assert (
-        "wall_ms cannot stand in an inline expectation: a time is never the same twice; write "
+        "wall_ms cannot be part of an inline expectation: times differ from run to run; write "
         "@pytest.mark.max_wall_ms(…), or assert torchprof.stats.wall_ms <= …"
     ) in ran.out
     assert before == (pytester.path / "test_it.py").read_bytes()
@@ -644,7 +644,10 @@ def test_an_expectation_that_is_no_text_is_refused_at_its_line(pytester: pytest.
         """
     )
     ran = run(pytester, "--torchprof")
-    assert "an inline expectation is a text: this one is a value of the type NoneType; " in ran.out
+    assert (
+        "an inline expectation must be a string: this one is a value of the type NoneType; "
+        in ran.out
+    )
     assert "_compare_inline" not in ran.out
     assert "expected_metrics" not in ran.out
 

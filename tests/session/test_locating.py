@@ -508,7 +508,7 @@ def test_where_the_profiled_run_is_the_only_one_the_message_says_so(
     lines = messages(ran.out)["test_it"]
     assert "    aten::mul: it multiplies" in lines
     assert (
-        "  your lines are not known: the profiled run was the only one "
+        "  your lines are unknown: the profiled run was the only one "
         "(--torchprof-warmup=0 --torchprof-rounds=0)" in lines
     )
 
@@ -652,7 +652,7 @@ def test_the_reason_for_missing_lines_is_in_the_message(pytester: pytest.Pyteste
         """
     )
     lines = messages(run(pytester, "--torchprof").out)["test_it"]
-    said = "  your lines are not known: cannot be run twice: AssertionError: again"
+    said = "  your lines are unknown: cannot be run twice: AssertionError: again"
     assert any(line.startswith(said) for line in lines), lines
 
 

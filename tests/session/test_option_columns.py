@@ -170,10 +170,10 @@ def test_there_are_no_colour_codes_when_it_is_not_a_terminal(pytester: pytest.Py
 @pytest.mark.parametrize(
     ("option", "text", "said"),
     [
-        ("columns", "flop", "there is no metric 'flop'. Did you mean flops"),
-        ("columns", "flops,peak_cpu", "there is no metric 'peak_cpu'. Did you mean peak_cpu_bytes"),
-        ("columns", "zzz", "there is no metric 'zzz'. Known are: wall_ms, cpu_ms, "),
-        ("sort", "kernel", "there is no metric 'kernel'. Did you mean kernels?"),
+        ("columns", "flop", "no such metric: 'flop'. Did you mean flops"),
+        ("columns", "flops,peak_cpu", "no such metric: 'peak_cpu'. Did you mean peak_cpu_bytes"),
+        ("columns", "zzz", "no such metric: 'zzz'. Known are: wall_ms, cpu_ms, "),
+        ("sort", "kernel", "no such metric: 'kernel'. Did you mean kernels?"),
         ("top", "-1", "'-1' is not a whole number of 0 or more"),
     ],
 )

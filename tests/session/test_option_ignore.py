@@ -1,4 +1,4 @@
-"""--torchprof-ignore: anti-pattern rules that are switched off."""
+"""--torchprof-ignore: anti-pattern rules to switch off."""
 
 from __future__ import annotations
 

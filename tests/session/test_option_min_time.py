@@ -129,7 +129,7 @@ def test_it_is_a_number_of_seconds(pytester: pytest.Pytester, where: str, text: 
         pytester.makeini(f"[pytest]\ntorchprof_min_time = {text}")
     given = [f"--torchprof-min-time={text}"] if where == "command line" else []
     message = run(pytester, "--torchprof", *given).usage_error()
-    assert f"{text!r} is not a number of seconds of 0 or more" in message
+    assert f"{text!r} is not a number of seconds, 0 or more" in message
     assert 0 == calls(pytester)
 
 

@@ -199,13 +199,13 @@ def test_an_empty_name_is_a_usage_error(pytester: pytest.Pytester, option: str) 
     pytester.makepyfile(test_it=TESTS)
     result = pytester.runpytest_inprocess("--torchprof", option, *NO_OTHER_PLUGINS)
     assert pytest.ExitCode.USAGE_ERROR == result.ret
-    result.stderr.fnmatch_lines(["*an empty name is no file and no folder*"])
+    result.stderr.fnmatch_lines(["*the name of the file or folder is empty*"])
 
 
 def test_no_threads_are_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=TESTS)
     message = run(pytester, "--torchprof", "--torchprof-threads=0").usage_error()
-    assert "'0' is not a number of threads, of 1 or more, or 'keep'" in message
+    assert "'0' is not a number of threads, 1 or more, or 'keep'" in message
 
 
 def test_a_name_of_many_bytes_is_cut_and_stays_its_own(pytester: pytest.Pytester) -> None:

@@ -44,22 +44,22 @@ def of(rank: int, size: int | None = 2) -> dict[str, int]:
         ({"rank0": (None, 0), "rank1": (None, 0)}, ""),
         ({"a": (None, 0), "b": (None, 0)}, ""),
         ({"a": (of(0), 0), "rank1": (None, 0)}, ""),
-        ({"a": (of(0), 0), "b": (of(0), 0)}, "a.json, b.json are each of rank 0"),
+        ({"a": (of(0), 0), "b": (of(0), 0)}, "a.json, b.json all claim rank 0"),
         (
             {"a": (of(1, 8), 0), "b": (of(1, 8), 0), "c": (of(1, 8), 0)},
-            "a.json, b.json and 1 more are each of rank 1",
+            "a.json, b.json and 1 more all claim rank 1",
         ),
         (
             {"a": (of(0, 8), 0), "b": (of(1, 4), 0)},
-            "a.json is of a job of size 8, b.json of one of size 4",
+            "a.json belongs to a job of size 8, b.json to one of size 4",
         ),
         (
             {"a": (of(0, 1), 0), "rank1": (None, 0)},
-            "a.json is of a job of size 1, and there are 2 traces",
+            "a.json belongs to a job of size 1, but there are 2 traces",
         ),
         (
             {"a": (of(0), 0), "b": (None, 0)},
-            "a.json is of a distributed job, b.json says nothing of one",
+            "a.json belongs to a distributed job, b.json does not",
         ),
         ({"a": (of(0), 0), "b": (of(1), 7200)}, "b.json begins 120 min after a.json ends"),
         ({"a": (None, 0), "b": (None, 5)}, "b.json begins 5 s after a.json ends"),
@@ -81,7 +81,7 @@ def test_traces_of_several_jobs_have_no_total_and_are_called_by_their_files(
         save(tmp_path / f"{name}.json", of(0))
     assert main([command, str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert "warning: not the ranks of one job: a.json, b.json are each of rank 0;" in err
+    assert "warning: not the ranks of one job: a.json, b.json all claim rank 0;" in err
     assert "total" not in {line.partition(" ")[0] for line in out.splitlines()}
     assert "rank" not in out.replace("ranks of", "")
     assert main([command, str(tmp_path), "--format", "json"]) == 0
@@ -91,7 +91,7 @@ def test_traces_of_several_jobs_have_no_total_and_are_called_by_their_files(
     if command == "summary":
         assert {"a.json", "b.json"} == document["by_trace"].keys()
         assert document["metrics"]["ops"]["value"] is None
-        assert "each of rank 0" in document["metrics"]["ops"]["reason"]
+        assert "all claim rank 0" in document["metrics"]["ops"]["reason"]
     elif command in ("ops", "kernels"):
         assert {"a.json", "b.json"} == {row["trace"] for row in document["rows"]}
     if command == "ops":
@@ -131,8 +131,8 @@ def test_a_peak_says_what_it_is_above(tmp_path: Path, capsys: pytest.CaptureFixt
     path = str(b.save(tmp_path / "a.json"))
     main(["memory", path])
     out = capsys.readouterr()[0]
-    assert "peaks are above what was live as the trace, or its measured region, began\n" in out
-    assert "4 KiB on cuda:0 live then, by the allocator's own count; not known how much" in out
+    assert "peaks count from what was live when the trace or its measured region started\n" in out
+    assert "4 KiB on cuda:0 live then, as counted by the allocator; live memory then is" in out
     main(["memory", path, "--format", "json"])
     assert {"cpu": None, "cuda:0": 4096} == json.loads(capsys.readouterr()[0])["start_bytes"]
 
@@ -146,7 +146,7 @@ def test_calls_of_a_table_of_operators_add_up_and_say_which_are_the_metric(
         b.launch("gemm", 9)
     path = str(b.save(tmp_path / "a.json"))
     main(["ops", path])
-    said = "calls: 2 of operators, which are the metric ops, 1 of annotations, 1 of runtime calls"
+    said = "calls: 2 of operators (the metric ops), 1 of annotations, 1 of runtime calls"
     assert said in capsys.readouterr()[0]
     main(["ops", path, "--format", "json"])
     total = json.loads(capsys.readouterr()[0])["total"]

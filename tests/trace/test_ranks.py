@@ -116,10 +116,10 @@ def test_what_is_no_trace_in_a_folder_is_left_out_and_said(tmp_path: Path) -> No
 
 
 def test_a_folder_without_traces_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"no trace in there: no file ends in \.json"):
+    with pytest.raises(TraceError, match=r"no trace found: no file ends in \.json"):
         read_ranks([tmp_path])
     (tmp_path / "report.json").write_text("{}", "utf-8")
-    with pytest.raises(TraceError, match=r"none of 1, the first: .*report\.json"):
+    with pytest.raises(TraceError, match=r"none of 1; the first: .*report\.json"):
         read_ranks([tmp_path])
     with pytest.raises(TraceError, match="cannot be read"):
         read_ranks([tmp_path / "missing"])
@@ -137,7 +137,7 @@ def test_another_file_of_the_rank_that_is_chosen_is_said_to_be_left_out(tmp_path
     first, second = (save(tmp_path / f"{n}.json", n, rank=0) for n in (1, 2))
     ((rank, trace),) = read_ranks([first, second], rank=0)
     assert (rank, measure_all(trace)["ops"]) == (0, 1)
-    said = "left out: 2.json is of rank 0 too: of another job, or another step"
+    said = "skipped: 2.json is rank 0 too, from another job or step"
     assert trace.warnings == (said,)
 
 

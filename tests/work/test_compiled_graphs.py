@@ -167,14 +167,14 @@ def test_loops_count_what_the_graph_has_and_the_trace_does_not_show(
     ("facts", "inside", "said"),
     [
         ({"graphs": {"fabc": [0, 1, ["aten::bmm"], []]}, "lost_loops": []}, [],
-         "aten::bmm (1 call) was compiled to loops, for shapes that are not in the trace"),
+         "aten::bmm (1 call) was compiled to loops whose shapes the trace does not contain"),
         ({"graphs": {"fabc": [0, 2, ["aten::bmm"], []]}, "lost_loops": []}, [MM],
          "at least 240 FLOP: aten::bmm (1 call"),
         ({"graphs": {"fabc": [0, 0, [], ["cpp_fused_mul_mv_0"]]}, "lost_loops": []}, [],
-         "cpp_fused_mul_mv_0 (1 call) was compiled to loops that are not in the trace"),
+         "cpp_fused_mul_mv_0 (1 call) was compiled to loops that the trace does not contain"),
         ({"graphs": {}, "lost_loops": ["cpp_fused_mv_3"]}, [], "cpp_fused_mv_3 (1 call)"),
         (None, [], "torch.compile's code (1 call) was compiled to loops"),
-        ({"packages": 2}, [], "an AOTInductor package (2 calls) shows no operators inside"),
+        ({"packages": 2}, [], "an AOTInductor package (2 calls) does not show the operators"),
     ],
 )  # fmt: skip
 def test_loops_of_which_nothing_is_known_are_named(

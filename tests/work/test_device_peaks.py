@@ -93,7 +93,7 @@ def test_the_example_of_the_documents_is_read(tmp_path: Path) -> None:
         ('{"name": NaN}', "are not JSON"),
         ("\ufeff{}", "are not JSON"),
         ("[" * 100_000, "are not JSON"),
-        ([], "has no device: an empty list"),
+        ([], "lists no device: an empty list"),
         (1, "device 1: this cannot be: 1; write an object with name,"),
         ([LEAST, None], "device 2: this cannot be: None"),
         ({}, "device 1: no name: it is empty"),

@@ -484,7 +484,7 @@ def at_least(count: int, why: str) -> NotMeasured:
         (
             [(("aten::mm", [[4, 5], [6, 5]]),)],
             at_least(
-                0, "aten::mm (1 call) has arguments that its formula does not know in this trace"
+                0, "aten::mm (1 call) has arguments that its formula does not support in this trace"
             ),
         ),
         ([(("aten::mm", [[0, 5], [5, 6]]),)], 0),  # empty, not unknown

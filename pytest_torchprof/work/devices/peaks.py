@@ -73,7 +73,7 @@ def read_peaks(path: Path) -> tuple[Device, ...]:
         ) from None
     entries = document if isinstance(document, list) else [document]
     if not entries:
-        raise SettingsError(f"{path} has no device", "an empty list", f"write {_EXAMPLE}")
+        raise SettingsError(f"{path} lists no device", "an empty list", f"write {_EXAMPLE}")
     return tuple(
         _Entry(f"{path}, device {number}", entry).device()
         for number, entry in enumerate(entries, start=1)

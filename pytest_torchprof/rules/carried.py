@@ -1,9 +1,10 @@
 """Whether a loop carries something from one repetition to the next, by which tensor is which.
 
 What an operator makes or writes is followed to what takes it. Where that leads back to the same
-operator of a later repetition, the repetitions have to run one after the other. Only a sum that is
-added to, once or several times a repetition, and goes nowhere else, does not make it so: that is a
-reduction. One of which several take the same value is none: a tree, or two that feed each other.
+operator of a later repetition, the repetitions have to run one after the other; so where each
+writes a part of a tensor that each takes as a whole, such as a ring. Only a sum that is added to,
+once or several times a repetition, and goes nowhere else, does not make it so: that is a reduction.
+One of which several take the same value is none: a tree, or two that feed each other.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class _Flow:
     ``edges``: from an operator to those that take what it wrote, and whether each only adds to it.
     ``branches``: those of which something was taken twice, or later than in the next repetition.
     ``touched``: the tensors that each operator takes.
+    ``whole``: whether a tensor is taken as a whole of which earlier repetitions wrote parts.
     """
 
     body: Body
@@ -75,6 +77,7 @@ class _Flow:
     parts: dict[int, list[Part]] = field(default_factory=dict)
     pending: set[int] = field(default_factory=set)
     last: int | None = None
+    whole: bool = False
 
 
 def is_carried(body: Body, apart: Iterable[int]) -> bool:
@@ -92,7 +95,7 @@ def is_carried(body: Body, apart: Iterable[int]) -> bool:
         makes = set(made[at]) - new
         new |= makes
         _take(flow, at, call, arguments, makes)
-    return _feeds_itself(flow) or _picks_its_index(flow)
+    return flow.whole or _feeds_itself(flow) or _picks_its_index(flow)
 
 
 def _take(
@@ -108,12 +111,7 @@ def _take(
         target = arguments[0][0] if arguments and arguments[0] else -1
     elif len(arguments) == _OUT.get(base, -2) + 1 and arguments[-1][:1] > (-1,):
         arguments, target, base = arguments[:-1], arguments[-1][0], "copy_"
-    places = {
-        tensor: _where(flow, tensor, _shape(call, number, one))
-        for number, tensors in enumerate(arguments)
-        for one, tensor in enumerate(tensors)
-        if tensor >= 0
-    }
+    places = _places(flow, call, arguments)
     flow.touched[at % flow.body.period] |= places.keys()
     if base == "copy_" and target in sum(arguments[1:], ()) and _alone(places.get(target)):
         return  # ``x[i] += 1`` puts the part back where it is
@@ -126,6 +124,17 @@ def _take(
         _read_unseen(flow, at, arguments)
     flow.pending.difference_update(places)
     _write(flow, at, makes, target, places.get(target), whole=base in _WHOLE)
+
+
+def _places(flow: _Flow, call: Call, arguments: list[tuple[int, ...]]) -> dict[int, _Where]:
+    """Where in each tensor an operator is at work; everywhere, if one argument is all of it."""
+    out: dict[int, _Where] = {}
+    for number, tensors in enumerate(arguments):
+        for one, tensor in enumerate(tensors):
+            if tensor >= 0:
+                where = _where(flow, tensor, _shape(call, number, one))
+                out[tensor] = None if out.get(tensor, where) is None else where
+    return out
 
 
 def _write(
@@ -186,15 +195,19 @@ def _meet(one: _Where, other: _Where) -> bool:
 
 
 def _read(flow: _Flow, at: int, tensor: int, where: _Where, *, first: bool, base: str) -> None:
-    writers = [writer for writer, there in flow.writers.get(tensor, ()) if _meet(where, there)]
+    met = [one for one in flow.writers.get(tensor, ()) if _meet(where, one[1])]
+    writers = [writer for writer, _ in met]
     if not writers:
         return
+    period = flow.body.period
+    if where is None:  # all of it, with the parts that were put there before
+        flow.whole |= any(there and writer // period < at // period for writer, there in met)
     name = base.removesuffix("_") if not base.startswith("__") else base
     adds = name in _COMMUTES or (first and name in _ADDS)
     for writer in writers:
         _link(flow, writer, at, adds=adds)
     if base not in _KEEPS:
-        last, period = writers[-1], flow.body.period
+        last = writers[-1]
         late = at // period - last // period > 1 and not flow.body.calls[at].in_place
         if late or (tensor, last) in flow.used:
             flow.branches.add(last % period)

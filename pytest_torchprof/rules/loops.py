@@ -16,6 +16,7 @@ from pytest_torchprof.rules.joins import may_carry
 from pytest_torchprof.rules.moving import Movers
 from pytest_torchprof.rules.ordinary import is_apart, works_on_more
 from pytest_torchprof.rules.stretches import APART, Sequence, Stretch, sequence, stretches
+from pytest_torchprof.rules.written import is_written_only
 from pytest_torchprof.trace.levels import are_gradchecked
 from pytest_torchprof.trace.names import Names, operators_named
 from pytest_torchprof.trace.tree import are_outermost
@@ -65,12 +66,19 @@ def for_loop_indexing(
         ``nonzero`` too) of which a reduction is taken.
 
         Not where a repetition needs what an earlier one made, as in a recurrence, an integration,
-        a recursion over a table, a rollout, or layers whose weights are one tensor. A live test
-        tells that by which tensor is which. A sum, a product or a maximum over the repetitions
-        counts, added to once or several times in each, where what is added to goes nowhere else in
-        the loop, and each of its values into one addition (not a tree). A stored trace has only
-        shapes: where an operator joins the part with a tensor of the shape that it makes, nothing
-        is said.
+        a recursion over a table, a rollout, layers whose weights are one tensor, or a buffer that
+        is taken as a whole where each repetition writes a part (``ring[t] = x; model(ring)``). A
+        live test tells that by which tensor is which. A sum, a product or a maximum over the
+        repetitions counts, added to once or several times in each, where what is added to goes
+        nowhere else in the loop, and each of its values into one addition (not a tree). A stored
+        trace has only shapes: where an operator joins the part with a tensor of the shape that it
+        makes, nothing is said.
+
+        Not where parts are only written, with what comes from outside: a record that is parsed, an
+        image, a sample that is drawn, a model's output (``data[n] = row``). It counts if what is
+        written is computed from a part of a tensor, from ranges of numbers, or from the same
+        tensors in each repetition, as ``y[i] = x * i`` is, which a live test tells; and if one
+        number fills a part of several elements.
 
         Not either: the same part each time, as the last token's or each layer's; pieces of
         different sizes, growing ones too; shifts by which a stencil takes most of a tensor, and all
@@ -171,6 +179,9 @@ class _Finder:
         if elements(moving.part) > self._most or works_on_more(body, self._most):
             return
         if _are_batches(body, moving.part):
+            return
+        if not moving.pieces and is_written_only(body):
+            self.wants_tensors |= body.taken is None
             return
         carried = self._carried(body, moving)
         if carried or are_gradchecked(self._trace, np.array([moving.row])).any():

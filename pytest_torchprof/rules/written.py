@@ -1,0 +1,104 @@
+"""Whether a loop only writes one part after the other, and what it writes comes from outside.
+
+Rows that are read, drawn, or made by a model one by one have to be written one by one, and into its
+place is the best way. Rows that are computed from the loop's index, or from the same tensors each
+time, can be computed and written at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pytest_torchprof.core.late import late
+from pytest_torchprof.rules.bodies import differs, elements
+
+if TYPE_CHECKING:
+    from pytest_torchprof.rules.bodies import Body
+    from pytest_torchprof.trace.events import Taken
+
+_STORE: Final = late(r"aten::(copy_|fill_)$")
+_TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
+#: What else takes a part that may be another each time.
+_TAKES: Final = late(
+    r"aten::(index|index_select|index_put_|gather|take|take_along_dim|masked_select|unbind|split"
+    r"|chunk)(\.\w+)?$"
+)
+#: What makes a tensor of numbers that follow from those that it is given.
+_FROM_NUMBERS: Final = late(r"aten::(arange|range|linspace|logspace|full|eye)(\.\w+)?$")
+
+
+def is_written_only(body: Body) -> bool:
+    """Whether all parts are places that are written to, with something from outside.
+
+    Where the trace does not know which tensor is which, that is all that no range of numbers goes
+    into.
+    """
+    stores = [at for at, name in enumerate(body.names) if _STORE.match(name)]
+    written = {at: places for at in stores if (places := _places(body, at))}
+    if not written or any(map(_TAKES.match, body.names)):
+        return False
+    places = set[int]().union(*written.values())
+    for at, name in enumerate(body.names):
+        if _TOLD.match(name) and at not in places:
+            parts = [call.part for call in body.like(at)]
+            if None in parts or any(differs(parts)):
+                return False
+    if any(map(_FROM_NUMBERS.match, body.names)) or _computes_with_numbers(body):
+        return False
+    return any(_is_from_outside(body, at) for at in written)
+
+
+def _places(body: Body, store: int) -> set[int]:
+    """The indexes that lead to where an operator of the body writes."""
+    at = store + (body.period if body.looked > 1 else 0)
+    shapes = body.calls[at].shapes
+    into = shapes[0][0] if shapes and shapes[0] else None
+    out: set[int] = set()
+    while into is not None and at > 0 and len(out) < body.period:
+        at -= 1
+        part = body.calls[at].part
+        if part is None or part.result != into:
+            # An older trace does not tell the part: it is that just before.
+            unknown = part is None and not out and _TOLD.match(body.calls[at].name)
+            return {at % body.period} if unknown else out
+        out.add(at % body.period)
+        into = part.shape
+    return out
+
+
+def _is_from_outside(body: Body, store: int) -> bool:
+    """Whether what is written is no number for many places, and not the same tensor each time."""
+    first = body.calls[store]
+    values = first.shapes[1] if len(first.shapes) > 1 else ()
+    if elements(first.shapes[0][0]) > 1 and values in ((), ((),)):
+        return False
+    if not values or body.taken is None:
+        return True
+    sources = {row[1] for row in body.taken[store :: body.period] if len(row) > 1}
+    return len(sources) > 1 or not sources.isdisjoint(_lifted(body))
+
+
+def _lifted(body: Body) -> set[Taken]:
+    """Tensors made of what is none; numpy may give them the same memory each time."""
+    at = [n for n, name in enumerate(body.names) if name == "aten::lift_fresh"]
+    return {one for n in at for one in body.source(n)}
+
+
+def _computes_with_numbers(body: Body) -> bool:
+    """Whether an operator takes the same tensors each time, and numbers that may be others."""
+    if body.taken is None:
+        return False
+    lifted = _lifted(body)
+    for at, call in enumerate(body.calls[: body.period]):
+        numbers = {n for n in range(1, len(call.shapes)) if call.may_be_number(n)}
+        taken = {
+            tuple(one for n, one in enumerate(row) if n not in numbers)
+            for row in body.taken[at :: body.period]
+        }
+        if call.is_view or call.in_place or len(taken) > 1 or not call.tensors:
+            continue
+        if any(not lifted.isdisjoint(row) for row in taken):
+            continue
+        if numbers or any(differs([one.concrete for one in body.like(at)])):
+            return True
+    return False

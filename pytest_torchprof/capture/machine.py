@@ -13,6 +13,7 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
+from pytest_torchprof.capture.recompiles import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.plain import Plain
 
@@ -132,8 +133,11 @@ def lend_threads(wanted: int | None, undo: Undo) -> Callable[[], None]:
         nonlocal given_back
         if not given_back and t.get_threads() == wanted:
             t.set_threads(old)
+        if not given_back:
+            exempt()
         given_back = True
 
+    exempt = exempt_from_limit()
     t.set_threads(wanted)
     undo.callback(give_back)
     return give_back

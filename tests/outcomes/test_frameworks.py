@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from support.outcomes import NO_THREADS, SUBTESTS, needs_subtests, same, session
 
 from pytest_torchprof.capture.profiler import sees_threads
@@ -373,3 +374,31 @@ def test_workers(pytester: pytest.Pytester) -> None:
     assert sorted(w[2:] for w in plain.warnings) == sorted(w[2:] for w in ours.warnings)
     assert "new" == ours.statuses["test_it[0]"]
     assert plain.ret == ours.ret
+
+
+def test_a_compiled_function_reaches_the_limit_of_recompilations_no_sooner(
+    pytester: pytest.Pytester,
+) -> None:
+    """A run with one thread compiles each variant again: dynamo guards the number of threads."""
+    pytester.makepyfile(
+        test_it="""
+        import pytest, torch
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def waves(x, name): return x.sin() if name else x.cos()
+
+        @pytest.mark.parametrize("name", "abcdefghi")  # one more than dynamo compiles
+        def test_it(name): waves(torch.ones(3), name)
+        """
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sessions = [session(pytester, profiled=profiled) for profiled in (False, True)]
+    finally:
+        torch.set_num_threads(threads)
+    plain, ours = (
+        [report["outcome"] for report in one.reports if report["when"] == "call"]
+        for one in sessions
+    )
+    assert ["passed"] * 8 + ["failed"] == plain == ours

@@ -4,17 +4,21 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-mocks test-versions corpus demo demo-regression accept check docs format bench times times-table clean
+.PHONY: help test test-all test-mocks test-versions corpus demo demo-regression accept check docs format bench times times-table clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-16s %s\n", $$1, $$2}'
 
 # Workers share the processors: their OpenMP threads shall not spin while they wait. The tests start
 # many processes, which compile all modules anew where nobody keeps their bytecode.
-test: .venv/.stamp  ## run the tests
-	@$(BIN)/python -m compileall -q pytest_torchprof
-	@PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 \
-		$(BIN)/python -m pytest -n auto --dist=worksteal
+PYTEST = $(BIN)/python -m compileall -q pytest_torchprof && \
+	PYTHONDONTWRITEBYTECODE= GOMP_SPINCOUNT=1000 $(BIN)/python -m pytest -n auto --dist=worksteal
+
+test: .venv/.stamp  ## run the tests, in two or three minutes
+	@$(PYTEST)
+
+test-all: .venv/.stamp  ## run what `make test` leaves out: the tests marked thorough
+	@$(PYTEST) -m thorough
 
 test-mocks: .venv/.stamp  ## replace all that our path calls, one after the other, private names too
 	@TORCHPROF_REPLACE_EVERYTHING=1 $(BIN)/python -m pytest -q tests/outcomes/test_mocks.py

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = Path(os.environ.get("TORCHPROF_VERSIONS") or ROOT / "build" / "versions")
-#: What `make test` runs, but for the environment.
-PYTEST = ("-m", "pytest", "-n", "auto", "--dist=worksteal")
+#: What `make test` and `make test-all` run, but for the environment.
+PYTEST = ("-m", "pytest", "-n", "auto", "--dist=worksteal", "-m", "")
 
 
 class Versions(NamedTuple):

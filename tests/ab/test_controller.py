@@ -378,9 +378,17 @@ def test_nothing_is_written_beside_the_tests(rows: dict[str, Row], folder: Path)
     ("args", "message"),
     [
         (["--accept"], "--accept writes baselines"),
-        (["-p", "no:torchprof"], "pytest did not load the torchprof plugin"),
-        (["--no-such-option"], "unrecognized arguments: --no-such-option"),
         (["-k", "no_such_test"], "no tests were collected"),
+        pytest.param(
+            ["-p", "no:torchprof"],
+            "pytest did not load the torchprof plugin",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            ["--no-such-option"],
+            "unrecognized arguments: --no-such-option",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_arguments_that_make_no_sense_are_one_clear_line(
@@ -403,6 +411,7 @@ def test_a_side_that_cannot_start_at_all_is_a_row_for_each_test(tmp_path: Path) 
     assert "No module named 'no_such_thing'" in (rows[0].reason or "")
 
 
+@pytest.mark.thorough
 def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_run(
     tmp_path: Path,
 ) -> None:

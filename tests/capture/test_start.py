@@ -31,7 +31,11 @@ LOADED = """
 
 
 @pytest.mark.parametrize(
-    ("options", "first"), [((), []), (("--torchprof-warmup=0",), ["torch._dynamo"])]
+    ("options", "first"),
+    [
+        ((), []),
+        pytest.param(("--torchprof-warmup=0",), ["torch._dynamo"], marks=pytest.mark.thorough),
+    ],
 )
 def test_dynamo_is_imported_only_where_a_first_run_is_measured(
     pytester: pytest.Pytester, options: tuple[str, ...], first: list[str]

@@ -35,6 +35,7 @@ from pytest_torchprof.verdict.metrics import measure_all
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
+pytestmark = pytest.mark.thorough
 OTHER = parse(TEXTS[0])
 often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is asked a lot
 

@@ -153,8 +153,9 @@ def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
             def test_slow(self): time.sleep(0.2)
         def test_watchdog(capfd):
             faulthandler.dump_traceback_later(0.02, file=2)
-            time.sleep(0.05)
+            while not capfd.readouterr().err: time.sleep(0.001)
             faulthandler.cancel_dump_traceback_later()
+            capfd.readouterr()  # the rest of it
         def test_alarm_left():
             signal.signal(signal.SIGALRM, lambda *_: None)
             signal.setitimer(signal.ITIMER_REAL, 30)

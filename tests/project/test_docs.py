@@ -130,6 +130,7 @@ def test_examples_of_the_readme_run(pytester: pytest.Pytester) -> None:
     assert {"passed": 2} == run(pytester, "--torchprof").outcomes
 
 
+@pytest.mark.thorough
 @here
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "generated: console" in page.read_text("utf-8")], ids=name_of

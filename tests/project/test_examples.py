@@ -96,6 +96,7 @@ def test_committed_baselines_hold_and_the_only_findings_are_accepted(tmp_path: P
     assert set() == rules
 
 
+@pytest.mark.thorough
 @needs_baselines
 def test_committed_baselines_hold_with_two_threads_in_two_workers(tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
@@ -104,6 +105,7 @@ def test_committed_baselines_hold_with_two_threads_in_two_workers(tmp_path: Path
     assert len(records) == 17, output
 
 
+@pytest.mark.thorough
 @needs_baselines
 @pytest.mark.parametrize(
     "names", [["wider"], ["elementwise", "copy", "zero-grad"]], ids=["one", "several"]

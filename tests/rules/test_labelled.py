@@ -17,6 +17,7 @@ def test_rules_match_each_example_as_often_as_it_says(theme: str) -> None:
     assert {} == {name: answer.problems for name, answer in answers.items() if answer.problems}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", corpus.themes())
 def test_a_rule_whose_answer_depends_on_which_tensor_is_which_asks_for_it(theme: str) -> None:
     silent = {
@@ -29,6 +30,7 @@ def test_a_rule_whose_answer_depends_on_which_tensor_is_which_asks_for_it(theme:
     assert {} == silent
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", corpus.themes())
 def test_a_rule_finds_nothing_in_a_trace_that_lacks_what_triggers_it(theme: str) -> None:
     answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
@@ -36,6 +38,7 @@ def test_a_rule_finds_nothing_in_a_trace_that_lacks_what_triggers_it(theme: str)
     assert {} == {name: said for name, said in found.items() if said}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", CODES)
 def test_a_rule_has_examples_of_both_kinds(code: str) -> None:
     kinds = corpus.kinds(code)
@@ -43,6 +46,7 @@ def test_a_rule_has_examples_of_both_kinds(code: str) -> None:
     assert kinds["near miss"] >= ENOUGH
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("code", "name"), THRESHOLDS)
 def test_a_threshold_has_examples_on_both_sides(code: str, name: str) -> None:
     assert set() == corpus.one_sided(code, name)

@@ -51,6 +51,7 @@ def misplaced(case: Case, findings: list[Finding], lines: set[int]) -> list[str]
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", RULES)
 def test_each_finding_of_a_live_positive_is_at_a_marked_line(code: str, tmp_path: Path) -> None:
     problems = []

@@ -83,6 +83,7 @@ def silent_without_shapes(case: Case, block: Any) -> list[str]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("theme", corpus.themes())
 def test_a_stored_trace_is_judged_like_the_live_capture_or_says_what_it_lacks(theme: str) -> None:
     """All at once, so that each payload is made and captured but once."""

@@ -254,13 +254,14 @@ def test_threads_that_python_does_not_list_are_counted(pytester: pytest.Pytester
 
 @linux
 def test_an_idle_thread_that_the_end_of_a_child_wakes_has_not_worked() -> None:
-    begin, end = threading.Event(), threading.Event()
+    begin, worked, end = threading.Event(), threading.Event(), threading.Event()
 
     def wakes() -> None:
         begin.wait()
         begun = time.thread_time()
         while time.thread_time() < begun + 0.0001:
             pass
+        worked.set()
         end.wait()
 
     idle = threading.Thread(target=wakes)
@@ -268,7 +269,7 @@ def test_an_idle_thread_that_the_end_of_a_child_wakes_has_not_worked() -> None:
     found = Threads()
     found.begin()
     begin.set()
-    time.sleep(0.01)
+    worked.wait()
     assert (False, True) == found.end()
     assert (False, False) == found.end(woken=True)
     end.set()

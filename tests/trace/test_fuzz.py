@@ -32,6 +32,7 @@ from pytest_torchprof.trace.ranks import read_ranks
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import measure_all
 
+pytestmark = pytest.mark.thorough
 often = settings(max_examples=EXAMPLES)
 
 

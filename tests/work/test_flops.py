@@ -372,6 +372,7 @@ JUNK: st.SearchStrategy[Any] = st.recursive(
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=5) | JUNK, max_size=12)
 
 
+@pytest.mark.thorough
 @given(st.sampled_from([*FORMULAS, "aten::add"]), JUNK | SHAPES, JUNK, JUNK)
 @settings(max_examples=400)
 def test_junk_has_no_flops(name: str, dims: Any, types: Any, concrete: Any) -> None:

@@ -571,6 +571,7 @@ SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=12)
 TYPES = st.lists(st.sampled_from([FLOAT, BF16, LONG, "bool", NUMBER, LIST, NONE]), max_size=12)
 
 
+@pytest.mark.thorough
 @given(
     st.sampled_from([*RULES, "aten::view"]), SHAPES | JUNK, TYPES | JUNK, SHAPES | JUNK, JUNK,
     st.sampled_from([None, 2, 4]),

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_torchprof.rules.bodies import Call
-    from pytest_torchprof.rules.chains import Chain
+    from pytest_torchprof.rules.chains import Chain, Link
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
 #: Layers with parameters for each of the features that were joined.
 _PARAMETERS: Final = late(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")
+#: Those that take the features along the last dimension.
+_PRODUCT: Final = late(r"aten::(linear|addmm|matmul|mm)$")
 #: Links of a chain that are looked at, and calls between one and the next.
 _LINKS: Final = 16
 _LOOKED: Final = 200
@@ -64,7 +66,8 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
         values that attention takes, longer by one each time: a tensor that is allocated once is
         then quicker, and below that it is not. Where hardly anything else takes the tensor in
         between, but to write the new part, parts were only collected: a list does that, so it
-        counts however small it is, where at most ``operators`` (50) run in each repetition.
+        counts however small it is, where at most ``operators`` (50) run in each repetition. A list
+        that is joined again each time is needed each time: it counts from ``bytes`` only.
 
         Not: a list that is joined once; a window that moves, which stays as long as it is; features
         that layers with parameters for each of them take, as in DenseNet, where that is the
@@ -154,7 +157,7 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
         ]
         takers = [call for call in _no_writes(made_of) if any(one.out in s for s in call.shapes)]
         taken += bool(takers)
-        with_parameters += any(_has_parameters(call, one.out[one.axis]) for call in takers)
+        with_parameters += any(_has_parameters(call, one) for call in takers)
         made = json.dumps(list(one.out)).encode()
         anew += trace.tensors is None and any(made in call.concrete for call in made_of)
     if 2 * max(with_parameters, anew) >= len(links):
@@ -190,9 +193,14 @@ def _every(trace: Trace, chain: Chain) -> float:
     return len(between(trace, chain.rows[0], chain.rows[-1])) / (len(chain.links) - 1)
 
 
-def _has_parameters(call: Call, size: int) -> bool:
-    """Whether a layer has as many parameters along a dimension as so many features need."""
-    if not _PARAMETERS.match(call.name) or not call.shapes or not call.shapes[0]:
+def _has_parameters(call: Call, link: Link) -> bool:
+    """Whether a layer takes what was joined, with parameters for each of the features."""
+    if not _PARAMETERS.match(call.name):
         return False
-    weights = [shape for shapes in call.shapes[1:2] for shape in shapes]
-    return any(size in shape[:2] for shape in weights)
+    product = _PRODUCT.match(call.name) is not None
+    if product and link.axis != len(link.out) - 1:
+        return False  # of which the samples are more: an attention's keys and values
+    first = 1 if call.base == "addmm" else 0
+    inputs, weights = ([*call.shapes, (), ()])[first : first + 2]
+    size = link.out[link.axis]
+    return link.out in inputs and any(size in shape[:2] for shape in weights)

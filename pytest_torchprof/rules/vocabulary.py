@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
@@ -35,6 +36,7 @@ _PASSES: Final = late(
 )
 _SELECT, _SLICE, _NARROW = "aten::select", "aten::slice", "aten::narrow"
 _SQUEEZE: Final = "aten::squeeze"
+_VIEWS: Final = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 _WHOLE: Final = 2**62
 #: Calls after a product that are looked at for what takes its result.
 _FAR: Final = 100
@@ -65,8 +67,9 @@ def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
         or takes its softmax, may come between. The rest of the result must be ``wasted`` (64 KiB)
         or more. Not: results of which anything takes more, such as a loss or two positions; one
         sample of a batch, ``logits[0]``, unless it is the only one; positions that a tensor
-        chooses, one for each sample. Positions are the last dimension but one of three or more:
-        rows of a matrix, and a first dimension, may as well be the samples of a batch.
+        chooses, one for each sample. Positions are the last dimension but one of three or more,
+        also where a matrix of all rows is viewed so right after the product. Other rows of a
+        matrix, and a first dimension, may as well be the samples of a batch.
 
     Why it is slow
         The vocabulary is the widest layer of a language model: a prompt of 1,000 tokens costs 1,000
@@ -91,10 +94,11 @@ def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
         return NO_MATCHES
     found: list[tuple[int, _Result]] = []
     for place, args in zip(at.tolist(), trace.operands(rows[at]), strict=True):
-        result = _result(args, vocabulary)
-        if result is None or result.wasted < wasted:
+        made = _result(args, vocabulary)
+        if made is None or made.bytes < wasted:
             continue
-        if _one_position(trace, rows, place, result.shape):
+        result = _of_one_position(trace, rows, place, made)
+        if result is not None and result.wasted >= wasted:
             found.append((int(rows[place]), result))
     if not found:
         return NO_MATCHES
@@ -123,10 +127,18 @@ def _backward(trace: Trace, products: Ints) -> Ints:
 
 
 class _Result(Plain, frozen=True):
-    """What a product makes; its positions are along the last dimension but one."""
+    """What a product makes; its positions are along the last dimension but one.
+
+    ``dtype``: of its elements; empty where what takes it has to tell.
+    """
 
     shape: _Shape
-    element_bytes: int
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """How large it is; as large as it may be where its type is not known."""
+        return prod(self.shape) * ELEMENT_BYTES.get(self.dtype, 2 if self.dtype else 8)
 
     @property
     def positions(self) -> int:
@@ -134,11 +146,12 @@ class _Result(Plain, frozen=True):
 
     @property
     def wasted(self) -> int:
-        return prod(self.shape) // self.positions * (self.positions - 1) * self.element_bytes
+        """The bytes of all positions but one."""
+        return self.bytes // self.positions * (self.positions - 1)
 
 
 def _result(args: OpArgs, vocabulary: float) -> _Result | None:
-    """Of a product of sequences with a vocabulary; None for any other."""
+    """Of a product of sequences, or of all their rows, with a vocabulary; None for any other."""
     dims, types = decode_part(args.dims), decode_part(args.types)
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
@@ -152,41 +165,71 @@ def _result(args: OpArgs, vocabulary: float) -> _Result | None:
     (x, dtype), (weight, _) = matrices[-2:]
     inner = x[-1]
     outputs = weight[0] if weight[1] == inner else weight[1]
-    if inner not in weight or outputs < vocabulary * inner or len(x) < 3 or x[-2] < 2:
+    if inner not in weight or outputs < vocabulary * inner or x[-2] < 2:
         return None
-    return _Result((*x[:-1], outputs), ELEMENT_BYTES.get(dtype, 2))
+    return _Result((*x[:-1], outputs), dtype)
 
 
-def _one_position(trace: Trace, rows: Ints, place: int, shape: _Shape) -> bool:
-    """Whether all that takes a tensor of this shape, soon after, takes one position of it."""
-    thread = trace.thread[rows[place]]
+def _of_one_position(trace: Trace, rows: Ints, place: int, result: _Result) -> _Result | None:
+    """The result of a product, if all that takes it soon after takes one position of it.
+
+    Rows of a matrix are positions once they are viewed as sequences.
+    """
     after = rows[place + 1 : place + 1 + _FAR]
-    after = after[trace.thread[after] == thread]
+    after = after[trace.thread[after] == trace.thread[rows[place]]]
     product = trace.names[trace.name[rows[place]]]
     taken = set[int]()
-    shapes = [shape]  # of what has all positions
+    made = result.shape
+    shapes = [made]  # of what has all positions
     for name, args in _calls(trace, after):
         dims = decode_part(args.dims)
-        if name == product and (again := _result(args, 0)) is not None and again.shape == shape:
+        if name == product and (again := _result(args, 0)) is not None and again.shape == made:
             break
         every = dims if isinstance(dims, list) else []
         if any(list(one) in d for d in every if isinstance(d, list) for one in shapes):
-            return False
+            return None
         some = [one for one in shapes for _ in range(every.count(list(one)))]
-        if not some or (len(some) == 1 and _PASSES.match(name)):
+        if not some:
+            continue
+        result = result if result.dtype else replace(result, dtype=_type_of(args))
+        if len(some) == 1 and _PASSES.match(name):
             continue
         (one, *others), concrete = some, decode_part(args.concrete)
         if others:
-            return False
+            return None
+        if len(made) == 2 and one == made:
+            if len(viewed := _viewed(name, concrete, one)) < 3:
+                return None
+            shapes.append(viewed)
+            result = replace(result, shape=viewed)
+            continue
         if one[0] == 1 and len(one) > 2 and _is_first(name, concrete):
             shapes.append(one[1:])
             continue
         position = _position(name, concrete, one)
         if position is None:
-            return False
+            return None
         if position != _ALL:
             taken.add(position)
-    return len(taken) == 1
+    return result if len(taken) == 1 else None
+
+
+def _type_of(args: OpArgs) -> str:
+    """The type of the first operand."""
+    types = decode_part(args.types)
+    return str(types[0]) if isinstance(types, list) and types else ""
+
+
+def _viewed(name: str, concrete: Any, shape: _Shape) -> _Shape:
+    """The shape as which a call views rows, with their elements as they are; empty for others."""
+    text = concrete[1] if isinstance(concrete, list) and len(concrete) > 1 else ""
+    sizes = [int(one) for one in re.findall(r"-?\d+", str(text))]
+    if name not in _VIEWS or not sizes or sizes[-1] not in (shape[-1], -1):
+        return ()
+    sizes[-1] = shape[-1]
+    known = prod(one for one in sizes if one > 0)
+    out = tuple(prod(shape) // known if one < 0 else one for one in sizes)
+    return out if prod(out) == prod(shape) else ()
 
 
 def _is_first(name: str, concrete: Any) -> bool:

@@ -262,6 +262,110 @@ def frames_stacked_again_for_each_new_one():
     return background
 
 
+class _Memory(nn.Module):
+    """Attention over all frames so far, written by hand."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.key, self.slots = nn.Linear(width, width), []
+
+    def forward(self, frame):
+        self.slots.append(self.key(frame))
+        memory = torch.cat(self.slots)  # <- here
+        return (frame @ memory.t()).softmax(-1) @ memory
+
+
+@EXAMPLES.positive("growing-cat")
+def a_memory_that_is_joined_for_each_frame():
+    def track():
+        memory, frame = _Memory(128).eval(), torch.rand(32, 128)
+        with torch.inference_mode():
+            for _ in range(16):
+                frame = memory(frame)
+        return frame
+
+    return track
+
+
+@EXAMPLES.positive("growing-cat")
+def values_of_a_cache_that_a_product_takes():
+    def decode():
+        values, query = torch.rand(48, 256), torch.rand(1, 256)
+        for _ in range(40):
+            values = torch.cat([values, query.sin()])  # <- here
+            query = values.mean(1).softmax(0)[None] @ values
+        return query
+
+    return decode
+
+
+@EXAMPLES.positive("growing-cat")
+def a_batch_of_one_with_a_cache_in_three_dimensions():
+    def attend(query, memory):
+        return (query @ memory.transpose(1, 2) / 16).softmax(-1) @ memory
+
+    def decode():
+        memory, query = torch.rand(1, 48, 256), torch.rand(1, 1, 256)
+        for _ in range(40):
+            memory = torch.cat([memory, query.tanh()], dim=1)  # <- here
+            query = attend(query, memory)
+        return query
+
+    return decode
+
+
+@EXAMPLES.positive("growing-cat")
+def similarities_of_all_points_so_far():
+    def kernels():
+        points, traces = torch.rand(32, 128), []
+        for _ in range(16):
+            points = torch.cat((points, torch.rand(16, 128)))  # <- here
+            traces.append((points @ points.t()).trace())
+        return traces
+
+    return kernels
+
+
+def _dense(apply):
+    """Layers of which each takes all features before it, in products."""
+    first = torch.rand(64, 32)
+
+    def run():
+        x = first
+        for _ in range(14):
+            x = torch.cat([x, apply(x, torch.rand(8, x.shape[1]), torch.zeros(8))], dim=-1)
+        return x
+
+    return run
+
+
+@EXAMPLES.near_miss("growing-cat", bytes=1000)
+def linear_layers_that_see_all_before_them():
+    return _dense(F.linear)
+
+
+@EXAMPLES.near_miss("growing-cat", bytes=1000)
+def products_that_see_all_before_them():
+    return _dense(lambda x, w, b: (x @ w.t() + b).relu())
+
+
+@EXAMPLES.near_miss("growing-cat", bytes=1000)
+def addmm_layers_that_see_all_before_them():
+    return _dense(lambda x, w, b: torch.addmm(b, x, w.t()).tanh())
+
+
+@EXAMPLES.near_miss("growing-cat")
+def a_small_list_that_each_step_needs():
+    def recent():
+        rewards, means = [], []
+        for _ in range(20):
+            rewards.append(torch.rand(4))
+            means.append(torch.stack(rewards).mean(0))
+        return means
+
+    return recent
+
+
 # ------------------------------------------------------------------------------ near misses
 
 

@@ -389,3 +389,70 @@ def log_probabilities_of_the_next_token():
         return model(prompt).log_softmax(-1)[:, -1].topk(4)
 
     return step
+
+
+# ------------------------------------------------------------- rows that are sequences again
+
+
+class _Conv1D(nn.Module):
+    """A layer as GPT-2 has it: a product of all rows."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x):
+        rows = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)  # <- here
+        return rows.view(*x.shape[:-1], len(self.bias))
+
+
+@EXAMPLES.positive("all-logits", 1)
+def logits_of_a_product_of_all_rows():
+    head, hidden = _Conv1D(16, 300).requires_grad_(False), torch.rand(2, 60, 16)
+    return lambda: head(hidden)[:, -1].argmax(-1)
+
+
+@EXAMPLES.positive("all-logits", 1)
+def rows_that_are_reshaped_to_sequences():
+    weight, hidden = torch.rand(300, 16), torch.rand(4, 40, 16)
+
+    def step():
+        logits = torch.mm(hidden.flatten(0, 1), weight.t())  # <- here
+        return (logits / 0.7).reshape(4, -1, 300)[:, -1].softmax(-1)
+
+    return step
+
+
+@EXAMPLES.near_miss("all-logits")
+def loss_of_all_rows_and_the_last_position():
+    head, hidden = _Conv1D(16, 300).requires_grad_(False), torch.rand(2, 60, 16)
+    targets = torch.randint(300, (120,))
+
+    def step():
+        logits = head(hidden)
+        return F.cross_entropy(logits.view(-1, 300), targets), logits[:, -1].argmax(-1)
+
+    return step
+
+
+@EXAMPLES.near_miss("all-logits")
+def channels_of_a_wide_layer_that_are_heads():
+    wide, x = nn.Linear(16, 640).requires_grad_(False), torch.rand(64, 16)
+    return lambda: wide(x).view(64, 10, 64)[:, 0].tanh() * 2
+
+
+def _contracted(length):
+    """Beside one position, 300 x 4 B x (length - 1) of two samples are computed in vain."""
+    table, hidden = torch.rand(300, 16), torch.rand(2, length, 16)
+    return lambda: torch.einsum("bsd,vd->bsv", hidden, table)[:, -1].argmax(-1)  # <- here
+
+
+@EXAMPLES.positive("all-logits", 1)
+def contraction_just_above_the_threshold():
+    return _contracted(29)
+
+
+@EXAMPLES.near_miss("all-logits")
+def contraction_just_below_the_threshold():
+    return _contracted(28)

@@ -1,4 +1,4 @@
-"""The `torchprof` command: what a stored trace says, and which of two revisions is slower."""
+"""The `torchprof` command: inspect stored traces, and compare two revisions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_torchprof.render import doors, escape
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
-#: Set to anything, a fault of ours shows its traceback.
+#: If set to anything, internal errors show their traceback.
 DEBUG = "TORCHPROF_DEBUG"
 
 _FORMATS = ("table", "json", "csv", "markdown")
@@ -24,14 +24,14 @@ _PATHS = "a .json or .json.gz trace of torch.profiler, several, or a folder (ran
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line on stderr."""
+    """A parser that reports errors in one line on stderr."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is, and exit with 2."""
+        """Print the error and where to find help, and exit with 2."""
         self.exit(BAD_USAGE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """What was typed is shown, and nothing of it raw."""
+        """Escape what the user typed before printing it."""
         super().exit(status, message and f"{escape.line(message.rstrip())}\n")
 
 
@@ -43,7 +43,7 @@ class Command:
     """One subcommand: what it is for, its arguments, and the function that does it.
 
     ``run`` is ``module:function`` below the package, so that `torchprof --help` loads none of them.
-    ``rest`` is what may follow after ``--``, for another program; it is passed on unchanged.
+    ``rest`` describes the arguments after ``--``, which are passed on unchanged.
     """
 
     name: str
@@ -84,12 +84,12 @@ def _seconds(text: str) -> float:
 
 
 def _name(text: str) -> str:
-    if not text:  # of a variable that is not set, and not the folder that we are in
+    if not text:  # an unset shell variable, not the current folder
         raise ValueError
     return text
 
 
-# As argparse names what it refuses.
+# argparse uses these names in its errors.
 _name.__name__ = "file name"
 _percent.__name__, _count.__name__ = "percentage", "count"
 _some.__name__, _seconds.__name__ = "number of 1 or more", "time in seconds"
@@ -285,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(parser: _Parser, words: list[str]) -> argparse.Namespace:
-    """Options of the words before ``--``; those after it, where a command passes them on."""
+    """Parse the words before ``--``, and keep those after it for a command that passes them on."""
     command = next((c for c in COMMANDS if words[:1] == [c.name] and c.rest), None)
     if command is None:
         return parser.parse_args(words)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Make the hook for users' rules known; it is called only when profiling is on."""
+    """Register the hook for users' rules; it is called only when profiling is on."""
     from pytest_torchprof.session import hookspecs
 
     pluginmanager.add_hookspecs(hookspecs)
@@ -34,14 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, None, None]:
-    """Register ``--accept`` last, as others may own it."""
+    """Register ``--accept`` last, because another plugin may own it."""
     early_config.stash[options.STARTED_NS] = time.time_ns()
     yield
     options.add_accept(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known; bring in everything else only when profiling is on."""
+    """Register the markers; import everything else only when profiling is on."""
     markers.add_markers(config)
     if options.enabled(config):
         with _quick_imports():
@@ -55,13 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @contextmanager
 def _quick_imports() -> Iterator[None]:
-    """Around the import of our own modules, of which there are many.
+    """Speed up the import of the plugin's many modules.
 
-    Pytest reads each module of a plugin itself, to rewrite its asserts: slowly, and where it may
-    not write beside them, by compiling all of them in each session.
+    Pytest loads a plugin's modules itself to rewrite their asserts. That is slow, and where it
+    cannot cache byte code, it compiles all of them in each session.
     """
     collects = gc.isenabled()
-    gc.disable()  # modules stay; looking for garbage among them takes as long as to import them
+    gc.disable()  # modules stay alive; collecting garbage among them takes as long as the import
     sys.meta_path.insert(0, PathFinder)
     try:
         yield

@@ -1,17 +1,17 @@
-"""Where code runs and its data lies, so that it is no difference between two processes of a code.
+"""Keep memory layout and processor placement from biasing two processes of the same code.
 
-Two processes of one code can differ by 1 to 30 % for as long as they live: an object lies where it
-collides with another in a cache, a block of the allocator is given back after each call or is not.
-More pairs of turns do not help against it, they only make it look certain. Two things do. Both
-sides start with the same addresses (`same_addresses`), and before every turn memory is taken and
-held in another pattern (`shaken`): what a call allocates then lies elsewhere in every turn, so that
-its luck is noise between turns, which is measured, and no longer a bias of a side, which is not
-(Curtsinger and Berger, "Stabilizer", 2013). A loop in Python: 5.3 % between two processes without
-both, 0.3 % with them; 25 small operators: 0.6 and 0.1 %.
+Two processes of the same code can differ by 1 to 30 % for their whole lives: two objects collide in
+a cache, or the allocator returns a block after each call or keeps it. More pairs of turns do not
+help; they only make the difference look certain. Two things do. Both sides start with the same
+addresses (`same_addresses`), and every turn holds memory in a new pattern (`shaken`). Allocations
+then land elsewhere in every turn, so layout becomes noise between turns, which is measured, instead
+of a bias of one side, which is not (Curtsinger and Berger, "Stabilizer", 2013). For a loop in
+Python, the difference between two processes drops from 5.3 % to 0.3 %; for 25 small operators, from
+0.6 % to 0.1 %.
 
-And processors differ, in what else runs on them or beside them, for seconds at a time. So the turns
-of a pair start on the same one (`move_to`). And the side that waits has to leave them all to the
-other: its pool of threads must not spin on (`same_environment`).
+Processors differ too, for seconds at a time, in what else runs on or beside them, so the turns of a
+pair start on the same one (`move_to`). And the waiting side must leave all of them to the other:
+its thread pool must not spin (`same_environment`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _random = random.Random(0)  # noqa: S311 - patterns, not secrets
 
 
 def shaken() -> object:
-    """Takes memory in a new pattern; hold the result for as long as a turn. About 0.1 ms.
+    """Allocate memory in a new pattern; hold the result for the length of a turn. About 0.1 ms.
 
-    Most of it is never touched, so that it costs addresses and not memory.
+    Most of it is never touched, so it costs address space, not memory.
     """
     import numpy as np
 
@@ -64,10 +64,10 @@ def shaken() -> object:
 
 
 def move_to(number: int) -> None:
-    """Move this thread to a processor, from where the system may move it on at any time.
+    """Move this thread to a processor; the system may move it on at any time.
 
-    The turns of a pair start on the same one, and pairs on different ones. Else a side may be for
-    seconds on a processor that has something else to do, or that is a slower kind.
+    The turns of a pair start on the same one, and pairs on different ones. Otherwise one side may
+    run for seconds on a slower processor, or on one that is busy with something else.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -80,9 +80,9 @@ def move_to(number: int) -> None:
 
 @contextmanager
 def same_addresses() -> Iterator[None]:
-    """Processes started within have no random addresses, where the system can do and allows that.
+    """Start processes without address space randomization, where the system supports and allows it.
 
-    Linux only; some containers forbid it, and nothing is said then: `shaken` does most of it alone.
+    Linux only. Some containers forbid it; that is ignored, since `shaken` alone does most of it.
     """
     before = _personality(_ASK)
     if before is None:
@@ -97,7 +97,7 @@ def same_addresses() -> Iterator[None]:
 
 @contextmanager
 def same_environment() -> Iterator[None]:
-    """Processes started within have what `ENVIRONMENT` says, and the user has not."""
+    """Start processes with the variables of `ENVIRONMENT` that the user has not set."""
     policy = "OMP_WAIT_POLICY" in os.environ
     ours = {
         name: value
@@ -113,7 +113,7 @@ def same_environment() -> Iterator[None]:
 
 
 def _personality(wanted: int) -> int | None:
-    """The one before; None where there is none or it may not be set."""
+    """Set it and return the previous one; None where there is none or it may not be set."""
     try:
         found = ctypes.CDLL(None).personality(ctypes.c_ulong(wanted))
     except (AttributeError, OSError, TypeError):  # not Linux

@@ -1,4 +1,4 @@
-"""One test on both sides: profiled, then measured in turns, and what comes of it."""
+"""Compare one test on both sides: profile it, measure it in turns, and decide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIDES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
 
 @dataclass(frozen=True)
 class Options:
-    """How long a test is measured: seconds a side at most, or exactly so many pairs of turns."""
+    """How long to measure a test: at most this many seconds a side, or this many pairs of turns."""
 
     min_time_s: float = 1.0
     rounds: int | None = None
@@ -79,7 +79,7 @@ class Compared:
         )
 
     def close(self) -> None:
-        """Have the test torn down where it is still set up; its end may be a failure."""
+        """Tear the test down if it is still set up; the teardown may fail."""
         while self.open:
             self.at = worker = self.open.pop()
             end = worker.finish()
@@ -92,7 +92,7 @@ class Compared:
         reason: str | None = None,
         broken: Broken = "",
     ) -> Row:
-        """A row of what is known so far; the comparison's verdict if none is given."""
+        """A row of what is known so far, with the comparison's verdict unless one is given."""
         decision = None
         if verdict is None and self._pace.done:
             decision = self._comparison.decide()
@@ -114,7 +114,7 @@ class Compared:
         )
 
     def _remark(self) -> str | None:
-        """Why there was less time for calls than there might be."""
+        """Why calls got less time than they could have."""
         if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
             return None
         if not self._pace.repeatable:
@@ -140,7 +140,7 @@ class Compared:
         return None
 
     def _unprofiled(self) -> str | None:
-        """Why there are no exact metrics to be compared, on a side or on both."""
+        """Why one side, or both, has no exact metrics to compare."""
         notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
         if len(set(notes.values())) == 1 and len(notes) == len(_SIDES):
             return notes["B"]
@@ -153,7 +153,7 @@ class Compared:
     # ---------------------------------------------------------------- measuring
 
     def _measure(self) -> str | None:
-        """All pairs; why it cannot be measured, if so."""
+        """Measure all pairs; return why it cannot be measured, if so."""
         pace = self._pace
         while not pace.over and not (pace.pairs is None and self._comparison.clear):
             fresh, calls = pace.fresh, pace.calls
@@ -181,7 +181,7 @@ class Compared:
     def _turns(
         self, calls: int, *, a_first: bool, fresh: bool
     ) -> tuple[dict[str, Turn], str | None]:
-        """A turn of each side; why they do not count, if so."""
+        """Run a turn of each side; return why they do not count, if so."""
         turns: dict[str, Turn] = {}
         why = None
         failed: list[Literal["A", "B"]] = []
@@ -199,7 +199,7 @@ class Compared:
 
 
 def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:
-    """Metrics that are not the same within their tolerance, or that only one side has measured.
+    """Metrics that differ by more than their tolerance, or that only one side measured.
 
     >>> differences({"ops": 3, "flops": 2}, {"ops": 4, "flops": 2})
     (Difference(metric='ops', a=3, b=4),)

@@ -1,4 +1,4 @@
-"""Drives the two workers: test by test and turn by turn, one idle while the other runs."""
+"""Drive the two workers test by test and turn by turn; one idles while the other runs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Progress = Callable[[str, int, int], None]
 def run(
     a: Side, b: Side, janitor: Janitor, options: Options, progress: Progress, rows: list[Row]
 ) -> list[str]:
-    """Compare all tests of two sides; what a reader must know of the run, a sentence each.
+    """Compare all tests of two sides; return notes on the run for the reader.
 
-    ``rows`` gets a row for each test as soon as that is done, in the order in which B has collected
-    them: they are there also if an error or Ctrl-C ends the run. ``progress`` is told a test's id,
-    its number from 1, and how many there are, before it runs.
+    ``rows`` gets a row for each test as soon as it is done, in B's collection order, so they are
+    there even if an error or Ctrl-C ends the run. Before a test runs, ``progress`` gets its id, its
+    number from 1, and the number of tests.
 
     Raises:
         AbError: there is nothing to compare, one side would run the other's code, or test after
@@ -80,7 +80,7 @@ class _Pair:
         self.found = found_a, found_b
 
     def renew(self, worker: Worker) -> None:
-        """Another process in place of one that has died.
+        """Start another process in place of one that died.
 
         Raises:
             AbError: it does not come up, or would run the other's code.
@@ -102,7 +102,7 @@ class _Pair:
         proven(self.found[0].origins, self.found[1].origins)
 
     def finish(self) -> None:
-        """End both, and look once more at where their code came from."""
+        """End both, and check once more where their code came from."""
         ends = []
         for worker, found in zip(self, self.found, strict=True):
             if not worker.side.empty:
@@ -115,7 +115,7 @@ class _Pair:
         proven(ends[0], ends[1])
 
     def _unproven(self, worker: Worker) -> None:
-        """Say that a process has gone without telling what it had imported by then."""
+        """Note that a process died before it reported its imports."""
         name = worker.side.name
         note = (
             f"it is not known where {name} imported modules from while tests ran: its worker died"
@@ -137,7 +137,7 @@ def _pair(a: Side, b: Side, janitor: Janitor) -> Iterator[_Pair]:
 
 
 def _collect(worker: Worker) -> tuple[Collected, str | None]:
-    """What it has collected, or why it could not collect anything."""
+    """What it collected, or why it could not collect anything."""
     if worker.side.empty:
         return Collected([], {}, {}), None
     try:
@@ -186,7 +186,7 @@ class _Run:
                 yield Row(nodeid, "gone", "only in A")
 
     def _test(self, nodeid: str, following: str | None, tests: int) -> Row:
-        """One test, whatever becomes of the workers meanwhile."""
+        """Run one test, even if a worker dies meanwhile."""
         begun = time.perf_counter()
         compared = Compared(nodeid, (self._pair.a, self._pair.b), self._options, tests)
         try:
@@ -197,10 +197,10 @@ class _Run:
         return replace(row, spent_s=time.perf_counter() - begun)
 
     def _died(self, compared: Compared, death: WorkerDied) -> Row:
-        """The row of a test that has ended its worker; there is another one after it.
+        """The row of a test that ended its worker; a new worker is started.
 
         Raises:
-            AbError: so it has gone again and again.
+            AbError: too many tests in a row ended their worker.
         """
         dead = [compared.at]
         name = compared.at.side.name

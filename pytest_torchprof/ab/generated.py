@@ -1,4 +1,4 @@
-"""Files that a build made in the checkout, which no revision holds."""
+"""Files that a build wrote into the checkout and that no revision contains."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _LAYOUTS = ("", "src/", "*/", "*/src/", "*/*/")  # where packages lie in a tree
 
 
 def bring(repo: Repository, tree: Path) -> tuple[str, ...]:
-    """Give a worktree the Python files that git ignores between those it keeps; a note on them.
+    """Copy Python files that git ignores into a worktree, from beside tracked ones; return a note.
 
-    Such is the ``_version.py`` that a build writes, without which a package is not imported.
-    Compiled modules are not brought: they are code under test, of one revision. Nor are folders
-    that git ignores as a whole: environments and builds.
+    One example is the ``_version.py`` that a build writes, without which a package does not import.
+    Compiled modules are not copied: they are code under test, of one revision. Neither are folders
+    that git ignores as a whole, such as environments and builds.
     """
     text = git(
         repo.top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
@@ -48,9 +48,9 @@ def bring(repo: Repository, tree: Path) -> tuple[str, ...]:
 
 
 def unbuilt(text: str, root: Path, others: Sequence[Path]) -> str | None:
-    """Why an import failed in this side's tree, if it is for a module that another tree has built.
+    """Why an import failed in this side's tree, if only the other tree has built the module.
 
-    ``text`` is what a failure printed. None if it says nothing of that kind.
+    ``text`` is the output of the failure. None if it shows no such thing.
     """
     for found in _MISSING.finditer(text):
         name = found["module"] or f"{found['of']}.{found['name']}"

@@ -1,4 +1,4 @@
-"""In a worker: this side's code is what imports find, and the proof of it. Standard library only.
+"""In a worker, make imports find this side's code, and prove it. Standard library only.
 
 What is redirected: entries of ``sys.path`` in another tree (of ``PYTHONPATH``, and the ``.pth``
 files of editable installs: hatch, flit, pdm, poetry, setuptools), and setuptools' editable finders.
@@ -25,7 +25,7 @@ _TOOL = "pytest_torchprof"
 
 
 def redirect(root: str, others: Sequence[str]) -> None:
-    """Let imports, of this process and of those it starts, find this side's code.
+    """Make imports find this side's code, in this process and in those it starts.
 
     Call it with the working folder set, before pytest. Entries of ``sys.path`` in one of ``others``
     become the same place below ``root``, or go if that is not there. A package of ``root`` or of
@@ -57,7 +57,7 @@ def _refresh() -> None:
 
 
 def _redirect_finders(trees: Trees) -> None:
-    """Point setuptools' editable finders, a module with two tables each, to this side's tree."""
+    """Point setuptools' editable finders (modules with two tables) to this side's tree."""
     for name, module in list(sys.modules.items()):
         if not name.startswith("__editable__"):
             continue
@@ -83,7 +83,7 @@ def _in_tree(trees: Trees) -> Any:
 
 
 def _forget(trees: Trees) -> None:
-    """Unload modules of other trees: what a ``.pth`` or ``sitecustomize`` imported of them."""
+    """Unload modules of other trees that a ``.pth`` or ``sitecustomize`` imported."""
     for name, module in list(sys.modules.items()):
         if _is_tool(name):
             continue
@@ -113,7 +113,7 @@ def _let_own_win(trees: Trees) -> None:
 
 
 def _folders(trees: Trees) -> list[str]:
-    """Where this side's packages lie: what is on the path already, then src/, then the top."""
+    """Folders of this side's packages: those on the path already, then src/, then the top."""
     own = [entry for entry in sys.path if os.path.isdir(entry) and trees.is_own(entry)]
     return list(dict.fromkeys([*own, os.path.join(trees.root, "src"), trees.root]))
 
@@ -142,7 +142,7 @@ def _find(name: str) -> str | None:
 
 
 def _tell_children(trees: Trees) -> None:
-    """Let the processes that a test starts find the same code."""
+    """Make processes that a test starts find the same code."""
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     own = [
         entry
@@ -161,7 +161,7 @@ def _tell_children(trees: Trees) -> None:
 
 
 def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
-    """Where the modules that are loaded come from; JSON, and fit for a channel.
+    """Where the loaded modules come from, as JSON that fits through a channel.
 
     ``own``: module → file, of this side's tree; ``foreign``: of another tree, a folder where a
     package only searches there too; ``installed``: packages of this tree that were imported from
@@ -215,7 +215,7 @@ def _is_tool(name: str) -> bool:
 
 
 def _namespace(module: object) -> dict[str, Any]:
-    """Names of a module, asking none of those that load things when they are asked."""
+    """A module's names, without triggering lazy loading."""
     names = getattr(module, "__dict__", None)
     return names if isinstance(names, dict) else {}
 

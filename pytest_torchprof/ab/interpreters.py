@@ -1,4 +1,4 @@
-"""The Python of a side: found, and asked whether our worker can run in it."""
+"""Find the Python of a side, and check that a worker can run in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print("\\n" + json.dumps(answer))
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python, what to call it, and the folder that its ``pytest_torchprof`` is in."""
+    """A Python, its display name, and the folder that contains its ``pytest_torchprof``."""
 
     path: str
     label: str
@@ -43,14 +43,14 @@ class Interpreter:
 
 
 def ours() -> Interpreter:
-    """The one that runs this; nothing needs to be asked."""
+    """The Python running this process; it needs no check."""
     return Interpreter(sys.executable, "", Path(__file__).parents[2])
 
 
 def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
     """The interpreter that a user named: a file, a virtual environment's folder, or a command.
 
-    Raises `AbError` if it does not run, or has not what a worker needs.
+    Raises `AbError` if it does not run, or lacks what a worker needs.
     """
     path = _path(given, option, cwd)
     try:

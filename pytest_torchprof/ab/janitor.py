@@ -1,4 +1,4 @@
-"""The controller's end of the process that cleans up behind `torchprof ab`."""
+"""The controller's end of the process that cleans up after `torchprof ab`."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def neutralise(options: Any) -> None:
 
 
 def refuse(args: list[str], *, accepts: bool, has_us: bool) -> None:
-    """Complain of what makes no sense here.
+    """Reject options that make no sense here.
 
     Raises:
         AbError: ``--accept``, or our plugin is blocked.

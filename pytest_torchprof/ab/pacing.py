@@ -1,4 +1,4 @@
-"""How many calls a turn makes, and when its fixtures are renewed: pure decisions."""
+"""Decide how many calls a turn makes and when to renew fixtures: pure functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def orders(random: Random) -> Iterator[bool]:
 
 @dataclass
 class Pace:
-    """The turns of one test: what they cost so far, in ns, and what the next ones are to be.
+    """The turns of one test: their cost so far, in ns, and what comes next.
 
     ``limit_ns``: measured time of both sides at most; None where ``pairs`` says how many there are.
     """

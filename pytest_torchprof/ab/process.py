@@ -1,4 +1,4 @@
-"""The controller's end of a worker: its process, and what it is asked."""
+"""The controller's end of a worker: its process and the requests to it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerDied(Exception):  # noqa: N818 - it is what has happened
 
 @dataclass(frozen=True)
 class Collected:
-    """What a worker has found: tests in order, and what could not be collected, and why."""
+    """What a worker collected: tests in order, and what could not be collected, with the reason."""
 
     tests: list[str]
     errors: dict[str, str]
@@ -57,9 +57,9 @@ class Collected:
 
 @dataclass(frozen=True)
 class Profiled:
-    """What became of a test's first run: ``failed`` and ``skipped`` have a reason.
+    """The outcome of a test's first run: ``failed`` and ``skipped`` have a reason.
 
-    ``metrics`` are those that are not of time. ``note`` says why there are none.
+    ``metrics`` are all but times. ``note`` says why there are none.
     """
 
     outcome: str
@@ -73,7 +73,7 @@ class Profiled:
 class Turn:
     """Durations of a turn's calls, or of their marked regions; ``spent_ns`` is of all, whole.
 
-    ``error`` is what one of them has raised.
+    ``error`` is what one of them raised.
     """
 
     wall_ns: array[int]
@@ -184,7 +184,7 @@ class Worker:
         return Turn(array("q", wall), array("q", cpu), spent, error)
 
     def finish(self) -> Profiled:
-        """Have the test torn down; what became of it in the end."""
+        """Tear the test down; return its final outcome."""
         self._tell(("done",))
         _, outcome, reason = self._expect("finished")
         return Profiled(outcome, reason)

@@ -1,4 +1,4 @@
-"""Whether an installed package is a copy of one in a tree, or only shares its name."""
+"""Tell whether an installed package is a copy of one in a tree or only shares its name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def copied(trees: Trees) -> Iterator[set[str]]:
 
 
 def is_strangers(root: str, name: str) -> bool:
-    """Whether a package that is installed is of a project that the tree does not hold.
+    """Whether an installed package belongs to a project that is not in the tree.
 
     So says the installed distribution's name, if the tree says what its projects are called: a
     checkout's ``datasets/`` is not the ``datasets`` of the index. Unknown is no.

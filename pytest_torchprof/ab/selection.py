@@ -1,4 +1,4 @@
-"""Which tests the user asked for, in a tree that may lack some of them."""
+"""Select the tests that the user asked for, in a tree that may lack some of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin of a worker: it runs the test that it is told to run, when it is told."""
+"""The pytest plugin of a worker: runs tests on the controller's command."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Served(RunningHooks):
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
         self.runner: TurnRunner = TurnRunner(self._profiled, exchange)
-        #: The loop was reached, so it was not pytest that had something to complain of.
+        #: The loop was reached, so pytest itself had no complaint.
         self.reached = False
 
     # ---------------------------------------------------------------- options

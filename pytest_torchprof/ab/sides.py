@@ -1,4 +1,4 @@
-"""What is compared: two trees, each with an interpreter and the user's arguments made to fit."""
+"""The two sides: each a tree, an interpreter, and the user's arguments adapted to it."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class _Tree:
 
 @contextmanager
 def sides(request: Request) -> Iterator[tuple[Side, Side, Janitor]]:
-    """A and B, with the worktree made and the janitor there; all is undone on exit.
+    """Make A and B, with the worktree and the janitor; undo everything on exit.
 
-    Raises `AbError` if there is nothing to compare, or what was asked for is not there.
+    Raises `AbError` if there is nothing to compare, or something asked for does not exist.
     """
     _check(request)
     python_a, python_b = (

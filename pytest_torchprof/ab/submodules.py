@@ -1,4 +1,4 @@
-"""Submodules of a revision, from what is here: git leaves their folders empty in a worktree."""
+"""Fill the submodules of a worktree from local data, since git leaves their folders empty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Submodule:
 
 
 def fill(repo: Repository, sha: str, tree: Path, janitor: Janitor) -> tuple[str, ...]:
-    """Put the submodules of a commit into its worktree; notes on those that are not here.
+    """Check out a commit's submodules into its worktree; return notes on those not available.
 
     They come from the user's own checkouts and from ``.git/modules``, never from the network.
     """

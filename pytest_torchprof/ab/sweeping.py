@@ -1,4 +1,4 @@
-"""What the janitor's process runs: waits until the controller is gone, then leaves nothing behind.
+"""The janitor's process: waits until the controller is gone, then removes everything.
 
 Standard library only and nothing of this package: it is started as a file, without site-packages,
 so that it is up in a few milliseconds and cannot import the code under test. Works on POSIX; on

@@ -1,4 +1,4 @@
-"""Whose a path is: this side's tree, another one, or nobody's. Standard library only."""
+"""Which tree a path belongs to: this side's, another, or none. Standard library only."""
 
 from __future__ import annotations
 

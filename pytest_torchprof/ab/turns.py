@@ -1,8 +1,7 @@
-"""The turns of one test, in a worker: its calls timed, its fixtures set up as often as is asked.
+"""The turns of one test, in a worker: time its calls, and set up its fixtures when asked.
 
-They all happen inside the call phase of the one run that pytest was asked for, as reruns do, so
-that every plugin's surroundings of a test are there, and a turn on the same fixtures costs nothing
-but its calls.
+Like reruns, they all happen inside the call phase of the one run that pytest was asked for, so
+every plugin's environment is in place, and a turn on the same fixtures costs only its calls.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Command = tuple[Any, ...]
 
 
 class TurnRunner(Runner):
-    """Runs a test as `Runner` does, and then serves turns of it until told that it is done."""
+    """Runs a test as `Runner` does, then serves turns of it until told to stop."""
 
     def __init__(
         self,

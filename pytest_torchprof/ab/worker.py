@@ -1,4 +1,4 @@
-"""The process of one side: a pytest session that waits to be told what to run."""
+"""The process of one side: a pytest session that runs what the controller requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Line:
 
 
 def serve(channel: Any, side: Mapping[str, Any]) -> None:
-    """Run pytest until the controller has no more to ask.
+    """Run pytest until the controller sends no more requests.
 
     ``side``: name, root, others, args, and a folder for temporary files. Tells last how it ended:
     ``("ended", exit code, error, origins)``.

@@ -1,7 +1,7 @@
-"""A git revision as a folder: what git is asked, and what it answers when it cannot.
+"""Check out a git revision into a folder, and explain when git cannot.
 
-Nothing is fetched, no hook runs, and no other worktree is touched. What is made here is removed by
-the janitor.
+Nothing is fetched, no hook runs, and no other worktree is touched. The janitor removes what is
+created here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _QUIETLY = (
 
 
 class GitError(AbError):
-    """What git said when it would not."""
+    """Git failed; the text is git's own."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Repository:
 
 @dataclass(frozen=True)
 class Commit:
-    """A revision, as the user called it and as it is."""
+    """A revision: the user's name for it, and the commit."""
 
     sha: str
     label: str
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a git that is to look only where it is sent."""
+    """An environment in which git works only on the given folder."""
     kept = {name: value for name, value in os.environ.items() if name not in _ABOUT_ANOTHER}
     return kept | {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"} | more
 

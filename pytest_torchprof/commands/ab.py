@@ -36,7 +36,7 @@ _NAME = 40
 
 @dataclass
 class Found:
-    """What is known so far; all of it, unless ``interrupted``."""
+    """Results so far; complete unless ``interrupted``."""
 
     sides: tuple[Side, Side] | None = None
     rows: list[Row] = field(default_factory=list)
@@ -76,7 +76,7 @@ def ab(options: Namespace) -> int:
 
 
 def _measure(options: Namespace, args: tuple[str, ...], found: Found) -> None:
-    """Run the tests of both sides; what is known is in ``found`` also if this is interrupted."""
+    """Run the tests of both sides; ``found`` keeps partial results if interrupted."""
     from pytest_torchprof.ab.controller import Options, run
     from pytest_torchprof.ab.sides import Request, sides
 
@@ -97,7 +97,7 @@ def _measure(options: Namespace, args: tuple[str, ...], found: Found) -> None:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """How far it is, on a terminal: the test that runs, its number from 1, and how many."""
+    """A progress bar on a terminal: the current test, its number from 1, and the total."""
     if not sys.stderr.isatty():
         yield lambda _test, _number, _every: None
         return
@@ -116,7 +116,7 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """A signal that ends the process ends it like Ctrl-C, with everything cleaned up."""
+    """Handle terminating signals like Ctrl-C, so that everything is cleaned up."""
     names = ("SIGTERM", "SIGHUP", "SIGBREAK")  # the last is Windows's
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {}
@@ -139,10 +139,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
-    """Pytest's arguments without that for the report, which is ours; and the report's file.
+    """Pytest's arguments without the report option, and the report's file.
 
     Raises:
-        SettingsError: there is no name of a file, or it is that of a folder.
+        SettingsError: the file name is missing, or names a folder.
     """
     rest, name, words = list[str](), None, iter(args)
     for word in words:
@@ -238,7 +238,7 @@ def _totals(options: Namespace, found: Found) -> str:
 
 
 def _status(found: Found) -> int:
-    """Exit status; says on stderr why there was nothing to compare."""
+    """Return the exit status; if nothing was compared, say why on stderr."""
     if found.interrupted:
         return _INTERRUPTED
     if _regressed(found):
@@ -254,7 +254,7 @@ def _regressed(found: Found) -> bool:
 
 
 def _at_fault(row: Row) -> bool:
-    """Whether B has a test of which nobody can tell how fast it is."""
+    """Whether B broke the test, so that its speed is unknown."""
     if row.verdict == "failed":
         return row.broken != "A"
     return row.verdict == "error" and row.broken not in ("A", "AB")  # that B has not made worse

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def augment(options: Namespace) -> int:
-    """The same trace with FLOPs, bytes and achieved % on its kernels."""
+    """Write the trace with FLOPs, bytes and achieved % on its kernels."""
     chips, path = peaks(options), Path(options.trace)
     if path.is_dir():
         path = only(load([options.trace], options.rank)).path

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.api import Trace
 
 
-#: Replacements that a diff spells out, and the width of a name in them.
+#: How many replacements to print, and the maximum width of a name in them.
 _REPLACEMENTS, _NAME = 12, 48
 
 
@@ -73,7 +73,7 @@ def _short(name: str) -> str:
 
 
 def _growth(options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]) -> tuple[list[str], Row]:
-    """Lines on the total times, and whether one grew over the limit, where there is a limit."""
+    """Notes on total times, and whether one grew beyond the limit, if there is one."""
     limit = options.fail_over
     lines, growths, failed = [], [], False
     for rank, (a, b) in pairs.items():

@@ -1,4 +1,4 @@
-"""Rows of one or several ranks on stdout, in the format that was asked for."""
+"""Print rows of one or several ranks to stdout, in the requested format."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def table(
 
 
 def _over_peak(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines on rows over 100 % of a peak: of memory's it can be so, of compute it is a fault."""
+    """Notes on rows over 100 % of a peak: possible for bandwidth, an error for compute."""
     if any((row.get("bandwidth_pct") or 0) > 100 for row in rows):
         yield _OVER_BANDWIDTH
     over = [row for row in rows if (row.get("compute_pct") or 0) > 100]
@@ -211,7 +211,7 @@ def print_table(
     notes: Sequence[str] = (),
     schema: str = "",
 ) -> int:
-    """Print rows, whatever the format; a status of success."""
+    """Print rows in the requested format; return the status of success."""
     if options.format == "json":
         return write(tables.to_json({"schema": f"torchprof-{schema}/1", "rows": rows}))
     if options.format == "csv":
@@ -226,11 +226,11 @@ def print_table(
 
 
 def terminal_width() -> int:
-    """Columns of the terminal, or of what stands for one in a file."""
+    """The terminal's width, or the default width for files."""
     return shutil.get_terminal_size((_WIDTH, 24)).columns
 
 
 def write(text: str) -> int:
-    """To stdout, whatever its encoding can hold."""
+    """Write to stdout; characters that its encoding lacks are escaped."""
     doors.out(text)
     return OK

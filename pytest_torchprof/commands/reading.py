@@ -1,4 +1,4 @@
-"""Which traces a command is about, and what there is to say of them."""
+"""Load the traces for a command, and describe them in notes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Ranks(dict[int, Trace]):
 
     @property
     def column(self) -> str:
-        """What stands before the columns of each."""
+        """The name of the column that tells the traces apart."""
         return "trace" if self.apart else "rank"
 
     def value(self, rank: int) -> int | str:
-        """What stands in that column."""
+        """This trace's value in that column."""
         if not self.apart:
             return rank
         path = self[rank].path
@@ -54,11 +54,11 @@ class Ranks(dict[int, Trace]):
         return path.name if alone else str(path)
 
     def label(self, rank: int) -> str:
-        """What a line on one of several begins with."""
+        """The prefix of a note on one of several traces."""
         return f"{self.value(rank)}" if self.apart else f"rank {rank}"
 
 
-#: A file as large takes seconds to read: then a bar on stderr shows how far it is.
+#: Reading a file of this size takes seconds, so stderr shows a progress bar.
 _BAR_FROM_BYTES = 200 * 2**20
 
 
@@ -116,7 +116,7 @@ def heading_of(ranks: Ranks) -> str:
 def _devices(trace: Trace) -> str:
     """The devices of the machine, and which of them took part.
 
-    ROCm numbers what ran otherwise than what is there, so only how many took part is known.
+    ROCm numbers events and devices differently, so only how many took part is known.
     """
     names = [str(p.get("name") or "unnamed device") for p in trace.devices]
     if not names:
@@ -134,7 +134,7 @@ def _devices(trace: Trace) -> str:
 
 
 def notes_of(ranks: Ranks, *lines: Callable[[Trace], str | None]) -> list[str]:
-    """What these say of each trace: once, where they say the same of all, else with its name."""
+    """Notes on each trace: once if they agree on all traces, otherwise with the trace's name."""
     notes = []
     for line in lines:
         said = {rank: text for rank, trace in ranks.items() if (text := line(trace))}
@@ -190,7 +190,7 @@ def uncounted(trace: Trace) -> str:
 
 
 def masked(trace: Trace) -> str:
-    """A line on causal attention, whose rates are of less than its FLOPs; else empty."""
+    """A note on causal attention, whose rates exclude masked FLOPs; empty if there is none."""
     less, unknown, untold = roofline.masked(trace.events)
     said = [
         f"{what.format(plural(count, 'kernel'))}"
@@ -208,7 +208,7 @@ def masked(trace: Trace) -> str:
 
 
 def calls_of(ranks: Ranks) -> str:
-    """A line on which of the calls are operators: annotations and runtime calls are rows, too."""
+    """A note on how many calls are operators: annotations and runtime calls have rows too."""
     counts = {"operators": 0, "annotations": 0, "runtime calls": 0}
     for trace in ranks.values():
         for name, kind in zip(counts, (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME), strict=True):
@@ -219,7 +219,7 @@ def calls_of(ranks: Ranks) -> str:
 
 
 def peaks_used(trace: Trace, chips: Sequence[Device]) -> str:
-    """A line on the peaks that percentages are of, or why there are none."""
+    """A note on the peaks behind the percentages, or why there are none."""
     if not trace.events.is_kind(*DEVICE_KINDS).any():
         return "no device events in this trace"
     if not trace.devices:
@@ -237,7 +237,7 @@ def peaks_used(trace: Trace, chips: Sequence[Device]) -> str:
 
 
 def ungrouped(trace: Trace, by: str) -> str:
-    """A line on a grouping that the trace has nothing for; empty if it has."""
+    """A note if the trace did not record what the grouping needs; otherwise empty."""
     fields = {"shape": ("shapes", "record_shapes"), "stack": ("stack", "with_stack")}
     fields["module"] = ("module", "with_stack")
     if by not in fields:
@@ -256,7 +256,7 @@ def listed(ranks: Ranks) -> str:
 
 
 def warn(message: str) -> None:
-    """One line on stderr that is no failure."""
+    """Print a warning in one line on stderr."""
     doors.say(f"warning: {message}")
 
 

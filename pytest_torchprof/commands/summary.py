@@ -53,7 +53,7 @@ def summary(options: Namespace) -> int:
         fields = columns_of(ranks, ("metric", "value", "unit", "class", "reason"))
         return print_table(options, rows, fields)
     notes = notes_of(ranks, uncounted)
-    if len(ranks) > 1:  # a line for each rank would say it over and over
+    if len(ranks) > 1:  # repeating them for each rank adds nothing
         unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
         notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]
         rows = [row for row in rows if row["metric"] not in unknown]
@@ -84,7 +84,7 @@ def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
 
 
 def _of_one(value: NotMeasured) -> NotMeasured:
-    """Why a total is unknown: a lower bound of one rank is none of all."""
+    """Why a total is unknown: a lower bound for one rank is not one for all."""
     return NotMeasured(f"on one rank, {value.reason}") if value.at_least else value
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong, said in three parts: what, what was found, what to do next."""
+"""Errors in three parts: what went wrong, what was found, and what to do next."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TraceError(TorchprofError):
 
 
 def not_onto_itself(target: object) -> TraceError:
-    """What is said to somebody who would overwrite a trace with what is made of it."""
+    """The error for an output that would overwrite its input trace."""
     return TraceError(
         f"{target}: this is the input trace",
         "the input is never overwritten",
@@ -52,16 +52,16 @@ def not_onto_itself(target: object) -> TraceError:
 
 
 def not_written(target: object, found: str) -> TraceError:
-    """What is said of a place for an output that is none."""
+    """The error for an output that cannot be written."""
     return TraceError(f"{target}: cannot be written", found, "name another file")
 
 
 class CaptureError(TorchprofError):
-    """A profiler session that gave nothing to measure."""
+    """A profiler session that recorded nothing to measure."""
 
 
 class StorageError(CaptureError):
-    """The system has no room for what was captured: the test's fault it is not."""
+    """The disk has no space for the capture; the test is not at fault."""
 
 
 class AbError(TorchprofError):
@@ -69,13 +69,13 @@ class AbError(TorchprofError):
 
 
 class AbStoppedError(AbError):
-    """A comparison that cannot go on; what was compared until then holds."""
+    """A comparison that cannot continue; results until then are valid."""
 
 
 def near(word: str, known: Iterable[str], *, told: bool = False) -> str:
-    """The end of a sentence that refused a word: what may have been meant, else what there is.
+    """Finish an error about an unknown word: suggest close matches, or list the known ones.
 
-    Nothing else if that has been ``told``.
+    With ``told``, the error has already listed them.
 
     >>> near("flop", ["flops", "ops"]), near("x", ["flops", "ops"])
     ('Did you mean flops?', 'Known are: flops, ops.')

@@ -1,6 +1,6 @@
-"""The one way to write a file: never lost, never half-written, and never another kind of file.
+"""Write files atomically, keeping their kind, owner and mode.
 
-And to open one that may be a pipe, without waiting for ever.
+Also open files that may be pipes, without waiting forever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is worked out when it is first asked for, and kept with the object."""
+"""A property computed on first access and cached on the object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Value = TypeVar("_Value")
 
 
 class kept(Generic[_Value]):  # noqa: N801 - a decorator
-    """As `functools.cached_property`, without the lock of Python 3.11 and before.
+    """Like `functools.cached_property`, without the lock of Python 3.11 and earlier.
 
     >>> class Circle:
     ...     @kept

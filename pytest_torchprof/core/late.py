@@ -1,4 +1,4 @@
-"""Regular expressions that are compiled with their first use: most sessions need few of them."""
+"""Regular expressions compiled on first use, since most sessions need few of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, AnyStr, cast
 
 
 class _Late:
-    """Becomes the expression, method by method, as they are asked for."""
+    """Compiles the expression on the first access to a method."""
 
     def __init__(self, pattern: Any, flags: int) -> None:
         self._given = pattern, flags
@@ -19,9 +19,9 @@ class _Late:
 
 
 def late(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """As `re.compile`, which takes 0.1 ms or so for each, in every session that profiles.
+    """Like `re.compile`, whose cost of about 0.1 ms each every profiling session would pay.
 
-    It is for the expression's own methods: the functions of `re` do not take it.
+    Call the expression's own methods: the functions of `re` do not accept it.
 
     >>> late(r"a+").match("aab")[0]
     'aa'

@@ -1,4 +1,4 @@
-"""Values of plain fields, of which there are many kinds, and all of them at the start."""
+"""Base classes for records, which are cheap to define at import time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Plain(msgspec.Struct, frozen=True):
-    """As a frozen dataclass, and its kinds are made without compiling methods for each.
+    """Like a frozen dataclass, but defining a subclass compiles no methods.
 
-    That is 0.01 ms a kind instead of 0.5 ms, in every session that profiles.
+    That takes 0.01 ms per class instead of 0.5 ms, in every profiling session.
 
     >>> class Point(Plain, frozen=True):
     ...     x: int
@@ -19,4 +19,4 @@ class Plain(msgspec.Struct, frozen=True):
 
 
 class Open(msgspec.Struct):
-    """The same for what is filled in bit by bit."""
+    """The same, but mutable."""

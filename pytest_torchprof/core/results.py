@@ -1,4 +1,4 @@
-"""Values that pass between the rooms: what was measured, what was not, what it means."""
+"""Values that the layers share: measurements, findings, budgets and verdicts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Finding:
     ``location`` is ``file:line`` in the user's code, or the path of operators where no line is
     known; ``path`` is that path, ``module`` the path of the ``nn.Module`` around. ``cost_ms`` and
     ``bytes`` are estimates for this run: time of the events concerned, and what they moved.
-    ``accepted``: it fails nothing, as the baseline has it, or a marker allows it for a ``reason``.
+    ``accepted``: it never fails, because the baseline or a marker (with ``reason``) accepts it.
     """
 
     rule: str
@@ -60,7 +60,7 @@ class Finding:
 
 
 class Budget(Plain, frozen=True):
-    """A limit on one metric, inclusive, of the whole test or of a part of it.
+    """An inclusive limit on one metric, for the whole test or a part of it.
 
     ``rules`` are those whose findings it counts, if not all.
     """
@@ -73,7 +73,7 @@ class Budget(Plain, frozen=True):
 
     @property
     def scoped(self) -> bool:
-        """Whether it is of a part."""
+        """Whether it limits only a part."""
         return bool(self.op or self.module or self.rules)
 
     @property

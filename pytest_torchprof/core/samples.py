@@ -1,4 +1,4 @@
-"""A number that was measured several times: how many times, and how far apart."""
+"""Repeated measurements of one number: how many, and how far apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sample(Plain, frozen=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Sample:
-        """Of one value or more; raises ValueError for none."""
+        """Summarize one or more values; raises ValueError for none."""
         column = np.fromiter(values, np.float64)
         if not len(column):
             raise ValueError("a sample needs at least one value")

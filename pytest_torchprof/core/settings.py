@@ -1,4 +1,4 @@
-"""What the user asked for, as one frozen value."""
+"""The user's settings, as one frozen value."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GATE_TIME_S = 1.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Options after command line, marker, ini and default have been weighed.
+    """Options after applying command line, marker, ini file and default.
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
     ``json`` and ``traces`` are absolute. ``thresholds``: rule → name → value, where not default.
     ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`). ``given`` are
-    the names of options that have not their default.
+    the names of options that were set.
     """
 
     enabled: bool

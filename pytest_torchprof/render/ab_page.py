@@ -1,4 +1,4 @@
-"""What `torchprof ab` prints for people: heading, table, what is below it, and the last line."""
+"""The output of `torchprof ab` for people: heading, table, notes, and totals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BAD = ("slower", "failed", "error")
 
 @dataclass(frozen=True)
 class Page:
-    """All that is printed; ``left`` rows are not, and with ``every`` no line is left out."""
+    """Everything to print; ``left`` counts rows not shown, ``every`` shows all notes."""
 
     heading: Sequence[str]
     rows: Sequence[Row]
@@ -71,7 +71,7 @@ def _left(page: Page) -> list[str]:
 
 
 def _below(page: Page) -> list[tuple[str, list[Line]]]:
-    """Blocks of lines below the table, each with what stands above it."""
+    """Blocks of notes below the table, each with its heading."""
     blocks = (
         ("", ab_table.reasons(page.rows)),
         ("exact metrics that differ:", ab_table.differences(page.rows)),
@@ -95,7 +95,7 @@ def _listed(lines: Iterable[str]) -> str:
 
 
 def _joined(line: Line, name: Callable[[str], str], text: Callable[[str], str]) -> str:
-    """A test's name, if it is of one, and what is said of it, each made fit for the output."""
+    """A note with the name of its test, if any, both escaped for the output."""
     return f"{name(line[0])}: {text(line[1])}" if line[0] else text(line[1])
 
 

@@ -1,4 +1,4 @@
-"""The report of `torchprof ab`: that of a test session on B, with A as its baseline."""
+"""The report of `torchprof ab`: like that of a test session on B, with A as the baseline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def record(row: Row) -> dict[str, Any]:
 
 
 def _outcome(row: Row) -> str | None:
-    """What became of it on B; None where it did not run there, or that is not known."""
+    """The outcome on B; None where it did not run there or is unknown."""
     if row.decision is not None:
         return "passed"
     if row.verdict in ("skipped", "failed", "error") and row.broken != "A":

@@ -1,4 +1,4 @@
-"""Two revisions side by side: rows of `torchprof ab` as fields, as cells, and in words."""
+"""Rows of `torchprof ab` as fields, as cells, and in words."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Line = tuple[str, str]
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """What needs attention first, and there the largest change."""
+    """Sort by what needs attention, then by largest change."""
     return sorted(rows, key=lambda row: (ORDER.index(row.verdict), -abs(_change(row) or 0)))
 
 
@@ -191,7 +191,7 @@ def compared(rows: Sequence[Row]) -> int:
 
 
 def why(row: Row) -> str | None:
-    """Why there is no answer, or what a reader must know of it."""
+    """Why there is no answer, or a note on it."""
     return row.reason or (row.decision.reason if row.decision else None)
 
 

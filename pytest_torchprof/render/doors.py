@@ -1,4 +1,4 @@
-"""Where text leaves a command: standard output and standard error, nothing in it raw."""
+"""Print escaped text to standard output and standard error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_torchprof.render import escape
 
 
 def out(text: str) -> None:
-    """To standard output, whatever its encoding can hold."""
+    """Print to standard output; characters that its encoding lacks are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
     safe = escape.block(text).encode(encoding, escape.ENCODING_ERRORS)
     sys.stdout.write(safe.decode(encoding))

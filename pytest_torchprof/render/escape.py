@@ -1,7 +1,7 @@
-"""Text of anybody's making, made harmless for each kind of output; every output goes through here.
+"""Escape untrusted text for each kind of output; all output goes through here.
 
 Names in a trace, ids of tests, messages of exceptions, what a baseline of a pull request holds:
-none of it may move a cursor, color a terminal, call somebody in a comment, or be a formula in a
+none of it may move a cursor, color a terminal, mention somebody in a comment, or be a formula in a
 spreadsheet. Legible text of any script stays as it is. All functions give the same when applied to
 what they gave before, but for `markdown`, `code` and `csv_value`, which are applied once.
 """

@@ -1,4 +1,4 @@
-"""A trace with more in it: FLOPs, bytes and achieved rates on each kernel, and counters of them."""
+"""Augment a trace with FLOPs, bytes and achieved rates on each kernel, and with counters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Work(Protocol):
 
     @property
     def done(self) -> Ints:
-        """Those of them that a causal mask leaves: what rates are of."""
+        """Those that a causal mask keeps; rates count only these."""
 
     @property
     def bytes(self) -> Ints:
@@ -61,7 +61,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Augmented:
-    """How many events were given arguments, how many samples the counters have, what was lost."""
+    """How many events got arguments, how many samples the counters have, and warnings."""
 
     events: int
     counters: int

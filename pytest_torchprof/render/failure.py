@@ -1,4 +1,4 @@
-"""What a failing test says: at most 40 lines, numbers first, the next command last."""
+"""The message of a failing test: at most 40 lines, numbers first, the next command last."""
 
 from __future__ import annotations
 

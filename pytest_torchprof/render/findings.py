@@ -1,4 +1,4 @@
-"""Findings as text: one block a rule, with its places, what they cost, and the fix once."""
+"""Findings as text: one block per rule, with its places, their cost, and the fix once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def by_cost(rows: Sequence[Row]) -> list[str]:
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """How much it is in all: ``3 matches in 2 places, 12.3 ms``."""
+    """The totals of a rule: ``3 matches in 2 places, 12.3 ms``."""
     count = sum(row["count"] for row in rows)
     matches = f"{count:,} match{'' if count == 1 else 'es'}"
     parts = [f"{matches} in {plural(len(rows), 'place')}"]

@@ -1,4 +1,4 @@
-"""Folded stacks, one line a path, as flamegraph.pl, inferno and speedscope read them."""
+"""Folded stacks, one line per path, for flamegraph.pl, inferno and speedscope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of text whose columns stand below each other, whatever the script."""
+"""Align the columns of a text table, also for wide characters."""
 
 from __future__ import annotations
 

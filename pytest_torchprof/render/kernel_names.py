@@ -1,4 +1,4 @@
-"""Kernel names as one can read them: C++ without what every kernel of its kind repeats."""
+"""Readable kernel names: C++ names without boilerplate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rule's page, Markdown made of its docstring and its row of the registry."""
+"""Make a rule's Markdown page from its docstring and its registry entry."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROLE = re.compile(r"(?::\w+:)?(`{1,2})([^`]+)\1")
 
 
 def page_of(code: str) -> str | None:
-    """Where the page of a rule is, from the root of the project; users' rules have none."""
+    """The path of a rule's page from the project's root; users' rules have none."""
     return f"{FOLDER}/{code}.md" if code in RULES else None
 
 

@@ -1,4 +1,4 @@
-"""The table at the end of the session, and its line of totals."""
+"""The summary table at the end of the session, and its totals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def totals(records: Sequence[Mapping[str, Any]], runs: int) -> str:
 
 
 def _common_folder(nodeids: Sequence[str]) -> str:
-    """The folder that all tests share, with its slash; it would only push their names out."""
+    """The folder that all tests share, with its slash; it is left off to save space."""
     folders = [nodeid.partition("::")[0].split("/")[:-1] for nodeid in nodeids]
     parts = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*folders, strict=False))
     return "".join(f"{level[0]}/" for level in parts)
@@ -158,7 +158,7 @@ def _few(rules: list[str]) -> str:
 
 
 def faults(found: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for each fault that no test is to blame for, with the number of tests it hit."""
+    """A line for each error that no test caused, with the number of tests affected."""
     lines = []
     for fault, nodeids in found.items():
         more = ", …" if nodeids[1:] else ""
@@ -217,7 +217,7 @@ _NOISE = (
 
 
 def _of_times(record: Mapping[str, Any]) -> dict[str, None]:
-    """Why the gate on times only advises, or says less than it could; each reason once."""
+    """Why the time gate only advises, or is incomplete; each reason once."""
     times = (m for m in record["metrics"].values() if m["class"] == "time" and m.get("reason"))
     checked = (m["reason"] for m in times if m["status"] != "not_measured")
     return dict.fromkeys(f"time: {reason}" for reason in checked)

@@ -1,4 +1,4 @@
-"""Rows as a table, JSON, CSV or Markdown: how a field is shown follows from its name's suffix."""
+"""Rows as a table, JSON, CSV or Markdown; the suffix of a field's name decides its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Others that watch the tests, or hand things out to them: a further run is no matter of theirs."""
+"""Hide extra runs from other plugins that watch tests or hand out resources to them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def coverage_paused(undo: Undo) -> None:
-    """Lines that only a further run reaches are not covered by the tests.
+    """Pause coverage: lines that only an extra run reaches do not count as covered.
 
-    Paused as coverage.py pauses itself, so that it is still at work for whoever asks.
+    It is paused as coverage.py pauses itself, so it still looks active.
     """
     module = sys.modules.get("coverage")
     if module is None:
@@ -28,7 +28,7 @@ def coverage_paused(undo: Undo) -> None:
 
 
 def snapshots_uncounted(item: pytest.Item, undo: Undo) -> None:
-    """Syrupy counts a comparison of snapshots once, as the test makes it."""
+    """Make syrupy count each snapshot comparison once."""
     session = getattr(item.config, "_syrupy", None)
     if session is not None:
         made: list[Any] = getattr(session, "_assertions", [])
@@ -40,7 +40,7 @@ def _shorten(made: list[Any], known: int) -> None:
 
 
 def folders_noted(item: pytest.Item, made: list[Path], undo: Undo) -> None:
-    """Note the temporary folders that are handed out: the numbers of others count up from them."""
+    """Record temporary folders as they are handed out, because later ones count up from them."""
     factory: Any = getattr(item.config, "_tmp_path_factory", None)
     if not hasattr(factory, "mktemp"):
         return

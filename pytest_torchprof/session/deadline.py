@@ -1,8 +1,7 @@
-"""A limit for each run after the first, which ran to its end: what blocks must not hold a session.
+"""A time limit for each run after the first, so that a run that blocks cannot stop the session.
 
-A test that takes a lock, a port or a file for good passes once and blocks when it is run again. A
-run that ends the process cannot be helped, but its name is among the frames that Python's fault
-handler prints.
+A test that never releases a lock, a port or a file passes once and blocks when it is rerun. A run
+that ends the process cannot be stopped, but Python's fault handler prints its name in a frame.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from pytest_torchprof.capture.shelter import SHELTER
 if TYPE_CHECKING:
     import pytest
 
-#: A rerun may take so many seconds, and so many times what the first run has taken besides: a
-#: profiled run of a loop of small operators takes five times as long, with stacks seven times.
+#: A rerun may take this many seconds plus this many times the first run. A profiled run of a
+#: loop of small operators takes five times as long, with stacks seven times.
 LEAST_S, TIMES = 60.0, 20
-#: Where pytest-timeout gives a test less than that, its seconds; or so many times the first run.
+#: A shorter limit of pytest-timeout applies, but at least this many times the first run.
 TIMES_OF_TIMEOUT = 10
-#: Until it is heard: a test may catch what is raised in it.
+#: Repeat until it takes effect: a test may catch what is raised in it.
 _AGAIN_S = 1.0
 
 HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
@@ -43,15 +42,15 @@ _SAID = {
 
 
 class Overdue(BaseException):
-    """A run did not end within its limit; raised where it is, as an interrupt would be."""
+    """A run did not finish within its limit; raised wherever the run is, like an interrupt."""
 
 
 class Deadline:
-    """The limit of further runs of one test, of which the first took ``first_s`` seconds."""
+    """The time limit of the extra runs of one test, whose first run took ``first_s`` seconds."""
 
     def __init__(self, item: pytest.Item, first_s: float) -> None:
         self._nodeid = item.nodeid
-        #: Which run of which test Ctrl-C has ended, where it was one of these.
+        #: Which extra run of which test Ctrl-C interrupted, if any.
         self.interrupted: str | None = None
         self._calls: dict[str, Callable[[Callable[[], None]], None]] = {}
         self.limit_s = LEAST_S + TIMES * first_s
@@ -59,10 +58,10 @@ class Deadline:
             self.limit_s = min(self.limit_s, max(theirs, TIMES_OF_TIMEOUT * first_s))
 
     def run(self, kind: str, function: Callable[[], None]) -> None:
-        """Call the function, which is a run of this kind or, without one, a teardown.
+        """Call the function: a run of this kind or, if the kind is empty, a teardown.
 
         Raises:
-            Overdue: it did not end in time; and whatever it raises.
+            Overdue: it did not finish in time. Errors of the function pass through.
         """
         what = _SAID.get(kind, kind)
         try:
@@ -106,7 +105,7 @@ def timeout_of(item: pytest.Item) -> float | None:
 
 
 def timeout_settings(item: pytest.Item) -> Any:
-    """What pytest-timeout has for the test; None where it has no limit."""
+    """Pytest-timeout's settings for the test; None where it has no limit."""
     module = sys.modules.get("pytest_timeout")
     settings_of: Callable[..., Any] | None = getattr(module, "_get_item_settings", None)
     if settings_of is None or not item.config.pluginmanager.is_registered(module):
@@ -118,7 +117,7 @@ def timeout_settings(item: pytest.Item) -> Any:
 
 
 def _named(name: str) -> Callable[[Callable[[], None]], None]:
-    """What calls a function in a frame of this name, for whoever prints frames."""
+    """A caller whose frame has this name, for tools that print frames."""
     code = _call.__code__.replace(co_name=name.encode("ascii", "replace").decode())
     return FunctionType(code, {})
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def unnoticed(
     item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
 ) -> None:
-    """Until ``undo``: no second copy of output, warnings, properties and subtest reports."""
+    """Suppress second copies of output, warnings, properties and subtest reports until ``undo``."""
     undo.enter_context(warnings.catch_warnings(record=True))
     undo.callback(_restore_notes, item, *_notes(item))
     _no_output(item, undo)
@@ -44,7 +44,7 @@ def unnoticed(
 
 
 def _notes(item: pytest.Item) -> tuple[Any, ...]:
-    """What plugins note on the item and for the session, as it is now."""
+    """The current notes of plugins on the item and the session."""
     suite = _suite_properties(item)
     words: dict[Any, Any] = getattr(item.keywords, "_markers", {})
     return (
@@ -93,7 +93,7 @@ def terminal_of(item: pytest.Item) -> Any:
 
 
 def write_to(terminal: Any, sink: io.StringIO, undo: Undo) -> None:
-    """What is written to the terminal goes elsewhere: ``--setup-show``, live logs."""
+    """Redirect what is written to the terminal: ``--setup-show``, live logs."""
     if terminal is not None:
         undo.callback(_write_back, terminal, terminal._file, getattr(terminal, "_current_line", ""))
         terminal._file = sink
@@ -104,7 +104,7 @@ def _write_back(terminal: Any, file: Any, line: str) -> None:
 
 
 def _no_output(item: pytest.Item, undo: Undo) -> None:
-    """Nothing reaches the terminal, by whatever way, captured or not."""
+    """Keep all output from the terminal, captured or not."""
     manager = item.config.pluginmanager.getplugin("capturemanager")
     capture = getattr(manager, "_global_capturing", None)
     fds = [1, 2]
@@ -123,7 +123,7 @@ def _no_output(item: pytest.Item, undo: Undo) -> None:
 
 
 class _Heard:
-    """A stream that notes what is written to it."""
+    """A stream that records what is written to it."""
 
     def __init__(self, stream: Any, written: list[str]) -> None:
         self._stream = stream
@@ -139,7 +139,7 @@ class _Heard:
 
 @contextmanager
 def heard(item: pytest.Item, written: list[str]) -> Iterator[None]:
-    """Note what a run within prints in its call phase, captured or not."""
+    """Record what a run prints in its call phase, captured or not."""
     known = len(item._report_sections)
     stream = sys.stdout
     if item.config.getoption("capture", "no") == "no":
@@ -177,7 +177,7 @@ def _on_terminal(stream: Any) -> bool:
 
 
 def _no_logs(item: pytest.Item, undo: Undo) -> None:
-    """Nothing reaches pytest's live log and log file; records are for a test that asks for them."""
+    """Keep records from pytest's live log and log file; ``caplog`` still gets them."""
     plugin = item.config.pluginmanager.getplugin("logging-plugin")
     for name in ("log_cli_handler", "log_file_handler"):
         if (handler := getattr(plugin, name, None)) is not None:
@@ -193,9 +193,9 @@ def _nothing(_: object) -> bool:
 def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
     """Attach pytest's handler of log records once for all phases of all reruns.
 
-    Since it attaches its two handlers to each logger that does not propagate, of which torch alone
-    has 43, each phase of each run takes a quarter of a millisecond. Of a rerun nobody hears logs,
-    and a test that asks for them by ``caplog`` has them as ever.
+    Pytest attaches two handlers to each logger that does not propagate. Torch alone has 43, so
+    each phase of each run takes a quarter of a millisecond. Nobody reads the logs of a rerun, and
+    a test that asks for ``caplog`` still gets its records.
     """
     from _pytest import logging as theirs
 
@@ -219,7 +219,7 @@ def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
 
 
 def _apart_loggers(known: dict[str, Any]) -> list[logging.Logger]:
-    """Those that do not propagate; looked for anew when there are others."""
+    """Loggers that do not propagate; searched again when new loggers appear."""
     if len(known) not in _APART:
         found = [one for one in list(known.values()) if not getattr(one, "propagate", True)]
         _APART.clear()
@@ -265,7 +265,7 @@ class _Attached:
 def _no_reports(
     item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
 ) -> None:
-    """Subtests report while the test runs: nobody but us is told."""
+    """Keep the reports of subtests, which appear while the test runs, to ourselves."""
 
     # A hook that is seen from one folder makes its own caller with the same function.
     def tell_us(name: str, _: object, arguments: Mapping[str, Any], *__: object) -> list[Any]:
@@ -308,7 +308,7 @@ def _failed_subtests(item: pytest.Item) -> dict[Any, int]:
 
 
 def _complaints(item: pytest.Item) -> list[Any]:
-    """What finalizers and threads have raised, and pytest has not yet warned of."""
+    """Errors of finalizers and threads that pytest has not warned about yet."""
     queues = [item.config.stash.get(key, None) for key in _keys()[2]]
     return [queue for queue in queues if queue is not None]
 

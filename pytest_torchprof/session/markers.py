@@ -1,4 +1,4 @@
-"""The markers: what they are called, what they may say, and what they say of a test."""
+"""The markers: their names, their arguments, and what they set for a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_markers(config: pytest.Config) -> None:
-    """Make the markers known to ``--markers`` and ``--strict-markers``."""
+    """Register the markers for ``--markers`` and ``--strict-markers``."""
     from pytest_torchprof.verdict.metrics import METRICS
 
     arguments = ", ".join(f"{option.name}={option.metavar}" for option in OPTIONS if option.marker)
@@ -32,10 +32,10 @@ def add_markers(config: pytest.Config) -> None:
 
 
 def budgets_of(item: pytest.Item) -> list[Budget]:
-    """The limits set on this test by ``max_<metric>`` markers, wherever they stand.
+    """The limits that ``max_<metric>`` markers set on this test, at any level.
 
     Raises:
-        SettingsError: a limit that cannot be, an unknown metric, two limits for one metric.
+        SettingsError: an invalid limit, an unknown metric, or two limits for one metric.
     """
     from pytest_torchprof.verdict.metrics import METRICS
 
@@ -62,9 +62,9 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
 def beside_leaving_out(
     item: pytest.Item, budgets: Iterable[Budget], forbidden: Collection[Budget]
 ) -> tuple[Budget, ...]:
-    """Of the limits of a test that a marker leaves out, those beside that marker, or closer.
+    """For a test excluded by a marker, the limits beside that marker or closer.
 
-    Somebody wants them checked; the limits of a class are none of a test in it that is left out.
+    These were meant to be checked; the limits of its class do not apply to an excluded test.
     ``forbidden`` are those that ``no_antipatterns`` sets.
     """
     close, place = set(), None
@@ -114,7 +114,7 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
     """What ``@pytest.mark.torchprof(...)`` sets for this test; the closest marker wins.
 
     Raises:
-        SettingsError: an unknown argument or a value that cannot be.
+        SettingsError: an unknown argument or an invalid value.
     """
     rows = {option.name: option for option in OPTIONS if option.marker}
     values: dict[str, Any] = {}
@@ -184,7 +184,7 @@ def _rules_of(mark: pytest.Mark, config: pytest.Config) -> frozenset[str]:
 
 
 def is_marked(item: pytest.Item) -> bool:
-    """Whether the test asks to be profiled: by a marker of ours, or by the fixture."""
+    """Whether the test asks to be profiled, by a torchprof marker or the fixture."""
     ours = ("torchprof", "no_antipatterns", "allow_antipatterns")
     if "torchprof" in getattr(item, "fixturenames", ()):
         return True

@@ -1,4 +1,4 @@
-"""The option table, and what becomes of it: command line, marker, ini and default to `Settings`."""
+"""The option table, and how command line, marker, ini file and default become `Settings`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACCEPT = "--accept"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
 #: When the session was started, before it imported anything of the user's: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
-#: Whoever types one of these wants something that there is only with profiling on.
+#: Options that have an effect only with profiling on.
 _ASKING = ("--torchprof-strict", "--torchprof-json", "--torchprof-traces")
 ACCEPT_HELP = "torchprof: write measured values as the new baseline, in files and inline"
 
@@ -171,7 +171,7 @@ def add_options(parser: pytest.Parser) -> None:
 def add_accept(parser: pytest.Parser) -> bool:
     """Register ``--accept`` unless another plugin has; whether it is ours."""
     ours = parser.getgroup("torchprof")
-    # Asking for forgiveness would not do: pytest raises now one error and now another, or later.
+    # Catching the error would not do: pytest raises different ones, or raises later.
     groups = [parser._anonymous, *parser._groups]  # noqa: SLF001 - nothing public lists them
     if any(ACCEPT in option.names() for group in groups for option in group.options):
         return False
@@ -193,12 +193,12 @@ def enabled(config: pytest.Config, given: object = None) -> bool:
 
 
 def refuse_idle(config: pytest.Config) -> None:
-    """With profiling off: what was typed to get a report or a stricter check would not be had.
+    """Reject options that do nothing while profiling is off, such as the one for a report.
 
-    In ``addopts`` it may wait for ``--torchprof``, and ``--no-torchprof`` says that it is meant so.
+    In ``addopts`` they wait for ``--torchprof``, and ``--no-torchprof`` says it is intended.
 
     Raises:
-        pytest.UsageError: it was typed all the same.
+        pytest.UsageError: such an option is on the command line.
     """
     if config.option.torchprof is not None:
         return
@@ -209,10 +209,10 @@ def refuse_idle(config: pytest.Config) -> None:
 
 
 def build_settings(config: pytest.Config) -> Settings:
-    """Weigh the sources of every option.
+    """Resolve every option from its sources.
 
     Raises:
-        pytest.UsageError: a value that cannot be, with its source and the near matches.
+        pytest.UsageError: an invalid value, with its source and close matches.
     """
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.render import escape
@@ -229,7 +229,7 @@ def build_settings(config: pytest.Config) -> Settings:
         text = option.default if text is None else str(text)
         try:
             values[option.name] = None if text is None else option.parse(text)
-            # What rules there are, only the session knows.
+            # Only the session knows which rules exist.
             if option.name == "ignore" and text:
                 check_rules(values["ignore"], config)
             elif option.name == "thresholds":

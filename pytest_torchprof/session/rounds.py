@@ -1,4 +1,4 @@
-"""The timed rounds of one test, and what ran beside them."""
+"""Collect the timed rounds of one test, and what else the machine did meanwhile."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 #: A call this long needs no round of its own: the warm-up's time serves. Source: DESIGN.
 LONG_CALL_NS = 10_000_000_000
 
-#: Rounds of a test whose time is spent on its fixtures come to an end too: after so many of them,
-#: or so many times the seconds asked for, fixtures included.
+#: Limits for a test that spends its time on fixtures: this many rounds, or this many times the
+#: requested seconds, fixtures included.
 MOST_ROUNDS, MOST_TIMES = 10_000, 2
 
 #: Runs of the reference kernel before a round; the first ones of several find cold caches.
@@ -37,10 +37,10 @@ NO_ROUNDS = "no timed rounds (--torchprof-rounds=0)"
 class Rounds:
     """Collects rounds until there are enough.
 
-    ``min_time_s``: seconds that they shall take together. ``time`` is what a time difference does:
-    where it does nothing the reference kernel does not run, and only a gate asks whether the
-    machine was quiet, and has its rounds run with so many intra-op ``threads`` (None: as they are):
-    with several, a process of the same code may take 1.8 times as long as another.
+    ``min_time_s``: their total duration in seconds. ``time`` is what a time difference does: if
+    nothing, the reference kernel does not run. Only a gate checks whether the machine was quiet,
+    and runs its rounds with ``threads`` intra-op threads (None: unchanged), because with several
+    threads one process may take 1.8 times as long as another with the same code.
     """
 
     min_time_s: float = 0.0
@@ -69,11 +69,11 @@ class Rounds:
         self._spent_ns += one.wall_ns
 
     def watch(self) -> None:
-        """Look from now on at what else the machine does."""
+        """Start watching what else the machine does."""
         self._watch = BusyWatch() if self.time == "gate" else None
 
     def before_round(self, *, tidy: bool = False) -> None:
-        """Have the reference kernel run, outside of what is timed; ``tidy``: garbage is gone."""
+        """Run the reference kernel outside the timed part; ``tidy``: garbage is collected."""
         if self._began is None:
             self._began = REAL.clock()
             self.watch()
@@ -93,12 +93,12 @@ class Rounds:
 
     @property
     def gated_threads(self) -> int | None:
-        """Intra-op threads of rounds that are to be compared on another day."""
+        """Intra-op threads of rounds whose times are stored for a gate."""
         return self.threads if self.time == "gate" else None
 
     @property
     def wants_more(self) -> bool:
-        """Whether the seconds asked for are not spent yet."""
+        """Whether the requested time is not used up yet."""
         wanted = self.min_time_s * 1e9
         if not wanted or len(self.timed) >= MOST_ROUNDS:
             return False
@@ -108,11 +108,11 @@ class Rounds:
 
     @property
     def has_long(self) -> bool:
-        """Whether a single round is enough, so long was it."""
+        """Whether the last round was so long that it is enough."""
         return bool(self.timed) and self.timed[-1].wall_ns > LONG_CALL_NS
 
     def end(self) -> None:
-        """After the last round: what else the machine did meanwhile."""
+        """After the last round, find out what else the machine did."""
         if not self.timed or self.time == "off":
             return
         first_only = not self.laps  # and that has its own threads

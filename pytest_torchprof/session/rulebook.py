@@ -19,10 +19,10 @@ _BOOKS = pytest.StashKey[dict[tuple[int, ...], "Rulebook"]]()
 def rules_of(config: pytest.Config, item: pytest.Item | None = None) -> Rulebook:
     """Built-in rules, those of entry points, and those of plugins and conftest files.
 
-    Of a test, these are the conftest files that pytest applies to it; else all that are loaded.
+    With ``item``, only conftest files that apply to that test; otherwise all that are loaded.
 
     Raises:
-        SettingsError: a rule of a code that is taken, something that is no rule, or a hook that
+        SettingsError: a rule whose code is taken, something that is not a rule, or a hook that
             raises.
     """
     from pytest_torchprof.rules.engine.gathering import gather
@@ -37,10 +37,10 @@ def rules_of(config: pytest.Config, item: pytest.Item | None = None) -> Rulebook
 
 
 def check_rules(codes: Iterable[str], config: pytest.Config) -> frozenset[str]:
-    """These names, if there is a rule of each, built in or of the users' own.
+    """Return these codes if each names a rule, built in or the user's own.
 
     Raises:
-        SettingsError: there is none, with the near matches; or users' rules that make no sense.
+        SettingsError: an unknown code, with close matches, or an invalid user rule.
     """
     from pytest_torchprof.rules.engine.thresholds import checked
 
@@ -51,7 +51,7 @@ def thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float
     """Rule → name → value.
 
     Raises:
-        SettingsError: a rule or threshold that is not there, or a wrong unit.
+        SettingsError: an unknown rule or threshold, or a wrong unit.
     """
     from pytest_torchprof.rules.engine.thresholds import parse
 
@@ -59,7 +59,7 @@ def thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float
 
 
 def _answer(config: pytest.Config, impl: Any) -> object:
-    """What one implementation of the hook returns; asked apart, so that its source is known."""
+    """Call one implementation of the hook by itself, so that its source is known."""
     try:
         return impl.function(*[{"config": config}[name] for name in impl.argnames])
     except (KeyboardInterrupt, SystemExit):

@@ -46,7 +46,7 @@ R = TypeVar("R")
 #: A file that describes chips, or chips.
 Peaks = str | Path | Sequence[Device]
 
-#: Fields whose sum over the rows of a table means something.
+#: Fields that can be summed over the rows of a table.
 _ADDS_UP = {
     OpStats: (
         "calls",
@@ -81,7 +81,7 @@ class Rows(list[R], Generic[R]):
         super().__init__(rows)
         #: The columns, in order; what `to_dicts` holds.
         self.fields = tuple(fields)
-        #: Those of which a part is not known, so that the sum is not either.
+        #: Columns with unknown parts, whose sums are unknown too.
         self.unknown = frozenset(unknown)
 
     def to_dicts(self) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class Rows(list[R], Generic[R]):
         return [{field: _plain(getattr(row, field)) for field in self.fields} for row in self]
 
     def total(self) -> dict[str, Any]:
-        """Sums of the fields that add up; None where no row knows its part."""
+        """Sums of the fields that add up; None where no row has a value."""
         adds_up = _ADDS_UP.get(type(self[0]), ()) if self else ()
         return {
             field: None if field in self.unknown else _sum(getattr(row, field) for row in self)
@@ -97,7 +97,7 @@ class Rows(list[R], Generic[R]):
         }
 
     def __str__(self) -> str:
-        """The table as the command prints it, nothing cut."""
+        """The table as the command prints it, without cutting anything."""
         return tables.table(self.to_dicts(), self.fields)
 
     def _repr_html_(self) -> str:
@@ -105,7 +105,7 @@ class Rows(list[R], Generic[R]):
 
 
 class Trace:
-    """A stored trace: what ran, how long, how far from the chip's peak.
+    """A stored trace: what ran, how long, and how close to the chip's peak.
 
     ``events`` is the columnar trace below it, ``warnings`` what was wrong with the file.
     """
@@ -122,7 +122,7 @@ class Trace:
         """Read a ``.json`` or ``.json.gz`` file of torch.profiler; the content decides which.
 
         Raises:
-            TraceError: unreadable, or no Chrome trace.
+            TraceError: unreadable, or not a Chrome trace.
         """
         return cls(read(Path(path)), Path(path))
 
@@ -136,7 +136,7 @@ class Trace:
         return self.events.once(measure_all)
 
     def samples(self) -> dict[str, Sample]:
-        """How the timed rounds lie around the metrics that were measured in them."""
+        """The spread of the metrics that were measured in timed rounds."""
         return self.events.once(samples_of)
 
     def summary(self) -> Rows[MetricRow]:
@@ -173,12 +173,12 @@ class Trace:
 
     @property
     def _unknown(self) -> tuple[str, ...]:
-        """FLOPs, where those of some operator are not known."""
+        """``flops``, if those of some operator are unknown."""
         return () if flops_gap(self.events) is None else ("flops",)
 
     @property
     def devices(self) -> list[dict[str, Any]]:
-        """What the trace says of its accelerators: Kineto's ``deviceProperties``."""
+        """The accelerators that the trace lists: Kineto's ``deviceProperties``."""
         properties = self.events.metadata.get("deviceProperties")
         listed = properties if isinstance(properties, list) else []
         return [entry for entry in listed if isinstance(entry, dict)]
@@ -189,17 +189,17 @@ class Trace:
         return unlinked(self.events)
 
     def memory(self) -> Rows[PeakMemory]:
-        """The peak of each device, and what was live then, by allocating operator."""
+        """The peak of each device, and what was live at the peak, by allocating operator."""
         return Rows(peaks(self.events), fields_of(PeakMemory))
 
     def lint(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Checked:
-        """What the anti-pattern rules find, which of them could not be checked, and why.
+        """What the anti-pattern rules find, and which rules could not be checked and why.
 
-        ``ignore``: codes of rules that are left out. ``thresholds`` are written as on the command
+        ``ignore``: codes of rules to skip. ``thresholds`` are written as on the command
         line, ``"pageable-copy.bytes=1 MiB"``.
 
         Raises:
-            SettingsError: there is no such rule or threshold, or it has another unit.
+            SettingsError: an unknown rule or threshold, or a wrong unit.
         """
         text = ignore if isinstance(ignore, str) else ",".join(ignore)
         rules = gather().rules
@@ -224,10 +224,10 @@ class Trace:
 
 
 def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmented:
-    """Write a trace anew, with FLOPs, bytes and achieved % on its kernels; else it is the same.
+    """Write a copy of a trace with FLOPs, bytes and achieved % added to its kernels.
 
     Raises:
-        TraceError: the source is no trace, or the target cannot be written or is the source.
+        TraceError: the source is not a trace, or the target cannot be written or is the source.
         SettingsError: the file of peaks does not describe a chip.
     """
     chips = _chips(peaks)
@@ -252,11 +252,11 @@ def load_ranks(
 ) -> dict[int, Trace]:
     """The traces of one job by rank, from a folder, or from files and folders.
 
-    Traces of several jobs have numbers, too, of which a warning of a trace may say that it is not
-    its rank; `pytest_torchprof.trace.jobs.several_jobs` of their ``events`` tells them from ranks.
+    Traces of several jobs get numbers too; a warning says if the number is not the trace's rank.
+    `pytest_torchprof.trace.jobs.several_jobs` of their ``events`` tells these cases apart.
 
     Raises:
-        TraceError: a file is no trace, a folder holds none, or there is no such rank.
+        TraceError: a file is not a trace, a folder contains none, or there is no such rank.
     """
     if isinstance(paths, str | Path):
         paths = [paths]
@@ -265,7 +265,7 @@ def load_ranks(
 
 
 def diff(a: Trace, b: Trace, by: comparison.By = "op") -> Rows[DiffRow]:
-    """What appeared, vanished, changed in count or time from ``a`` to ``b``, largest change first.
+    """What appeared, disappeared, or changed from ``a`` to ``b``, largest change first.
 
     Raises:
         ValueError: ``by`` is neither ``op`` nor ``kernel``.

@@ -1,4 +1,4 @@
-"""Which kernel did which operator's work: FLOPs and compulsory bytes, each counted once.
+"""Attribute FLOPs and compulsory bytes of operators to kernels, each counted once.
 
 FLOPs are those of the operator that counts, as everywhere else (`redispatch`); bytes those of the
 innermost, for a convolution's bias is added by a kernel of its own. An operator's number goes to

@@ -1,4 +1,4 @@
-"""Graph breaks and recompilations of a trace: the test's own, and those of earlier compilations."""
+"""Graph breaks and recompilations, from the test itself and from earlier compilations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the accelerator was busy, and whether the trace holds all that it did."""
+"""When the accelerator was busy, and whether the trace is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two operator tables or two traces side by side: what appeared, vanished, changed."""
+"""Compare two operator tables or two traces: what appeared, disappeared, or changed."""
 
 from __future__ import annotations
 

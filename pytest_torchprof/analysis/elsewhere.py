@@ -1,4 +1,4 @@
-"""What worked for a test and is not in its trace: other processes, and late finalizers."""
+"""Work for a test outside its trace: other processes and late finalizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
 def elsewhere(trace: Trace) -> str | None:
-    """Why numbers of a live capture are lower bounds; None where it holds all that ran."""
+    """Why numbers of a live capture are lower bounds; None if it contains everything."""
     if trace.region is None:
         return None
     if (noted := trace.facts.get("elsewhere")) is not None:

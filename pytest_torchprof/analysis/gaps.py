@@ -1,4 +1,4 @@
-"""Why something about the device cannot be known from a trace, in words; None where it can."""
+"""Explain what a trace cannot tell about the device; None where it can."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _GRAPH_LAUNCH = late(r"GraphLaunch")
 
 
 def device_gap(trace: Trace) -> str | None:
-    """Why there is no telling all that the device did: `absent_gap`, or else `partial_gap`."""
+    """Why the device's work is not fully known: `absent_gap` or `partial_gap`."""
     return trace.once(absent_gap) or trace.once(partial_gap)
 
 
 def absent_gap(trace: Trace) -> str | None:
-    """No accelerator, or one whose events are not read, or not recorded."""
+    """There is no accelerator, or its events are unsupported or were not recorded."""
     if "no_device" in trace.facts:
         return str(trace.facts["no_device"])
     if (gap := _foreign(trace)) is not None:
@@ -47,7 +47,7 @@ def absent_gap(trace: Trace) -> str | None:
 
 
 def partial_gap(trace: Trace) -> str | None:
-    """Launches whose kernels are missing: what is there is a part of what ran."""
+    """Some launches lack their kernels, so the trace has only a part of what ran."""
     launches, lost = trace.once(lost_launches)
     # Another tool's window may cut between a launch and its kernel; our region does not.
     if not lost or (trace.region is None and _device_ran(trace)):
@@ -59,7 +59,7 @@ def partial_gap(trace: Trace) -> str | None:
 
 
 def memory_gap(trace: Trace) -> str | None:
-    """No accelerator. Its memory is recorded by torch, whatever else of the device is."""
+    """There is no accelerator. Torch records its memory even if nothing else is recorded."""
     if trace.memory.on_device.any() or (_has_accelerator(trace) and _foreign(trace) is None):
         return None
     return trace.once(absent_gap)
@@ -122,7 +122,7 @@ def _kernels(trace: Trace) -> Ints:
 
 
 def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> str | None:
-    """Why the operators of some kernels, of those whose names concern, are not known.
+    """Why the operators of some kernels with these names are unknown.
 
     A graph launched them, or the trace has no operators at all.
     """

@@ -1,4 +1,4 @@
-"""When no device had anything to do, and what a wait of the host has to do with it."""
+"""When no device was busy, and how much of that falls into waits of the host."""
 
 from __future__ import annotations
 

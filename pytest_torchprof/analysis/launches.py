@@ -1,4 +1,4 @@
-"""Kernels that the host launched one by one, and the device's waiting for each launch."""
+"""Kernels that the host launched one by one, and how long the device waited for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOADER: Final = late(r"enumerate\(DataLoader\)#")
 
 
 class Launches(Plain, frozen=True):
-    """What one device did, in time order, and how it came by it.
+    """What one device ran, in time order, and how it was launched.
 
     ``event`` are its events, ``gap`` the ns in which it was idle before each, ``call`` the calls
     that launched them. ``single`` marks kernels that have a call of their own; ``pace`` is the ns

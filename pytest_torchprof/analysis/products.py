@@ -1,4 +1,4 @@
-"""The matrix products that ran on a device: their sizes, their operands, and their kernels."""
+"""Matrix products that ran on a device: sizes, operands, and kernels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Product(NamedTuple):
 
     @property
     def shapes(self) -> str:
-        """As people write it: ``8x97x64 @ 8x64x97``."""
+        """In the usual notation: ``8x97x64 @ 8x64x97``."""
         batch = "" if self.batch is None else f"{self.batch}x"
         m, n, k = self.sizes.values()
         return f"{batch}{m}x{k} @ {batch}{k}x{n}"

@@ -1,4 +1,4 @@
-"""Two sequences of operators or kernels, aligned: which ones took the place of which.
+"""Align two sequences of operators or kernels to find what replaced what.
 
 So a rename or a fusion reads as one change. The alignment is all but linear: where the sequences
 part, the longest common subsequence of a window of each says how they go on, and what it says for

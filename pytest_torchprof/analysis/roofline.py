@@ -1,4 +1,4 @@
-"""How far each kernel is from what the device could do, and which limit it is under.
+"""How close each kernel comes to the device's peak, and which limit bounds it.
 
 Rates are taken over the calls whose FLOPs, or bytes, are known: a kernel that one operator and one
 graph launched has the rate that it reached under the operator. Bytes are compulsory ones, so a

@@ -1,4 +1,4 @@
-"""What computed and was not counted: why a sum of FLOPs is no more than a lower bound.
+"""Work without counted FLOPs: why a sum of FLOPs is only a lower bound.
 
 An operator without a number counts here if it has a formula and the trace does not say what that
 needs, if it is known to compute and has no formula, or if it is not known and shows no operators
@@ -56,7 +56,7 @@ _NAMED, _LONGEST = 3, 60
 
 
 class Part(Plain, frozen=True):
-    """An operator or a kernel by name, what is missing, and the part of all time that it took.
+    """An operator or a kernel by name, what is missing, and its share of all time.
 
     Without a name, what is missing is a sentence.
 
@@ -86,7 +86,7 @@ class Uncounted(Plain, frozen=True):
 
 
 def uncounted(trace: Trace) -> Uncounted | None:
-    """What of the selection is not in the sum of its FLOPs; None where the sum is all."""
+    """What is missing from the FLOPs of the selection; None if nothing is."""
     return trace.once(_uncounted)
 
 
@@ -119,7 +119,7 @@ def _one(part: Part) -> str:
 
 
 def _without_arguments(trace: Trace) -> Iterable[Part]:
-    """They have a formula, and the trace does not say what it needs."""
+    """Operators with a formula, but without the arguments that it needs."""
     return _by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
@@ -130,7 +130,7 @@ def _lacking(trace: Trace, event: int) -> str:
 
 
 def _without_formula(trace: Trace) -> Iterable[Part]:
-    """They compute, and there is no formula."""
+    """Operators that compute and have no formula."""
     return _by_name(trace, trace.once(_computing), lambda _: NO_FORMULA)
 
 
@@ -259,7 +259,7 @@ def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
 
 
 def _unrecorded(trace: Trace) -> Iterable[Part]:
-    """A trace of kernels or of Python alone: what ran beside them is anybody's guess.
+    """A trace of kernels or Python alone, which does not tell what else ran.
 
     In a capture of ours, operators are recorded: where there are none, none ran.
     """

@@ -1,4 +1,4 @@
-"""How long the test takes without the profiler, as its timed rounds say."""
+"""How long the test takes without the profiler, according to its timed rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the host waited for the device: to read a value back, or because it was told to."""
+"""When the host waited for the device, to read a value or to synchronize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing a file of text as a whole, with an error that says what was to be written."""
+"""Replace a text file as a whole, with errors that name what could not be written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pytest_torchprof.core.files import locked, replacing, why
 
 @contextmanager
 def alone(path: Path, *, make: bool = False) -> Iterator[None]:
-    """Within the block no other process of ours merges this file; ``make`` its folder if need be.
+    """Keep other torchprof processes from merging this file; ``make`` its folder if needed.
 
     Raises:
-        BaselineError: another process does not come to an end with it.
+        BaselineError: another process does not release it.
     """
     if make:
         with suppress(OSError):  # said by whoever writes into it

@@ -1,4 +1,4 @@
-"""Expected values inside the test's source, rewritten in place through expecttest."""
+"""Expected values inside the test's source, which expecttest rewrites in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DIFFERENT = (
 
 
 class Edit(NamedTuple):
-    """A literal at a line of a file that shall read ``text``, and reads ``old``.
+    """A literal at a line of a file, to be changed from ``old`` to ``text``.
 
     ``site`` says which one it is; ``problem`` why that is not known.
     """
@@ -46,23 +46,23 @@ class Edit(NamedTuple):
 
 
 def read_edit(sent: Sequence[Any]) -> Edit:
-    """An edit as it has come from another process, a list of lists."""
+    """Decode an edit that another process sent as a list of lists."""
     file, line, text, old, site, problem = sent
     return Edit(file, line, text, old, Site(*site) if site is not None else None, problem)
 
 
 class Problem(NamedTuple):
-    """An edit that could not be made, and the end of a sentence that says why."""
+    """An edit that failed, and why, as the end of a sentence."""
 
     edit: Edit
     what: str
 
 
 def expected_metrics(expected: str) -> Sequence[str]:
-    """The metrics that an expectation names, one a line; the default ones for an empty one.
+    """The metrics that an expectation names, one per line; the default ones if it is empty.
 
     Raises:
-        SettingsError: it is no text, or names a time.
+        SettingsError: it is not a string, or names a time.
     """
     __tracebackhide__ = True
     if not isinstance(expected, str):
@@ -84,7 +84,7 @@ def expected_metrics(expected: str) -> Sequence[str]:
 
 
 def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: str = "") -> str:
-    """``name   value`` lines, as they stand in the source: those that hold with their own text."""
+    """``name   value`` lines for the source; lines that still hold keep their text."""
     width = max(len(name) for name in names) + 3
     before = dict(_rows(expected))
     lines = []
@@ -101,7 +101,7 @@ def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: 
 
 
 def holds(expected: str, metrics: Mapping[str, Value]) -> bool:
-    """Whether every line of an expectation says what was measured, however it is aligned."""
+    """Whether every line of an expectation matches the measurement, whatever its alignment."""
     rows = _rows(expected)
     return bool(rows) and all(
         name in METRICS
@@ -143,7 +143,7 @@ def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edi
 
 
 def refusal(frame: FrameType, expected: str) -> str | None:
-    """Why a later accept could not rewrite the literal; None if it could, as far as one can say."""
+    """Why a later accept could not rewrite the literal; None if nothing prevents it."""
     try:
         Source(contents(Path(frame.f_code.co_filename))).locate(Call.of(frame), expected)
     except ChangedError:

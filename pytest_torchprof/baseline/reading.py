@@ -1,4 +1,4 @@
-"""Baseline files as they come: decoded, checked against a schema, merged where git could not."""
+"""Read baseline files: decode them, check their schema, resolve git's merge conflicts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read(path: Path, *, merging: bool = False) -> Document | None:
     ``merging``: a file with conflict markers is read as both of its sides.
 
     Raises:
-        BaselineError: unreadable, damaged, of another tool, or of a newer version of this one.
+        BaselineError: unreadable, damaged, or written by another tool or a newer version.
     """
     try:
         kind = path.stat().st_mode
@@ -128,7 +128,7 @@ def _located(message: str, text: bytes) -> str:
 
 
 def _flaw(data: Mapping[str, Any]) -> str | None:
-    """What is not as the schema has it, and where; None for a sound file."""
+    """What violates the schema, and where; None for a valid file."""
     try:
         tests = msgspec.convert(data, _Document).tests
     except msgspec.ValidationError as error:
@@ -192,7 +192,7 @@ def _within(value: Any) -> Iterator[int | float]:
 
 
 def _short(value: object) -> str:
-    """What somebody else has written, on a line and within bounds."""
+    """Foreign text, shortened to one line."""
     text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
     return text if len(text) <= 80 else f"{text[:80]}…"
 

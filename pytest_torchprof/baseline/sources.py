@@ -1,4 +1,4 @@
-"""Test files as Python compiled them, and the one literal in them that a call was given."""
+"""Test files as Python compiled them, and the literal that a call in them received."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHANGED = "cannot be rewritten: the file was changed {}; accept again"
 
 
 class ChangedError(BaselineError):
-    """The file is not what was compiled, so nobody knows where in it the call is."""
+    """The file changed since it was compiled, so the place of the call is unknown."""
 
 
 class Call(NamedTuple):
@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A literal in a file, so that it is found again where the rest of the file has changed.
+    """A literal in a file, described so that it can be found after changes elsewhere in the file.
 
     ``function``: the outermost function around it, with its classes; ``text`` is that function's,
     and begins at ``start`` of the file, of which there is a ``digest``; ``at`` is the literal's
@@ -69,7 +69,7 @@ class Source:
     """The text of a file, and what Python makes of it.
 
     Raises:
-        BaselineError: it is no Python, or its encoding does not give the same bytes again.
+        BaselineError: it is not Python, or its encoding does not round-trip.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -119,7 +119,7 @@ class Source:
         return Site("", "", 0, at, literal, self.digest)
 
     def find(self, site: Site) -> int:
-        """Where the literal is in this text, which may be another than it was located in.
+        """Find the literal in this text, which may differ from the one it was located in.
 
         Raises:
             ChangedError: its function is not there any more as it was, or is there twice.
@@ -209,7 +209,7 @@ def _is_ours(call: ast.Call) -> bool:
 
 
 class Sources:
-    """Files as they were when they were compiled: read once, and only if unchanged since then."""
+    """Files as they were when compiled: read once, and only if unchanged since then."""
 
     def __init__(self, started_ns: int) -> None:
         self._started_ns = started_ns

@@ -1,7 +1,7 @@
-"""Baseline files: read, merge, prune, and replace as a whole.
+"""Store baselines: read, merge, prune, and replace files as a whole.
 
-A file belongs to one test file. Its layout is made for review in a diff and for merging: JSON,
-sorted keys, one metric a line, unknown keys kept.
+Each test file has one. Its layout suits reviewing diffs and merging: JSON, sorted keys, one metric
+per line, unknown keys kept.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Written:
 
 
 def path_for(test_file: Path, folder: str, root: Path) -> Path:
-    """Where the baselines of a test file lie: ``__torchprof__/test_x.json`` beside it.
+    """The path of a test file's baselines: ``__torchprof__/test_x.json`` beside it.
 
     An absolute ``folder`` holds all of them, mirroring the tree below ``root``.
     """
@@ -75,9 +75,9 @@ def path_for(test_file: Path, folder: str, root: Path) -> Path:
 
 
 def project_of(folder: str, root: Path) -> str | None:
-    """Whose entries in a folder of several projects are ours; None where each has its own.
+    """The project whose entries are ours in a shared folder; None if the folder is not shared.
 
-    A short digest of the root folder's path, which is nobody else's business.
+    It is a short digest of the root folder's path, so that the path itself stays private.
     """
     if not Path(folder).is_absolute():
         return None
@@ -118,7 +118,7 @@ def load(path: Path, *, merging: bool = False) -> dict[str, Any] | None:
 
 
 def entry_of(data: Mapping[str, Any] | None, test: str, environment: str) -> Baseline | None:
-    """What is accepted for this test in this environment, or None."""
+    """The accepted numbers of this test in this environment, or None."""
     found = (data or {}).get("tests", {}).get(readable(test), {}).get(environment)
     if found is None:
         return None

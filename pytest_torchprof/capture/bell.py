@@ -1,8 +1,8 @@
-"""Rings in the main thread after some seconds, on a signal that tests have no use for.
+"""A timer that calls back in the main thread, on a signal that tests do not use.
 
-An alarm that a test can see is one that it can take for its own: `signal.alarm(0)` says whether
-there is one, and stops it. So this is a timer of its own (`timer_create`), which sends a real-time
-signal. Where the system has none, the bell is that alarm after all.
+A test could mistake a visible alarm for its own: `signal.alarm(0)` tells whether there is one, and
+stops it. So this uses a separate timer (`timer_create`) that sends a real-time signal. On systems
+without such timers it falls back to the alarm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether something else kept the machine busy while a test was timed.
+"""Detect other load on the machine while a test is timed.
 
-A row of `PROBES` reads a number now; read again after the rounds, the two say whether the times can
-be trusted. A probe that the system does not offer is just not there.
+Each of `PROBES` reads a counter before and after the rounds; the difference tells whether the times
+can be trusted. Probes that the system does not offer are skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OTHERS, _STOLEN = 0.25, 0.05
 
 
 class Window(NamedTuple):
-    """What lies between two readings of a probe: its increase, the seconds, the CPUs."""
+    """The time between two readings of a probe: the increase, the seconds, the CPUs."""
 
     increase: float
     seconds: float
@@ -65,7 +65,7 @@ def _steal() -> float:
 
 
 def _throttled() -> float:
-    """How often a CPU was slowed down for its heat."""
+    """How often a CPU was throttled because of heat."""
     files = [*THROTTLES.glob("cpu*/thermal_throttle/*_count")]
     if not files:
         raise ValueError("no thermal counters")
@@ -73,7 +73,7 @@ def _throttled() -> float:
 
 
 def _held_back() -> float:
-    """Seconds that this container waited, its share of the CPUs used up."""
+    """Seconds that this container waited with its CPU quota used up."""
     rows = dict(line.split(maxsplit=1) for line in _text(CGROUP).splitlines())
     if "throttled_usec" not in rows:
         raise ValueError(f"{CGROUP} counts no throttling")
@@ -114,14 +114,14 @@ PROBES: dict[str, Probe] = {
 
 
 class BusyWatch:
-    """Reads the probes when made, and says at the end what they have seen since."""
+    """Reads the probes on creation, and reports at the end what they have seen since."""
 
     def __init__(self) -> None:
         self._began = REAL.clock()
         self._before = _readings(PROBES)
 
     def said(self) -> str | None:
-        """Why times measured since cannot be trusted; None where nothing speaks against them."""
+        """Why times measured since cannot be trusted; None if they can."""
         seconds = (REAL.clock() - self._began) / 1e9
         if seconds < LEAST_S:
             return None

@@ -1,8 +1,8 @@
-"""What torch.compile has compiled in this process, why again, and where it gave up on a graph.
+"""Compilations, recompilations and graph breaks of torch.compile in this process.
 
-Dynamo notes all of it anyway: a record for each compilation, the reason and the user's stack for
-each graph break. Reading them costs nothing, changes nothing that the user sees, and imports
-nothing: as long as nobody has used dynamo, there is nothing to read.
+Dynamo records all of it anyway: each compilation, and the reason and user stack of each graph
+break. Reading the records is free, invisible to the user, and imports nothing: until dynamo has
+been used, there is nothing to read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEFT = "{} ran in Python, and this torch does not say whether because of a grap
 
 
 class _Log:
-    """Everything that dynamo has noted since somebody looked first; one for the process."""
+    """Everything that dynamo has recorded since the first look; one per process."""
 
     def __init__(self) -> None:
         self.compilations: list[Compilation] = []
@@ -51,7 +51,7 @@ class _Log:
         self._breaks_read = 0
 
     def read(self) -> Mapping[str, int]:
-        """Take over what is new; returns dynamo's counter of graph breaks by reason."""
+        """Take over new records; return dynamo's counts of graph breaks by reason."""
         utils = sys.modules.get("torch._dynamo.utils")
         if utils is None:
             return {}
@@ -114,7 +114,7 @@ _LOG = _Log()
 
 
 class CompileCount(Plain, frozen=True):
-    """How much torch.compile has compiled so far in this process, and the graph breaks it made.
+    """What torch.compile has compiled so far in this process, and its graph breaks.
 
     The annotation of a compiled region repeats the compile id, "frame/attempt".
     """
@@ -126,7 +126,7 @@ class CompileCount(Plain, frozen=True):
 
     @classmethod
     def now(cls) -> CompileCount:
-        """Read what dynamo has noted; all zero while dynamo has not been imported."""
+        """Read dynamo's records; all zero until dynamo is imported."""
         counted = _LOG.read()
         return cls(len(_LOG.compilations), len(_LOG.loose), _LOG.losses, counted)
 

@@ -1,4 +1,4 @@
-"""What dynamo's records of compilations and graph breaks say, of any version, in our words."""
+"""Interpret dynamo's records of compilations and graph breaks, for any version of torch."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ _OTHER_MODE = "GLOBAL_STATE changed: grad_mode"
 
 
 def cause(one: Compilation) -> str | None:
-    """Of which kind a recompilation is, if what helps there is another thing than usual."""
+    """The kind of a recompilation, if its fix differs from the usual one."""
     reason = next(iter(_guards(one)), "")
     if reason.strip().endswith(_OTHER_MODE):
         return "grad mode"
@@ -271,7 +271,7 @@ def cause(one: Compilation) -> str | None:
 
 
 def _failed(reason: str | None) -> str:
-    """What dynamo says of a guard that failed, in a line."""
+    """Dynamo's description of a failed guard, in one line."""
     line = (reason or "").strip().partition("\n")[0]
     guard = re.split(r"\s+# ", re.sub(r"^!?[\d/_]+: ", "", line))[0].strip()
     guard = guard.partition(". Guard failed on a parameter")[0]  # its advice is for few

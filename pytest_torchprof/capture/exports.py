@@ -1,4 +1,4 @@
-"""Where torch writes a trace, for as long as it takes to read it."""
+"""A temporary file for a trace that torch writes and we read back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _signals: Any = getattr(signal, "_signal", signal)
 
 @contextmanager
 def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator[Path]:
-    """A file of one's own that nobody can guess, whose name is gone at the end of the block.
+    """A private file with an unguessable name, which is unlinked at the end of the block.
 
     It lies in this folder, or in the system's for temporary files; a ``small`` one in memory, where
     there is room for it. A SIGTERM that would end the process ends it after the file. Nobody sees
@@ -111,7 +111,7 @@ def reserve(path: Path) -> None:
 
 
 def no_room(path: Path, error: Exception | str) -> StorageError:
-    """What is said where a trace could not be written, or not all of it."""
+    """The error for a trace that could not be written completely."""
     found = why(error) if isinstance(error, Exception) else error
     return StorageError(f"cannot write a trace to {path.parent}", found, _NEXT_STEP)
 

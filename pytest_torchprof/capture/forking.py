@@ -1,4 +1,4 @@
-"""Forks beside the profiler's threads, of which Python warns from 3.12 on."""
+"""Forks while the profiler's threads run, which Python warns about since 3.12."""
 
 from __future__ import annotations
 

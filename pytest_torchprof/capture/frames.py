@@ -1,4 +1,4 @@
-"""Which code is the user's, and which frames are of the test."""
+"""Tell the user's code from libraries, and find the frames of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of random generators, decoded only where they have changed: in most tests, of none.
+"""States of random generators, decoded only if they changed, which most tests do not do.
 
 To decode one takes as long as a small test, and to put it back as long again. CPython's generator
 and numpy's keep all of it within objects of C, whose bytes tell whether it is another one. Where

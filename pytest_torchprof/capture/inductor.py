@@ -1,4 +1,4 @@
-"""The graphs that inductor has compiled in this process, as far as they do products.
+"""Collect the graphs with matrix products that inductor has compiled in this process.
 
 Torch keeps the text of each graph with what it compiled of it, also where that came from a cache on
 disk. The objects are found by the garbage collector, after something was compiled: nothing of
@@ -84,7 +84,7 @@ def look_for_graphs() -> None:
 
 
 def graph_facts() -> dict[str, Any]:
-    """What a trace shall say of compiled graphs; empty where none was compiled."""
+    """The facts on compiled graphs for a trace; empty if none was compiled."""
     _GRAPHS.look()
     if not (_GRAPHS.known or _GRAPHS.lost):
         return {}

@@ -1,7 +1,7 @@
-"""torch's profiler, begun without the seconds that its first start of a process takes.
+"""Start torch's profiler without the seconds that its first start in a process takes.
 
-It asks ``hasattr(torch, "_inductor")``, to learn whether CUDA graphs are in use, and the question
-itself imports inductor and dynamo. As long as nobody else has, the answer is no.
+It evaluates ``hasattr(torch, "_inductor")`` to learn whether CUDA graphs are in use, and that alone
+imports inductor and dynamo. Until other code has imported them, the answer is no.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Says which of the user's lines runs: markers in the profile, opened and closed by a tracer.
+"""Mark the user's line that runs: a tracer opens and closes markers in the profile.
 
-``with_stack`` would not do: torch notes where a Python function begins, not which line of it runs.
+``with_stack`` is not enough: torch records where a Python function starts, not which line runs.
 A marker is open while a line is, those of callees within it, so the innermost marker around an
 operator names the line that called it; another kind of marker is open while an ``nn.Module`` runs.
 """

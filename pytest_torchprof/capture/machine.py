@@ -1,4 +1,4 @@
-"""The machine as torch sees it, and what we use of torch while a test runs."""
+"""The machine as torch sees it, and the parts of torch that we use while a test runs."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Machine(Plain, frozen=True):
 
 @contextmanager
 def kineto_quietened() -> Iterator[None]:
-    """Keep Kineto's own lines off stderr, for good where the process's first session is within.
+    """Keep Kineto's messages off stderr, for good if the process's first session starts within.
 
-    Kineto looks at its variable once; neither tests nor their children shall see it.
+    Kineto reads its variable once; tests and their children must not see it.
     """
     if _LEVEL in os.environ:
         yield
@@ -149,7 +149,7 @@ def _nothing() -> None:
 
 @cache
 def real_torch() -> SimpleNamespace:
-    """What we use of torch while a test runs, bound before a test can replace it, see `REAL`."""
+    """The parts of torch used while a test runs, bound before a test can patch them; see `REAL`."""
     import torch
 
     device = accelerator()

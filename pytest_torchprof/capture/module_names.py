@@ -1,4 +1,4 @@
-"""Paths of the modules that run, as a user writes them."""
+"""Paths of running modules, as a user writes them."""
 
 from __future__ import annotations
 

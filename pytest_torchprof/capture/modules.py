@@ -1,7 +1,7 @@
-"""Says which ``nn.Module`` runs: markers in a measuring profile, opened and closed by a tracer.
+"""Mark the ``nn.Module`` that runs: a tracer opens and closes markers in a measuring profile.
 
-``with_stack`` would not do: torch keeps an event of each Python function that is called, and a test
-that compiles, or that calls a million of them, takes all memory.
+``with_stack`` is not an option: torch keeps an event for each call of a Python function, so a test
+that compiles, or makes a million calls, exhausts the memory.
 """
 
 from __future__ import annotations

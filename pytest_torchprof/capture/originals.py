@@ -1,4 +1,4 @@
-"""What our code calls, directly or through a library, and a test may have replaced: see `Shelter`.
+"""Names that our code uses, directly or through libraries, and that tests may patch: see `Shelter`.
 
 A ``*`` stands for all that can be called, ``Class.*`` for all methods of a class. What a version of
 Python or of a library does not have is passed over. The test that replaces everything our path

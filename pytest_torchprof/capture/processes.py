@@ -1,4 +1,4 @@
-"""Work that child processes do for a test, and of which our profiler sees nothing.
+"""Detect work that child processes do for a test, which the profiler does not see.
 
 What a child may have run is judged by what can be known of it. A fork of this process has torch in
 it. A program that was started must import torch first, which takes a while, and one that is there
@@ -82,7 +82,7 @@ def _known(frame: FrameType | None) -> str | None:
 
 
 class Children:
-    """What other processes do between `begin` and `end`."""
+    """What child processes do between `begin` and `end`."""
 
     def __init__(self) -> None:
         #: Forks, and programs that were started, other than a DataLoader's workers.
@@ -134,7 +134,7 @@ class Children:
         return _ended_ns() != self._ended_ns
 
     def end(self) -> str | None:
-        """Why what this process did is not all; None where it is, or as good as sure to be."""
+        """Why this process did not do all the work; None if it (almost certainly) did."""
         ended, alive = _ended_ns() - self._ended_ns, _alive()
         # What had run before, and was waited for meanwhile, has worked before.
         ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)

@@ -1,4 +1,4 @@
-"""torch.profiler around a block, handed out as a `Trace`."""
+"""Run torch.profiler around a block and return a `Trace`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _has_device_records(profiler: Any) -> bool:
 
 
 def device_gap() -> str | None:
-    """Why device metrics of this process would be 0 whatever ran; None where all is well."""
+    """Why device metrics would be 0 in this process whatever runs; None if they work."""
     if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
         return None
     return (
@@ -161,7 +161,7 @@ def sees_threads() -> bool:
 
 
 class Others:
-    """Notices sessions that are not ours, before they begin; one for the process.
+    """Notices other profiler sessions before they start; one per process.
 
     The functions that begin one are wrapped before the tests, for all of them: torch's are looked
     up at each use, so a test that replaces one has its way.
@@ -327,7 +327,7 @@ class Capture:
     # ---------------------------------------------------------------- what a block runs under
 
     def _set_threads(self, undo: Undo) -> None:
-        """The intra-op threads asked for; a test that has set others by the end keeps its own."""
+        """Set the requested intra-op threads; a test that sets others keeps its own."""
         t, wanted = real_torch(), self._threads
         needless = wanted is None or wanted == t.get_threads()
         give_back = lend_threads(wanted, undo)
@@ -427,8 +427,8 @@ class Capture:
         work of other processes, if there was any.
 
         Raises:
-            CaptureError: the session was taken over or ended by somebody else, or is empty.
-            StorageError: there is no room for the file.
+            CaptureError: other code took over or ended the session, or it is empty.
+            StorageError: there is no space for the file.
         """
         import msgspec
 
@@ -480,7 +480,7 @@ class Capture:
         return trace, path
 
     def _own_facts(self) -> dict[str, Any]:
-        """What the capture itself has seen, and events do not say."""
+        """What the capture knows and events do not tell."""
         found: dict[str, Any] = {"anomaly_before": True} if self._anomaly else {}
         return found if self._elsewhere is None else {**found, "elsewhere": self._elsewhere}
 

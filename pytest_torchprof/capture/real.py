@@ -1,4 +1,4 @@
-"""What works whatever a test has patched: bound before it, and quiet."""
+"""Functions bound before tests can patch them."""
 
 from __future__ import annotations
 

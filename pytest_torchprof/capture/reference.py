@@ -1,4 +1,4 @@
-"""The reference kernel: a fixed piece of work that tells how fast the machine is right now.
+"""The reference kernel: a fixed workload that measures the machine's current speed.
 
 A stored time compares with a new one only as a multiple of what the same machine took for work that
 never changes, measured within the same second. The work is a bit of everything that a test on the
@@ -34,7 +34,7 @@ class Lap(NamedTuple):
 
 
 def run_reference(times: int) -> list[Lap]:
-    """Run the kernel so often, in one thread and without garbage collection; about 0.2 ms each."""
+    """Run the kernel, in one thread and without garbage collection; about 0.2 ms a run."""
     t = real_torch()
     threads = t.get_threads()
     t.set_threads(1)
@@ -47,7 +47,7 @@ def run_reference(times: int) -> list[Lap]:
 
 
 def conditions(threads: int | None = None) -> str:
-    """What else than the machine a normalised time depends on, to be compared with another's.
+    """What a normalised time depends on besides the machine; times compare only if it is equal.
 
     ``threads`` are those of the rounds; None for those that torch has now.
     """

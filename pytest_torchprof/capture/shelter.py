@@ -1,8 +1,8 @@
-"""The world as it was before the tests: what our code calls while a test's patches are in place.
+"""Protect our code from a test's patches by restoring the originals while it runs.
 
 A test or a fixture may replace anything: `os.getcwd`, `re.sub`, `sys.modules["torch"]`. Our hooks
-run in the midst of that, and so do the libraries below them. While the shelter is entered, all that
-`originals` names is what it was when the session began; on leaving, the patches are back.
+run in the middle of that, and so do the libraries below them. While the shelter is entered, all
+that `originals` names is as it was when the session started; on leaving, the patches are back.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Shelter:
         self._emptied: list[Any] | None = None
 
     def learn(self) -> None:
-        """Take what is there now for the original, of this thread's tests."""
+        """Take the current values as the originals for this thread's tests."""
         self._thread = REAL.current_thread()
         self._depth = sys.getrecursionlimit()
         self._finders = list(sys.meta_path)
@@ -115,7 +115,7 @@ class Shelter:
         self._sound = bytes(8 * len(self._versions))
 
     def forget(self) -> None:
-        """Shelter from nothing: another session begins in this process, with other plugins."""
+        """Forget the originals: another session with other plugins starts in this process."""
         self._places, self._known, self._later = [], set(), ()
         self._looks, self._versions, self._sound = [], [], b""
         self._restless, self._changes = [], {}

@@ -1,4 +1,4 @@
-"""State of the process that a rerun must not change."""
+"""Save and restore process state that a rerun must not change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RandomState:
 
 
 class World:
-    """What a test may change for those after it, and a rerun of it must not."""
+    """State that a test may change for later tests, but its reruns must not."""
 
     def __init__(self) -> None:
         self._random = RandomState()

@@ -1,4 +1,4 @@
-"""Times of unprofiled runs."""
+"""Time unprofiled runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of other threads of this process, Python's or not, of which our profiler sees nothing."""
+"""Detect work of other threads of this process, which the profiler does not see."""
 
 from __future__ import annotations
 

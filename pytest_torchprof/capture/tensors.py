@@ -1,4 +1,4 @@
-"""Which tensors an operator took and made: by the numbers that torch's profiler gives to storages.
+"""The tensors that an operator took and made, identified by the profiler's storage numbers.
 
 They are in what the profiler keeps in memory, not in the file that it writes, and they take as long
 to make as that file. So only a capture of whose operators somebody asks keeps them.

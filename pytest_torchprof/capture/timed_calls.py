@@ -1,4 +1,4 @@
-"""Many calls, each timed, with next to nothing between them."""
+"""Time many calls with minimal overhead between them."""
 
 from __future__ import annotations
 

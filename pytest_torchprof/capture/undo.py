@@ -1,4 +1,4 @@
-"""What has to be taken back at the end of a block: a quick `contextlib.ExitStack`."""
+"""Callbacks to run at the end of a block: a faster `contextlib.ExitStack`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Undo:
-    """Calls what it was told, last first, whatever one of the calls raises."""
+    """Runs its callbacks, last first, even if one of them raises."""
 
     __slots__ = ("_calls",)
 
@@ -24,7 +24,7 @@ class Undo:
         self.close()
 
     def callback(self, call: Callable[..., object], *arguments: Any) -> None:
-        """One more."""
+        """Add a callback."""
         self._calls.append((call, arguments))
 
     def enter_context(self, context: Any) -> None:

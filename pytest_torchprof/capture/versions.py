@@ -1,4 +1,4 @@
-"""Whether a dict has changed since somebody looked, without a look at all that is in it.
+"""Tell cheaply whether a dict has changed, without comparing its items.
 
 CPython numbers the states of dicts: PEP 509, ``ma_version_tag``, "incremented for each change". It
 is there until 3.13. Where it is not, or not where we look for it, nobody is told that it is.

@@ -1,4 +1,4 @@
-"""Ends a capture that grows without bounds, before torch's profiler takes the machine's memory."""
+"""End a capture that grows without bounds, before it exhausts the machine's memory."""
 
 from __future__ import annotations
 

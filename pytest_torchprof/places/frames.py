@@ -1,4 +1,4 @@
-"""Where an event happened, by the Python functions and modules around it."""
+"""Locate events by the Python functions and modules around them."""
 
 from __future__ import annotations
 

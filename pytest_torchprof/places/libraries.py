@@ -1,4 +1,4 @@
-"""Whose code a Python frame of a stored trace is, by the name that torch gave it.
+"""Tell user code from library code by the names of Python frames in a stored trace.
 
 torch writes ``file(line): function``, and takes from the file the folder of ``sys.path`` that it
 was found in: ``train.py`` and ``net/blocks.py`` are as relative as ``transformers/trainer.py``.
@@ -15,7 +15,7 @@ from pytest_torchprof.core.late import late
 
 
 class Owner(IntEnum):
-    """Whose code it is, the less telling first."""
+    """Whose code it is, least informative first."""
 
     MACHINERY = 0
     LIBRARY = 1

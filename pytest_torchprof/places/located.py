@@ -1,4 +1,4 @@
-"""Places of a trace's events by the user's lines that another run of the same code has marked."""
+"""Locate events by the user's lines, which another run of the same code marked."""
 
 from __future__ import annotations
 

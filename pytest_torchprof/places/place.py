@@ -1,4 +1,4 @@
-"""Where an event happened, as a user can find it: his own line, or else the operators around it."""
+"""Where an event happened, for the user: a line of their code, or the operators around it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place(Plain, frozen=True):
 
 
 class Stretch(NamedTuple):
-    """Events that have one place together, and those that are not to be within it."""
+    """Events that share one place, and events that the place must not enclose."""
 
     events: Ints
     apart: Ints

@@ -1,4 +1,4 @@
-"""The Python functions and modules of a trace that tell a place, nested with its operators."""
+"""The Python functions and modules that identify places, nested with operators."""
 
 from __future__ import annotations
 

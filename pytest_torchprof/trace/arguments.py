@@ -1,4 +1,4 @@
-"""The arguments of many events as one text: a fraction of the memory of an object for each."""
+"""Arguments of many events in one text, which takes far less memory than an object each."""
 
 from __future__ import annotations
 

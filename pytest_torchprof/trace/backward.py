@@ -1,4 +1,4 @@
-"""Which forward operator an operator of the backward pass belongs to."""
+"""Map operators of the backward pass to their forward operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events as Kineto writes them, to the columns of a `Trace`, a piece of the file at a time."""
+"""Convert Kineto's events to the columns of a `Trace`, one piece of the file at a time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Columns:
         self._text_bytes = 0
 
     def add(self, events: list[Event]) -> None:
-        """Take these events over; nothing of them is kept but their columns.
+        """Add these events; only their columns are kept.
 
         Raises:
             ValueError: a time is not a number, or out of all bounds; then none is added.

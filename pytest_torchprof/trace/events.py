@@ -1,4 +1,4 @@
-"""The one event model: a columnar `Trace`, however it was come by.
+"""The event model: a columnar `Trace`, live or stored.
 
 A live capture and a stored file become the same `Trace`; every metric, rule and table is a function
 of it. Columns are numpy arrays of one entry an event; strings are interned; ``args`` stay raw JSON
@@ -224,7 +224,7 @@ class Trace:
 
     @kept
     def facts(self) -> Mapping[str, Any]:
-        """What a live capture knew and events do not say; empty for a trace of another tool."""
+        """What a live capture knew beyond its events; empty for a trace of another tool."""
         facts = self.metadata.get(FACTS_KEY)
         return facts if isinstance(facts, dict) else {}
 

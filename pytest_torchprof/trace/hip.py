@@ -1,4 +1,4 @@
-"""Copies between pinned memory and an AMD device, which ROCm records as copies within the device.
+"""Fix copies between pinned memory and an AMD device, which ROCm records as copies on the device.
 
 The call that made one tells the direction: ``hipMemcpyKind`` is among its arguments.
 """

@@ -1,4 +1,4 @@
-"""Whether traces are the ranks of one job, or of several, and how that is known."""
+"""Tell whether traces are the ranks of one job or come from several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _APART_NS = 60 * 10**9
 
 
 def several_jobs(traces: Sequence[Trace]) -> str:
-    """Why these are not the ranks of one job, in words; empty if nothing says so.
+    """Why these are not the ranks of one job; empty if they may be.
 
     One rank is there once. All of a job are recorded at one time, and know of as many ranks, which
     is at least as many as there are traces; all of them are distributed, or none. Traces that say

@@ -1,4 +1,4 @@
-"""What happens on one level of a thread: operators as the user's code called them, one by one."""
+"""The operators that the user's code called directly, thread by thread."""
 
 from __future__ import annotations
 

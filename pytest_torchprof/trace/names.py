@@ -1,4 +1,4 @@
-"""Events by their names: each name is looked at once in a process, each column once in a trace."""
+"""Look up events by name: each name is matched once per process, each column once per trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several traces of one job: files and folders to traces by rank."""
+"""Read the traces of one job by rank, from files and folders."""
 
 from __future__ import annotations
 

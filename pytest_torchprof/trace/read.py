@@ -1,4 +1,4 @@
-"""Kineto's Chrome trace format to a `Trace`, piece by piece, whoever wrote it and whatever is lost.
+"""Read Chrome traces as Kineto writes them into a `Trace`, piece by piece, even damaged ones.
 
 A file is never in memory as a whole: a piece of its text is decoded as soon as it is there, and
 what remains of it are columns and the events' arguments. Where a piece cannot be told from the

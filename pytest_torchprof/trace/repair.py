@@ -1,6 +1,6 @@
-"""What Kineto and others wrote that is no JSON, and what is left of a file that breaks off.
+"""Repair invalid JSON from Kineto and other writers, and salvage truncated files.
 
-All of it is text around the one thing that failed to decode: this is the slow and patient path.
+It works on the text around the failure only; this is the slow path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text of a stored trace, in chunks: plain or gzip, by content, and never without bound."""
+"""The text of a stored trace, plain or gzip, in chunks of bounded size."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Stream:
         raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
 
     def beyond_memory(self) -> TraceError:
-        """What is said where the system has no more memory."""
+        """The error for running out of memory."""
         found = f"not enough memory after {self.size:,} bytes of text"
         return TraceError(f"{self.source}: cannot be read", found, _SMALLER)
 

@@ -1,4 +1,4 @@
-"""What a name says of kernels and of operators that are not torch's: whether they do products.
+"""Guess from names whether kernels and operators outside torch do products.
 
 A product is a multiplication and an addition of many pairs of numbers: of matrices, in a
 convolution, in attention, in a Fourier transform. Names are all that a trace has of code that

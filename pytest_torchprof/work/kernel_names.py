@@ -1,4 +1,4 @@
-"""What a kernel's name says: whether it does the work of a product, and in which precision."""
+"""Tell from a kernel's name whether it computes a product, and in which precision."""
 
 from __future__ import annotations
 

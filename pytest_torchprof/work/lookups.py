@@ -1,4 +1,4 @@
-"""Compulsory bytes of look-ups, windows and lists of tensors."""
+"""Compulsory bytes of lookups, windows and lists of tensors."""
 
 from __future__ import annotations
 

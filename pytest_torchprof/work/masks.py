@@ -1,4 +1,4 @@
-"""How much of attention its mask leaves: what a kernel that skips the rest had to do.
+"""How much of attention its mask keeps: the work of a kernel that skips the rest.
 
 `flops` counts all pairs of a query and a key, as `FlopCounterMode` does. Flash kernels skip what a
 causal mask or a window hides, so to rate them by all pairs would say up to twice what they reach.

@@ -1,4 +1,4 @@
-"""What torch's operators do, as far as FLOPs go: each has a formula, or no products, or says so.
+"""Classify torch's operators by their FLOPs.
 
 A formula counts products only (see `pytest_torchprof.work.flops`). So an operator is one of these:
 

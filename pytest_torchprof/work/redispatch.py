@@ -1,4 +1,4 @@
-"""Of operators within one another that all have FLOPs: which of them ran.
+"""Choose which of several nested operators with FLOPs actually ran.
 
 Mostly the outermost says it all, and what is inside are its parts: a convolution and the kernel of
 its library. But an operator may only hand its call on, and then what it was called with is not what

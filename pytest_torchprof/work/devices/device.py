@@ -1,4 +1,4 @@
-"""One accelerator, and how the tables say it."""
+"""One accelerator, as a row of the tables."""
 
 from __future__ import annotations
 

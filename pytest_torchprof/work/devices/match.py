@@ -1,4 +1,4 @@
-"""Which device a trace ran on, from what the driver told the profiler."""
+"""Find the device that a trace ran on, from the properties that the driver reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's file that adds accelerators to those that are known."""
+"""Read a user's file of additional accelerators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accelerators can do at most: dense compute by dtype and memory bandwidth, with sources.
+"""Peak rates of accelerators: dense compute by dtype and memory bandwidth, with sources.
 
 A peak is the number that a GEMM of that dtype is bounded by, as its vendor states it, *without*
 structured sparsity (datasheets often print twice that): of the matrix units where they take the

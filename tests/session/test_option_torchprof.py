@@ -105,7 +105,7 @@ def test_off_an_unknown_metric_is_an_error_all_the_same(pytester: pytest.Pyteste
     pytester.makepyfile(test_it="def test_it(torchprof): torchprof.stats.kernel <= 3")
     ran = run(pytester)
     assert {"failed": 1} == ran.outcomes
-    assert "no such metric: 'kernel'. Did you mean kernels?" in ran.out
+    assert "there is no metric 'kernel'. Did you mean kernels?" in ran.out
 
 
 def test_off_each_test_runs_once_and_nothing_is_written(pytester: pytest.Pytester) -> None:

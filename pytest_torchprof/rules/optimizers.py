@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.rules.effort import effort_ns
+from pytest_torchprof.rules.effort import effort_ns, guessed
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.nodes import numbers
 from pytest_torchprof.rules.shapes import mean_elements
@@ -129,6 +129,7 @@ class Step(Plain, frozen=True):
     "single-tensor-optimizer",
     fix="pass foreach=True to the optimizer, or fused=True to SGD, Adam, AdamW and Adagrad",
     triggers=r"Optimizer\.step#",
+    blind=lambda trace: guessed(trace, STEP),
     parameters=Threshold(2, "1", "one parameter has nothing to be grouped with"),
     cpu_parameters=Threshold(
         10, "1", "on a CPU, foreach=True, and fused=True of a plain SGD, take longer for fewer"

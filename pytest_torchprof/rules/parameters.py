@@ -24,7 +24,7 @@ from pytest_torchprof.rules.by_tensor import (
     shapes_of,
     stretches,
 )
-from pytest_torchprof.rules.effort import effort_ns
+from pytest_torchprof.rules.effort import effort_ns, guessed
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
@@ -80,6 +80,7 @@ _OF_STEP: Final = (
         f"{WRITES.pattern}|{MAKES.pattern}|{NORM.pattern}": "parameters",
     },
     needs="shapes",
+    blind=lambda trace: guessed(trace, WRITES, MAKES, NORM),
     parameters=Threshold(10, "1", "fewer gain some microseconds at most"),
     cpu_elements=Threshold(
         16_384, "1", "on a CPU, larger parameters take the time that memory takes, in a loop or not"

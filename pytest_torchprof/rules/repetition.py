@@ -13,7 +13,7 @@ from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes, shown
 from pytest_torchprof.rules.copy_runs import Finder, Run, by_kind, held
-from pytest_torchprof.rules.effort import BYTE_NS, CALL_NS, effort_ns
+from pytest_torchprof.rules.effort import BYTE_NS, CALL_NS, effort_ns, guessed
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.kinds import chain, kinds_of_casts, kinds_of_clones
@@ -77,12 +77,13 @@ def _unseen_casts(trace: Trace) -> str | None:
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(rows_of(trace, "torch::autograd::AccumulateGrad")):
             return _NO_MEMORY
-    return gap
+    return gap or guessed(trace, _TO_COPY)
 
 
 def _unseen_copies(trace: Trace) -> str | None:
     """Copies that graphs launched: no operator says of what."""
-    return blind_kernels(trace, re.compile(r"copy|clone", re.IGNORECASE).search)
+    gap = blind_kernels(trace, re.compile(r"copy|clone", re.IGNORECASE).search)
+    return gap or guessed(trace, _CLONE)
 
 
 @rule(

@@ -82,7 +82,7 @@ def an_average_of_the_weights_beside_small_images():
 
 @EXAMPLES.near_miss("per-parameter-loop")
 def an_average_of_the_weights_is_a_trifle_beside_large_images():
-    return averaged(120)
+    return averaged(70)
 
 
 @EXAMPLES.positive("per-parameter-loop", 3)

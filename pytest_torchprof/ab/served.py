@@ -20,7 +20,8 @@ from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.markers import overrides_of
 from pytest_torchprof.session.options import build_settings
-from pytest_torchprof.session.recorder import Plan, Recorder
+from pytest_torchprof.session.plan import Plan
+from pytest_torchprof.session.recorder import Recorder
 from pytest_torchprof.session.rulebook import rules_of
 from pytest_torchprof.session.runner import hide_us
 from pytest_torchprof.session.runner_hooks import RunningHooks

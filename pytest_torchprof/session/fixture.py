@@ -171,7 +171,7 @@ class Torchprof:
         if outer is None or recorder is None or recorder.reason is not None or self._taken():
             return function()
         from pytest_torchprof.capture.real import muted
-        from pytest_torchprof.session.recorder import EXTRA_KINDS
+        from pytest_torchprof.session.plan import EXTRA_KINDS
         from pytest_torchprof.session.runs import Run
 
         outer.cancel()

@@ -20,7 +20,8 @@ from pytest_torchprof.verdict.comparison import grown
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Value
     from pytest_torchprof.places.place import Placing
-    from pytest_torchprof.session.recorder import Plan, Recorder
+    from pytest_torchprof.session.plan import Plan
+    from pytest_torchprof.session.recorder import Recorder
     from pytest_torchprof.trace.events import Trace
 
 #: Begins what is said of a rule that raised.

@@ -40,7 +40,8 @@ from pytest_torchprof.session.markers import (
     is_marked,
     overrides_of,
 )
-from pytest_torchprof.session.recorder import Plan, Recorder, said
+from pytest_torchprof.session.plan import Plan
+from pytest_torchprof.session.recorder import Recorder, said
 from pytest_torchprof.session.rulebook import rules_of
 from pytest_torchprof.session.runner import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.session.runner_hooks import RunningHooks

@@ -34,7 +34,8 @@ from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.recorder import Mismatch, Plan, Recorder
+    from pytest_torchprof.session.plan import Plan
+    from pytest_torchprof.session.recorder import Mismatch, Recorder
     from pytest_torchprof.trace.events import Trace
 
 _MOST_SWAPPED = 4

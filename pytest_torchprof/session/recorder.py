@@ -1,4 +1,4 @@
-"""How one test is to be measured, and what its runs have brought in together."""
+"""What the runs of one test have brought in together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,74 +23,15 @@ from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.plain import Open, Plain
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.rounds import Rounds
 from pytest_torchprof.verdict.metrics import METRICS, bounded, measure_all
 
 if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
-    from pytest_torchprof.core.results import Budget, Value
+    from pytest_torchprof.core.results import Value
     from pytest_torchprof.places.located import Located
-    from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.session.plan import Kind, Plan
     from pytest_torchprof.trace.events import Trace
-
-Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
-#: Runs without which all numbers are there: whatever happens in them, they cost no test anything.
-EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
-
-
-class Plan(Plain, frozen=True):
-    """How one test is to be measured, and against what.
-
-    ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
-    and ``ignored`` which are switched off. Rounds go on until ``min_time_s`` are spent, or where
-    nobody has said how many rounds there shall be, ``gate_time_s``. ``time`` is what a time
-    difference does; the reference kernel's laps may be those of the test before (``shares_laps``).
-    """
-
-    warmup: int
-    rounds: int
-    threads: int | None = 1
-    budgets: tuple[Budget, ...] = ()
-    rules: tuple[Rule, ...] = tuple(RULES.values())
-    thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
-    allowed: Mapping[str, str] = msgspec.field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
-    min_time_s: float = 0.0
-    gate_time_s: float = 0.0
-    time: Literal["advisory", "gate", "off"] = "advisory"
-    shares_laps: bool = False
-    #: It is not to be profiled at all, and has limits that nobody checks then.
-    left_out: bool = False
-
-    def with_counts(
-        self,
-        *,
-        warmup: int | None = None,
-        rounds: int | None = None,
-        min_time: float | None = None,
-    ) -> Plan:
-        """The plan with these counts and seconds, where they are given."""
-        free = rounds is None and min_time is None
-        return msgspec.structs.replace(
-            self,
-            warmup=self.warmup if warmup is None else warmup,
-            rounds=self.rounds if rounds is None else rounds,
-            min_time_s=self.min_time_s if min_time is None else min_time,
-            gate_time_s=self.gate_time_s if free else 0.0,
-        )
-
-    @property
-    def round_time_s(self) -> float:
-        """Seconds of rounds, at least."""
-        return self.min_time_s or self.gate_time_s
-
-    @property
-    def kinds(self) -> list[Kind]:
-        """The runs in order; the first decides the functional outcome."""
-        modules: list[Kind] = ["modules"] if any(b.module for b in self.budgets) else []
-        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Recorder.runs_of` adds to them
-        return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]
 
 
 class Mismatch(Plain, frozen=True):

@@ -34,12 +34,13 @@ from pytest_torchprof.session.isolation import (
     unnoticed,
     write_to,
 )
-from pytest_torchprof.session.recorder import EXTRA_KINDS
+from pytest_torchprof.session.plan import EXTRA_KINDS
 from pytest_torchprof.session.runs import Run
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.timed_calls import Regions
-    from pytest_torchprof.session.recorder import Kind, Recorder
+    from pytest_torchprof.session.plan import Kind
+    from pytest_torchprof.session.recorder import Recorder
 
 STRICT_XFAIL = "passed against a strict xfail, which is a failure"
 

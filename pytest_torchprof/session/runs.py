@@ -18,7 +18,8 @@ from pytest_torchprof.session.rounds import LONG_CALL_NS
 from pytest_torchprof.trace.events import Kind as EventKind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.recorder import Kind, Recorder
+    from pytest_torchprof.session.plan import Kind
+    from pytest_torchprof.session.recorder import Recorder
     from pytest_torchprof.trace.events import Trace
 
 #: A shorter one cannot record enough to fill the machine's memory.

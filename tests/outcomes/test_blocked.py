@@ -11,7 +11,7 @@ from support.sessions import NO_OTHER_PLUGINS
 
 from pytest_torchprof.capture import bell
 from pytest_torchprof.session import deadline
-from pytest_torchprof.session.recorder import Kind
+from pytest_torchprof.session.plan import Kind
 
 BLOCKS = """
 import threading

@@ -1,0 +1,73 @@
+"""How one test is to be measured, and against what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.rules.engine.registry import RULES
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Budget
+    from pytest_torchprof.rules.engine.rule import Rule
+
+Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
+#: Runs without which all numbers are there: whatever happens in them, they cost no test anything.
+EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
+
+
+class Plan(Plain, frozen=True):
+    """How one test is to be measured, and against what.
+
+    ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
+    and ``ignored`` which are switched off. Rounds go on until ``min_time_s`` are spent, or where
+    nobody has said how many rounds there shall be, ``gate_time_s``. ``time`` is what a time
+    difference does; the reference kernel's laps may be those of the test before (``shares_laps``).
+    """
+
+    warmup: int
+    rounds: int
+    threads: int | None = 1
+    budgets: tuple[Budget, ...] = ()
+    rules: tuple[Rule, ...] = tuple(RULES.values())
+    thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
+    allowed: Mapping[str, str] = msgspec.field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    min_time_s: float = 0.0
+    gate_time_s: float = 0.0
+    time: Literal["advisory", "gate", "off"] = "advisory"
+    shares_laps: bool = False
+    #: It is not to be profiled at all, and has limits that nobody checks then.
+    left_out: bool = False
+
+    def with_counts(
+        self,
+        *,
+        warmup: int | None = None,
+        rounds: int | None = None,
+        min_time: float | None = None,
+    ) -> Plan:
+        """The plan with these counts and seconds, where they are given."""
+        free = rounds is None and min_time is None
+        return msgspec.structs.replace(
+            self,
+            warmup=self.warmup if warmup is None else warmup,
+            rounds=self.rounds if rounds is None else rounds,
+            min_time_s=self.min_time_s if min_time is None else min_time,
+            gate_time_s=self.gate_time_s if free else 0.0,
+        )
+
+    @property
+    def round_time_s(self) -> float:
+        """Seconds of rounds, at least."""
+        return self.min_time_s or self.gate_time_s
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The runs in order; the first decides the functional outcome."""
+        modules: list[Kind] = ["modules"] if any(b.module for b in self.budgets) else []
+        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Recorder.runs_of` adds to them
+        return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]

@@ -117,7 +117,7 @@ def _recorder(folder: Path) -> Any:
 def _ours(body: Body, folder: Path) -> float:
     """One profiled run as a session does it: capture, export, read, all metrics, operators."""
     from pytest_torchprof.capture.profiler import Capture
-    from pytest_torchprof.session.profiles import profile_of
+    from pytest_torchprof.verdict.profile import profile_of
 
     recorder = _recorder(folder)
     gc.collect()
@@ -126,7 +126,7 @@ def _ours(body: Body, folder: Path) -> float:
     capture.start()
     body()
     recorder.trace, file = capture.stop(folder, recorder.facts())
-    profile_of(recorder)
+    profile_of(recorder.measured())
     elapsed = _since(start)
     file.unlink()
     return elapsed
@@ -173,9 +173,9 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
-    from pytest_torchprof.session.profiles import profile_of
     from pytest_torchprof.trace.events import REGION
     from pytest_torchprof.trace.read import read
+    from pytest_torchprof.verdict.profile import profile_of
 
     file = folder / "both.json"
     with session() as profiler, record_function(REGION):
@@ -189,7 +189,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
         gc.collect()
         start = time.perf_counter()
         recorder.trace = read(file)
-        profile_of(recorder)
+        profile_of(recorder.measured())
         return _since(start)
 
     def peer() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
 from pytest_torchprof.core.results import Baseline, Finding, NotMeasured, Number, Profile, Verdict
@@ -12,6 +13,9 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.render.whereabouts import Where, called_from, finding_lines
 from pytest_torchprof.verdict.metrics import METRICS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.verdict.causes import Cause, CauseKind
 
 MAX_LINES = 40
 _MOST_METRICS = 12
@@ -32,8 +36,37 @@ _BY_KERNEL = frozenset(
 )
 
 
+_SENTENCES: Mapping[CauseKind, str] = {
+    "over_budget": "over budget",
+    "regressed": "regressed against the baseline",
+    "budget_unchecked": "strict: the budget {metric} could not be checked: {reason}",
+    "metric_unchecked": "strict: {metric} is in the baseline and was not measured: {reason}",
+    "metric_new": "strict: the baseline has no {metric}",
+    "improved": "strict: improved, but the improvement is not accepted",
+    "no_baseline": "strict: no baseline for this environment",
+    "comparison_unchecked": "strict: {metric} was compared in the test, and not measured",
+    "comparisons_unchecked": "strict: the test compares numbers that were not measured: {reason}",
+    "baseline_unchecked": "strict: it has a baseline and could not be measured: {reason}",
+}
+
+
+def sentence(cause: Cause) -> str:
+    """What is said of a cause.
+
+    >>> from pytest_torchprof.verdict.causes import Cause
+    >>> sentence(Cause("metric_new", "flops"))
+    'strict: the baseline has no flops'
+    """
+    return _SENTENCES[cause.kind].format(metric=cause.metric, reason=cause.reason)
+
+
+def short_message(causes: Sequence[Cause]) -> str | None:
+    """One line for a test of which there are no numbers to show; None where it does not fail."""
+    return escape.line(f"torchprof: {'; '.join(map(sentence, causes))}") if causes else None
+
+
 def failure_message(
-    causes: Sequence[str],
+    causes: Sequence[Cause],
     verdicts: Sequence[Verdict],
     profile: Profile,
     baseline: Baseline | None,
@@ -45,15 +78,14 @@ def failure_message(
 ) -> str:
     """Metric, baseline, now and change; findings, operators and kernels behind it; how to accept.
 
-    ``causes`` are the sentences of `compare.failures`; no ``accept_command`` where it was given.
-    ``ab_command`` compares times for sure. ``where`` says where operators were called, and
-    ``lines_gap`` why that is not known.
+    No ``accept_command`` where it was given. ``ab_command`` compares times for sure. ``where`` says
+    where operators were called, and ``lines_gap`` why that is not known.
     """
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
     bad.sort(key=lambda v: v.status != "over_budget")
     # Pytest's short summary shows this line, as far as there is room.
-    lines = [f"torchprof: {_headline(bad)}{'; '.join(causes[:3])}"]
+    lines = [f"torchprof: {_headline(bad)}{'; '.join(map(sentence, causes[:3]))}"]
     width = max((len(v.metric) for v in bad), default=0)
     for verdict in bad[:_MOST_METRICS]:
         lines.append(f"  {verdict.metric:<{width}}  {_numbers(verdict)}")
@@ -79,7 +111,7 @@ def failure_message(
     acceptable = any(v.status in ("regressed", "improved") for v in bad)
     if ab_command and any(v.multiples for v in bad):
         lines += [f"  to confirm the time: {ab_command}"]
-    if accept_command and (acceptable or any("no baseline" in cause for cause in causes)):
+    if accept_command and (acceptable or any(c.kind == "no_baseline" for c in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
     return "\n".join(map(escape.line, lines))  # each is one, whatever a name holds
 

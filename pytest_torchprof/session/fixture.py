@@ -305,7 +305,7 @@ class Torchprof:
             return
         from pytest_torchprof.render import escape
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
-        from pytest_torchprof.session.recorder import Mismatch
+        from pytest_torchprof.verdict.measured import Mismatch
 
         message = inline_mismatch(expected, actual, self._accept_command, refusal(caller, expected))
         changes = inline_changes(expected, actual).items()

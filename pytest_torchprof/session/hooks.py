@@ -31,8 +31,7 @@ from pytest_torchprof.render.summary import (
 )
 from pytest_torchprof.rules.engine.registry import CODES, warm_up
 from pytest_torchprof.session.accept import ab_command_for, accept, command_for, shown
-from pytest_torchprof.session.found import RAISED
-from pytest_torchprof.session.judging import LEFT_OUT, Judge, Subject, all_unchecked
+from pytest_torchprof.session.judging import LEFT_OUT, Judge, Subject
 from pytest_torchprof.session.markers import (
     antipatterns_of,
     beside_leaving_out,
@@ -45,6 +44,8 @@ from pytest_torchprof.session.recorder import Recorder, said
 from pytest_torchprof.session.rulebook import rules_of
 from pytest_torchprof.session.runner import STRICT_XFAIL, Runner, hide_us
 from pytest_torchprof.session.runner_hooks import RunningHooks
+from pytest_torchprof.verdict.found import RAISED
+from pytest_torchprof.verdict.judgement import all_unchecked
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
@@ -358,7 +359,7 @@ class TorchprofSession(RunningHooks):
                 item.nodeid,
                 status="not_profiled",
                 reason=reason,
-                verdicts=all_unchecked(item.stash[PLAN], reason),
+                verdicts=all_unchecked(item.stash[PLAN].budgets, reason),
                 # A test that failed by its own comparison of measured numbers has one.
                 trace=self.judge.keep_trace(item.nodeid, recorder, failed=report.failed)
                 if recorder

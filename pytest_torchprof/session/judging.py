@@ -4,47 +4,43 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
-from pytest_torchprof.analysis.elsewhere import WORKERS, uses_workers
 from pytest_torchprof.baseline import store
 from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.files import why
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.core.results import Baseline, NotMeasured, Profile, Verdict
-from pytest_torchprof.render import escape
-from pytest_torchprof.render.failure import failure_message
+from pytest_torchprof.places.place import by_operator
+from pytest_torchprof.places.roots import Roots, Whereabouts
+from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.render.json_report import record_of
-from pytest_torchprof.session.found import Roots, Whereabouts, lines_gap, offered, placed
-from pytest_torchprof.session.profiles import profile_of, shown_operator
-from pytest_torchprof.verdict.comparison import (
-    GATED_TIMES,
-    Policy,
-    compare,
-    failures,
-    grown,
-    status_of,
+from pytest_torchprof.verdict.judgement import (
+    Compared,
+    Judged,
+    Terms,
+    compared,
+    judged,
+    not_profiled,
 )
-from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.measured import Measured, Unmeasured
+from pytest_torchprof.verdict.profile import shown_operator
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Baseline, Finding
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.session.plan import Plan
-    from pytest_torchprof.session.recorder import Mismatch, Recorder
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.session.recorder import Recorder
 
-_MOST_SWAPPED = 4
 #: Of a trace's file name, without its number and ending.
 _STEM_BYTES = 150
 
 
-#: Metrics that operators or rules account for, which have places.
-_HAS_PLACES = {*COLUMN_OF, "findings"}
+#: The profiled run decided the outcome too, and nothing was to be run after it.
+_ONLY_RUN = "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
 
 
 class Subject(Plain, frozen=True):
@@ -61,29 +57,6 @@ class Subject(Plain, frozen=True):
     ab_command: Callable[[], str]
 
 
-class Compared(Plain, frozen=True):
-    """A trace's profile beside what is accepted, and what comes of it."""
-
-    trace: Trace
-    profile: Profile
-    baseline: Baseline | None
-    policy: Policy
-    verdicts: list[Verdict]
-
-    @property
-    def has_places(self) -> bool:
-        """Whether there is something to locate."""
-        bad = [v.metric for v in self.verdicts if v.status in ("regressed", "over_budget")]
-        explained = any(metric.split("[")[0] in _HAS_PLACES for metric in bad)
-        return explained or bool(grown(self.profile, self.baseline))
-
-    @property
-    def fails(self) -> bool:
-        """Whether the test fails by what was measured, where nothing is being accepted."""
-        known = self.baseline is not None
-        return bool(failures(self.verdicts, self.policy, has_baseline=known, accept=False))
-
-
 #: Why limits of a test are not checked that stand beside the marker that leaves it out.
 LEFT_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
 
@@ -97,13 +70,13 @@ class Judgement(Plain, frozen=True):
 
 
 class Judge:
-    """Compares tests with their baselines, each file of which is read once."""
+    """Judges tests: reads their baselines, each file once, keeps traces, and has it all told."""
 
     def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
         self._settings = settings
         self._roots = Roots(root)
         self._compared: Compared | None = None
-        self._is_worker = is_worker
+        self._terms = Terms(settings.time, settings.strict, settings.accept, contended=is_worker)
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
 
     def judge(self, subject: Subject, recorder: Recorder) -> Judgement:
@@ -112,63 +85,26 @@ class Judge:
         Raises:
             BaselineError: the baseline file cannot be read.
         """
-        if recorder.reason is None and recorder.trace is None:
-            raised = recorder.raised
-            what = f"the measured block raised {raised}" if raised else "nothing was captured"
-            recorder.refuse(what)
-        if recorder.reason is not None:
+        result = recorder.result()
+        if isinstance(result, Unmeasured):
             self._compared = None
-            return self._not_profiled(subject, recorder)
-        compared, self._compared = self._compare(subject, recorder), None
-        baseline, policy, verdicts = compared.baseline, compared.policy, compared.verdicts
-        accept = self._settings.accept
-        findings = placed(recorder, compared.profile, baseline, self._roots, accept=accept)
-        profile = replace(compared.profile, findings=findings)
-        if recorder.mismatch is not None:
-            verdicts = _with_mismatch(verdicts, recorder.mismatch)
-            return self._mismatched(subject, recorder, profile, verdicts)
-        known = baseline is not None
-        causes = failures(verdicts, policy, has_baseline=known, accept=accept)
-        if policy.strict:
-            causes += [
-                f"strict: {metric} was compared in the test, and not measured"
-                for metric in dict.fromkeys(recorder.unchecked)
-            ]
-        status = status_of(verdicts, has_baseline=known)
-        swapped = _swapped(profile, baseline) if baseline and status in ("ok", "improved") else None
-        record = record_of(
-            subject.nodeid,
-            status=status,
-            reason=swapped or (WORKERS if uses_workers(compared.trace) else None),
-            verdicts=verdicts,
-            profile=profile,
-            trace=self.keep_trace(subject.nodeid, recorder, failed=bool(causes)),
-        )
-        message = None
-        if causes:
-            command = None if accept else subject.accept_command()
-            message = failure_message(
-                causes,
-                verdicts,
-                profile,
-                baseline,
-                command,
-                ab_command=subject.ab_command(),
-                where=self._where(recorder),
-                lines_gap=lines_gap(recorder) if not accept and compared.has_places else None,
-            )
-        offer = _offer(
-            subject, compared, recorder, quiet=not (self._is_worker or recorder.rounds.busy)
-        )
-        offer["findings"] = offered(profile, baseline, recorder.plan)
-        return Judgement(record, offer, message)
+            known = self._accepted(subject, result.environment) is not None
+            verdict = not_profiled(result, self._terms, has_baseline=known)
+            record = _record(subject, verdict, None)
+            return Judgement(record, None, short_message(verdict.causes))
+        compared, self._compared = self._compare(subject, result), None
+        measured, findings = _located(result, recorder)
+        verdict = judged(measured, compared, findings, self._roots, self._terms)
+        failed = bool(verdict.causes) or measured.mismatch is not None
+        trace = self.keep_trace(subject.nodeid, recorder, failed=failed)
+        message = self._message(subject, measured, compared, verdict) if verdict.causes else None
+        offer = None if verdict.accepts is None else _offer(subject, measured, verdict, recorder)
+        return Judgement(_record(subject, verdict, trace), offer, message)
 
     def left_out(self, plan: Plan) -> str | None:
         """Why a test fails that has limits and is not to be profiled, if it does."""
-        policy = Policy(self._settings.time, self._settings.strict)
-        unchecked = all_unchecked(plan, LEFT_OUT)
-        causes = failures(unchecked, policy, has_baseline=True, accept=False)
-        return escape.line(f"torchprof: {'; '.join(causes)}") if causes else None
+        missing = Unmeasured(LEFT_OUT, "", plan.budgets)
+        return short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
 
     def forget(self) -> None:
         """Let go of the test's trace, judged or not."""
@@ -183,66 +119,39 @@ class Judge:
         if self._settings.accept or recorder.mismatch is not None:
             return False
         try:
-            compared = self._compare(subject, recorder)
+            compared = self._compare(subject, recorder.measured())
         except BaselineError:
             return False
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
-    def _compare(self, subject: Subject, recorder: Recorder) -> Compared:
+    def _compare(self, subject: Subject, measured: Measured) -> Compared:
         """Worked out once for a trace, by whoever asks first."""
-        if self._compared is None or self._compared.trace is not recorder.trace:
-            machine = recorder.machine
-            baseline = store.entry_of(self.load(subject.baseline), subject.name, machine.key)
-            policy = self._policy(baseline, machine.host, recorder.rounds.busy)
-            profile = profile_of(recorder)
-            verdicts = compare(profile, baseline, recorder.plan.budgets, policy)
-            self._compared = Compared(recorder.checked.trace, profile, baseline, policy, verdicts)
+        if self._compared is None or self._compared.trace is not measured.trace:
+            baseline = self._accepted(subject, measured.environment)
+            self._compared = compared(measured, baseline, self._terms)
         return self._compared
 
-    def _where(self, recorder: Recorder) -> Whereabouts | None:
-        if recorder.located is None:
-            return None
-        trace = recorder.checked.trace
-        return Whereabouts(trace, recorder.located, self._roots, shown_operator)
+    def _accepted(self, subject: Subject, environment: str) -> Baseline | None:
+        return store.entry_of(self.load(subject.baseline), subject.name, environment)
 
-    def _mismatched(
-        self, subject: Subject, recorder: Recorder, profile: Profile, verdicts: Sequence[Verdict]
-    ) -> Judgement:
-        """An inline expectation has failed the test already: a comparison like any other."""
-        worst = status_of(verdicts, has_baseline=True)
-        record = record_of(
-            subject.nodeid,
-            status=worst if worst == "over_budget" else "regressed",
-            reason="the inline expectation does not match",
-            verdicts=verdicts,
-            profile=profile,
-            trace=self.keep_trace(subject.nodeid, recorder, failed=True),
+    def _message(
+        self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged
+    ) -> str:
+        accept, where = self._settings.accept, None
+        if measured.located is not None:
+            where = Whereabouts(measured.trace, measured.located, self._roots, shown_operator)
+        gap = measured.lines_gap or (None if where else _ONLY_RUN)
+        assert verdict.profile is not None  # noqa: S101 - it was measured
+        return failure_message(
+            verdict.causes,
+            verdict.verdicts,
+            verdict.profile,
+            compared.baseline,
+            None if accept else subject.accept_command(),
+            ab_command=subject.ab_command(),
+            where=where,
+            lines_gap=gap if not accept and compared.has_places else None,
         )
-        return Judgement(record, None, None)
-
-    def _not_profiled(self, subject: Subject, recorder: Recorder) -> Judgement:
-        reason = recorder.reason or ""
-        verdicts = all_unchecked(recorder.plan, reason)
-        policy = Policy(self._settings.time, self._settings.strict)
-        causes = failures(verdicts, policy, has_baseline=True, accept=False)
-        accepted = store.entry_of(self.load(subject.baseline), subject.name, recorder.machine.key)
-        if policy.strict and accepted is not None and not self._settings.accept:
-            causes.append(f"strict: it has a baseline and could not be measured: {reason}")
-        if policy.strict and recorder.stats_asked:
-            causes.append(f"strict: the test compares numbers that were not measured: {reason}")
-        record = record_of(subject.nodeid, status="not_profiled", reason=reason, verdicts=verdicts)
-        message = escape.line(f"torchprof: {'; '.join(causes)}") if causes else None
-        return Judgement(record, None, message)
-
-    def _policy(self, baseline: Baseline | None, host: str, busy: str | None) -> Policy:
-        note = None
-        if self._is_worker:
-            note = "xdist's workers contend for the CPU, so time only advises"
-        elif busy:
-            note = f"the machine was busy, so time only advises: {busy}"
-        elif baseline is not None and baseline.times.get("machine") != host:
-            note = f"the baseline's times are of another machine ({baseline.times.get('machine')})"
-        return Policy(self._settings.time, self._settings.strict, note)
 
     def load(self, path: Path) -> dict[str, Any] | None:
         """The decoded baseline file, read once; raises the BaselineError of that time again."""
@@ -273,80 +182,40 @@ class Judge:
             return None
 
 
-def _offer(
-    subject: Subject, compared: Compared, recorder: Recorder, *, quiet: bool
-) -> dict[str, Any]:
-    """What ``--accept`` would write; the controller decides.
+def _located(measured: Measured, recorder: Recorder) -> tuple[Measured, tuple[Finding, ...]]:
+    """The findings, by line if possible; what goes wrong with lines decides nothing."""
+    if measured.located is not None:
+        try:
+            return measured, measured.checked.findings(measured.located)
+        except Exception as error:  # noqa: BLE001 - the numbers are right all the same
+            measured = replace(measured, located=None, lines_gap=recorder.broke(error))
+    return measured, measured.checked.findings(by_operator)
 
-    ``quiet``: nothing else kept the machine busy, so the times are worth to be compared with later.
-    """
-    profile, verdicts = compared.profile, compared.verdicts
-    within = {
-        v.metric: v.baseline
-        for v in verdicts
-        if v.status == "ok" and v.tolerance and v.baseline is not None
-    }
-    metrics = {
-        key: within.get(key, value)
-        for key, value in profile.metrics.items()
-        if METRICS[key].stored and not isinstance(value, NotMeasured)
-    }
-    # Without those that have a metric of their own, which depend on what ran before.
-    metrics["findings"] = sum(profile.compared.values())
-    times: dict[str, Any] = {
-        key: round(value, 6)
-        for key, value in profile.metrics.items()
-        if METRICS[key].klass == "time" and not isinstance(value, NotMeasured)
-    }
-    times["machine"] = recorder.machine.host
-    if quiet and profile.normalised is not None:
-        times["normalised"] = profile.normalised.stored()
-    gated = any(
-        v.metric in GATED_TIMES
-        # A reason says why the accepted time is none to gate on.
-        and (v.status in ("regressed", "improved") or (quiet and v.reason and v.baseline))
-        for v in verdicts
+
+def _record(subject: Subject, verdict: Judged, trace: str | None) -> dict[str, Any]:
+    return record_of(
+        subject.nodeid,
+        status=verdict.status,
+        reason=verdict.reason,
+        verdicts=verdict.verdicts,
+        profile=verdict.profile,
+        trace=trace,
     )
+
+
+def _offer(
+    subject: Subject, measured: Measured, verdict: Judged, recorder: Recorder
+) -> dict[str, Any]:
+    """What ``--accept`` would write; the controller decides."""
+    accepts = verdict.accepts
     return {
         "path": str(subject.baseline),
         "test": subject.name,
-        "environment": recorder.machine.key,
-        "metrics": metrics,
-        "operators": {k: dict(v) for k, v in profile.operators.items()},
-        "kernels": dict(profile.kernels),
-        "times": times,
-        "times_changed": gated,
+        "environment": measured.environment,
+        **{section: getattr(accepts, section) for section in store.SECTIONS},
+        "times_changed": verdict.times_changed,
         "edits": [edit.sent() for edit in recorder.edits],
     }
-
-
-def _swapped(profile: Profile, baseline: Baseline) -> str | None:
-    """What no total shows: operators that others have taken the place of."""
-    changed = deltas(baseline.operators, profile.operators, COLUMN_OF["ops"])
-    if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
-        return None
-    shown = [f"{d.name} {d.before} → {d.now}" for d in changed[:_MOST_SWAPPED]]
-    left = ", …" if changed[_MOST_SWAPPED:] else ""
-    return f"as many operators as accepted, but others: {', '.join(shown)}{left}"
-
-
-def _with_mismatch(verdicts: Sequence[Verdict], mismatch: Mismatch) -> list[Verdict]:
-    """What is not as expected inline counts as regressed, unless it is over budget."""
-    return [
-        replace(v, status="regressed", reason=f"the inline expectation is {expected}")
-        if (expected := mismatch.expected.get(v.metric)) and v.status != "over_budget"
-        else v
-        for v in verdicts
-    ]
-
-
-def all_unchecked(plan: Plan, reason: str) -> list[Verdict]:
-    """The budgets of a test that was not profiled, each not measured."""
-    nothing = NotMeasured(reason)
-    return [
-        Verdict(b.label, nothing, "not_measured", limit=b.limit, reason=reason)
-        for b in plan.budgets
-    ]
 
 
 def _file_stem(nodeid: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -20,11 +20,11 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.core.errors import StorageError, TorchprofError
 from pytest_torchprof.core.files import replacing
-from pytest_torchprof.core.plain import Open, Plain
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.plain import Open
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.session.rounds import Rounds
-from pytest_torchprof.verdict.metrics import METRICS, bounded, measure_all
+from pytest_torchprof.verdict.measured import Measured, Unmeasured
+from pytest_torchprof.verdict.profile import values_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
@@ -32,13 +32,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.places.located import Located
     from pytest_torchprof.session.plan import Kind, Plan
     from pytest_torchprof.trace.events import Trace
-
-
-class Mismatch(Plain, frozen=True):
-    """An inline expectation that failed the test: what was said, and metric → expected text."""
-
-    message: str
-    expected: Mapping[str, str]
+    from pytest_torchprof.verdict.measured import Mismatch
 
 
 class Recorder(Open):
@@ -149,13 +143,36 @@ class Recorder(Open):
 
     def values(self) -> dict[str, Value]:
         """Every metric of the trace."""
-        allowed = self.plan.allowed
-        found = sum(n for rule, n in self.checked.counts.items() if rule not in allowed)
-        why = self.checked.unsettled
-        # Of a rule that could not be checked there may be more, so no limit is kept for sure.
-        value = found if why is None else NotMeasured(why, found or None)
-        trace = self.checked.trace
-        return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
+        return values_of(self.checked, self.plan.allowed)
+
+    def measured(self) -> Measured:
+        """All that there is so far, as judging takes it; there is a trace."""
+        plan, machine = self.plan, self.machine
+        return Measured(
+            self.checked,
+            machine.key,
+            machine.host,
+            budgets=plan.budgets,
+            rules=plan.rules,
+            allowed=plan.allowed,
+            ignored=plan.ignored,
+            modules=self.modules,
+            modules_gap=self.modules_gap,
+            located=self.located,
+            lines_gap=self.lines_gap,
+            busy=self.rounds.busy,
+            mismatch=self.mismatch,
+            unmeasured=tuple(self.unchecked),
+        )
+
+    def result(self) -> Measured | Unmeasured:
+        """What the runs have come to, all over."""
+        if self.reason is None and self.trace is None:
+            block = f"the measured block raised {self.raised}" if self.raised else None
+            self.refuse(block or "nothing was captured")
+        if self.reason is None:
+            return self.measured()
+        return Unmeasured(self.reason, self.machine.key, self.plan.budgets, self.stats_asked)
 
     @contextmanager
     def extra(self) -> Iterator[None]:

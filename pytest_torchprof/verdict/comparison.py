@@ -82,60 +82,6 @@ def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:
     return "improved" if "improved" in seen else "ok"
 
 
-def failures(
-    verdicts: Iterable[Verdict], policy: Policy, *, has_baseline: bool, accept: bool
-) -> list[str]:
-    """Why the test fails, one sentence a cause; empty when it passes.
-
-    Over budget always fails, and a regression unless it is being accepted. Strict adds: a budget
-    that could not be checked, an improvement that is not accepted, no baseline.
-    """
-    verdicts = list(verdicts)
-    causes = []
-    if any(v.status == "over_budget" for v in verdicts):
-        causes.append("over budget")
-    if not accept and any(v.status == "regressed" for v in verdicts):
-        causes.append("regressed against the baseline")
-    if policy.strict:
-        causes += [
-            f"strict: the budget {v.metric} could not be checked: {v.reason}"
-            for v in verdicts
-            if v.status == "not_measured" and v.limit is not None
-        ]
-        causes += [
-            f"strict: {v.metric} is in the baseline and was not measured: {v.reason}"
-            for v in verdicts
-            if v.status == "not_measured"
-            and v.limit is None
-            and v.baseline is not None
-            and _is_owed(v, policy)
-        ]
-        causes += [
-            f"strict: the baseline has no {v.metric}"
-            for v in verdicts
-            if v.status == "new"
-            and has_baseline
-            and not accept
-            and METRICS[v.metric].stored
-            and _is_owed(v, policy)
-        ]
-        if not accept and any(v.status == "improved" for v in verdicts):
-            causes.append("strict: improved, but the improvement is not accepted")
-        if not accept and not has_baseline:
-            causes.append("strict: no baseline for this environment")
-    return causes
-
-
-def _is_owed(verdict: Verdict, policy: Policy) -> bool:
-    """Whether a run that has no value to compare, or no accepted one, lacks something."""
-    metric = METRICS[verdict.metric]
-    if verdict.metric == "findings" and isinstance(verdict.value, NotMeasured):
-        return False  # another order of the tests would have it
-    if metric.klass == "time" and policy.time != "gate":
-        return False
-    return not metric.depends_on_order
-
-
 def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
     """A forgotten ``zero_grad`` does less in all, and is no improvement: say what shows it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,9 +14,9 @@ from pytest_torchprof.core.results import Budget, NotMeasured
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.session.found import found_in, within
 from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
 from pytest_torchprof.trace.read import parse
+from pytest_torchprof.verdict.found import found_in, within
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 
 if TYPE_CHECKING:
@@ -329,13 +328,12 @@ def test_a_budget_on_a_rule_that_saw_a_part_is_exceeded_or_not_checked() -> None
         b.launch(SGEMM)
     b.graph_launch(["some_gemm"])
     rules = [RULES[code] for code in ("fp32-matmul", "unaligned-matmul")]
-    plan: Any = SimpleNamespace(rules=rules, allowed={}, ignored=frozenset())
-    recorder: Any = SimpleNamespace(checked=check(recorded(b), rules), plan=plan)
-    found, unchecked = found_in(recorder)
+    found, unchecked = found_in(check(recorded(b), rules), rules, ())
     assert found == {"fp32-matmul": 1}
     assert set(unchecked) == {"fp32-matmul", "unaligned-matmul"}
     seen, unseen = (
-        within(Budget("findings", 0, rules=(rule.code,)), found, unchecked, plan) for rule in rules
+        within(Budget("findings", 0, rules=(rule.code,)), found, unchecked, allowed=(), ignored=())
+        for rule in rules
     )
     assert seen == 1
     assert isinstance(unseen, NotMeasured)

@@ -10,10 +10,12 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.uncounted import uncounted
 from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Profile
+from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.trace.events import REGION
 from pytest_torchprof.trace.read import parse
-from pytest_torchprof.verdict.comparison import Policy, compare, failures, status_of
+from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.comparison import Policy, compare, status_of
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 GPU = "NVIDIA H100 80GB HBM3"
@@ -199,7 +201,9 @@ def test_a_budget_on_a_lower_bound_is_checked_where_it_is_exceeded_already(
     assert {"value": 240 if limit < 240 else None, "at_least": 240}.items() <= metrics_of(
         [verdict]
     )[budget.label].items()
-    strict = failures([verdict], Policy(strict=True), has_baseline=True, accept=False)
+    strict = list(
+        map(sentence, failures([verdict], Policy(strict=True), has_baseline=True, accept=False))
+    )
     unchecked = f"strict: the budget {budget.label} could not be checked: {BOUND.reason}"
     assert strict == (["over budget"] if expected == "over_budget" else [unchecked])
 

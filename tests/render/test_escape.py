@@ -28,6 +28,7 @@ from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Baseline, Finding, Profile, Verdict
 from pytest_torchprof.render import escape, json_report, ops_table, summary, tables
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
+from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.paired_row import Difference
 
 _MARKUP = re.compile(
@@ -353,7 +354,16 @@ def test_a_failure_is_as_many_lines_whatever_is_in_the_names(text: str) -> None:
     def message(of: str) -> str:
         v, p, b = (poisoned(part, of) for part in (verdicts, profile, baseline))
         where = lambda _: [(f"{of}:3", of, 2), (f"{of}:4", None, 1)]  # noqa: E731
-        return failure_message([of], v, p, b, of, ab_command=of, where=where, lines_gap=of)
+        return failure_message(
+            [Cause("metric_unchecked", of, of)],
+            v,
+            p,
+            b,
+            of,
+            ab_command=of,
+            where=where,
+            lines_gap=of,
+        )
 
     assert_terminal(message(text))
     assert message(text).count("\n") == message("x").count("\n")

@@ -21,7 +21,8 @@ from pytest_torchprof.render.ops_table import COLUMNS, ops_table
 from pytest_torchprof.render.summary import summary_table, totals
 from pytest_torchprof.trace.events import REGION
 from pytest_torchprof.trace.read import parse
-from pytest_torchprof.verdict.comparison import Policy, compare, failures
+from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.comparison import Policy, compare
 from pytest_torchprof.verdict.metrics import METRICS
 
 BEFORE = Baseline(

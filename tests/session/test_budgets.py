@@ -6,7 +6,9 @@ import pytest
 from support.sessions import Ran, accept, run
 
 from pytest_torchprof.core.results import Budget, NotMeasured, Profile
-from pytest_torchprof.verdict.comparison import Policy, compare, failures, status_of
+from pytest_torchprof.render.failure import sentence
+from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.comparison import Policy, compare, status_of
 from pytest_torchprof.verdict.metrics import METRICS
 
 #: Two additions of 4 floats: a result is 16 B, the first is kept and the second dropped. With
@@ -80,7 +82,7 @@ def test_the_boundary_of_every_metric(name: str, now: int, limit: float, expecte
     verdicts = compare(Profile({name: now}), None, [Budget(name, limit)], Policy())
     assert [(expected, now, limit)] == [(v.status, v.value, v.limit) for v in verdicts]
     causes = failures(verdicts, Policy(), has_baseline=False, accept=False)
-    assert (["over budget"] if expected == "over_budget" else []) == causes
+    assert (["over budget"] if expected == "over_budget" else []) == list(map(sentence, causes))
     assert expected == status_of(verdicts, has_baseline=False)
 
 
@@ -92,7 +94,7 @@ def test_an_unmeasured_metric_is_neither_within_nor_over_its_limit(name: str) ->
     assert [] == failures([verdict], Policy(), has_baseline=False, accept=False)
     said = f"strict: the budget {name} could not be checked: no such thing here"
     strict = failures([verdict], Policy(strict=True), has_baseline=True, accept=False)
-    assert [said] == strict
+    assert [said] == list(map(sentence, strict))
 
 
 @pytest.mark.parametrize("name", METRICS)

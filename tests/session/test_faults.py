@@ -40,8 +40,8 @@ def with_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place
     [
         "pytest_torchprof.session.runs.Capture.start",
         "pytest_torchprof.session.runs.Capture.stop",
-        "pytest_torchprof.session.judging.profile_of",
-        "pytest_torchprof.session.judging.compare",
+        "pytest_torchprof.verdict.judgement.profile_of",
+        "pytest_torchprof.verdict.judgement.compare",
         "pytest_torchprof.session.runner._make_new",
     ],
 )
@@ -135,7 +135,7 @@ def test_a_test_that_an_internal_error_hit_is_not_accepted(
     pytester.makepyfile(test_it=TESTS)
     accept(pytester)
     before = baseline_file(pytester).read_bytes()
-    monkeypatch.setattr("pytest_torchprof.session.judging.compare", broken)
+    monkeypatch.setattr("pytest_torchprof.verdict.judgement.compare", broken)
     assert 1 == run(pytester, "--accept").ret
     assert before == baseline_file(pytester).read_bytes()
 

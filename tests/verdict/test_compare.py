@@ -20,12 +20,13 @@ from pytest_torchprof.core.results import (
     Verdict,
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
+from pytest_torchprof.render.failure import sentence
+from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.comparison import (
     GATED_TIMES,
     TIME_TOLERANCE,
     Policy,
     compare,
-    failures,
     status_of,
 )
 from pytest_torchprof.verdict.metrics import METRICS
@@ -341,7 +342,8 @@ def test_status_and_causes(
     accepted = ("regressed against", BETTER, NONE_YET)
 
     def said(policy: Policy) -> list[str]:
-        return failures(iter(verdicts), policy, has_baseline=has_baseline, accept=accept)
+        causes = failures(iter(verdicts), policy, has_baseline=has_baseline, accept=accept)
+        return list(map(sentence, causes))
 
     kept = [c for c in causes if not (accept and c.startswith(accepted))]
     kept_strict = [c for c in strict if not (accept and c.startswith(accepted))]
@@ -351,14 +353,14 @@ def test_status_and_causes(
 
 def test_an_accepted_metric_that_is_not_measured_any_more_fails_when_strict() -> None:
     verdicts = [verdict("kernels", NotMeasured("no device"), 5)]
-    cause = "strict: kernels is in the baseline and was not measured: no device"
+    cause = Cause("metric_unchecked", "kernels", "no device")
     assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
     assert failures(verdicts, Policy(), has_baseline=True, accept=False) == []
 
 
 def test_a_metric_that_the_baseline_lacks_fails_when_strict() -> None:
     verdicts = [Verdict("flops", 5, "new")]
-    cause = "strict: the baseline has no flops"
+    cause = Cause("metric_new", "flops")
     assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
     assert failures(verdicts, STRICT, has_baseline=True, accept=True) == []
 

@@ -6,7 +6,8 @@ import pytest
 from support.sessions import accept, run
 
 from pytest_torchprof.core.results import Baseline, Budget, Profile
-from pytest_torchprof.verdict.comparison import Policy, compare, failures
+from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.comparison import Policy, compare
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.vacuous import NO_PRODUCT, NOTHING, NOTHING_ON_DEVICE
 

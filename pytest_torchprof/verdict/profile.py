@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
-from pytest_torchprof.session.found import found_in, within
 from pytest_torchprof.trace.events import Kind
-from pytest_torchprof.verdict.metrics import METRICS, bounded, measure
+from pytest_torchprof.verdict.found import found_in, within
+from pytest_torchprof.verdict.metrics import METRICS, bounded, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.recorder import Recorder
+    from collections.abc import Collection
+
+    from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.verdict.measured import Measured
 
 _COLUMNS = (
     "calls",
@@ -44,23 +47,23 @@ def shown_operator(name: str) -> str:
     return found[1] if found else name
 
 
-def _with_modules(recorder: Recorder) -> Trace | NotMeasured:
+def _with_modules(measured: Measured) -> Trace | NotMeasured:
     """The trace in which modules are marked, or why there is none."""
     # A module's forward may go on in a thread, of which the run that marks modules knows nothing.
-    if recorder.trace is not None and "no_memory" in recorder.trace.facts:
+    if "no_memory" in measured.trace.facts:
         return NotMeasured(
             "the test works in several threads, and which modules run is known of one"
         )
-    if recorder.modules is not None and recorder.trace is not None:
-        profiled, marked = (_operators(trace) for trace in (recorder.trace, recorder.modules))
+    if measured.modules is not None:
+        profiled, marked = (_operators(trace) for trace in (measured.trace, measured.modules))
         if profiled == marked:
-            return recorder.modules
+            return measured.modules
         return NotMeasured(
             f"the run in which modules are marked had {marked:,} operators, the profiled one "
             f"{profiled:,}; if an earlier run keeps a result, make it anew in each"
         )
     failed = "the test failed before the run in which modules are marked"
-    return NotMeasured(recorder.modules_gap or failed)
+    return NotMeasured(measured.modules_gap or failed)
 
 
 def _operators(trace: Trace) -> int:
@@ -69,10 +72,19 @@ def _operators(trace: Trace) -> int:
     return int((found & ~trace.names_where(_OF_DYNAMO.match)).sum())
 
 
-def profile_of(recorder: Recorder) -> Profile:
-    """Metrics, operators, kernels and scoped values of the captured trace."""
-    trace = recorder.trace
-    assert trace is not None  # noqa: S101 - the caller has checked it
+def values_of(checked: Checked, allowed: Collection[str]) -> dict[str, Value]:
+    """Every metric of the trace; findings without those of ``allowed`` rules."""
+    found = sum(n for rule, n in checked.counts.items() if rule not in allowed)
+    why = checked.unsettled
+    # Of a rule that could not be checked there may be more, so no limit is kept for sure.
+    value = found if why is None else NotMeasured(why, found or None)
+    trace = checked.trace
+    return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
+
+
+def profile_of(measured: Measured) -> Profile:
+    """Metrics, operators, kernels and scoped values of what was measured."""
+    trace, allowed = measured.trace, measured.allowed
     rows: dict[str, dict[str, int]] = {}
     for name, row in sorted(ops(trace).items()):
         counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}
@@ -81,13 +93,13 @@ def profile_of(recorder: Recorder) -> Profile:
             for column, count in counts.items():
                 known[column] = known.get(column, 0) + count
     scoped: dict[str, Value] = {}
-    found, unchecked = found_in(recorder)
-    for budget in recorder.plan.budgets:
-        source = trace if budget.module is None else _with_modules(recorder)
+    found, unchecked = found_in(measured.checked, measured.rules, allowed)
+    for budget in measured.budgets:
+        source = trace if budget.module is None else _with_modules(measured)
         if not budget.scoped:
             continue
         if budget.rules:
-            count = within(budget, found, unchecked, recorder.plan)
+            count = within(budget, found, unchecked, allowed=allowed, ignored=measured.ignored)
             scoped[budget.label] = bounded(METRICS["findings"], count, trace)
             continue
         if isinstance(source, NotMeasured):
@@ -103,14 +115,14 @@ def profile_of(recorder: Recorder) -> Profile:
             else NotMeasured(f"{what} did not run in the measured region")
         )
     return Profile(
-        metrics=recorder.values(),
+        metrics=values_of(measured.checked, allowed),
         operators=rows,
         kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
         found=found,
         unchecked=unchecked,
         gated={
             rule.code: rule.gated_by or ""
-            for rule in recorder.plan.rules
+            for rule in measured.rules
             if rule.gated_by is not None or rule.timed
         },
         scoped=scoped,

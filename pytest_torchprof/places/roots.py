@@ -1,0 +1,57 @@
+"""Places as people read them: below the folder of the tests, and by operator."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.trace.events import Kind
+
+if TYPE_CHECKING:
+    from pytest_torchprof.places.place import Placing
+    from pytest_torchprof.trace.events import Trace
+
+
+class Roots:
+    """The folder below which locations are shown, as it is spelt and as it is."""
+
+    def __init__(self, root: Path) -> None:
+        self._prefixes = {f"{path}{os.sep}" for path in (root, root.resolve())}
+
+    def relative(self, location: str | None) -> str | None:
+        """``file:line`` as people read it; a test's patches of paths may be in place."""
+        for prefix in self._prefixes:
+            if location is not None and location.startswith(prefix):
+                return location[len(prefix) :].replace(os.sep, "/")
+        return location
+
+
+class Whereabouts:
+    """Says where an operator was called in the measured region."""
+
+    def __init__(
+        self, trace: Trace, placing: Placing, roots: Roots, name_of: Callable[[str], str]
+    ) -> None:
+        self._trace, self._placing, self._roots, self._name_of = trace, placing, roots, name_of
+
+    def __call__(self, name: str) -> list[tuple[str, str | None, int]]:
+        """(location, module, calls), the most calls first; of an unknown location nothing."""
+        trace = self._trace
+        named = trace.names_where(lambda known: self._name_of(known) == name)
+        kinds = trace.is_kind(Kind.OP, Kind.ANNOTATION)
+        calls = np.flatnonzero(named & trace.selection & kinds)
+        try:
+            places, at = self._placing(trace, calls)
+        except Exception:  # noqa: BLE001 - a failure without lines is a failure
+            return []
+        count: Counter[tuple[str, str | None]] = Counter()
+        for place, calls_there in enumerate(np.bincount(at, minlength=len(places)).tolist()):
+            location = self._roots.relative(places[place].location)
+            if location is not None and calls_there:
+                count[location, places[place].module] += calls_there
+        return [(*where, n) for where, n in sorted(count.items(), key=lambda c: (-c[1], c[0]))]

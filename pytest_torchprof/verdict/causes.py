@@ -1,0 +1,85 @@
+"""Why a test fails, as values; what is said of each is made in `render.failure`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.results import NotMeasured, Verdict
+from pytest_torchprof.verdict.metrics import METRICS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.verdict.comparison import Policy
+
+#: All but the first two fail a test under ``--torchprof-strict`` alone.
+CauseKind = Literal[
+    "over_budget",
+    "regressed",
+    "budget_unchecked",
+    "metric_unchecked",
+    "metric_new",
+    "improved",
+    "no_baseline",
+    "comparison_unchecked",
+    "comparisons_unchecked",
+    "baseline_unchecked",
+]
+
+
+class Cause(Plain, frozen=True):
+    """One cause of a failure: of which metric, and for which reason, where it has them."""
+
+    kind: CauseKind
+    metric: str = ""
+    reason: str | None = None
+
+
+def failures(
+    verdicts: Iterable[Verdict], policy: Policy, *, has_baseline: bool, accept: bool
+) -> list[Cause]:
+    """Why the test fails; empty when it passes.
+
+    Over budget always fails, and a regression unless it is being accepted. Strict adds: a budget
+    that could not be checked, an improvement that is not accepted, no baseline.
+    """
+    verdicts = list(verdicts)
+    causes = []
+    if any(v.status == "over_budget" for v in verdicts):
+        causes.append(Cause("over_budget"))
+    if not accept and any(v.status == "regressed" for v in verdicts):
+        causes.append(Cause("regressed"))
+    if policy.strict:
+        unmeasured = [v for v in verdicts if v.status == "not_measured"]
+        causes += [
+            Cause("budget_unchecked", v.metric, v.reason) for v in unmeasured if v.limit is not None
+        ]
+        causes += [
+            Cause("metric_unchecked", v.metric, v.reason)
+            for v in unmeasured
+            if v.limit is None and v.baseline is not None and _is_owed(v, policy)
+        ]
+        causes += [
+            Cause("metric_new", v.metric)
+            for v in verdicts
+            if v.status == "new"
+            and has_baseline
+            and not accept
+            and METRICS[v.metric].stored
+            and _is_owed(v, policy)
+        ]
+        if not accept and any(v.status == "improved" for v in verdicts):
+            causes.append(Cause("improved"))
+        if not accept and not has_baseline:
+            causes.append(Cause("no_baseline"))
+    return causes
+
+
+def _is_owed(verdict: Verdict, policy: Policy) -> bool:
+    """Whether a run that has no value to compare, or no accepted one, lacks something."""
+    metric = METRICS[verdict.metric]
+    if verdict.metric == "findings" and isinstance(verdict.value, NotMeasured):
+        return False  # another order of the tests would have it
+    if metric.klass == "time" and policy.time != "gate":
+        return False
+    return not metric.depends_on_order

@@ -1,0 +1,106 @@
+"""What the rules found in a test's trace: how often, where, and whether it may be there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.rules.engine.check import lacking
+from pytest_torchprof.verdict.comparison import grown
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Value
+    from pytest_torchprof.places.roots import Roots
+    from pytest_torchprof.rules.engine.check import Checked
+    from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.verdict.measured import Measured
+
+#: Begins what is said of a rule that raised.
+RAISED = "the rule raised "
+
+
+def found_in(
+    checked: Checked, rules: Sequence[Rule], allowed: Collection[str]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """(matches of each rule that was checked and is not allowed, why others were not checked)."""
+    unchecked = {rule: f"{RAISED}{error}" for rule, error in checked.errors.items()}
+    for rule in rules:
+        if rule.code in unchecked:
+            continue
+        # The engine does not ask of a rule of which nothing occurs; on a device it might.
+        try:
+            why = checked.unchecked.get(rule.code) or lacking(checked.trace, rule)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
+            why = f"{RAISED}{type(error).__name__}: {error}"
+        if why is not None:
+            unchecked[rule.code] = why
+    counts = checked.counts
+    # What a rule has found counts, also where it has not seen all.
+    unchecked |= {code: why for code, why in checked.partly.items() if code not in unchecked}
+    codes = [
+        rule.code
+        for rule in rules
+        if rule.code not in allowed
+        and (rule.code not in unchecked or (rule.code in checked.partly and counts.get(rule.code)))
+    ]
+    return {code: counts.get(code, 0) for code in codes}, unchecked
+
+
+def within(
+    budget: Budget,
+    found: Mapping[str, int],
+    unchecked: Mapping[str, str],
+    *,
+    allowed: Collection[str],
+    ignored: Collection[str],
+) -> Value:
+    """The findings that a budget on some rules counts; unknown if none, and one was not checked."""
+    count = sum(found.get(rule, 0) for rule in budget.rules)
+    gaps = {rule: unchecked[rule] for rule in budget.rules if rule in unchecked}
+    gaps |= {rule: "switched off by --torchprof-ignore" for rule in budget.rules if rule in ignored}
+    gaps = {rule: why for rule, why in gaps.items() if rule not in allowed}
+    if count or not gaps:
+        return count
+    reasons = dict.fromkeys(gaps.values())
+    said = [f"{', '.join(r for r in gaps if gaps[r] == why)}: {why}" for why in reasons]
+    return NotMeasured("; ".join(said))
+
+
+def placed(
+    findings: Iterable[Finding],
+    measured: Measured,
+    profile: Profile,
+    baseline: Baseline | None,
+    roots: Roots,
+    *,
+    accept: bool,
+) -> tuple[Finding, ...]:
+    """The findings with their places as people read them; those that fail nothing are accepted."""
+    more = grown(profile, baseline)
+    allowed = measured.allowed
+    return tuple(
+        replace(
+            finding,
+            location=roots.relative(finding.location),
+            accepted=accept or finding.rule in allowed or finding.rule not in more,
+            reason=allowed.get(finding.rule),
+        )
+        for finding in findings
+    )
+
+
+def offered(measured: Measured, profile: Profile, baseline: Baseline | None) -> dict[str, int]:
+    """What ``--accept`` would write: what was found, and what was not looked for as it was."""
+    known = {rule.code for rule in measured.rules} | measured.ignored
+    kept = {} if baseline is None else baseline.findings
+    left = {
+        rule: int(count)
+        for rule, count in kept.items()
+        if rule in known and rule not in profile.compared and rule not in measured.allowed
+    }
+    counts = {**left, **{rule: count for rule, count in profile.compared.items() if count}}
+    return dict(sorted(counts.items()))

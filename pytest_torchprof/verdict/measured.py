@@ -1,0 +1,62 @@
+"""What the runs of one test have brought in, once they are over: all that judging goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.plain import Plain
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Budget
+    from pytest_torchprof.places.place import Placing
+    from pytest_torchprof.rules.engine.check import Checked
+    from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.trace.events import Trace
+
+
+class Mismatch(Plain, frozen=True):
+    """An inline expectation that failed the test: what was said, and metric → expected text."""
+
+    message: str
+    expected: Mapping[str, str]
+
+
+class Measured(Plain, frozen=True):
+    """A test that was measured.
+
+    ``checked`` is its trace with what the rules found. ``modules`` is a trace in which modules are
+    marked, or ``modules_gap`` says why there is none; ``located`` tells where events happened, and
+    ``lines_gap`` why that is not known, or not of all. ``environment`` and ``host`` are the
+    machine's, and ``busy`` says what else it did. The test itself has compared numbers that were
+    not measured (``unmeasured``), or found them other than it expects (``mismatch``).
+    """
+
+    checked: Checked
+    environment: str
+    host: str
+    budgets: tuple[Budget, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    allowed: Mapping[str, str] = {}
+    ignored: frozenset[str] = frozenset()
+    modules: Trace | None = None
+    modules_gap: str | None = None
+    located: Placing | None = None
+    lines_gap: str | None = None
+    busy: str | None = None
+    mismatch: Mismatch | None = None
+    unmeasured: tuple[str, ...] = ()
+
+    @property
+    def trace(self) -> Trace:
+        """Of the profiled run."""
+        return self.checked.trace
+
+
+class Unmeasured(Plain, frozen=True):
+    """A test that was not measured, and why; ``stats_asked``: it compares numbers all the same."""
+
+    reason: str
+    environment: str
+    budgets: tuple[Budget, ...] = ()
+    stats_asked: bool = False

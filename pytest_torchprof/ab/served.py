@@ -11,7 +11,7 @@ import pytest
 
 from pytest_torchprof.ab.neutral import neutralise, refuse
 from pytest_torchprof.ab.selection import matches
-from pytest_torchprof.ab.turns import NOT_TIMED, Command, TurnRunner, said
+from pytest_torchprof.ab.turns import Command, TurnRunner, said
 from pytest_torchprof.capture.machine import Machine, probe_machine
 from pytest_torchprof.capture.profiler import OTHERS, prime
 from pytest_torchprof.capture.shelter import SHELTER
@@ -168,7 +168,7 @@ class Served(RunningHooks):
         item.session.shouldfail = item.session.shouldstop = False
         outcome, why = outcome_of(self._reports)
         recorder = item.stash.get(_RECORDER, None)
-        if outcome == "passed" and recorder is not None and recorder.reason in NOT_TIMED:
+        if outcome == "passed" and recorder is not None and not recorder.timed:
             return "error", recorder.reason
         return outcome, why
 

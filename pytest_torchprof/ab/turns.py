@@ -15,21 +15,13 @@ import pytest
 from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import Meter, Tidy
-from pytest_torchprof.session.runner import STRICT_XFAIL, Runner, functional_failure, globs_of
+from pytest_torchprof.session.runner import Runner, functional_failure, globs_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.recorder import Recorder
 
 Result = TypeVar("Result")
 
-#: Why a test is not timed, of the reasons why one is not profiled.
-_NOT_PASSED = ("failed", "skipped", "xfailed", "has failed subtests", STRICT_XFAIL)
-NOT_TIMED = (
-    *_NOT_PASSED,
-    "the test forked, and this is the child",
-    "the test measures more than one region through the fixture",
-    "a debugger was entered",
-)
 #: Turns after which what a test has printed meanwhile is dropped.
 _DROP_OUTPUT = 64
 
@@ -63,7 +55,7 @@ class TurnRunner(Runner):
             # What it says of measured numbers is not what is asked here.
             if not recorder.stats_read:
                 raise
-        if recorder.reason not in NOT_TIMED:
+        if recorder.timed:
             self.rerunning = True
             try:
                 self._serve(item, recorder, globs)

@@ -226,7 +226,9 @@ class Torchprof:
         """Whether this test has measured a region already: numbers of two would be of neither."""
         if not self._entered or self._recorder is None:
             return False
-        self._recorder.refuse("the test measures more than one region through the fixture")
+        self._recorder.refuse(
+            "the test measures more than one region through the fixture", timed=False
+        )
         return True
 
     # ---------------------------------------------------------------- numbers
@@ -305,12 +307,12 @@ class Torchprof:
             return
         from pytest_torchprof.render import escape
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
-        from pytest_torchprof.verdict.measured import Mismatch
+        from pytest_torchprof.session.own_failure import OwnFailure
 
         message = inline_mismatch(expected, actual, self._accept_command, refusal(caller, expected))
         changes = inline_changes(expected, actual).items()
-        recorder.mismatch = Mismatch(message, {name: before for name, (before, _) in changes})
-        pytest.fail(escape.block(message), pytrace=False)
+        recorder.mismatch = {name: before for name, (before, _) in changes}
+        raise OwnFailure(escape.block(message))
 
     def metric(self, name: str) -> Any:
         """One measured metric, or an `Unchecked`; what `stats` reads."""

@@ -39,10 +39,11 @@ from pytest_torchprof.session.markers import (
     is_marked,
     overrides_of,
 )
+from pytest_torchprof.session.own_failure import OwnFailure
 from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.recorder import Recorder, said
 from pytest_torchprof.session.rulebook import rules_of
-from pytest_torchprof.session.runner import STRICT_XFAIL, Runner, hide_us
+from pytest_torchprof.session.runner import Runner, hide_us, is_strict_xfail
 from pytest_torchprof.session.runner_hooks import RunningHooks
 from pytest_torchprof.verdict.found import RAISED
 from pytest_torchprof.verdict.judgement import all_unchecked
@@ -110,8 +111,8 @@ class TorchprofSession(RunningHooks):
         self.runs = 0
         #: What went wrong that no test is to blame for: text → tests.
         self.faults: dict[str, list[str]] = {}
-        #: What the current test was failed with by us.
-        self._message: str | None = None
+        #: The current test was failed by us.
+        self._failed = False
         #: The session has not come to its end.
         self.interrupted = False
         self.environment: dict[str, Any] = {}
@@ -292,23 +293,23 @@ class TorchprofSession(RunningHooks):
             plan = item.stash.get(PLAN, None)
             if plan is not None and plan.left_out:
                 with SHELTER:
-                    self._message = self.judge.left_out(plan)
-                if self._message is not None:
-                    pytest.fail(escape.block(self._message), pytrace=False)
+                    message = self.judge.left_out(plan)
+                self._failed = message is not None
+                if message is not None:
+                    raise OwnFailure(escape.block(message))
             return result
         try:
             result = yield from self.runner.call(item, recorder)
-        except pytest.fail.Exception as failure:
-            if recorder.mismatch is not None and str(failure) == recorder.mismatch.message:
-                with SHELTER:
-                    self._judge(item, recorder)
-                self._message = str(failure)
+        except OwnFailure:  # an inline expectation's
+            with SHELTER:
+                self._judge(item, recorder)
+            self._failed = True
             raise
         with SHELTER:
             message = self._judge(item, recorder)
         # Our failure would be the one that a strict xfail expects.
-        if message is not None and recorder.reason != STRICT_XFAIL:
-            pytest.fail(escape.block(message), pytrace=False)
+        if message is not None and not is_strict_xfail(item):
+            raise OwnFailure(escape.block(message))
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -348,7 +349,8 @@ class TorchprofSession(RunningHooks):
     ) -> None:
         if PLAN in item.stash:
             recorder = item.stash.get(RECORDER, None)
-            ours = call.excinfo is not None and str(call.excinfo.value) == self._message
+            own = call.excinfo is not None and isinstance(call.excinfo.value, OwnFailure)
+            ours = own and self._failed
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
                 item.stash[RECORD] = item.stash[OFFER] = {}
@@ -373,7 +375,7 @@ class TorchprofSession(RunningHooks):
         """Compare what was measured and note it; why the test fails, if it does."""
         if self.collected.is_shared(str(item.path), name_of(item)):
             recorder.refuse("another test has the same name, so one baseline cannot serve both")
-        self._message = message = None
+        message = None
         try:
             judged = self.judge.judge(self._subject(item), recorder)
             item.stash[RECORD], item.stash[OFFER] = judged.record, judged.offer or {}
@@ -383,7 +385,7 @@ class TorchprofSession(RunningHooks):
             message = escape.line(f"torchprof: {error}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             recorder.refuse(recorder.broke(error))
-        self._message = message
+        self._failed = message is not None
         return message
 
     def _subject(self, item: pytest.Item) -> Subject:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.places.located import Located
     from pytest_torchprof.session.plan import Kind, Plan
     from pytest_torchprof.trace.events import Trace
-    from pytest_torchprof.verdict.measured import Mismatch
 
 
 class Recorder(Open):
@@ -57,6 +56,8 @@ class Recorder(Open):
     #: The trace's text, open; it has no name any more.
     file: IO[bytes] | None = None
     reason: str | None = None
+    #: Whether `torchprof ab` may time it.
+    timed: bool = True
     #: Errors that are ours, or the system's: they end the session with a failure.
     faults: list[str] = msgspec.field(default_factory=list)
     runs: int = 0
@@ -70,7 +71,8 @@ class Recorder(Open):
     stats_read: bool = False
     #: It asks for numbers, whether there were any or not.
     stats_asked: bool = False
-    mismatch: Mismatch | None = None
+    #: An inline expectation has failed it: metric → expected text.
+    mismatch: Mapping[str, str] | None = None
     #: It asked for a table, and these are the ones that a rerun of it has printed.
     table_asked: bool = False
     tables: list[str] = msgspec.field(default_factory=list)
@@ -99,9 +101,10 @@ class Recorder(Open):
         self.plan = plan
         self.rounds = Rounds(plan.round_time_s, plan.time, plan.threads, plan.shares_laps)
 
-    def refuse(self, reason: str) -> None:
-        """Keep the first reason why the test is not profiled."""
-        self.reason = self.reason or reason
+    def refuse(self, reason: str, *, timed: bool = True) -> None:
+        """Keep the first reason why the test is not profiled; it may be ``timed`` all the same."""
+        if self.reason is None:
+            self.reason, self.timed = reason, timed
 
     def broke(self, error: Exception) -> str:
         """Note an error that no test is to blame for; what is said of it."""
@@ -187,7 +190,7 @@ class Recorder(Open):
             self.tables = tables
             if self.located is None:
                 self.lines_gap = self.lines_gap or self.reason
-            self.reason = None
+            self.reason, self.timed = None, True
 
     def forget(self) -> None:
         """Let go of memory and files, when all is said about the test."""

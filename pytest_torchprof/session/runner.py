@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.session.plan import Kind
     from pytest_torchprof.session.recorder import Recorder
 
-STRICT_XFAIL = "passed against a strict xfail, which is a failure"
-
 
 class Runner:
     """Drives the runs of the current item; one for the session."""
@@ -103,14 +101,14 @@ class Runner:
     ) -> BaseException | None:
         """All further runs, where nothing speaks against them; see `_rerun_all`."""
         if REAL.getpid() != pid:
-            recorder.refuse("the test has forked, and this is the child")
+            recorder.refuse("the test has forked, and this is the child", timed=False)
         if item.config.getoption("trace", default=False):
             recorder.refuse("--trace stops in every run of a test")
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
-        if failed is None and _strict_xfail(item):
-            failed = STRICT_XFAIL
+        if failed is None and is_strict_xfail(item):
+            failed = "passed against a strict xfail, which is a failure"
         if failed is not None:
-            recorder.refuse(failed)
+            recorder.refuse(failed, timed=False)
         if "benchmark" in getattr(item, "fixturenames", ()):
             recorder.refuse("pytest-benchmark repeats it as often as time allows")
         if _uses_setprofile(item, self._session_hook):
@@ -191,7 +189,7 @@ class Runner:
     def entered_debugger(self) -> None:
         """Somebody looks at the test: once is enough."""
         if self._recorder is not None:
-            self._recorder.refuse("a debugger was entered")
+            self._recorder.refuse("a debugger was entered", timed=False)
 
     # ---------------------------------------------------------------- reruns
 
@@ -504,7 +502,7 @@ def functional_failure(item: pytest.Item) -> str | None:
     return None
 
 
-def _strict_xfail(item: pytest.Item) -> bool:
+def is_strict_xfail(item: pytest.Item) -> bool:
     """Whether pytest will fail the test for having passed."""
     from _pytest.skipping import xfailed_key
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from pytest_torchprof.verdict.profile import profile_of
 if TYPE_CHECKING:
     from pytest_torchprof.places.roots import Roots
     from pytest_torchprof.trace.events import Trace
-    from pytest_torchprof.verdict.measured import Measured, Mismatch, Unmeasured
+    from pytest_torchprof.verdict.measured import Measured, Unmeasured
 
 _MOST_SWAPPED = 4
 
@@ -156,14 +156,16 @@ def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Poli
     return Policy(terms.time, terms.strict, note)
 
 
-def _mismatched(mismatch: Mismatch, verdicts: Sequence[Verdict], profile: Profile) -> Judged:
+def _mismatched(
+    mismatch: Mapping[str, str], verdicts: Sequence[Verdict], profile: Profile
+) -> Judged:
     """An inline expectation has failed the test already: a comparison like any other.
 
     What is not as expected inline counts as regressed, unless it is over budget.
     """
     verdicts = [
         replace(v, status="regressed", reason=f"the inline expectation is {expected}")
-        if (expected := mismatch.expected.get(v.metric)) and v.status != "over_budget"
+        if (expected := mismatch.get(v.metric)) and v.status != "over_budget"
         else v
         for v in verdicts
     ]

@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
 
-class Mismatch(Plain, frozen=True):
-    """An inline expectation that failed the test: what was said, and metric → expected text."""
-
-    message: str
-    expected: Mapping[str, str]
-
-
 class Measured(Plain, frozen=True):
     """A test that was measured.
 
@@ -29,7 +22,8 @@ class Measured(Plain, frozen=True):
     marked, or ``modules_gap`` says why there is none; ``located`` tells where events happened, and
     ``lines_gap`` why that is not known, or not of all. ``environment`` and ``host`` are the
     machine's, and ``busy`` says what else it did. The test itself has compared numbers that were
-    not measured (``unmeasured``), or found them other than it expects (``mismatch``).
+    not measured (``unmeasured``), or found them other than it expects inline
+    (``mismatch``: metric → expected text).
     """
 
     checked: Checked
@@ -44,7 +38,7 @@ class Measured(Plain, frozen=True):
     located: Placing | None = None
     lines_gap: str | None = None
     busy: str | None = None
-    mismatch: Mismatch | None = None
+    mismatch: Mapping[str, str] | None = None
     unmeasured: tuple[str, ...] = ()
 
     @property

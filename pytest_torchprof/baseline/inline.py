@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_torchprof.baseline.files import alone, replace_file
 from pytest_torchprof.baseline.sources import Call, ChangedError, Site, Source, Sources, contents
@@ -39,16 +39,6 @@ class Edit(NamedTuple):
     old: str = ""
     site: Site | None = None
     problem: str = ""
-
-    def sent(self) -> list[Any]:
-        """As a list of plain values, which another process reads with `read_edit`."""
-        return [*self[:-2], list(self.site) if self.site else None, self.problem]
-
-
-def read_edit(sent: Sequence[Any]) -> Edit:
-    """Decode an edit that another process sent as a list of lists."""
-    file, line, text, old, site, problem = sent
-    return Edit(file, line, text, old, Site(*site) if site is not None else None, problem)
 
 
 class Problem(NamedTuple):

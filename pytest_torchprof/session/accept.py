@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from pytest_torchprof.baseline import inline, store
+from pytest_torchprof.baseline.inline import Edit  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.results import Baseline
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.results import Baseline  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.units import format_pair
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.failure import inline_changes
@@ -19,6 +23,32 @@ from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     import pytest
+
+
+class Offer(Plain, frozen=True):
+    """What ``--accept`` would write of a test that passes; the controller decides.
+
+    ``times_changed``: its times are to replace those that are accepted. ``edits`` are inline
+    expectations to be rewritten.
+    """
+
+    path: str
+    test: str
+    environment: str
+    baseline: Baseline
+    times_changed: bool = False
+    edits: tuple[Edit, ...] = ()
+
+    def sent(self) -> dict[str, Any]:
+        """As plain values, which cross to another process."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def read(cls, sent: Mapping[str, Any]) -> Offer:
+        """As it has come from another process."""
+        return msgspec.convert(sent, cls)
+
 
 #: Options by which an accept writes another file, or other numbers, than it would without them.
 _REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads"})
@@ -55,7 +85,7 @@ def _typed(config: pytest.Config, nodeid: str) -> str:
 
 
 def accept(
-    offers: Iterable[Mapping[str, Any]],
+    offers: Iterable[Offer],
     full: Mapping[str, Sequence[str]],
     *,
     environment: str,
@@ -72,9 +102,8 @@ def accept(
     offers = list(offers)
     by_path: dict[str, list[store.Entry]] = {}
     for offer in offers:
-        baseline = Baseline(**{key: offer[key] for key in store.SECTIONS})
-        entry = store.Entry(offer["test"], offer["environment"], baseline, offer["times_changed"])
-        by_path.setdefault(offer["path"], []).append(entry)
+        entry = store.Entry(offer.test, offer.environment, offer.baseline, offer.times_changed)
+        by_path.setdefault(offer.path, []).append(entry)
     for path in dict.fromkeys([*by_path, *full]):
         try:
             written = store.update(
@@ -88,7 +117,7 @@ def accept(
             errors.append(str(error))
         else:
             done += _lines(written, root)
-    edits = [inline.read_edit(edit) for offer in offers for edit in offer["edits"]]
+    edits = [edit for offer in offers for edit in offer.edits]
     rewritten, problems = inline.apply(edits)
     done += [_rewritten(edit, root) for edit in sorted(rewritten, key=_place)]
     problems.sort(key=lambda problem: _place(problem.edit))

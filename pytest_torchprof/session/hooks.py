@@ -30,7 +30,7 @@ from pytest_torchprof.render.summary import (
     unchecked_rules,
 )
 from pytest_torchprof.rules.engine.registry import CODES, warm_up
-from pytest_torchprof.session.accept import ab_command_for, accept, command_for, shown
+from pytest_torchprof.session.accept import Offer, ab_command_for, accept, command_for, shown
 from pytest_torchprof.session.judging import LEFT_OUT, Judge, Subject
 from pytest_torchprof.session.markers import (
     antipatterns_of,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 PLAN = pytest.StashKey[Plan]()
 RECORDER = pytest.StashKey["Recorder | None"]()
 RECORD = pytest.StashKey[dict[str, Any]]()
-OFFER = pytest.StashKey[dict[str, Any]]()
+OFFER = pytest.StashKey["Offer | None"]()
 SUBJECT = pytest.StashKey[Subject]()
 
 
@@ -105,7 +105,7 @@ class TorchprofSession(RunningHooks):
         self.settings = settings
         self.runner = Runner()
         self.records: dict[str, dict[str, Any]] = {}
-        self.offers: dict[str, dict[str, Any]] = {}
+        self.offers: dict[str, Offer] = {}
         self.collected = Collected()
         self.ran: set[str] = set()
         self.runs = 0
@@ -274,8 +274,7 @@ class TorchprofSession(RunningHooks):
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
         SHELTER.learn_more()
-        for key in (RECORD, OFFER):
-            item.stash[key] = {}
+        item.stash[RECORD], item.stash[OFFER] = {}, None
         item.stash.setdefault(RECORDER, None)
         subject, own_files = self._subject(item), (str(item.path),)
         recorder = Recorder(plan, self.machine, own_files=own_files)
@@ -353,7 +352,7 @@ class TorchprofSession(RunningHooks):
             ours = own and self._failed
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
-                item.stash[RECORD] = item.stash[OFFER] = {}
+                item.stash[RECORD], item.stash[OFFER] = {}, None
             left_out = LEFT_OUT if item.stash[PLAN].left_out else None
             reason = (recorder.reason if recorder else left_out) or _why_not(report)
             riding: Any = report
@@ -368,7 +367,8 @@ class TorchprofSession(RunningHooks):
                 else None,
             )
             riding.torchprof_ours = ours
-            riding.torchprof_offer = item.stash.get(OFFER, None) or None
+            offer = item.stash.get(OFFER, None)
+            riding.torchprof_offer = offer.sent() if offer is not None else None
             riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
 
     def _judge(self, item: pytest.Item, recorder: Recorder) -> str | None:
@@ -378,7 +378,7 @@ class TorchprofSession(RunningHooks):
         message = None
         try:
             judged = self.judge.judge(self._subject(item), recorder)
-            item.stash[RECORD], item.stash[OFFER] = judged.record, judged.offer or {}
+            item.stash[RECORD], item.stash[OFFER] = judged.record, judged.offer
             message = judged.message
         except BaselineError as error:
             recorder.refuse(str(error))
@@ -419,7 +419,7 @@ class TorchprofSession(RunningHooks):
             self.records[report.nodeid] = record
             self.offers.pop(report.nodeid, None)
             if (offer := getattr(report, "torchprof_offer", None)) is not None:
-                self.offers[report.nodeid] = offer
+                self.offers[report.nodeid] = Offer.read(offer)
             self.runs += getattr(report, "torchprof_runs", 0)
         known = self.records.get(report.nodeid)
         if known is None:

@@ -18,6 +18,7 @@ from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import Roots, Whereabouts
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.render.json_report import record_of
+from pytest_torchprof.session.accept import Offer
 from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
@@ -65,7 +66,7 @@ class Judgement(Plain, frozen=True):
     """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
 
     record: dict[str, Any]
-    offer: dict[str, Any] | None
+    offer: Offer | None
     message: str | None
 
 
@@ -98,7 +99,16 @@ class Judge:
         failed = bool(verdict.causes) or measured.mismatch is not None
         trace = self.keep_trace(subject.nodeid, recorder, failed=failed)
         message = self._message(subject, measured, compared, verdict) if verdict.causes else None
-        offer = None if verdict.accepts is None else _offer(subject, measured, verdict, recorder)
+        offer = None
+        if verdict.accepts is not None:
+            offer = Offer(
+                str(subject.baseline),
+                subject.name,
+                measured.environment,
+                verdict.accepts,
+                verdict.times_changed,
+                tuple(recorder.edits),
+            )
         return Judgement(_record(subject, verdict, trace), offer, message)
 
     def left_out(self, plan: Plan) -> str | None:
@@ -201,21 +211,6 @@ def _record(subject: Subject, verdict: Judged, trace: str | None) -> dict[str, A
         profile=verdict.profile,
         trace=trace,
     )
-
-
-def _offer(
-    subject: Subject, measured: Measured, verdict: Judged, recorder: Recorder
-) -> dict[str, Any]:
-    """What ``--accept`` would write; the controller decides."""
-    accepts = verdict.accepts
-    return {
-        "path": str(subject.baseline),
-        "test": subject.name,
-        "environment": measured.environment,
-        **{section: getattr(accepts, section) for section in store.SECTIONS},
-        "times_changed": verdict.times_changed,
-        "edits": [edit.sent() for edit in recorder.edits],
-    }
 
 
 def _file_stem(nodeid: str) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pytest_torchprof.baseline import sources
-from pytest_torchprof.baseline.inline import Edit, apply, located, read_edit, refusal
+from pytest_torchprof.baseline.inline import Edit, apply, located, refusal
 from pytest_torchprof.baseline.sources import Call, Sources
 from pytest_torchprof.core.errors import BaselineError
 
@@ -34,7 +35,7 @@ class Fixture:
     def assert_expected_inline(self, expected: str) -> str:
         caller = sys._getframe(1)
         edit = located(caller, self.text(expected), expected, self.sources)
-        self.edits.append(read_edit(edit.sent()))  # as under xdist
+        self.edits.append(msgspec.convert(msgspec.to_builtins(edit), Edit))  # as under xdist
         self.refusals.append(refusal(caller, expected))
         return expected
 

@@ -70,7 +70,8 @@ class ModuleNames:
     def _as_known(self, module: Any, callers: list[FrameType]) -> str:
         tail = ""
         for frame in callers:
-            names = dict(frame.f_locals)
+            # Those that pytest gives to what an ``assert`` has in between are no user's.
+            names = {n: value for n, value in frame.f_locals.items() if n.isidentifier()}
             me = names.pop("self", None)
             if me is module:  # a method of its own: look who called it
                 continue

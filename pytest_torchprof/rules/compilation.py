@@ -119,8 +119,9 @@ def recompile(trace: Trace) -> Matches:
         one by one share a wrapper of torch's. What resumes after a graph break is a function too.
         Training and evaluation need a graph each, so that no compilation counts for which the
         gradient mode is new. Nor does the first one in a test of a function that was compiled
-        before it, by another test, a fixture or on import: alone, it would be none, or another.
-        The metric ``recompiles`` has both.
+        before it, on import, by another test or by a fixture that was set up for another test:
+        alone, it would be none, or another. What the fixtures that are set up for the test compile
+        is the test's own. The metric ``recompiles`` has both.
 
         In a stored trace of another tool these are the compiled regions whose number
         is not their function's first. The cost is the time that compiling took.

@@ -418,6 +418,9 @@ NET = """
         ("Attention().forward(X)", {None}),
         ("net.blocks[0].attn(X)", {"net.blocks.0.attn"}),
         ("f = torch.compile(net, backend='eager'); f(X)", {"f"}),
+        # What is only known by the name that pytest gives to a part of an assertion.
+        ("assert Net()(X).shape == (4,)", {"Net.blocks.0.attn", "Net.blocks.1.attn"}),
+        ("assert Net().eval().blocks[1](X).shape == (4,)", {"Block.attn"}),
     ],
 )  # fmt: skip
 def test_a_finding_names_its_module(

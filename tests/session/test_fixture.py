@@ -644,10 +644,7 @@ def test_an_expectation_that_is_no_text_is_refused_at_its_line(pytester: pytest.
         """
     )
     ran = run(pytester, "--torchprof")
-    assert (
-        "an inline expectation must be a string: this one is of type NoneType; "
-        in ran.out
-    )
+    assert "an inline expectation must be a string: this one is of type NoneType; " in ran.out
     assert "_compare_inline" not in ran.out
     assert "expected_metrics" not in ran.out
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME…]``: what the plugin costs, as ratios from one run on one machine.
+"""``python -m benchmarks [NAME…]``: the plugin's cost, as ratios from one run on one machine.
 
 Both sides of a ratio run in turn, so no number depends on how fast the machine is. Goals are
 printed and never enforced: the exit status is 0 unless a benchmark breaks.
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     options = parser.parse_args(arguments)
     if unknown := set(options.name) - THEMES.keys():
-        parser.error(f"there is no {', '.join(sorted(unknown))}; known are {', '.join(THEMES)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(THEMES)}")
     rows: list[Row] = []
     started = time.monotonic()
     for name, theme in THEMES.items():

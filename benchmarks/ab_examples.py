@@ -1,4 +1,4 @@
-"""``python -m benchmarks.ab_examples``: `torchprof ab` on ``examples/``, equal and made slower.
+"""``python -m benchmarks.ab_examples``: `torchprof ab` on ``examples/``, unchanged and slowed down.
 
 Copies the examples into a temporary git repository. Runs the command on them against themselves,
 and then with a tenth (``--extra``) of real work more in one test, calibrated by that test's

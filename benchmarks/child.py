@@ -1,4 +1,4 @@
-"""What runs in a measured process: pytest under watch, or a loop of bare profiler sessions.
+"""The code of a measured process: pytest under watch, or a loop of bare profiler sessions.
 
 Usage: ``python -m benchmarks.child MODE REPORT ARGUMENT…``. The report is JSON. Nothing is imported
 before it is needed: this process is what is measured.

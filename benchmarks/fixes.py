@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fixes [RULE…]``: what it saves to do as a rule says, beside what it names.
+"""``python -m benchmarks.fixes [RULE…]``: what a rule's advice saves, against its estimate.
 
 Slip and fix run in turn, without the profiler; then the slip is profiled, several times,
 and what the rule's findings name as their cost is compared with what the fix saves. Times are those

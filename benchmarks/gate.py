@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gate``: how often ``--torchprof-time=gate`` cries wolf, what it misses.
+"""``python -m benchmarks.gate``: false alarms and misses of ``--torchprof-time=gate``.
 
 A small project of tests of 50 us to 50 ms is accepted in one process, and gated again and again in
 others: unchanged, which shall fail nothing, and with half as much work again, which shall always

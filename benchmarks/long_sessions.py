@@ -1,4 +1,4 @@
-"""What profiling many tests costs: time per empty test, and memory that is not given back."""
+"""The cost of profiling many tests: time per empty test, and memory that is not released."""
 
 from __future__ import annotations
 

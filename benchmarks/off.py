@@ -1,4 +1,4 @@
-"""What the installed plugin costs a session that does not ask for it."""
+"""The cost of the installed plugin for a session that does not use it."""
 
 from __future__ import annotations
 

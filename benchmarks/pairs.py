@@ -1,4 +1,4 @@
-"""Interleaved pairs and what they say: a machine's drift meets both sides and cancels."""
+"""Interleaved pairs, so that the machine's drift affects both sides and cancels."""
 
 from __future__ import annotations
 

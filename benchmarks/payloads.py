@@ -1,4 +1,4 @@
-"""What is profiled, and the bare profiler around it. Imports torch inside functions only."""
+"""Payloads to profile, and the bare profiler around them. Imports torch inside functions only."""
 
 from __future__ import annotations
 

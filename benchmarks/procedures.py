@@ -1,4 +1,4 @@
-"""``python -m benchmarks.procedures``: which procedure tells a slower test from a noisy machine.
+"""``python -m benchmarks.procedures``: tell a slower test from a noisy machine.
 
 Records processes of the same code (``--record FILE``), judges what was recorded (``--from FILE``),
 or does both when neither is given. A slowdown is simulated: the second side's durations are

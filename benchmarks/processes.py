@@ -1,4 +1,4 @@
-"""Starts the processes that are measured, in a project of their own."""
+"""Start the measured processes, in a project of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profiled run costs beyond torch's profiler, and beyond what torch offers to look at it."""
+"""The cost of a profiled run beyond torch's profiler and torch's own analysis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs in a measured process: one way to read a trace.
+"""The code of a measured process: one way to read a trace.
 
 Usage: ``python -m benchmarks.reader HOW FILE``; prints the seconds that the reading alone took.
 """

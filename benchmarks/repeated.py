@@ -1,4 +1,4 @@
-"""A trace as large as wanted: a real one, one repetition after the other, as Kineto prints it."""
+"""A trace of any size: repetitions of a real one, in Kineto's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules find on a CPU, each beside what its page says to do instead.
+"""Slips that rules find on a CPU, each with the fix from the rule's page.
 
 A maker sets an example up and returns the slip and its fix: two functions that do the same work.
 """

@@ -1,4 +1,4 @@
-"""What a profiled session takes before its first test, beside the import of torch."""
+"""The startup time of a profiled session, compared with the import of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reading a large stored trace takes, in time and in memory, against plain JSON and HTA."""
+"""Time and memory to read a large stored trace, compared with plain JSON and HTA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a whole suite takes when it is profiled."""
+"""The cost of profiling a whole suite."""
 
 from __future__ import annotations
 

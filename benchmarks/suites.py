@@ -1,4 +1,4 @@
-"""``python -m benchmarks.suites CHECKOUT…``: how much longer somebody's suite takes when profiled.
+"""``python -m benchmarks.suites CHECKOUT…``: the slowdown of a third-party suite when profiled.
 
 A checkout is a folder from which ``pytest`` runs, with what its tests need installed here. Every
 nth test runs, so that a pair of runs takes a minute or two: of gpytorch 20, of linear_operator 40.

@@ -1,4 +1,4 @@
-"""What documents show of the output of commands, on traces and rows that were written down."""
+"""Make the command output in the documents, from fixed traces and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What documents show of sessions of pytest, which are run for it."""
+"""Make the pytest sessions in the documents by running them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What documents say of the code: tables of metrics, options, markers, commands, and the API."""
+"""Make the tables in the documents: metrics, options, markers, commands, and the API."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def main() -> int:
     if not write:
         stale += _stale_rules()
     for name in stale:
-        print(f"{name} is not in step with the code: python tools/docs.py --write",
+        print(f"{name} is out of date: python tools/docs.py --write",
               file=sys.stderr)  # fmt: skip
     return int(bool(stale))
 

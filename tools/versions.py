@@ -1,4 +1,4 @@
-"""Run the tests with other versions of torch, Python and the dependencies than the pinned ones.
+"""Run the tests with versions of torch, Python and dependencies other than the pinned ones.
 
 Usage: python tools/versions.py [NAME ...]     (all of them, without a name; --list shows them)
 

@@ -1,1 +1,1 @@
-"""Which procedure tells a slower test from a noisy machine: recorded series and their judges."""
+"""Recorded time series, and procedures that tell a slower test from a noisy machine."""

@@ -1,4 +1,4 @@
-"""Procedures on two processes that were measured turn by turn: ours, and plainer ones."""
+"""Procedures for two processes measured turn by turn: ours, and simpler ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records series: two processes in turn, and processes alone, over the time that is given."""
+"""Record series of two alternating processes, and of single ones, for a given time."""
 
 from __future__ import annotations
 

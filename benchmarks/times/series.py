@@ -1,4 +1,4 @@
-"""Series of durations: what was recorded, and where it is kept."""
+"""Series of durations, and the files that keep them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Procedures that hold a session against an earlier one, as CI with a stored baseline does.
+"""Procedures that compare a session with an earlier one, as CI with a stored baseline does.
 
 pytest-benchmark's own statistics and its own check are used, of the real package. It is no
 dependency: its plugin would load into our tests. `rival` says how it is had.

@@ -1,4 +1,4 @@
-"""What is timed: real work in torch on one thread, 50 µs to 20 ms a call on a common machine."""
+"""The timed work: real torch code on one thread, 50 µs to 20 ms per call on a common machine."""
 
 from __future__ import annotations
 

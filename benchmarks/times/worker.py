@@ -1,4 +1,4 @@
-"""One measured process: does a turn when it is told to, and is blocked on its input otherwise.
+"""One measured process: runs a turn on request, and otherwise blocks on its input.
 
 Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12|1|0``: 12
 calls of this work, in pair 1, on what is there; 0 calls: how many fill a turn?) is answered by a

@@ -33,7 +33,7 @@ class Options:
     threshold: float = 0.02
 
 
-class Compared:
+class PairedRun:
     """One test on both sides."""
 
     def __init__(
@@ -135,8 +135,8 @@ class Compared:
             reason = self._profiles[on[-1]].reason
             if len(on) == 1:
                 return self.known(verdict, f"{where.format(on[0])}{reason}", on[0])
-            said = where.format("A and B") if verdict == "failed" else ""
-            return self.known(verdict, f"{said}{reason}", "AB")
+            prefix = where.format("A and B") if verdict == "failed" else ""
+            return self.known(verdict, f"{prefix}{reason}", "AB")
         return None
 
     def _unprofiled(self) -> str | None:

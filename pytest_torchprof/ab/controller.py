@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.ab.comparison import Compared, Options
+from pytest_torchprof.ab.comparison import Options, PairedRun
 from pytest_torchprof.ab.imports import proven
-from pytest_torchprof.ab.process import Collected, Worker, WorkerDied
+from pytest_torchprof.ab.process import Collection, Worker, WorkerDied
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.verdict.paired_row import Row
 
@@ -52,7 +52,7 @@ class _Pair:
     a: Worker
     b: Worker
     janitor: Janitor
-    found: tuple[Collected, Collected] = field(init=False)
+    found: tuple[Collection, Collection] = field(init=False)
     number: int = 1
     notes: list[str] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class _Pair:
             )
         if why_a is not None:
             # Every test is a row that says so.
-            found_a = Collected([], {"": why_a}, found_b.origins)
+            found_a = Collection([], {"": why_a}, found_b.origins)
         else:
             proven(found_a.origins, found_b.origins)
         self.found = found_a, found_b
@@ -136,17 +136,17 @@ def _pair(a: Side, b: Side, janitor: Janitor) -> Iterator[_Pair]:
             worker.kill()
 
 
-def _collect(worker: Worker) -> tuple[Collected, str | None]:
+def _collect(worker: Worker) -> tuple[Collection, str | None]:
     """What it collected, or why it could not collect anything."""
     if worker.side.empty:
-        return Collected([], {}, {}), None
+        return Collection([], {}, {}), None
     try:
         return worker.collect(), None
     except WorkerDied as death:
         if worker.ended is not None and worker.ended[0] == _NO_TESTS and not worker.ended[1]:
-            return Collected([], {}, worker.ended[3]), None
-        said = worker.complaint() if worker.ended is None or not worker.ended[1] else None
-        return Collected([], {}, {}), said or str(death)
+            return Collection([], {}, worker.ended[3]), None
+        why = worker.complaint() if worker.ended is None or not worker.ended[1] else None
+        return Collection([], {}, {}), why or str(death)
 
 
 class _Run:
@@ -188,7 +188,7 @@ class _Run:
     def _test(self, nodeid: str, following: str | None, tests: int) -> Row:
         """Run one test, even if a worker dies meanwhile."""
         begun = time.perf_counter()
-        compared = Compared(nodeid, (self._pair.a, self._pair.b), self._options, tests)
+        compared = PairedRun(nodeid, (self._pair.a, self._pair.b), self._options, tests)
         try:
             row = compared.row(following)
             self._deaths = 0
@@ -196,7 +196,7 @@ class _Run:
             row = self._died(compared, death)
         return replace(row, spent_s=time.perf_counter() - begun)
 
-    def _died(self, compared: Compared, death: WorkerDied) -> Row:
+    def _died(self, compared: PairedRun, death: WorkerDied) -> Row:
         """The row of a test that ended its worker; a new worker is started.
 
         Raises:

@@ -67,8 +67,8 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        said = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
-        raise AbError(f"{option} {given}: does not run as Python", said[-1]) from None
+        output = done.stderr.decode("utf-8", "replace").splitlines() or ["no answer"]
+        raise AbError(f"{option} {given}: does not run as Python", output[-1]) from None
     version = __version__
     install = f"{path} -m pip install pytest-torchprof=={version}"
     needs = {"pytest": "pytest", "torch": "torch", "own": "pytest-torchprof"}

@@ -47,7 +47,7 @@ class WorkerDied(Exception):  # noqa: N818 - it is what has happened
 
 
 @dataclass(frozen=True)
-class Collected:
+class Collection:
     """What a worker collected: tests in order, and what could not be collected, with the reason."""
 
     tests: list[str]
@@ -160,19 +160,19 @@ class Worker:
 
     # ---------------------------------------------------------------- questions
 
-    def collect(self) -> Collected:
+    def collect(self) -> Collection:
         """Wait until it has collected its tests."""
-        told = self._expect("collected")[1]
-        errors = {place: self._explained(why) for place, why in told["errors"].items()}
-        return Collected(told["tests"], errors, told["origins"])
+        found = self._expect("collected")[1]
+        errors = {place: self._explained(why) for place, why in found["errors"].items()}
+        return Collection(found["tests"], errors, found["origins"])
 
     def profile(self, nodeid: str, following: str | None) -> Profiled:
         """Run the test, and once more profiled. If it passes, `finish` must follow."""
         self._tell(("test", nodeid, following))
-        told = self._expect("profiled", "finished")
-        if told[0] == "finished":
-            return Profiled(told[1], told[2])
-        facts = told[1]
+        answer = self._expect("profiled", "finished")
+        if answer[0] == "finished":
+            return Profiled(answer[1], answer[2])
+        facts = answer[1]
         return Profiled(
             "passed", None, facts["repeatable"], dict(facts["metrics"]), facts["reason"]
         )
@@ -192,8 +192,8 @@ class Worker:
     def complaint(self) -> str | None:
         """What its output says of why it could not go on, in a line."""
         self._log.seek(0)
-        said = complaint(self._log.read().decode("utf-8", "replace"))
-        return said and self._explained(said)
+        complaint_line = complaint(self._log.read().decode("utf-8", "replace"))
+        return complaint_line and self._explained(complaint_line)
 
     def _explained(self, why: str) -> str:
         """An error, or what is behind it where a build of one tree is missing in another."""

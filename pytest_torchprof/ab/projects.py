@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.ab.trees import Trees
 
 _NAME = re.compile(r"""^\s*["']?name["']?\s*=\s*["']?([\w.-]+)""", re.MULTILINE)
-_SAID_IN = ("pyproject.toml", "setup.cfg", "setup.py")
+_PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _PLACES = ("", "*/", "*/*/")
 
 
@@ -24,12 +24,12 @@ def copied(trees: Trees) -> Iterator[set[str]]:
     """Names of the packages that pip installed, as copies or not, from folders in the trees."""
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("direct_url.json")  # PEP 610: only of what has no index
-        told = json.loads(text) if text else {}
-        url = urlsplit(told.get("url", ""))
+        record = json.loads(text) if text else {}
+        url = urlsplit(record.get("url", ""))
         if url.scheme != "file" or trees.owner(url2pathname(url.path)) is None:
             continue
         files = [file.parts for file in distribution.files or ()]
-        if told.get("dir_info", {}).get("editable"):  # single files are what finds the code
+        if record.get("dir_info", {}).get("editable"):  # single files are what finds the code
             files = [parts for parts in files if len(parts) > 1]
         yield {parts[0].partition(".")[0] for parts in files}
 
@@ -52,9 +52,8 @@ def _owners() -> dict[str, list[str]]:
 
 @cache
 def _projects(root: str) -> frozenset[str]:
-    files = (
-        file for place in _PLACES for said in _SAID_IN for file in Path(root).glob(place + said)
-    )
+    patterns = (place + name for place in _PLACES for name in _PROJECT_FILES)
+    files = (file for pattern in patterns for file in Path(root).glob(pattern))
     texts = (file.read_text("utf-8", "replace") for file in files if file.is_file())
     return frozenset(_normal(name) for text in texts for name in _NAME.findall(text))
 

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_torchprof.ab.neutral import neutralise, refuse
 from pytest_torchprof.ab.selection import matches
-from pytest_torchprof.ab.turns import Command, TurnRunner, said
+from pytest_torchprof.ab.turns import Command, TurnRunner, error_line
 from pytest_torchprof.capture.machine import Machine, probe_machine
 from pytest_torchprof.capture.profiler import OTHERS, prime
 from pytest_torchprof.capture.shelter import SHELTER
@@ -151,8 +151,8 @@ class Served(RunningHooks):
         items: dict[str, pytest.Item] = {}
         for item in session.items:
             items.setdefault(item.nodeid, item)
-        told = {"tests": list(items), "errors": self._errors, **self._found()}
-        command = self._exchange(("collected", told))
+        collected = {"tests": list(items), "errors": self._errors, **self._found()}
+        command = self._exchange(("collected", collected))
         while command[0] == "test":
             command = self._exchange(("finished", *self._run(items, command[1], command[2])))
         return True
@@ -216,12 +216,12 @@ class Served(RunningHooks):
 
     def _profiled(self, item: pytest.Item, recorder: Recorder) -> Command:
         """Tell of the profiled run."""
-        told = {
+        profiled = {
             "repeatable": _is_plain(item),
             "metrics": metrics_of(recorder),
             "reason": recorder.reason,
         }
-        return self._exchange(("profiled", told))
+        return self._exchange(("profiled", profiled))
 
 
 def metrics_of(recorder: Recorder) -> dict[str, int | float]:
@@ -231,7 +231,7 @@ def metrics_of(recorder: Recorder) -> dict[str, int | float]:
     try:
         values = recorder.values()
     except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-        recorder.refuse(said(error))
+        recorder.refuse(error_line(error))
         return {}
     return {
         name: value if isinstance(value, int) else float(value)

@@ -70,8 +70,8 @@ def _repository(top: Path, store: Path, module: _Submodule) -> Path | None:
         try:
             found = place
             if place.is_file():  # "gitdir: …"
-                said = git(place.parent, "rev-parse", "--absolute-git-dir").removesuffix("\n")
-                found = Path(said)
+                git_dir = git(place.parent, "rev-parse", "--absolute-git-dir").removesuffix("\n")
+                found = Path(git_dir)
             if found.is_dir():
                 wanted = f"{module.commit}^{{commit}}"
                 git(found, f"--git-dir={found}", "cat-file", "-e", wanted)

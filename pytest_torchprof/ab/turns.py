@@ -212,7 +212,7 @@ class Turns:
             error = AssertionError(f"the test {failed}")
         error, self._late = self._late or error, None
         wall, cpu, spent = self._meter.take()
-        text = None if error is None else said(error)
+        text = None if error is None else error_line(error)
         return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
 
     def _drop(self) -> None:
@@ -242,7 +242,7 @@ class Turns:
         move_to(self._processor)
 
 
-def said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """An error in a line."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     return lines[0].rstrip(": ")

@@ -92,8 +92,8 @@ def git(
             "git was not found", next_step="install it, or pass folders with --a and --b"
         ) from None
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        fatal = [line for line in said if line.startswith(("fatal:", "error:"))] or said
+        output = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        fatal = [line for line in output if line.startswith(("fatal:", "error:"))] or output
         raise GitError(
             f"git {words[0]} failed", fatal[0] if fatal else f"exit code {done.returncode}"
         )
@@ -165,8 +165,7 @@ def _unknown(repo: Repository, ref: str) -> AbError:
         "refs/tags",
         "refs/remotes",
     ).split()
-    meant = near(ref, names)
-    return AbError(what, meant if meant.startswith("Did") else "", "git fetch may bring it")
+    return AbError(what, near(ref, names, told=True), "git fetch may bring it")
 
 
 def check_out(repo: Repository, commit: Commit, janitor: Janitor) -> Path:

@@ -191,7 +191,7 @@ def _masked(trace: Trace, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
         dims, types, concrete = map(decode_part, map(bytes, (a.dims, a.types, a.concrete)))
         share = masks.share(trace.names[name], dims, types, concrete)
         parts[i] = -1 if share is None else share
-        silent[i] = not masks.told(trace.names[name], concrete)
+        silent[i] = not masks.is_known(trace.names[name], concrete)
     done[rows] = np.where(parts[at] < 0, -1, np.rint(flops[rows] * parts[at]))
     untold[rows] = silent[at]
     return done, untold

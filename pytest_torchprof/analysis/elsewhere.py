@@ -26,8 +26,8 @@ def elsewhere(trace: Trace) -> str | None:
     """Why numbers of a live capture are lower bounds; None if it contains everything."""
     if trace.region is None:
         return None
-    if (noted := trace.facts.get("elsewhere")) is not None:
-        return str(noted)
+    if (recorded := trace.facts.get("elsewhere")) is not None:
+        return str(recorded)
     return FINALIZED if _finalized(trace) else None
 
 

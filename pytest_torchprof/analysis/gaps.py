@@ -41,8 +41,8 @@ def absent_gap(trace: Trace) -> str | None:
     if trace.once(lost_launches)[0] or _device_ran(trace):
         return None
     if trace.unread:
-        said = "events of this device are not supported" if _has_accelerator(trace) else NO_DEVICE
-        return f"{said}: {_listed(trace.unread)} in this trace"
+        why = "events of this device are not supported" if _has_accelerator(trace) else NO_DEVICE
+        return f"{why}: {_listed(trace.unread)} in this trace"
     return None if _has_accelerator(trace) else NO_DEVICE
 
 

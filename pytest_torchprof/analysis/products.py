@@ -93,7 +93,7 @@ def _device_products(trace: Trace) -> DeviceProducts:
         none = np.zeros(0, np.int64)
         return DeviceProducts(none, none, [], none, none)
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
-    call = operators_of(trace, trace.launch[kernels])
+    call = operators_around(trace, trace.launch[kernels])
     own = called(trace, call, PRODUCTS.__contains__)
     event, at = np.unique(call[own], return_inverse=True)
     return DeviceProducts(event, *_read(trace, event), kernels[own], at)
@@ -106,7 +106,7 @@ def called(trace: Trace, events: Ints, predicate: Callable[[str], object]) -> Bo
     return (events >= 0) & named
 
 
-def operators_of(trace: Trace, calls: Ints) -> Ints:
+def operators_around(trace: Trace, calls: Ints) -> Ints:
     """The innermost operator around each of these events, itself included; -1 for none."""
     found = calls.copy()
     todo = np.flatnonzero(found >= 0)

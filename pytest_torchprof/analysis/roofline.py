@@ -245,7 +245,7 @@ def _believable(trace: Trace, work: Work, extra: Sequence[Device]) -> Work:
     if trace.has_strides or not len(work.event):
         return work
     _, at_bandwidth = _least_s(trace, work, extra)
-    too_many = at_bandwidth > trace.dur[work.event] / 1e9  # of NaN it is not said
+    too_many = at_bandwidth > trace.dur[work.event] / 1e9  # False for NaN
     too_many &= trace.kind[work.event] == Kind.KERNEL
     return replace(work, bytes=np.where(too_many, -1, work.bytes))
 

@@ -56,7 +56,7 @@ _NAMED, _LONGEST = 3, 60
 
 
 class Part(Plain, frozen=True):
-    """An operator or a kernel by name, what is missing, and its share of all time.
+    """An operator or a kernel by name, what is missing, and its share of the total time.
 
     Without a name, what is missing is a sentence.
 
@@ -79,10 +79,8 @@ class Uncounted(Plain, frozen=True):
     def reason(self) -> str:
         """In words: how much is counted, and what is not."""
         known = f"at least {format_quantity(self.at_least, 'FLOP')}: " if self.at_least else ""
-        said = [
-            _said(missing, self.parts) for missing in dict.fromkeys(p.missing for p in self.parts)
-        ]
-        return known + "; ".join(said)
+        gaps = dict.fromkeys(part.missing for part in self.parts)
+        return known + "; ".join(_sentence(missing, self.parts) for missing in gaps)
 
 
 def uncounted(trace: Trace) -> Uncounted | None:
@@ -98,7 +96,7 @@ def _uncounted(trace: Trace) -> Uncounted | None:
     return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
 
 
-def _said(missing: str, parts: Iterable[Part]) -> str:
+def _sentence(missing: str, parts: Iterable[Part]) -> str:
     mine = [part for part in parts if part.missing == missing]
     if not mine[0].name:
         return missing

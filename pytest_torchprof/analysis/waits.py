@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.products import called, operators_of
+from pytest_torchprof.analysis.products import called, operators_around
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Operators proper, as torch names them; other names are annotations of users and of torch's own.
 _OPERATOR: Final = late(r"(?!torchprof::)\w+::")
-#: Operators that hand a value to the host, whatever the driver calls their copy.
+#: Operators that return a value to the host, whatever the driver calls their copy.
 _READER: Final = late(r"aten::(_local_scalar_dense|nonzero|item|is_nonzero)$")
 #: Waiting for other devices is what these are for.
 _COLLECTIVE: Final = late(r"c10d::|nccl:|record_param_comms")
@@ -208,5 +208,5 @@ def _below(trace: Trace, names: re.Pattern[str], events: Ints) -> Bools:
 
 def _operator(trace: Trace, calls: Ints) -> Ints:
     """The innermost operator proper around each call, or -1."""
-    found = operators_of(trace, calls)
+    found = operators_around(trace, calls)
     return np.where(called(trace, found, _OPERATOR.match), found, -1)

@@ -18,7 +18,7 @@ def alone(path: Path, *, make: bool = False) -> Iterator[None]:
         BaselineError: another process does not release it.
     """
     if make:
-        with suppress(OSError):  # said by whoever writes into it
+        with suppress(OSError):  # the write reports it
             path.resolve().parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:

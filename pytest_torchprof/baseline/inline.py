@@ -187,8 +187,8 @@ def _apply_to_file(file: Path, sites: Iterable[Sequence[Edit]]) -> tuple[list[Ed
                     problems.append(Problem(edit, str(error)))
             _write(file, source, changes)
     except BaselineError as error:
-        told = {problem.edit for problem in problems}
-        return [], problems + [Problem(e, str(error)) for e in wanted if e not in told]
+        failed = {problem.edit for problem in problems}
+        return [], problems + [Problem(e, str(error)) for e in wanted if e not in failed]
     return done, problems
 
 

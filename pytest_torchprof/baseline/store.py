@@ -53,7 +53,7 @@ class Written:
     changed: dict[str, list[Change]] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)
     pruned: list[str] = field(default_factory=list)
-    #: Tests of which two sides of a merge conflict say different things, and that did not run.
+    #: Tests that did not run and differ between the two sides of a merge conflict.
     disputed: list[str] = field(default_factory=list)
     #: Whether the file was written.
     touched: bool = False
@@ -247,7 +247,7 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def render(data: Mapping[str, Any]) -> str:
     """The file's text: sorted keys, one metric a line, trailing newline."""
     text = _dump(data, 0) + "\n"
-    # A lone surrogate in a name is the only thing that is no text; see `readable`.
+    # Only a lone surrogate in a name cannot be encoded; see `readable`.
     return re.sub("[\ud800-\udfff]", lambda lone: f"\\\\u{ord(lone[0]):04x}", text)
 
 

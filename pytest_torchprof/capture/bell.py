@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-#: Not the last one, which somebody may take because it is the last.
+#: Not the last signal, which other code may pick because it is the last.
 _NUMBER = getattr(signal, "SIGRTMAX", 0) - 1
 _CLOCK_MONOTONIC = 1  # as Linux numbers it
 _SIGEV_SIGNAL = 0
@@ -74,7 +74,7 @@ class Bell:
             _signals.signal(number, before)
 
 
-#: The timer that was made, and the process that has it: a forked one has none.
+#: The timer, and the process that owns it: a forked child has none.
 _MADE: list[tuple[int, ctypes.c_void_p]] = []
 
 

@@ -37,12 +37,12 @@ class Window(NamedTuple):
 class Probe(NamedTuple):
     """One sign of a busy machine: a counter that only grows, and what an increase says.
 
-    ``read`` raises OSError or ValueError where there is no such counter; ``said`` is None where the
-    increase is nothing to speak of.
+    ``read`` raises OSError or ValueError where there is no such counter; ``explain`` returns None
+    for a negligible increase.
     """
 
     read: Callable[[], float]
-    said: Callable[[Window], str | None]
+    explain: Callable[[Window], str | None]
 
 
 def _cpu_seconds() -> list[float]:
@@ -86,7 +86,7 @@ def _text(path: Path) -> str:
 
 
 def _share(limit: float, text: str) -> Callable[[Window], str | None]:
-    def said(window: Window) -> str | None:
+    def explain(window: Window) -> str | None:
         share = window.increase / (window.seconds * window.cpus)
         # In tens, so that many tests have one reason.
         return (
@@ -95,7 +95,7 @@ def _share(limit: float, text: str) -> Callable[[Window], str | None]:
             else None
         )
 
-    return said
+    return explain
 
 
 PROBES: dict[str, Probe] = {
@@ -120,14 +120,14 @@ class BusyWatch:
         self._began = REAL.clock()
         self._before = _readings(PROBES)
 
-    def said(self) -> str | None:
+    def explain(self) -> str | None:
         """Why times measured since cannot be trusted; None if they can."""
         seconds = (REAL.clock() - self._began) / 1e9
         if seconds < LEAST_S:
             return None
         cpus = os.cpu_count() or 1
         signs = (
-            PROBES[name].said(Window(now - self._before[name], seconds, cpus))
+            PROBES[name].explain(Window(now - self._before[name], seconds, cpus))
             for name, now in _readings(self._before).items()
         )
         return ", ".join(sign for sign in signs if sign) or None

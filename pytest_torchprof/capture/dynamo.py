@@ -20,14 +20,15 @@ _NO_BREAK = late(
     r"|(accumulated_)?(cache_size|recompile)_limit",
     re.IGNORECASE,
 )
-#: Breaks of which dynamo notes how it goes on instead of why.
+#: Breaks for which dynamo records how it continues instead of why it broke.
 #: Source: torch/_dynamo/symbolic_convert.py, ``GraphCompileReason(…)``.
-_SAID = {
+_CONTINUATIONS = {
     "generic_jump": "Data-dependent branching",
     "step_unsupported": "A statement that cannot be traced",
     "store_attr": "An attribute that cannot be set in a graph",
     "comprehension_graph_break": "A comprehension that cannot be traced",
 }
+_CONTINUING = tuple(_CONTINUATIONS)
 
 _RESUMED = late(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
 #: The attempt after the last one that dynamo allows. Source: torch/_dynamo/exc.py
@@ -45,7 +46,7 @@ _FRAME = late(r"Line: (\d+), Name: .*, Filename: (.*)")
 _EXPLANATION = late(r"^ *Explanation: (.*)$", re.MULTILINE)
 #: What differs from run to run: addresses, and numbers that are addresses; and what says nothing.
 _ADDRESS = late(r" at 0x[0-9a-f]+| ?\(id=0x[0-9a-f]+\)|\. Message: None$|0x[0-9a-f]+|\b\d{9,}\b")
-_MOST_SAID = 160
+_LONGEST = 160
 
 
 class Break(NamedTuple):
@@ -104,8 +105,8 @@ def own_breaks(record: Any, waiting: list[Break]) -> tuple[Break, ...]:
     for one in waiting:
         if one.root is None or (one.root[0], _bare(one.root[1])) != root:
             continue
-        noted = restarts is None or one.text in restarts or one.text.startswith(tuple(_SAID))
-        if failed or noted:
+        known = restarts is None or one.text in restarts or one.text.startswith(_CONTINUING)
+        if failed or known:
             waiting.remove(one)
             return (one._replace(location=one.location or _place_of(record)),)
     if failed and not _NO_BREAK.match(text):
@@ -217,9 +218,9 @@ def broke(text: str) -> str:
     >>> broke("Call to `f`\n  Explanation: It is skipped.\n  Hint: Do not.")
     'Call to `f`: It is skipped'
     """
-    for known, said in _SAID.items():
+    for known, reason in _CONTINUATIONS.items():
         if text.startswith(known):
-            return said
+            return reason
     head = text.strip().partition("\n")[0].strip()
     explained = _EXPLANATION.search(text)
     return _shortened(f"{head}: {explained[1]}" if explained else head)
@@ -284,4 +285,4 @@ def _failed(reason: str | None) -> str:
 
 def _shortened(text: str) -> str:
     text = _ADDRESS.sub("", " ".join(text.split())).rstrip(". ")
-    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 2].rstrip()} …"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2].rstrip()} …"

@@ -21,7 +21,7 @@ _read = ctypes.string_at
 class State(NamedTuple):
     """A state, and what tells it from others; None where nothing does."""
 
-    told: tuple[Any, ...] | None
+    fingerprint: tuple[Any, ...] | None
     whole: Any
 
 
@@ -34,14 +34,14 @@ class Generator:
 
     def now(self, decode: Callable[[], Any]) -> State:
         """Its state, which ``decode`` knows."""
-        told = self._tell()
-        if told is None or told != self._last.told:
-            self._last = State(told, decode())
+        fingerprint = self._tell()
+        if fingerprint is None or fingerprint != self._last.fingerprint:
+            self._last = State(fingerprint, decode())
         return self._last
 
     def restore(self, state: State, put: Callable[[Any], object]) -> None:
         """Put the state back, unless it is there."""
-        if state.told is None or state.told != self._tell():
+        if state.fingerprint is None or state.fingerprint != self._tell():
             put(state.whole)
 
 
@@ -63,7 +63,7 @@ def _tell_numpy() -> tuple[Any, ...] | None:
     generator = getattr(sys.modules["numpy.random"].get_state, "__self__", None)
     bits = getattr(generator, "_bit_generator", None)
     kinds = type(generator).__name__, type(bits).__module__, type(bits).__name__
-    return _numpy(generator, bits) if kinds == _KINDS else None  # a user has set others
+    return _numpy(generator, bits) if kinds == _KINDS else None  # a user set other functions
 
 
 _KINDS = "RandomState", "numpy.random._mt19937", "MT19937"

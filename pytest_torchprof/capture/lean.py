@@ -39,7 +39,7 @@ def lean_profile() -> Any:
         return base  # of another shape
     asking = {name: copy for name in _ASKING if (copy := _blind(getattr(base, name, None), torch))}
     if not asking:
-        return torch.profiler.profile  # somebody has replaced it
+        return torch.profiler.profile  # other code has replaced it
 
     def prepare_trace(self: Any) -> None:
         config = sys.modules.get("torch._inductor.config")

@@ -97,7 +97,7 @@ class LineTracer:
         if not self._on:
             self._give_frames_back()
             return
-        if REAL.current_thread() != self._thread:  # which nobody can trace from here
+        if REAL.current_thread() != self._thread:  # which cannot be traced from here
             self.gap, self.usable = (
                 "the test starts and ends its region in different threads",
                 False,
@@ -163,7 +163,7 @@ class LineTracer:
             return self._local
         try:
             self._close(self._place(frame))
-            if REAL.gettrace() is not self._ours:  # what is called now, we are not told
+            if REAL.gettrace() is not self._ours:  # our tracer no longer sees calls
                 self.gap, self.usable = _OWN_TRACER, False
             if event == "line":
                 self._enter(frame)

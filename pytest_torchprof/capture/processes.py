@@ -27,7 +27,7 @@ STARTED = "another process did work for the test, and torch in it is not recorde
 _IMPORT_S = 0.25
 #: CPU time that a process has used which has worked; one that waits uses none.
 _WORKED_NS = 100_000
-#: Programs that run no torch, whatever time they take, by the last part of their names.
+#: Programs that never run torch, however long they take, by the last part of their names.
 _HARMLESS = late(
     r"(^|-)(git|hg|uname|gcc|g\+\+|cc|c\+\+|clang|clang\+\+|ld|lld|as|ar|nm|objdump|readelf|make|"
     r"cmake|ninja|nvcc|hipcc|ptxas|cuobjdump|nvdisasm|nvidia-smi|rocm-smi|tar|gzip|unzip|curl|wget|"
@@ -230,7 +230,7 @@ def _torch_in(pid: int) -> str | None:
     try:
         with REAL.open(f"/proc/{pid}/maps", "rb") as file:
             loaded = b"libtorch" in file.read()
-    except OSError:  # it has just ended, or is somebody else's
+    except OSError:  # it has just ended, or belongs to another user
         return None
     return name if loaded and not _HARMLESS.search(name) else None
 

@@ -33,7 +33,7 @@ from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
-from pytest_torchprof.capture.tensors import Tensors
+from pytest_torchprof.capture.tensors import StorageNumbers
 from pytest_torchprof.capture.timed_calls import Tidy
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.capture.watchdog import LIMIT_SAID, Watchdog
@@ -71,7 +71,7 @@ def prime(*, whole: bool = False) -> None:
     watch_forks()
     Threads.settle()
     if profiler_active():
-        return  # somebody profiles the session; each test will say so
+        return  # other code profiles the session; each test reports that
     with muted(2), kineto_quietened():
         older = torch.ones(1)
         before = threads_now()
@@ -112,7 +112,7 @@ def _has_device_records(profiler: Any) -> bool:
     )
 
 
-def device_gap() -> str | None:
+def device_fault() -> str | None:
     """Why device metrics would be 0 in this process whatever runs; None if they work."""
     if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
         return None
@@ -169,7 +169,7 @@ class Others:
 
     def __init__(self) -> None:
         #: Whom to tell, while a test's block is measured.
-        self.told: Callable[[], None] | None = None
+        self.on_start: Callable[[], None] | None = None
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
 
     def watch(self) -> None:
@@ -194,8 +194,8 @@ class Others:
 
     def _telling(self, original: Callable[..., Any], *, prepares: bool) -> Callable[..., Any]:
         def start(*args: Any, **kwargs: Any) -> Any:
-            if self.told is not None and not Capture.starting:
-                self.told()
+            if self.on_start is not None and not Capture.starting:
+                self.on_start()
             try:
                 return original(*args, **kwargs)
             except RuntimeError:
@@ -284,7 +284,7 @@ class Capture:
             CaptureError: another profiler session is active.
         """
         if Capture.current is not None:
-            Capture.current.abandon()  # left over, whatever has kept it from its end
+            Capture.current.abandon()  # left over from a capture that could not end
         if profiler_active():
             raise CaptureError("another profiler session is active while the test runs")
         synchronize()
@@ -354,7 +354,7 @@ class Capture:
         """No collection within the block, and nothing from before it to be collected."""
         # Freezing hides older garbage from the collector in no time; a full collection would find
         # it in 50 to 100 ms. Either way nothing from before is freed inside the region.
-        # To ask whether somebody else has frozen objects takes as long as there are many.
+        # Asking whether other code has frozen objects takes time proportional to their number.
         if not (self._first or Tidy.at_work) and gc.get_freeze_count() == 0:
             gc.freeze()
             undo.callback(gc.unfreeze)
@@ -365,7 +365,7 @@ class Capture:
     def _watch_threads(self, undo: Undo) -> None:
         """Note threads that start; `threading.Thread` itself stays as the test knows it."""
 
-        def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def recording(original: Callable[..., Any]) -> Callable[..., Any]:
             def start(*args: Any, **kwargs: Any) -> Any:
                 self.started_threads = True
                 return original(*args, **kwargs)
@@ -378,7 +378,7 @@ class Capture:
             (_thread, "start_new_thread"),
         ):
             if hasattr(room, name):
-                _replace(room, name, noted, undo)
+                _replace(room, name, recording, undo)
 
     # ---------------------------------------------------------------- the end
 
@@ -466,9 +466,9 @@ class Capture:
                 text = file.read()
             trace = parse(text, source=str(path))
             if results is not None:
-                trace = replace(trace, tensors=Tensors(results, _base_ns(trace)))
+                trace = replace(trace, tensors=StorageNumbers(results, _base_ns(trace)))
             self.text = text if len(text) <= SMALL_BYTES else None
-        except FileNotFoundError:  # torch says nothing when there is no room for it
+        except FileNotFoundError:  # torch does not report a full disk
             raise no_room(path, "torch wrote no file, as happens when the disk is full") from None
         except (OSError, TraceError) as error:
             raise no_room(path, error) from error
@@ -502,7 +502,7 @@ class Capture:
                 self._in_region = False
             if self.taken_over:
                 _begin_elsewhere()
-            # Torch itself may warn of the end where somebody has interfered with the session.
+            # Torch may warn at the end if other code interfered with the session.
             sound = self.aside is None and not self.taken_over and profiler_active()
             mute = nullcontext() if sound and _SILENT == [True] else muted(2, flush=False)
             with mute, suppress(RuntimeError):  # older torch: already ended

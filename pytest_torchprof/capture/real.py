@@ -119,5 +119,5 @@ class no_collection:  # noqa: N801 - read as the statement that it stands for
         gc.set_threshold(0, *self._old[1:])
 
     def __exit__(self, *_: object) -> None:
-        if gc.get_threshold()[0] == 0:  # else the test has set its own
+        if gc.get_threshold()[0] == 0:  # otherwise the test has set its own
             gc.set_threshold(*self._old)

@@ -17,7 +17,7 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: What torch's counter answers where there is no hardware counter.
+#: What torch's counter returns without a hardware counter.
 _NO_INSTRUCTIONS = 2**64 - 1
 NO_COUNTER = "this machine has no hardware counter"
 COUNTER_LOST = "the hardware counter stopped"

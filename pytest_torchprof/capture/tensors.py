@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NONE = -1
 
 
-class Tensors:
+class StorageNumbers:
     """The numbers of the tensors of a capture's operators; decoded for those that are asked for.
 
     Views of a tensor have its number, and no tensor made later has it. See `events.Tensors`.

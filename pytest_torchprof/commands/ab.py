@@ -122,7 +122,7 @@ def _ended_by_signals() -> Iterator[None]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
                 before[number] = signal.signal(number, _interrupt)
     try:
         yield
@@ -257,7 +257,7 @@ def _at_fault(row: Row) -> bool:
     """Whether B broke the test, so that its speed is unknown."""
     if row.verdict == "failed":
         return row.broken != "A"
-    return row.verdict == "error" and row.broken not in ("A", "AB")  # that B has not made worse
+    return row.verdict == "error" and row.broken not in ("A", "AB")  # B did not make these worse
 
 
 def _why_blind(found: Found) -> str:

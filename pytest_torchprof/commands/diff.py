@@ -82,13 +82,14 @@ def _growth(options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]) -> tup
         for check in growth(a.events, b.events, by=options.by, limit_percent=limit_percent):
             # What cannot be checked has not passed.
             failed |= check.exceeded is not False
-            lines.append(f"rank {rank}: {_said(check, limit)}" if mark else _said(check, limit))
+            line = _sentence(check, limit)
+            lines.append(f"rank {rank}: {line}" if mark else line)
             numbers = {"before": check.before, "now": check.now, "percent": check.percent}
             growths.append({**mark, "metric": check.metric, **numbers})
     return lines, {"growth": growths, **({} if limit is None else {"failed": failed})}
 
 
-def _said(check: Growth, limit: float | None) -> str:
+def _sentence(check: Growth, limit: float | None) -> str:
     before, now = format_pair(check.before, check.now, "ms")
     line = f"{check.metric} {before} → {now} ({format_change(check.before, check.now)})"
     if limit is None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.check import Checked
 
 
-#: What a table for people has of a finding.
+#: Columns of a finding in a table for people.
 _MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
 
 
@@ -43,12 +43,12 @@ def lint(options: Namespace) -> int:
     """Anti-patterns, the costliest first."""
     book = rule_book()
     ignored = codes(options.ignore, book)
-    parse(options.thresholds, book.values())  # what is wrong is said before a long read
+    parse(options.thresholds, book.values())  # report errors before a long read
     ranks = load(options.traces, options.rank)
     checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
     rows = _rows(ranks, checked)
-    unchecked = _told(ranks, {rank: found.gaps for rank, found in checked.items()})
-    errors = _told(ranks, {rank: found.errors for rank, found in checked.items()})
+    unchecked = _reasons(ranks, {rank: found.gaps for rank, found in checked.items()})
+    errors = _reasons(ranks, {rank: found.errors for rank, found in checked.items()})
     blind = _blind(ranks, checked, len(book.keys() - ignored))
     shown, left = _limited(options, rows)
     parts: Row = {"findings": shown, "unchecked": unchecked, "errors": errors, "left_out": left}
@@ -91,23 +91,23 @@ def _limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
     return [rows[at] for at in sorted(row["at"] for row in chosen)], left
 
 
-def _told(ranks: Ranks, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
-    """Reason by rule; of which rank, where it is not that of all."""
-    told: dict[str, str] = {}
+def _reasons(ranks: Ranks, why: Mapping[int, Mapping[str, str]]) -> dict[str, str]:
+    """Reasons by rule, with the rank unless all ranks agree."""
+    reason_by_rule: dict[str, str] = {}
     for rule in dict.fromkeys(rule for reasons in why.values() for rule in reasons):
         whose = {rank: reasons[rule] for rank, reasons in why.items() if rule in reasons}
         distinct = set(whose.values())
         if len(whose) == len(ranks) and len(distinct) == 1:
-            told[rule] = distinct.pop()
+            reason_by_rule[rule] = distinct.pop()
         else:
-            told[rule] = ", ".join(
+            reason_by_rule[rule] = ", ".join(
                 f"{ranks.label(rank)}: {reason}" for rank, reason in whose.items()
             )
-    return told
+    return reason_by_rule
 
 
 def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[str]:
-    """What keeps a clean result from being one."""
+    """Why a result without findings is not clean."""
     if not wanted:
         return ["nothing was checked: every rule is ignored"]
     lines = []

@@ -80,7 +80,7 @@ def table(
     rows = ordered(rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields)
     if options.format in ("table", "markdown") and "share" not in fields:
         whole: dict[Any, float] = {}
-        for row in rows:  # of its own trace's time, where several are of several jobs
+        for row in rows:  # relative to its own trace if the traces are from several jobs
             key = row["trace"] if ranks.apart else None
             whole[key] = whole.get(key, 0) + (row[order] or 0)
         for row in (*rows, *(() if ranks.apart else (total,))):
@@ -90,8 +90,8 @@ def table(
     if options.format in ("table", "markdown"):
         for row in rows:
             row.update({field: text for field, text in unknown.items() if row[field] is None})
-    said = [note for note in dict.fromkeys(notes) if note]
-    show(options, ranks, rows, fields, None if ranks.apart else total, said)
+    shown = [note for note in dict.fromkeys(notes) if note]
+    show(options, ranks, rows, fields, None if ranks.apart else total, shown)
     return OK
 
 
@@ -122,7 +122,7 @@ def ordered(rows: list[Row], field: str | None, fields: Sequence[str]) -> list[R
     """Largest first; text by the alphabet; what is unknown last."""
     if field is None:
         return rows
-    # As the heading of a table has it, too.
+    # The heading of a table accepts it too.
     field = {tables.heading(name): name for name in fields}.get(field, field)
     if field not in fields:
         raise SettingsError(f"--sort {field}: no such field", "", f"one of {', '.join(fields)}")

@@ -137,11 +137,11 @@ def notes_of(ranks: Ranks, *lines: Callable[[Trace], str | None]) -> list[str]:
     """Notes on each trace: once if they agree on all traces, otherwise with the trace's name."""
     notes = []
     for line in lines:
-        said = {rank: text for rank, trace in ranks.items() if (text := line(trace))}
-        if len(said) == len(ranks) and len(set(said.values())) == 1:
-            notes.append(next(iter(said.values())))
+        texts = {rank: text for rank, trace in ranks.items() if (text := line(trace))}
+        if len(texts) == len(ranks) and len(set(texts.values())) == 1:
+            notes.append(next(iter(texts.values())))
         else:
-            notes += [f"{ranks.label(rank)}: {text}" for rank, text in said.items()]
+            notes += [f"{ranks.label(rank)}: {text}" for rank, text in texts.items()]
     return notes
 
 
@@ -192,7 +192,7 @@ def uncounted(trace: Trace) -> str:
 def masked(trace: Trace) -> str:
     """A note on causal attention, whose rates exclude masked FLOPs; empty if there is none."""
     less, unknown, untold = roofline.masked(trace.events)
-    said = [
+    texts = [
         f"{what.format(plural(count, 'kernel'))}"
         for count, what in (
             (less, "TFLOP/s and % of {} count only what a causal mask keeps"),
@@ -204,7 +204,7 @@ def masked(trace: Trace) -> str:
         )
         if count
     ]
-    return "; ".join(said) + "; flops counts all pairs, as FlopCounterMode does" if said else ""
+    return "; ".join(texts) + "; flops counts all pairs, as FlopCounterMode does" if texts else ""
 
 
 def calls_of(ranks: Ranks) -> str:

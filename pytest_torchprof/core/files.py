@@ -27,11 +27,11 @@ if sys.platform != "win32":
 
 #: What a file is written to until it is whole begins with this, where it has a name at all.
 PREFIX = ".torchprof-"
-#: Another process merges a file in milliseconds; a suspended one is not waited for.
+#: A merge takes milliseconds; a process that takes longer is suspended, so give up.
 _LOCK_S = 30.0
-#: Whoever is to write into a named pipe has begun within this time.
+#: A writer must open a named pipe within this time.
 _PIPE_S = 5.0
-#: A folder or a mount that lets nobody rename over this file, though it may be written to.
+#: Errors of folders or mounts that forbid renaming over a file that is itself writable.
 _FIXED = {errno.EACCES, errno.EPERM, errno.EBUSY}
 
 
@@ -45,15 +45,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     copied over the old ones once they are all there; if that fails, the old ones are put back, and
     only a process killed within the copy leaves a part.
 
-    What is no ordinary file, such as a device, a pipe or a standard stream, is written to as it
-    is. Of a link, the file that it leads to is replaced. Folders are made as needed.
+    Devices, pipes, standard streams and other special files are written to directly. Of a link,
+    the target is replaced. Folders are made as needed.
 
     Raises:
         OSError: it cannot be written; an old file is as it was.
     """
     number = _descriptor(path)
     if number is not None:
-        # To open /dev/stdout anew would begin a redirected file anew.
+        # Opening /dev/stdout again would truncate a redirected file.
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):
                 stream.flush()
@@ -80,7 +80,7 @@ def locked(path: Path) -> Iterator[None]:
     """Keep other processes of ours from this file, and from its folder, while it is merged.
 
     The lock is on the folder, because the file is replaced, so it leaves nothing behind. Where the
-    system knows no such locks (Windows, some network file systems), there is none.
+    system has no such locks (Windows, some network file systems), nothing is locked.
 
     Raises:
         OSError: another process has held the lock for half a minute.
@@ -158,7 +158,7 @@ class _Draft:
             self._copy_over()
             return
         if os.name == "nt":
-            self.file.close()  # which else cannot be renamed
+            self.file.close()  # an open file cannot be renamed
         try:
             os.replace(self._name or "", self._target)  # noqa: PTH105
         except OSError as error:
@@ -226,7 +226,7 @@ class _Draft:
             size = self.file.seek(0, os.SEEK_END)
             try:
                 if hasattr(os, "posix_fallocate") and size > len(before):
-                    os.posix_fallocate(file.fileno(), 0, size)  # no room is said before, not within
+                    os.posix_fallocate(file.fileno(), 0, size)  # a full disk fails here
                 _fill(file, self.file)
             except BaseException:
                 file.seek(0)
@@ -251,7 +251,7 @@ def _unnamed(folder: str) -> int | None:
         return None
     try:
         return os.open(folder, flag | os.O_RDWR, 0o666)
-    except OSError:  # the file system has none; what else there is, the next attempt tells
+    except OSError:  # the file system has none; the next attempt reports other errors
         return None
 
 
@@ -283,7 +283,7 @@ def opened(path: Path) -> IO[bytes]:
     Raises:
         OSError: it cannot be opened.
     """
-    # Ours already, such as /dev/stdin, has somebody at its other end, who may take his time.
+    # An inherited pipe such as /dev/stdin has a writer already, which may take its time.
     if not path.is_fifo() or _descriptor(path) is not None:
         return path.open("rb")
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchprof.core.plain import Plain
 
-#: A spread above this is said beside the number.
+#: A spread above this is shown beside the number.
 NOISY = 0.1
 
 #: Metrics of rounds that are compared as multiples of the reference kernel's.

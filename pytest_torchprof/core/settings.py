@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-#: Seconds of rounds that a gate on time takes, unless somebody says how many rounds it shall be.
+#: Seconds of rounds for a time gate, unless the number of rounds is given.
 #: See `python -m benchmarks.gate` for what comes of it.
 GATE_TIME_S = 1.0
 

@@ -71,8 +71,8 @@ def _owners(trace: Trace) -> tuple[Ints, Ints]:
     owner, module = (np.full(len(trace), -1, np.int64) for _ in range(2))
     distinct, at = np.unique(trace.name[python], return_inverse=True)
     classes: dict[str, int] = {}
-    told = [_told(trace.names[number], classes) for number in distinct.tolist()]
-    owner[python], module[python] = np.array(told, np.int64).reshape(-1, 2).T[:, at]
+    owners = [_told(trace.names[number], classes) for number in distinct.tolist()]
+    owner[python], module[python] = np.array(owners, np.int64).reshape(-1, 2).T[:, at]
     return owner, module
 
 

@@ -43,8 +43,8 @@ def text(page: Page, width: int) -> str:
     left = "".join(f"{line}\n" for line in _left(page))
     blocks.append(tables.table(cells, columns, width=width) + left)
     for head, lines in _below(page):
-        said = [_joined(line, _short, str) for line in lines]
-        indented = [f"  {line}" for line in said] if head else said
+        joined = [_joined(line, _short, str) for line in lines]
+        indented = [f"  {line}" for line in joined] if head else joined
         blocks.append(wrapped([head, *indented] if head else indented, width))
     # Whole, to be found by a search.
     blocks.append("".join(f"{escape.line(line)}\n" for line in page.end))

@@ -61,7 +61,7 @@ def _verdicts(row: Row) -> list[Verdict]:
     status = _STATUSES.get(row.verdict, "new")
     times: tuple[tuple[str, Sample | None, Sample | None, MetricStatus], ...] = (
         ("wall_ms", row.a_ms, row.b_ms, status),
-        # Wall time decides; CPU time is told beside it.
+        # Wall time decides; CPU time is shown beside it.
         ("cpu_ms", row.cpu_a_ms, row.cpu_b_ms, "ok" if status == "ok" else "advisory"),
     )
     for metric, a, b, of in times:

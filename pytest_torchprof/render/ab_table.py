@@ -48,7 +48,7 @@ _WIDE = 100
 
 Cells = dict[str, Any]
 
-#: A test's name, or nothing, and what is said of it; whoever prints them escapes both.
+#: A test's name, or nothing, and a note on it; the printer escapes both.
 Line = tuple[str, str]
 
 
@@ -145,8 +145,8 @@ def reasons(rows: Sequence[Row]) -> list[Line]:
     lines: list[Line] = []
     for row in rows:
         if (reason := why(row)) and row.verdict not in ("new", "gone"):
-            said = "" if row.verdict in ("failed", "error") else f"{row.verdict}: "
-            lines.append((row.nodeid, f"{said}{_line(reason)}"))
+            prefix = "" if row.verdict in ("failed", "error") else f"{row.verdict}: "
+            lines.append((row.nodeid, f"{prefix}{_line(reason)}"))
     return lines
 
 

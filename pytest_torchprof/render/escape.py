@@ -196,6 +196,6 @@ def _quoted(word: str) -> str:
 
 def _in_shell(match: re.Match[str]) -> str:
     code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return f"\\U{code:08x}" if code > 0xFFFF else _shown(match)

@@ -90,7 +90,7 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
     rows = [row for row in rows if row.event in placed]
     additions = [(placed[row.event], text) for row in rows if (text := _text(trace, row, placed))]
     insertions = [(place.at + place.args.rindex(b"}"), text) for place, text in additions]
-    # What was augmented before has its counters.
+    # A trace that was augmented before has its counters already.
     again = not additions and any(f'"name": "{name}"'.encode() in layout.text for name in _RATES)
     samples = [] if again else list(_counters(trace, rows, placed))
     if samples:

@@ -113,7 +113,7 @@ def failure_message(
         lines += [f"  to confirm the time: {ab_command}"]
     if accept_command and (acceptable or any(c.kind == "no_baseline" for c in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
-    return "\n".join(map(escape.line, lines))  # each is one, whatever a name holds
+    return "\n".join(map(escape.line, lines))  # each stays one line, whatever a name contains
 
 
 def inline_mismatch(
@@ -129,14 +129,14 @@ def inline_mismatch(
     lines = list(diff)[: MAX_LINES - 3]
     changes = inline_changes(expected, actual).items()
     headline = next((f"{name} {before} → {now}: " for name, (before, now) in changes), "")
-    said = [
+    message = [
         f"torchprof: {headline}the inline expectation does not match",
         *(f"  {line}" for line in lines),
         f"To accept the new values: {accept_command}"
         if refusal is None
         else f"--accept cannot write the new values: the line {refusal}",
     ]
-    return "\n".join(map(escape.line, said))
+    return "\n".join(map(escape.line, message))
 
 
 def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
@@ -213,7 +213,7 @@ def _beside(verdict: Verdict) -> list[str]:
 def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:
     """The findings that fail the test: those over a budget, else those that are more than accepted.
 
-    What the baseline accepts is no excuse to a budget; what a marker allows is.
+    A budget counts findings that the baseline accepts, but not those that a marker allows.
     """
     shown: dict[Finding, None] = {}
     for verdict in bad:

@@ -121,8 +121,8 @@ def gaps(title: str, why: Mapping[str, str]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for rule, reason in why.items():
         reasons.setdefault(reason, []).append(rule)
-    said = "; ".join(f"{', '.join(rules)} ({reason})" for reason, rules in reasons.items())
-    return [f"{title}: {said}"] if said else []
+    listed = "; ".join(f"{', '.join(rules)} ({reason})" for reason, rules in reasons.items())
+    return [f"{title}: {listed}"] if listed else []
 
 
 def listing(rows: Iterable[tuple[str, str, str]], width: int) -> str:

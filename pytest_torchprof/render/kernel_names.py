@@ -12,7 +12,7 @@ _LAMBDAS = re.compile(
     r"::\{lambda\((?P<types>[^{}]*?)\)#\d+\}"
 )
 _NAMESPACES = re.compile(r"(?<![\w>])(?:[A-Za-z_]\w*::)+(?=[A-Za-z_])")
-#: What a template is told about how to reach its operands, whatever it computes.
+#: Template arguments on how to access operands, which say nothing on the computation.
 _PLUMBING = re.compile(
     r",?\s*\b(?:(?:[Aa]rray<char\s?\*, ?\d+(?:ul)?>)|TrivialOffsetCalculator<[^<>]*>"
     r"|OffsetCalculator<[^<>]*>|(?:Load|Store)With(?:out)?Cast(?:<[^<>]*>)?)"

@@ -130,10 +130,10 @@ def _findings(record: Mapping[str, Any]) -> str:
         return marks.get("findings") or next(filter(None, named), "")
 
     parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
-    # What the baseline accepts is no excuse to a budget.
+    # A budget counts findings that the baseline accepts too.
     over = record["metrics"].get("findings", {}).get("status") == "over_budget"
-    told = f"{accepted} accepted{marks['findings'] if over else ''}"
-    return escape.line(", ".join(parts + [told] * bool(accepted)))
+    accepted_text = f"{accepted} accepted{marks['findings'] if over else ''}"
+    return escape.line(", ".join(parts + [accepted_text] * bool(accepted)))
 
 
 #: Rules that a line names, of those that could not be checked for one reason.

@@ -29,7 +29,7 @@ _AGAIN_S = 1.0
 
 HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
 
-_SAID = {
+_RUN_NAMES = {
     "warmup": "warm-up run",
     "round": "timed run",
     "profile": "profiled run",
@@ -63,7 +63,7 @@ class Deadline:
         Raises:
             Overdue: it did not finish in time. Errors of the function pass through.
         """
-        what = _SAID.get(kind, kind)
+        what = _RUN_NAMES.get(kind, kind)
         try:
             self._limited(what, function)
         except KeyboardInterrupt:

@@ -208,7 +208,7 @@ def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
         handler.setLevel(level)
         undo.callback(root.setLevel, root.level)
         root.setLevel(min(root.level, level))
-    # As `addHandler` does, without its locks: there is nobody else, and they take the most time.
+    # Like `addHandler`, without its locks, which are not needed here and take most of the time.
     attached = [logger.handlers for logger in (root, *_apart_loggers(root.manager.loggerDict))]
     for handlers in attached:
         if handler not in handlers:

@@ -46,7 +46,7 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
         if mark.name[4:] not in METRICS:
             lines: list[str] = item.config.getini("markers")
             if mark.name in {line.partition("(")[0].partition(":")[0].strip() for line in lines}:
-                continue  # somebody else's marker
+                continue  # another plugin's marker
             known = near(mark.name, [f"max_{name}" for name in METRICS])
             raise SettingsError(f"{mark.name}: no such metric. {known}")
         budget = _budget(mark)

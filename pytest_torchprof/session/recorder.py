@@ -14,7 +14,7 @@ import msgspec
 from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.machine import Machine, allows_tf32
-from pytest_torchprof.capture.profiler import device_gap
+from pytest_torchprof.capture.profiler import device_fault
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
@@ -250,7 +250,7 @@ class Recorder(Open):
             **(self.compilation or {}),
             "compiled": compiled["compiled"],
             **graph_facts(),
-            **({"no_device": gap} if (gap := device_gap()) else {}),
+            **({"no_device": gap} if (gap := device_fault()) else {}),
             **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
         }
 

@@ -115,12 +115,12 @@ class Rounds:
         """After the last round, find out what else the machine did."""
         if not self.timed or self.time == "off":
             return
-        first_only = not self.laps  # and that has its own threads
+        first_only = not self.laps  # which uses its own threads
         if first_only:
             self.laps += run_reference(_FIRST_LAPS)
         self._conditions = conditions(None if first_only else self.gated_threads)
         if self._watch is not None:
-            self.busy, self._watch = self._watch.said(), None
+            self.busy, self._watch = self._watch.explain(), None
 
     def facts(self) -> dict[str, Any]:
         """For the trace's metadata: a sample of each quantity, or why there is none."""

@@ -132,7 +132,7 @@ class Runner:
             return (yield)
         try:
             with SHELTER:
-                OTHERS.told = run.saw_profiler
+                OTHERS.on_start = run.saw_profiler
                 if not run.recorder.own_region:
                     run.begin()
             result = yield
@@ -332,7 +332,7 @@ class Runner:
 
 
 def _tell_nobody() -> None:
-    OTHERS.told = None
+    OTHERS.on_start = None
 
 
 @contextmanager

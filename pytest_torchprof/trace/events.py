@@ -294,7 +294,7 @@ class Trace:
         inside[self._region_marks] = False
         if len(device := self.device_rows):
             launch = self.launch[device]
-            # A kernel may start after the region has ended: its launch decides, else its own start.
+            # A kernel may start after the region: its launch decides, or else its own start.
             inside[device] = np.where(launch >= 0, inside[launch], inside[device])
         return inside
 
@@ -477,7 +477,7 @@ class Trace:
     def records_shapes(self) -> bool:
         """Whether operators carry ``Input Dims``; true if there are no operators."""
         if self.region is not None and self.metadata.get("record_shapes"):
-            return True  # a capture of our own, of which the flag can be believed
+            return True  # a capture of ours, whose flag is reliable
         ops = self.is_kind(Kind.OP).nonzero()[0][:_SOME]
         # Mostly the first of them tell.
         first, more = ops[:_FIRST], ops[_FIRST:]

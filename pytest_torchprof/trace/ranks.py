@@ -182,7 +182,7 @@ def _tracker(progress: Progress | None, total: int) -> Callable[[], Progress | N
     def step(done: int, size: int) -> None:
         nonlocal last
         last = size
-        assert progress is not None  # noqa: S101 - start() gives this function to nobody else
+        assert progress is not None  # noqa: S101 - start() returns this function only with a progress
         progress(before + done, max(total, before + done))
 
     return start

@@ -35,7 +35,7 @@ _END = b"\n  ],"
 _ANY_BETWEEN = late(rb'\}\s*,\s*\{\s*"\w+"')
 _EVENTS = late(rb'"traceEvents"\s*:\s*\[')
 _IS_LIST = late(rb"\s*\[")
-#: Text before the events, or in one of them, that is longer is no trace's.
+#: No trace has longer text before its events or in one of them.
 _LONGEST = 2**28
 #: Top-level keys that Kineto writes; a trace that has one may well hold no event.
 _KINETO = {"schemaVersion", "deviceProperties", "baseTimeNanoseconds", "distributedInfo"}
@@ -271,7 +271,7 @@ class _Reader:
                 events = _LIST.decode(memoryview(text)[: at + len(_END) - 1])
                 metadata = _metadata(self._head + b"]}") | _metadata(b"{" + text[at + len(_END) :])
             except _REFUSED:
-                pass  # elsewhere than it seems, or something is wrong, which is told below
+                pass  # the list is elsewhere, or there is an error, which is reported below
             else:
                 self._columns.add(events)
                 return metadata

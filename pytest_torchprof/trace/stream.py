@@ -17,7 +17,7 @@ CHUNK = 2**20
 #: What needs no more chunks than this fits anywhere: to ask how much is free takes longer.
 _SMALL = 16
 
-#: Called with how many bytes of a file have been read, and how many there are in all.
+#: Called with the number of bytes read so far and the total.
 Progress = Callable[[int, int], None]
 
 _GZIP = b"\x1f\x8b"

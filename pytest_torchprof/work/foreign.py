@@ -42,7 +42,7 @@ _WORK_WITHOUT: Final = (
     "|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|barrier|sendrecv|bounds_check"
     "|segment|jagged|offsets|bitmatrix|routing|unpack|mask|compare"
 )
-#: Work that is none of products.
+#: Work without products.
 _WITHOUT: Final = rf"{_WORK_WITHOUT}|at::native::|at_cuda_detail|^(void )?(cub|thrust|at::cuda)::"
 
 

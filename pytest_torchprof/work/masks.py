@@ -109,7 +109,7 @@ MASKS: Final[Mapping[str, Mask]] = {
 }
 
 
-def told(name: str, concrete: Any) -> bool:
+def is_known(name: str, concrete: Any) -> bool:
     """Whether a call says if it is causal, or there is nothing to say.
 
     >>> told("aten::_scaled_dot_product_flash_attention", ["", "", "", "0.", "", "False", ""])
@@ -131,7 +131,7 @@ def share(name: str, dims: Any, types: Any, concrete: Any) -> float | None:
     0.6666666666666666
     """
     formula = FORMULAS.get(name)
-    if name not in MASKS or not isinstance(formula, Attention) or not told(name, concrete):
+    if name not in MASKS or not isinstance(formula, Attention) or not is_known(name, concrete):
         return 1.0
     try:
         return MASKS[name].share(Call(dims, types, concrete), formula)

@@ -52,7 +52,7 @@ def after(system: System, seconds: float = 1.0) -> str | None:
     """What the watch says after so many seconds, if nothing changes but what `later` does."""
     watch = BusyWatch()
     system.now += int(seconds * 1e9)
-    return watch.said()
+    return watch.explain()
 
 
 def test_a_machine_that_tells_nothing_is_not_busy(system: System) -> None:
@@ -74,7 +74,7 @@ def test_cpu_time_of_others(system: System, user: float, own: float, said: str |
     watch = BusyWatch()
     system.now, system.own, system.cpu[0] = 10**9, own, user
     system.write()
-    assert said == watch.said()
+    assert said == watch.explain()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_steal(system: System, stolen: float, said: str | None) -> None:
     watch = BusyWatch()
     system.now, system.cpu[7] = 10**9, stolen
     system.write()
-    assert said == watch.said()
+    assert said == watch.explain()
 
 
 def test_heat_and_a_containers_quota_are_told_together(system: System) -> None:
@@ -102,7 +102,7 @@ def test_heat_and_a_containers_quota_are_told_together(system: System) -> None:
         "a CPU was throttled because of heat",
         "the container's CPU quota was used",
     )
-    assert f"{heat}, {quota} up" == watch.said()
+    assert f"{heat}, {quota} up" == watch.explain()
 
 
 def test_a_short_window_says_nothing(system: System) -> None:
@@ -110,7 +110,7 @@ def test_a_short_window_says_nothing(system: System) -> None:
     watch = BusyWatch()
     system.now, system.cpu[0] = int(busy.LEAST_S * 1e9) - 1, 4.0
     system.write()
-    assert watch.said() is None
+    assert watch.explain() is None
 
 
 @pytest.mark.parametrize("text", ["", "cpu\n", "cpu a b c d e f g h\n", "intr 1 2 3 4 5 6 7 8 9\n"])
@@ -122,7 +122,7 @@ def test_a_probe_that_cannot_be_read_is_not_there(system: System, text: str) -> 
     system.write()  # nor one that comes later
     system.cpu[0], system.now = 99.0, system.now + 10**9
     system.write()
-    assert watch.said() is None
+    assert watch.explain() is None
 
 
 def test_the_probes_work_here_or_are_not_there() -> None:
@@ -131,4 +131,4 @@ def test_the_probes_work_here_or_are_not_there() -> None:
             probe.read()
         except (OSError, ValueError):
             continue
-        assert probe.said(Window(0.0, 1.0, 1)) is None
+        assert probe.explain(Window(0.0, 1.0, 1)) is None

@@ -165,7 +165,7 @@ def test_the_limit_grows_with_the_first_run(
 
 
 def test_every_kind_of_run_has_a_name() -> None:
-    assert {*get_args(Kind), ""} == set(deadline._SAID)
+    assert {*get_args(Kind), ""} == set(deadline._RUN_NAMES)
 
 
 def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytester) -> None:

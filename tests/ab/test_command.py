@@ -272,6 +272,7 @@ def test_the_working_tree_is_as_it_was(ran: Ran, project: Project) -> None:
     project.assert_clean()
 
 
+@pytest.mark.thorough
 def test_the_same_code_twice_has_no_confirmed_change(project: Project, tmp_path: Path) -> None:
     """Two trees that are no repository, and a table."""
     (tmp_path / ".pytest_cache").mkdir()
@@ -352,6 +353,7 @@ def test_outside_of_a_repository_a_revision_is_refused(project: Project, tmp_pat
     assert "git" in err
 
 
+@pytest.mark.thorough
 def test_nothing_to_compare_is_no_success(project: Project) -> None:
     status, out, err = project.run("v1", "--min-time", "0.1", "--", "tests", "-k", "new")
     assert (2, 1) == (status, err.count("\n")), out + err

@@ -428,6 +428,7 @@ def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_r
     assert rows[0].decision.pairs == 9
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_the_workers_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

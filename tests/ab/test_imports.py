@@ -447,6 +447,7 @@ def test_packages_of_a_folder_are_found_without_its_tests_and_tools(tmp_path: Pa
 # A real editable install
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["src/foo", "foo"])
 def test_a_real_editable_install_is_redirected(tmp_path: Path, layout: str) -> None:
     if not {"pip", "setuptools"} <= {d.name for d in importlib.metadata.distributions()}:

@@ -330,7 +330,9 @@ def test_files_of_one_name_in_different_folders_do_not_clash(pytester: pytest.Py
 # -------------------------------------------------------------------- no torch
 
 
-@pytest.mark.parametrize("option", ["--torchprof", "--accept"])
+@pytest.mark.parametrize(
+    "option", ["--torchprof", pytest.param("--accept", marks=pytest.mark.thorough)]
+)
 def test_without_torch_there_is_one_clear_usage_error(
     pytester: pytest.Pytester, option: str
 ) -> None:
@@ -350,7 +352,7 @@ def test_without_torch_there_is_one_clear_usage_error(
     )
     pytester.syspathinsert()
     message = run(pytester, "-pno_torch", option, subprocess=True).usage_error()
-    spread = run(pytester, "-pno_torch", option, "-n2", subprocess=True, needs=["xdist"])
+    spread = run(pytester, "-pno_torch", option, "-n1", subprocess=True, needs=["xdist"])
     assert "--torchprof needs torch" in spread.usage_error()
     assert "--torchprof needs torch, but importing it failed: No module named 'torch'" in message
     assert "Install torch (pip install torch), or drop --torchprof." in message

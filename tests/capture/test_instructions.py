@@ -128,6 +128,7 @@ def test_a_counter_that_is_gone_since_is_said_and_fails_only_when_strict(
     assert "ok" == run(pytester, *ROUNDS).metric("instructions")["status"]
 
 
+@pytest.mark.thorough
 def test_they_cross_from_a_worker_of_xdist(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(test_it=TEST)

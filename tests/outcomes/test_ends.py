@@ -7,7 +7,13 @@ from support.outcomes import same
 from support.sessions import run
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
-BOTH = pytest.mark.parametrize("args", [(), ONLY_RUN], ids=["reruns", "only-run"])
+BOTH = pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param((), id="reruns"),
+        pytest.param(ONLY_RUN, id="only-run", marks=pytest.mark.thorough),
+    ],
+)
 
 
 @BOTH

@@ -334,6 +334,7 @@ def test_tests_that_are_run_again_on_failure(pytester: pytest.Pytester) -> None:
     assert "new" == seen.statuses["test_passes"]
 
 
+@pytest.mark.thorough
 def test_a_test_over_its_budget_is_run_again_too(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -348,6 +349,7 @@ def test_a_test_over_its_budget_is_run_again_too(pytester: pytest.Pytester) -> N
     assert 2 == result.parseoutcomes()["rerun"]
 
 
+@pytest.mark.thorough
 def test_workers(pytester: pytest.Pytester) -> None:
     source = """
         import warnings

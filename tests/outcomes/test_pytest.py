@@ -104,7 +104,14 @@ def test_a_loud_test_is_heard_once(pytester: pytest.Pytester, args: str) -> None
         } == seen.statuses
 
 
-@pytest.mark.parametrize("args", ["-s", "--capture=tee-sys", "-v --log-cli-level=INFO"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        "-s",
+        pytest.param("--capture=tee-sys", marks=pytest.mark.thorough),
+        pytest.param("-v --log-cli-level=INFO", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_loud_test_is_heard_once_on_a_real_terminal(pytester: pytest.Pytester, args: str) -> None:
     source = f"""{LOUD}
     import os
@@ -278,8 +285,10 @@ FIXTURES = """
     "args",
     [
         (),
-        ("-Werror", "-k", "not garbage and not coroutine"),
-        ("--torchprof-warmup=0", "--torchprof-rounds=0"),
+        pytest.param(
+            ("-Werror", "-k", "not garbage and not coroutine"), marks=pytest.mark.thorough
+        ),
+        pytest.param(("--torchprof-warmup=0", "--torchprof-rounds=0"), marks=pytest.mark.thorough),
     ],
 )
 def test_the_fixtures_of_pytest(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
@@ -511,6 +520,7 @@ def test_hooks_of_a_conftest(pytester: pytest.Pytester) -> None:
     assert "new" == seen.statuses["test_two"]
 
 
+@pytest.mark.thorough
 def test_a_protocol_of_a_conftest_that_runs_each_test_in_a_child(pytester: pytest.Pytester) -> None:
     conftest = """
         import os

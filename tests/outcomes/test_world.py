@@ -11,7 +11,13 @@ from pytest_torchprof.capture.profiler import sees_threads
 
 ONLY_RUN = ("--torchprof-warmup=0", "--torchprof-rounds=0")
 OWN = "the test runs torch.profiler itself, and profiler sessions cannot be nested"
-BOTH = pytest.mark.parametrize("args", [(), ONLY_RUN], ids=["reruns", "only-run"])
+BOTH = pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param((), id="reruns"),
+        pytest.param(ONLY_RUN, id="only-run", marks=pytest.mark.thorough),
+    ],
+)
 
 
 @BOTH
@@ -382,6 +388,7 @@ def test_folders(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     assert "new" == seen.statuses["test_leaves"]
 
 
+@pytest.mark.thorough
 def test_children(pytester: pytest.Pytester) -> None:
     source = """
         import os
@@ -518,6 +525,7 @@ def test_generators_and_frames(pytester: pytest.Pytester) -> None:
     same(pytester, source, *(["-k", "not depth"] if sys.version_info >= (3, 12) else []))
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_grows_as_it_does_under_the_bare_profiler(pytester: pytest.Pytester) -> None:
     payload = """

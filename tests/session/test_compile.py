@@ -85,8 +85,11 @@ def test_the_profiled_run_does_what_compiled_code_does_not_what_compiling_does(
     assert one in {5, 6}
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 3])
-@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("rounds", [0, 3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "warmup",
+    [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)],
+)
 def test_compilation_counts_do_not_grow_with_the_number_of_runs(
     pytester: pytest.Pytester, rounds: int, warmup: int
 ) -> None:

@@ -405,7 +405,15 @@ PRINTING = {
 }
 
 
-@pytest.mark.parametrize("capture", ["fd", "sys", "tee-sys", "no"])
+@pytest.mark.parametrize(
+    "capture",
+    [
+        "fd",
+        pytest.param("sys", marks=pytest.mark.thorough),
+        pytest.param("tee-sys", marks=pytest.mark.thorough),
+        pytest.param("no", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_printed_table_is_seen_once_and_so_is_all_other_output(
     pytester: pytest.Pytester, capture: str
 ) -> None:

@@ -536,7 +536,7 @@ def test_under_xdist_too(pytester: pytest.Pytester) -> None:
                 batch + n
         """
     )
-    ran = run(pytester, "--torchprof", "-n2", needs=("xdist",))
+    ran = run(pytester, "--torchprof", "-n1", needs=("xdist",))
     assert {"failed": 2} == ran.outcomes
     assert {"over_budget"} == set(ran.statuses.values())
     for test in ran.report["tests"]:
@@ -782,6 +782,7 @@ def test_another_tracer_goes_on_afterwards(pytester: pytest.Pytester) -> None:
     assert {"test_it.py:5": None} == places(ran)
 
 
+@pytest.mark.thorough
 def test_coverage_counts_on(pytester: pytest.Pytester) -> None:
     pytest.importorskip("coverage", reason="coverage is not installed")
     pytester.makepyfile(

@@ -199,6 +199,7 @@ def test_rounds_of_a_gate_have_the_threads_of_the_profiled_run(
     assert profiled == (str(expected) if args else "1")
 
 
+@pytest.mark.thorough
 def test_under_xdist_time_only_advises(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester, GATE, *FEW)

@@ -127,6 +127,7 @@ def test_output_of_the_test_is_captured_once(pytester: pytest.Pytester) -> None:
     assert 1 == run(pytester, "--torchprof", "--torchprof-rounds=3", "-rP").out.count("hear me")
 
 
+@pytest.mark.thorough
 def test_output_that_is_not_captured_is_printed_once(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_it(): print('hear', 'me')")
     assert 1 == run(pytester, "--torchprof", "-s", subprocess=True).out.count("hear me")

@@ -229,6 +229,7 @@ def test_operators_that_dynamo_runs_to_compile_are_no_work() -> None:
 # ------------------------------------------------------------------------------- live
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 def test_a_compiled_product_of_one_row(tmp_path: Path) -> None:
     """Inductor on a CPU writes it as a loop: the trace has no operator, and the graph has it."""

@@ -177,7 +177,7 @@ def test_a_part_that_is_stale_is_named(
     docs._write_rules()
     monkeypatch.setattr("sys.argv", ["docs.py", "--check"])
     assert 1 == docs.main()
-    assert "page.md is not in step" in capsys.readouterr().err
+    assert "page.md is out of date" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["docs.py", "--write"])
     assert 0 == docs.main()
     assert "`host-sync`" in page.read_text("utf-8")

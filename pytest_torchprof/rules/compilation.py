@@ -69,9 +69,10 @@ def graph_break(trace: Trace) -> Matches:
     What it does
         Counts the graph breaks that dynamo notes while it compiles what the first run of the test
         calls, each with dynamo's reason and the line. A frame that is skipped altogether, because
-        it breaks in a loop or a ``try``, is one. A stored trace of another tool tells it by the
-        functions with which Python resumes, if it was recorded with stacks. The cost is the time
-        that compiling the broken frame took.
+        it breaks in a loop or a ``try``, is one. So is a break that raised for ``fullgraph=True``,
+        in a test which expects that: dynamo notes both alike. A stored trace of another tool tells
+        it by the functions with which Python resumes, if it was recorded with stacks. The cost is
+        the time that compiling the broken frame took.
 
     Why it is slow
         Each piece is a graph of its own: it is called from Python, nothing is fused across the

@@ -8,12 +8,12 @@ import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.levels import are_engine_steps
-from pytest_torchprof.trace.names import OPERATOR, Names, marks_named
+from pytest_torchprof.trace.names import OPERATOR, Names, are_any, marks_named
 from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
-    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: torch's annotation around each fetch of a DataLoader without workers.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter._profile_name``.
@@ -27,15 +27,24 @@ _PROFILED_NS: Final = 1_500
 #: What workers take to hand over a batch, and how many are meant. Measured with torch 2.13 on two
 #: cores: two workers take 49 ms to start, and 0.9 ms a batch where a fetch takes 0.1 ms without.
 _HAND_OVER_NS, _WORKERS = 1_000_000, 2
+#: An iterator over a DataLoader begins so, outside of its fetches: it draws a seed for workers.
+#: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter.__init__``.
+_SEED: Final = ("aten::empty", "aten::random_", "aten::item")
+
+_ONCE: Final = "give the DataLoader num_workers=N"
+_PERSISTENT: Final = (
+    "make the DataLoader once, with num_workers=N and persistent_workers=True: without the latter, "
+    "workers start anew for each epoch"
+)
 
 
 @rule(
     "sync-dataloader",
-    fix="give the DataLoader num_workers=N (and persistent_workers=True for several epochs)",
+    fix="give the DataLoader num_workers=N, and persistent_workers=True for several epochs",
     triggers={_FETCH.pattern: _FEW},
     timed=True,
     fetch=Threshold(5, "ms", "a worker takes a millisecond or more to hand a batch over"),
-    start=Threshold(50, "ms", "workers take so long to start, with every epoch"),
+    start=Threshold(50, "ms", "workers take so long to start: once, if they persist"),
     share=Threshold(0.1, "1", "less is saved only where as many processors are free"),
 )
 def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -> Matches:
@@ -46,11 +55,14 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
         exhausted included, where workers pay: there are three fetches or more, and in the median,
         one takes ``fetch`` (5 ms) or more, and two workers would save at least the ``share`` (0.1)
         of it and a step: what they load during the steps and beside one another, less a millisecond
-        a batch and ``start`` (50 ms) for all. Data in memory take far less: there, they
-        made an epoch 14 to 85 times slower. A loader that reads from another one is one loader;
-        fetches that end in the same operator are those of one. Not those of a thread that does
-        nothing else while another one computes. That a dataset asks the model that is trained, so
-        that no worker could load it, as for rollouts of a policy, nobody sees.
+        a batch and ``start`` (50 ms) once. The first batch of each iterator is waited for all the
+        same, so that they save nothing where each is asked for one, as in ``next(iter(loader))``.
+        Where there are several iterators, as for epochs, workers start once only if they persist,
+        which the fix then says; else they cost ``start`` with every epoch. Data in memory take far
+        less: there, workers made an epoch 14 to 85 times slower. A loader that reads from another
+        one is one loader; fetches that end in the same operator are those of one. Not those of a
+        thread that does nothing else while another one computes. That a dataset asks the model that
+        is trained, so that no worker could load it, as for rollouts of a policy, nobody sees.
 
         Nothing but time tells reading and decoding from a look-up, so time decides here whether
         there is a match. It is therefore compared with no baseline: a test never fails by it,
@@ -71,14 +83,24 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
 
             for batch in DataLoader(pictures, batch_size=32, num_workers=4):
                 step(batch)
+
+        For several epochs, workers that start once:
+
+        .. code:: python
+
+            loader = DataLoader(pictures, batch_size=32, num_workers=4, persistent_workers=True)
+            for _ in range(epochs):
+                for batch in loader:
+                    step(batch)
     """
     rows = marks_named(trace, _FETCH)
     rows = rows[trace.selection[rows]]
     rows = rows[~within(trace, rows, lambda events: np.isin(events, rows))]
     if len(rows) < _FEW:
         return NO_MATCHES
-    found, costs, begins, ends = [], [], [], []
-    loader, own = _loaders(trace, rows)
+    found, fixes, costs, begins, ends = [], list[str](), [], [], []
+    loader, own, calls = _loaders(trace, rows)
+    first = _begin_iterators(trace, rows)
     for one in range(int(loader.max()) + 1):
         mine = rows[loader == one]
         took = own[loader == one]
@@ -86,11 +108,15 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
         usual, step = np.median(took), (end - begin - int(trace.dur[mine].sum())) / len(mine)
         if len(mine) < _FEW or usual < fetch * 1e6 or _is_beside(trace, mine, end):
             continue
+        iterator = np.cumsum(first[loader == one])
+        batches = _batches(iterator, calls[loader == one])
         # By the usual one: what held up a single fetch holds up a worker, too.
-        if _saved(usual, step, start * 1e6 / len(mine)) < max(share * (usual + step), 1):
+        start_ns = start * 1e6 / len(mine)
+        if _saved(usual, step, start_ns, batches).mean() < max(share * (usual + step), 1):
             continue
         found.append(mine)
-        costs.append(_saved(took, step, start * 1e6 / len(mine)))
+        fixes += [_PERSISTENT if iterator[-1] > iterator[0] else _ONCE] * len(mine)
+        costs.append(np.maximum(_saved(took, step, start_ns, batches), 0))
         begins += [begin] * len(mine)
         ends += [end] * len(mine)
     if not found:
@@ -98,13 +124,15 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
     return Matches(
         np.concatenate(found),
         "a DataLoader without workers loads in this process",
+        fix=fixes,
         cost_ns=np.concatenate(costs).astype(np.int64),
         span_ns=(np.array(begins, np.int64), np.array(ends, np.int64)),
     )
 
 
-def _loaders(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
-    """Of each fetch, a number of what it calls last, and what it takes without the profiler.
+def _loaders(trace: Trace, rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Of each fetch, a number of what it calls last, what it takes without the profiler, and how
+    many operators it calls.
 
     A fetch that calls nothing is of the loader before it: it has found it exhausted.
     """
@@ -121,8 +149,31 @@ def _loaders(trace: Trace, rows: Ints) -> tuple[Ints, Ints]:
             loader.append(numbers.setdefault(last, len(numbers)))
         else:
             loader.append(loader[-1])
-    own = trace.dur[rows] - _PROFILED_NS * np.array(calls, np.int64)
-    return np.array(loader, np.int64), np.maximum(own, 0)
+    called = np.array(calls, np.int64)
+    own = trace.dur[rows] - _PROFILED_NS * called
+    return np.array(loader, np.int64), np.maximum(own, 0), called
+
+
+def _begin_iterators(trace: Trace, rows: Ints) -> Bools:
+    """Which of these fetches are the first after an iterator was made."""
+    outer = outermost(trace)
+    outer = outer[np.isin(trace.thread[outer], trace.thread[rows])]
+    seeds = np.flatnonzero(are_any(trace, outer, _SEED[1:2]))
+    seeds = seeds[(seeds > 0) & (seeds < len(outer) - 1)]
+    seeds = seeds[are_any(trace, outer[seeds - 1], _SEED[:1])]
+    seeds = outer[seeds[are_any(trace, outer[seeds + 1], _SEED[2:])]]
+    seeds = seeds[~within(trace, seeds, lambda events: np.isin(events, rows))]
+    first = np.zeros(len(rows) + 1, bool)
+    first[np.searchsorted(rows, seeds)] = True
+    return first[:-1]
+
+
+def _batches(iterator: Ints, calls: Ints) -> Ints:
+    """How many batches come from the iterator of each fetch, one at least."""
+    _, number, count = np.unique(iterator, return_inverse=True, return_counts=True)
+    last = np.cumsum(count) - 1
+    exhausted = (calls[last] == 0) & (np.maximum.reduceat(calls, last - count + 1) > 0)
+    return np.asarray(np.maximum(count - exhausted, 1)[number])
 
 
 def _is_beside(trace: Trace, fetches: Ints, end: int) -> bool:
@@ -134,9 +185,12 @@ def _is_beside(trace: Trace, fetches: Ints, end: int) -> bool:
     return len(rows) > 0 and not (trace.thread[rows] == trace.thread[fetches[0]]).any()
 
 
-def _saved(took: Any, step_ns: float, start_ns: float) -> Any:
+def _saved(took: Any, step_ns: float, start_ns: float, batches: Ints) -> Any:
     """What workers save of a fetch: what they load during a step and beside one another, less its
     part of their start.
+
+    The first of so many batches is waited for, and so are those beside it.
     """
-    saved = np.minimum(took, step_ns + took / _WORKERS) - _HAND_OVER_NS
-    return np.maximum(saved - start_ns, 0)
+    later = (batches - 1) / batches
+    beside = batches // _WORKERS / batches * took
+    return np.minimum(later * took, later * step_ns + beside) - _HAND_OVER_NS - start_ns

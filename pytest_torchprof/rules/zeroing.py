@@ -61,11 +61,12 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
     """Gradients are filled with zeros, where they could just be dropped.
 
     What it does
-        Counts how often gradients were filled with zeros before the next backward pass: by an
+        Counts how often gradients were filled with zeros before another backward pass, and not
+        after the last one of a live test, if it has any, as nothing is added to the zeros: by an
         optimizer's ``zero_grad``, as torch's annotation says; by hand or by a module's, where
-        ``gradients`` (2) or more are filled in the trace, or one as often. By hand are ``zero_``,
-        ``fill_(0)``, ``*= 0``, ``grad[:] = 0`` and ``grad = torch.zeros_like(parameter)``, of one
-        gradient or of a list.
+        ``gradients`` (2) or more are filled so in the trace, or one as often. By hand are
+        ``zero_``, ``fill_(0)``, ``*= 0``, ``grad[:] = 0`` and
+        ``grad = torch.zeros_like(parameter)``, of one gradient or of a list.
         What a gradient is, a live test knows by the tensors that backward passes have put there;
         in a stored trace, only annotations and frames tell. Not: parts of a gradient, those that
         are zeroed between a backward pass and the optimizer's step, which then leaves its
@@ -103,11 +104,14 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
             found.append(_annotated(trace, mine, int(mine[0])))
         rest = rest[frame < 0]
     puts = rows_of(trace, _PUTS)
+    ends = trace.region is not None and len(puts) > 0  # a stored trace is a part of what ran
+    found = _before(puts, found) if ends else found
     adds = rows_of(trace, "aten::add_", "aten::add")
     adds = adds[np.isin(trace.parent[adds], puts)]
     asks = False
     if len(puts):
         by_hand, asks = _by_hand(trace, rest, puts, adds)
+        by_hand = _before(puts, by_hand) if ends else by_hand
         if sum(call.gradients for call in by_hand) >= gradients:
             found += by_hand
     if not found:
@@ -131,6 +135,12 @@ class _Call(NamedTuple):
     fills: Ints
     fix: str
     gradients: int
+
+
+def _before(puts: Ints, calls: list[_Call]) -> list[_Call]:
+    """Those of these calls that a backward pass follows."""
+    last = int(puts.max(initial=-1))
+    return [call for call in calls if call.event < last]
 
 
 def _annotated(trace: Trace, rows: Ints, event: int) -> _Call:

@@ -209,7 +209,7 @@ def outside_foreach_optimizer_zeroes():
     optimizer = torch.optim.SGD(parameters, lr=0.1, foreach=True)
 
     def steps():
-        for _ in range(2):
+        for _ in range(3):
             sum(p.square().sum() for p in parameters).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)  # <- here
@@ -223,12 +223,13 @@ def outside_model_zeroes():
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     x = torch.randn(4, 8)
 
-    def step():
-        model(x).square().mean().backward()
-        optimizer.step()
-        model.zero_grad(set_to_none=False)  # <- here
+    def steps():
+        for _ in range(2):
+            model(x).square().mean().backward()
+            optimizer.step()
+            model.zero_grad(set_to_none=False)  # <- here
 
-    return step
+    return steps
 
 
 @EXAMPLES.positive("grad-not-none", 1, also="single-tensor-optimizer")

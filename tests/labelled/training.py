@@ -126,6 +126,89 @@ def an_endless_iterator_over_a_loader():
     return train
 
 
+class Sampler:
+    """Draws a batch whenever it is asked, from a new iterator each time or from one."""
+
+    def __init__(self, loader, again):
+        self.loader, self.again, self.batches = loader, again, None
+
+    def draw(self):
+        if self.again or self.batches is None:
+            self.batches = iter(self.loader)
+        return next(self.batches)  # <- here
+
+
+@EXAMPLES.near_miss("sync-dataloader", **SHORT)
+def a_batch_of_a_new_iterator_in_each_step():
+    loader = DataLoader(Pictures(), batch_size=2, shuffle=True)
+
+    def train():
+        sampler = Sampler(loader, again=True)
+        return [sampler.draw().sum() for _ in range(4)]
+
+    return train
+
+
+@EXAMPLES.positive("sync-dataloader", 4, **SHORT)
+def a_batch_of_the_same_iterator_in_each_step():
+    loader = DataLoader(Pictures(), batch_size=2, shuffle=True)
+
+    def train():
+        sampler = Sampler(loader, again=False)
+        return [sampler.draw().sum() for _ in range(4)]
+
+    return train
+
+
+@EXAMPLES.positive("sync-dataloader", 9, **SHORT)
+def short_epochs_of_two_batches():
+    loader = DataLoader(Pictures(4, 3), batch_size=2)
+
+    def train():
+        for _ in range(3):
+            for batch in loader:  # <- here
+                batch.sum()
+
+    return train
+
+
+@EXAMPLES.near_miss("sync-dataloader", **SHORT)
+def epochs_of_one_batch():
+    loader = DataLoader(Pictures(4, 1), batch_size=4)
+
+    def train():
+        for _ in range(4):
+            for batch in loader:
+                batch.sum()
+
+    return train
+
+
+def epochs(count, batches, fetch_ms):
+    """A trace of epochs over a loader, as torch records their iterators and fetches."""
+    trace = TraceBuilder("NVIDIA H200")
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    for _ in range(count):
+        for seed in ("aten::empty", "aten::random_", "aten::item"):
+            trace.op(seed, [[]])
+        for _ in range(batches):
+            with trace.annotation(name):
+                trace.op("aten::stack", [[[4], [4]], []], dur_us=fetch_ms * 1e3)
+            with trace.op("aten::relu", [[8, 4]], dur_us=100):
+                trace.launch("relu_kernel")
+    return trace
+
+
+@EXAMPLES.positive("sync-dataloader", 14)
+def a_trace_of_epochs_of_two_batches():
+    return epochs(7, 2, 40)
+
+
+@EXAMPLES.near_miss("sync-dataloader")
+def a_trace_of_epochs_of_one_batch():
+    return epochs(14, 1, 40)
+
+
 def loaded(fetches=16, fetch_ms=10.0, step_ms=5.0, name="_SingleProcessDataLoaderIter"):
     """A trace of a loop that takes a batch and trains with it."""
     trace = TraceBuilder("NVIDIA H200")

@@ -18,17 +18,18 @@ def network():
 
 
 def resetting(zero_grad, model=None, batch=None):
-    """A training step that ends with ``zero_grad(model, optimizer)``."""
+    """Two training steps that each end with ``zero_grad(model, optimizer)``."""
     model = model or network()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     batch = torch.rand(5, 3) if batch is None else batch
 
-    def step():
-        model(batch).sum().backward()
-        optimizer.step()
-        zero_grad(model, optimizer)
+    def steps():
+        for _ in range(2):
+            model(batch).sum().backward()
+            optimizer.step()
+            zero_grad(model, optimizer)
 
-    return step
+    return steps
 
 
 @EXAMPLES.positive("grad-not-none")
@@ -93,12 +94,13 @@ def gradients_of_two_passes_that_are_added_up():
     model = network()
     batch = torch.rand(5, 3)
 
-    def step():
-        for part in batch.split(3):
-            model(part).sum().backward()
-        model.zero_grad(set_to_none=False)  # <- here
+    def steps():
+        for _ in range(2):
+            for part in batch.split(3):
+                model(part).sum().backward()
+            model.zero_grad(set_to_none=False)  # <- here
 
-    return step
+    return steps
 
 
 @EXAMPLES.positive("grad-not-none")
@@ -106,13 +108,14 @@ def one_of_two_models():
     first, second = network(), nn.Linear(3, 7)
     batch = torch.rand(5, 3)
 
-    def step():
-        first(batch).sum().backward()
-        second(batch).sum().backward()
-        first.zero_grad(set_to_none=False)  # <- here
-        second.zero_grad()
+    def steps():
+        for _ in range(2):
+            first(batch).sum().backward()
+            second(batch).sum().backward()
+            first.zero_grad(set_to_none=False)  # <- here
+            second.zero_grad()
 
-    return step
+    return steps
 
 
 @EXAMPLES.positive("grad-not-none")
@@ -137,6 +140,44 @@ def a_trace_of_both_ways_on_a_device():
     ):
         trace.launch("multi_tensor_apply_kernel")
     return trace
+
+
+def cleaned_up(clean):
+    """One training step, and then ``clean(model, optimizer)``."""
+    model, batch = network(), torch.rand(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def step():
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        clean(model, optimizer)
+
+    return step
+
+
+@EXAMPLES.near_miss("grad-not-none")
+def an_optimizer_that_fills_after_the_last_backward_pass():
+    return cleaned_up(lambda _, optimizer: optimizer.zero_grad(set_to_none=False))
+
+
+@EXAMPLES.near_miss("grad-not-none")
+def a_module_that_fills_after_the_last_backward_pass():
+    return cleaned_up(lambda model, _: model.zero_grad(set_to_none=False))
+
+
+@EXAMPLES.near_miss("grad-not-none")
+def gradients_that_are_made_anew_after_the_last_backward_pass():
+    def clean(model, _):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    return cleaned_up(clean)
+
+
+@EXAMPLES.near_miss("grad-not-none")
+def gradients_that_are_zeroed_by_hand_after_the_last_backward_pass():
+    return cleaned_up(lambda model, _: [p.grad.zero_() for p in model.parameters()])
 
 
 @EXAMPLES.near_miss("grad-not-none")
@@ -314,7 +355,7 @@ def an_optimizer_of_ones_own():
     optimizer = Descent(model.parameters(), 0.1)
 
     def fit():
-        for _ in range(3):
+        for _ in range(4):
             model(batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -328,7 +369,7 @@ def a_line_that_is_fitted_by_hand():
     slope = torch.rand((), requires_grad=True)
 
     def fit():
-        for _ in range(4):
+        for _ in range(5):
             (slope * x - 2 * x).square().mean().backward()
             with torch.no_grad():
                 slope.sub_(0.1 * slope.grad)
@@ -371,6 +412,7 @@ def two_gradients_that_are_zeroed_once():
         (x.square().sum() + y.sum()).backward()
         for one in (x, y):
             one.grad.zero_()  # <- here
+        (x.exp().sum() + y.exp().sum()).backward()
 
     return both
 

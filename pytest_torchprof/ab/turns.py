@@ -53,7 +53,7 @@ class TurnRunner(Runner):
             result = yield from super().call(item, recorder)
         except (Exception, pytest.fail.Exception):
             # What it says of measured numbers is not what is asked here.
-            if not recorder.stats_read:
+            if not recorder.asked.stats_read:
                 raise
         if recorder.timed:
             self.rerunning = True

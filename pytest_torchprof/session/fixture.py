@@ -121,7 +121,7 @@ class Torchprof:
         if run is None or self._recorder is None or self._taken():
             return self
         run.cancel()
-        self._recorder.own_region = True
+        self._recorder.asked.own_region = True
         self._entered = True
         run.begin()
         return self
@@ -175,7 +175,7 @@ class Torchprof:
         from pytest_torchprof.session.runs import Run
 
         outer.cancel()
-        recorder.own_region = recorder.complete = True
+        recorder.asked.own_region = recorder.asked.complete = True
         recorder.replan(recorder.plan.with_counts(warmup=warmup, rounds=rounds, min_time=min_time))
         for kind in recorder.runs_of(recorder.plan.kinds):
             run = Run(kind, recorder, first=False)
@@ -220,7 +220,7 @@ class Torchprof:
     def _left_with(self, kind: type[BaseException], run: Run) -> None:
         run.cancel()
         if self._recorder is not None:
-            self._recorder.raised = kind.__name__
+            self._recorder.asked.raised = kind.__name__
 
     def _taken(self) -> bool:
         """Whether this test has measured a region already: numbers of two would be of neither."""
@@ -257,12 +257,12 @@ class Torchprof:
 
         if sort_by not in COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, COLUMNS)}")
-        recorder.table_asked = True
+        recorder.asked.table_asked = True
         if recorder.trace is None:
             return ""
         with SHELTER:
             text = ops_table(recorder.trace, sort_by, limit)
-        recorder.tables.append(text)
+        recorder.asked.tables.append(text)
         return text
 
     def assert_expected_inline(self, expected: str) -> None:
@@ -294,16 +294,16 @@ class Torchprof:
         values = self._values()
         if values is None:
             return
-        recorder.stats_read = True
+        recorder.asked.stats_read = True
         missing = [name for name in names if isinstance(values[name], NotMeasured)]
-        recorder.unchecked += missing
+        recorder.asked.unchecked += missing
         if missing:  # no number is no text to compare with, and none to write
             return
         if holds(expected, values):
             return
         actual = render_inline(values, names, expected)
         if self._sources is not None:
-            recorder.edits.append(located(caller, actual, expected, self._sources))
+            recorder.asked.edits.append(located(caller, actual, expected, self._sources))
             return
         from pytest_torchprof.render import escape
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
@@ -311,7 +311,7 @@ class Torchprof:
 
         message = inline_mismatch(expected, actual, self._accept_command, refusal(caller, expected))
         changes = inline_changes(expected, actual).items()
-        recorder.mismatch = {name: before for name, (before, _) in changes}
+        recorder.asked.mismatch = {name: before for name, (before, _) in changes}
         raise OwnFailure(escape.block(message))
 
     def metric(self, name: str) -> Any:
@@ -322,10 +322,10 @@ class Torchprof:
         values = self._values()
         if values is None or self._recorder is None:
             return Unchecked("this run is not profiled")
-        self._recorder.stats_read = True
+        self._recorder.asked.stats_read = True
         value = values[name]
         if isinstance(value, NotMeasured):
-            self._recorder.unchecked.append(name)
+            self._recorder.asked.unchecked.append(name)
             return Unchecked(value.reason)
         return value
 
@@ -334,8 +334,13 @@ class Torchprof:
         recorder = self._recorder
         if recorder is None:
             return None
-        recorder.stats_asked = True
-        if self._runner and self._runner.run and not recorder.own_region and not recorder.reason:
+        recorder.asked.stats_asked = True
+        if (
+            self._runner
+            and self._runner.run
+            and not recorder.asked.own_region
+            and not recorder.reason
+        ):
             # Without a region there never are numbers, and every assertion would hold for ever.
             raise SettingsError(
                 "the torchprof fixture has no numbers to compare",

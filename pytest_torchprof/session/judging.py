@@ -107,7 +107,7 @@ class Judge:
                 measured.environment,
                 verdict.accepts,
                 verdict.times_changed,
-                tuple(recorder.edits),
+                tuple(recorder.asked.edits),
             )
         return Judgement(_record(subject, verdict, trace), offer, message)
 
@@ -126,7 +126,7 @@ class Judge:
         Nothing is located while accepting, nor where nobody would read it: findings that fail no
         test have their places in the report alone.
         """
-        if self._settings.accept or recorder.mismatch is not None:
+        if self._settings.accept or recorder.asked.mismatch is not None:
             return False
         try:
             compared = self._compare(subject, recorder.measured())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -22,12 +22,12 @@ from pytest_torchprof.core.errors import StorageError, TorchprofError
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.plain import Open
 from pytest_torchprof.rules.engine.check import Checked, check
+from pytest_torchprof.session.asked import Asked
 from pytest_torchprof.session.rounds import Rounds
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.baseline.inline import Edit
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.places.located import Located
     from pytest_torchprof.session.plan import Kind, Plan
@@ -61,24 +61,8 @@ class Recorder(Open):
     #: Errors that are ours, or the system's: they end the session with a failure.
     faults: list[str] = msgspec.field(default_factory=list)
     runs: int = 0
-    #: The test measures a block or a callable of its own through the fixture.
-    own_region: bool = False
-    #: It did so to the end within this run, with its own rounds: nothing is to be run again.
-    complete: bool = False
-    #: The exception that a region of it was left with, so that there is nothing of that run.
-    raised: str | None = None
-    #: It has looked at measured numbers, so its failure may be about them.
-    stats_read: bool = False
-    #: It asks for numbers, whether there were any or not.
-    stats_asked: bool = False
-    #: An inline expectation has failed it: metric → expected text.
-    mismatch: Mapping[str, str] | None = None
-    #: It asked for a table, and these are the ones that a rerun of it has printed.
-    table_asked: bool = False
-    tables: list[str] = msgspec.field(default_factory=list)
-    unchecked: list[str] = msgspec.field(default_factory=list)
-    #: Inline expectations to be rewritten, see `baseline.inline.Edit`.
-    edits: list[Edit] = msgspec.field(default_factory=list)
+    #: What the test itself wants of the fixture.
+    asked: Asked = msgspec.field(default_factory=Asked)
     #: A trace of one thread, of a run in which there were more.
     one_thread: tuple[Trace, IO[bytes]] | None = None
     #: Whether there is something of which to say where it happened; asked once, after the others.
@@ -127,14 +111,6 @@ class Recorder(Open):
         ):
             shutil.copyfileobj(self.file, packed)
 
-    def keep_tables(self, printed: str) -> None:
-        """Of the tables that a run has made, only those that it has printed."""
-        tables, self.tables = self.tables, []
-        for text in tables:
-            if text in printed:
-                self.tables.append(text)
-                printed = printed.replace(text, "", 1)
-
     @property
     def checked(self) -> Checked:
         """What the rules find in the trace, worked out once."""
@@ -164,30 +140,28 @@ class Recorder(Open):
             located=self.located,
             lines_gap=self.lines_gap,
             busy=self.rounds.busy,
-            mismatch=self.mismatch,
-            unmeasured=tuple(self.unchecked),
+            mismatch=self.asked.mismatch,
+            unmeasured=tuple(self.asked.unchecked),
         )
 
     def result(self) -> Measured | Unmeasured:
         """What the runs have come to, all over."""
         if self.reason is None and self.trace is None:
-            block = f"the measured block raised {self.raised}" if self.raised else None
+            block = f"the measured block raised {self.asked.raised}" if self.asked.raised else None
             self.refuse(block or "nothing was captured")
         if self.reason is None:
             return self.measured()
-        return Unmeasured(self.reason, self.machine.key, self.plan.budgets, self.stats_asked)
+        return Unmeasured(self.reason, self.machine.key, self.plan.budgets, self.asked.stats_asked)
 
     @contextmanager
     def extra(self) -> Iterator[None]:
         """Around a run of `EXTRA_KINDS`: whatever happens in it, the numbers are there."""
-        kept = {name: getattr(self, name) for name in ("raised", "mismatch", "compilation")}
-        tables = list(self.tables)
+        compilation = self.compilation
         try:
-            yield
+            with self.asked.unheard():
+                yield
         finally:
-            for name, value in kept.items():
-                setattr(self, name, value)
-            self.tables = tables
+            self.compilation = compilation
             if self.located is None:
                 self.lines_gap = self.lines_gap or self.reason
             self.reason, self.timed = None, True

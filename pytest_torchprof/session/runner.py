@@ -118,10 +118,10 @@ class Runner:
             rest = ["profile", *rest]
         if recorder.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
-        if recorder.reason is None and rest and not recorder.complete:
+        if recorder.reason is None and rest and not recorder.asked.complete:
             self._deadline = Deadline(item, (REAL.clock() - recorder.started) / 1e9)
             error = self._rerun_all(item, recorder, rest, globs)
-            say(item, "".join(recorder.tables))
+            say(item, "".join(recorder.asked.tables))
             return error
         return None
 
@@ -133,7 +133,7 @@ class Runner:
         try:
             with SHELTER:
                 OTHERS.on_start = run.saw_profiler
-                if not run.recorder.own_region:
+                if not run.recorder.asked.own_region:
                     run.begin()
             result = yield
         except BaseException:  # a time limit or an interrupt may come before the test begins
@@ -224,7 +224,7 @@ class Runner:
                         else:
                             _restore(item, self._stash)
                         decides = kind in ("profile", "threads")
-                        if error is not None and decides and recorder.stats_read:
+                        if error is not None and decides and recorder.asked.stats_read:
                             return error
                         if error is not None:
                             recorder.refuse(_cannot(error, failing, recorder.plan.threads))
@@ -301,12 +301,12 @@ class Runner:
 
     def _run_again(self, item: pytest.Item, recorder: Recorder, kind: Kind) -> BaseException | None:
         self.subtest_failed = False
-        recorder.tables.clear()
+        recorder.asked.tables.clear()
         printed: list[str] = []
         if kind == "round":
             recorder.rounds.before_round(tidy=True)  # by the teardown of the run before
         try:
-            with heard(item, printed) if recorder.table_asked else nullcontext():
+            with heard(item, printed) if recorder.asked.table_asked else nullcontext():
                 run = Run(kind, recorder, first=False)
 
                 def phases() -> None:
@@ -323,7 +323,7 @@ class Runner:
             return error
         finally:
             self.run = None
-            recorder.keep_tables("".join(printed))
+            recorder.asked.keep_printed("".join(printed))
         collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
         if collected:
             return collected[0].value  # type: ignore[no-any-return]

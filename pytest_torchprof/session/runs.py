@@ -89,7 +89,7 @@ class Run:
                 watchdog=self.recorder.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
                 # Of a test that may look at its numbers at once, or has no other run, all is known.
-                tensors=self.kind == "tensors" or self.first or self.recorder.own_region,
+                tensors=self.kind == "tensors" or self.first or self.recorder.asked.own_region,
             )
             self._compiled = CompileCount.now()
             self._capture.start()
@@ -110,7 +110,7 @@ class Run:
             long = result.wall_ns > LONG_CALL_NS and not recorder.rounds and timed
             if self.kind == "round" or long:
                 recorder.rounds.add(result)
-            if self.first or recorder.complete:
+            if self.first or recorder.asked.complete:
                 recorder.compilation = CompileCount.now().since(recorder.compiled)
         elif self._capture is not None:
             capture = self._capture

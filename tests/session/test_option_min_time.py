@@ -158,7 +158,7 @@ def test_the_machine_is_watched_beside_a_first_run_that_is_the_only_one_too(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, time: Any, expected: str | None
 ) -> None:
     class Watch:
-        def said(self) -> str:
+        def explain(self) -> str:
             return "busy"
 
     monkeypatch.setattr(rounds, "BusyWatch", Watch)

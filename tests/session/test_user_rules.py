@@ -191,7 +191,7 @@ def test_an_option_and_a_marker_know_the_rules_of_a_conftest(pytester: pytest.Py
             "[my_rules.additions, my_rules.additions]",
             "the anti-pattern rule 'additions' of conftest.py: conftest.py has one of this code",
         ),
-        ("1 / 0", "pytest_torchprof_rules of conftest.py raised: ZeroDivisionError"),
+        ("1 / 0", "pytest_torchprof_rules in conftest.py raised: ZeroDivisionError"),
     ],
 )
 def test_rules_that_make_no_sense_are_a_usage_error(

@@ -31,7 +31,8 @@ from pytest_torchprof.render.summary import (
 )
 from pytest_torchprof.rules.engine.registry import CODES, warm_up
 from pytest_torchprof.session.accept import Offer, ab_command_for, accept, command_for, shown
-from pytest_torchprof.session.judging import LEFT_OUT, Judge, Subject
+from pytest_torchprof.session.deadline import HOW_TO_LEAVE_OUT
+from pytest_torchprof.session.judging import Judge, Subject
 from pytest_torchprof.session.markers import (
     antipatterns_of,
     beside_leaving_out,
@@ -353,7 +354,7 @@ class TorchprofSession(RunningHooks):
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
                 item.stash[RECORD], item.stash[OFFER] = {}, None
-            left_out = LEFT_OUT if item.stash[PLAN].left_out else None
+            left_out = HOW_TO_LEAVE_OUT if item.stash[PLAN].left_out else None
             reason = (recorder.reason if recorder else left_out) or _why_not(report)
             riding: Any = report
             riding.torchprof = item.stash.get(RECORD, None) or record_of(

@@ -19,6 +19,7 @@ from pytest_torchprof.places.roots import Roots, Whereabouts
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.session.accept import Offer
+from pytest_torchprof.session.deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
@@ -56,10 +57,6 @@ class Subject(Plain, frozen=True):
     baseline: Path
     accept_command: Callable[[], str]
     ab_command: Callable[[], str]
-
-
-#: Why limits of a test are not checked that stand beside the marker that leaves it out.
-LEFT_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
 
 
 class Judgement(Plain, frozen=True):
@@ -113,7 +110,7 @@ class Judge:
 
     def left_out(self, plan: Plan) -> str | None:
         """Why a test fails that has limits and is not to be profiled, if it does."""
-        missing = Unmeasured(LEFT_OUT, "", plan.budgets)
+        missing = Unmeasured(HOW_TO_LEAVE_OUT, "", plan.budgets)
         return short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
 
     def forget(self) -> None:

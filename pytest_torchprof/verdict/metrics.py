@@ -274,7 +274,9 @@ def _host_peak(trace: Trace) -> Value:
     from pytest_torchprof.analysis.elsewhere import uses_workers
 
     if uses_workers(trace):
-        return _unknown("a DataLoader's workers hand over when they are ready, so the peak wanders")
+        return _unknown(
+            "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"
+        )
     return peak
 
 

@@ -173,7 +173,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
-    from pytest_torchprof.trace.events import REGION
+    from pytest_torchprof.trace.event_names import REGION
     from pytest_torchprof.trace.read import read
     from pytest_torchprof.verdict.profile import profile_of
 

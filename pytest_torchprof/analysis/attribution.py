@@ -19,7 +19,8 @@ from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode_part
-from pytest_torchprof.trace.events import DEVICE_KINDS, REGION, Kind, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work import masks
 from pytest_torchprof.work.counting import counts_flops, op_flops
 from pytest_torchprof.work.flops import FORMULAS
@@ -28,6 +29,7 @@ from pytest_torchprof.work.masks import MASKS
 from pytest_torchprof.work.traffic import RULES, compulsory_bytes
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"GraphLaunch")

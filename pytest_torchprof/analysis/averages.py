@@ -13,10 +13,12 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.ops import NO_OPERATOR, inside_itself, launchers
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import DEVICE_KINDS, HOST_KINDS, MODULE, Kind, Trace
+from pytest_torchprof.trace.event_names import MODULE
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
 By = Literal["name", "shape", "stack", "module"]

@@ -9,9 +9,11 @@ import numpy as np
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import LAUNCH_CALL, Kind, Trace
+from pytest_torchprof.trace.event_names import LAUNCH_CALL
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _BEGIN_CAPTURE = late(r"StreamBeginCapture")

@@ -13,9 +13,10 @@ from pytest_torchprof.analysis.device_time import device_time, launched_ns
 from pytest_torchprof.analysis.ops import inside_itself, self_cpu_ns
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
 Change = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]

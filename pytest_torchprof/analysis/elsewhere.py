@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.trace.events import REGION, Kind
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import lost_launches
 from pytest_torchprof.core.late import late
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import DEVICE_KINDS, OTHER_DEVICES, Kind
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

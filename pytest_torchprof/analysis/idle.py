@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

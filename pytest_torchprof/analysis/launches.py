@@ -11,9 +11,11 @@ from pytest_torchprof.analysis.products import called
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import DEVICE_KINDS, SYNC_CALL, Kind, Trace
+from pytest_torchprof.trace.event_names import SYNC_CALL
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"\w*GraphLaunch")

@@ -9,9 +9,11 @@ import msgspec
 import numpy as np
 
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.trace.events import Kind, Memory, Trace
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.memory import Memory
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that only allocate: their bytes belong to the operator that called them.

@@ -11,10 +11,12 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.core.plain import Open
-from pytest_torchprof.trace.events import HOST_KINDS, REGION, Kind, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.events import Kind, Trace
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that are one call of a matrix library each, to where their two matrices are. What is

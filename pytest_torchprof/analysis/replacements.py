@@ -18,10 +18,11 @@ import numpy as np
 
 from pytest_torchprof.analysis.memory import ALLOCATORS
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.diff import By
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that compute nothing where no other operator runs inside: views, and casts to what is.

@@ -23,11 +23,12 @@ from msgspec.structs import replace
 
 from pytest_torchprof.analysis.attribution import DTYPES, attribute
 from pytest_torchprof.analysis.ops import NO_OPERATOR
-from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.devices import table as devices
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.attribution import Work
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.work.devices.device import Device
 

@@ -22,7 +22,7 @@ from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.counting import (
     counts_flops,
@@ -39,6 +39,7 @@ from pytest_torchprof.work.operators import Work, work_of
 from pytest_torchprof.work.redispatch import sums
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 NO_FORMULA: Final = "has no formula"

@@ -11,9 +11,11 @@ from pytest_torchprof.analysis.products import called, operators_around
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import D2H, DEVICE_KINDS, LAUNCH_CALL, SYNC_CALL, Kind, Trace
+from pytest_torchprof.trace.event_names import D2H, LAUNCH_CALL, SYNC_CALL
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators proper, as torch names them; other names are annotations of users and of torch's own.

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.trace.events import MODULE_MARK
+from pytest_torchprof.trace.event_names import MODULE_MARK
 
 
 class ModuleTracer(LineTracer):

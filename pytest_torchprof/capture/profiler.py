@@ -38,7 +38,8 @@ from pytest_torchprof.capture.timed_calls import Tidy
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.capture.watchdog import LIMIT_SAID, Watchdog
 from pytest_torchprof.core.errors import CaptureError, TraceError
-from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.read import parse
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pytest_torchprof.trace.events import Taken
+    from pytest_torchprof.trace.tensors import Taken
 
 #: What a number is where it is of no tensor, or not known.
 _NONE = -1

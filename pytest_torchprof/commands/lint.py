@@ -25,7 +25,7 @@ from pytest_torchprof.render import tables
 from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.thresholds import codes, parse
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from argparse import Namespace

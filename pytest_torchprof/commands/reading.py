@@ -19,8 +19,8 @@ from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render import doors, escape
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.gathering import gather
-from pytest_torchprof.trace.events import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.jobs import several_jobs
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.devices.peaks import read_peaks
 from pytest_torchprof.work.devices.table import find
 

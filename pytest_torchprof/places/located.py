@@ -21,7 +21,8 @@ from pytest_torchprof.places.place import (
     shared,
 )
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import DEVICE_KINDS, REGION, Kind
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

@@ -9,7 +9,8 @@ import numpy as np
 
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import ALL_STEPS, REGION, Kind, shown_name
+from pytest_torchprof.trace.event_names import ALL_STEPS, REGION, shown_name
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

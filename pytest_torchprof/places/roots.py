@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing

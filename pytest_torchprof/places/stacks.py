@@ -10,7 +10,8 @@ import numpy as np
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import MODULE, Kind
+from pytest_torchprof.trace.event_names import MODULE
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

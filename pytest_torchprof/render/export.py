@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from pytest_torchprof.core.errors import not_onto_itself, not_written
 from pytest_torchprof.core.files import replacing, same_file, why
-from pytest_torchprof.trace.events import DEVICE_KINDS, Kind, Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.trace.text_layout import Layout, Placed, device_events, lay_out
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
 _TFLOPS, _GBS = _RATES = "achieved TFLOP/s", "achieved GB/s"

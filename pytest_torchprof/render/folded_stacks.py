@@ -13,9 +13,11 @@ from pytest_torchprof.analysis.ops import NO_OPERATOR
 from pytest_torchprof.core.errors import not_onto_itself, not_written
 from pytest_torchprof.core.files import replacing, same_file, why
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import DEVICE_KINDS, HOST_KINDS, REGION, STEP, Trace
+from pytest_torchprof.trace.event_names import REGION, STEP
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
 StackMetric = Literal["self_cpu_ms", "self_cuda_ms"]

@@ -15,7 +15,7 @@ from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import Matches, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.tree import rows_of
 
 if TYPE_CHECKING:

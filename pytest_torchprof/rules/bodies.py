@@ -19,8 +19,9 @@ from pytest_torchprof.trace.arguments import decode_part
 if TYPE_CHECKING:
     from pytest_torchprof.rules.stretches import Sequence, Stretch
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 Shape: TypeAlias = tuple[int, ...]
 

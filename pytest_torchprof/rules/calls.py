@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import STEP
+from pytest_torchprof.trace.event_names import STEP
 from pytest_torchprof.trace.names import (
     OPERATOR,
     Names,

@@ -17,8 +17,9 @@ from pytest_torchprof.trace.names import Names, are_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Shape
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 JOIN: Final = Names(
     r"aten::(cat|concat|concatenate|hstack|vstack|row_stack|column_stack|stack|pad|constant_pad_nd)$"

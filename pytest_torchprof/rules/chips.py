@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.analysis.gaps import XPU_CALL
 from pytest_torchprof.core.late import late
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.devices import table as devices
 
 if TYPE_CHECKING:

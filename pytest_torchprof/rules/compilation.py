@@ -12,7 +12,7 @@ from pytest_torchprof.analysis import compilation
 from pytest_torchprof.analysis.compilation import NOT_LIVE, Compiled
 from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

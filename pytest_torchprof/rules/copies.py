@@ -12,7 +12,8 @@ from pytest_torchprof.rules.calls import shown, step_of
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.filled import filled
 from pytest_torchprof.rules.moves import came_down, launchers, of_weights, what_is_copied
-from pytest_torchprof.trace.events import D2H, H2D, Kind
+from pytest_torchprof.trace.event_names import D2H, H2D
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

@@ -13,7 +13,7 @@ from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls, engine_steps
 from pytest_torchprof.trace.names import Names, are_named, operators_named
 from pytest_torchprof.work.counting import op_flops

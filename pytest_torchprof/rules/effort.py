@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.analysis.memory import ALLOCATORS
 from pytest_torchprof.analysis.replacements import VIEWS
 from pytest_torchprof.rules.shapes import shapes
-from pytest_torchprof.trace.events import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.names import count
 from pytest_torchprof.trace.tree import outermost
 from pytest_torchprof.work.counting import op_flops

@@ -17,7 +17,8 @@ from pytest_torchprof.rules.moves import (
     what_is_copied,
 )
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.events import H2D, Kind
+from pytest_torchprof.trace.event_names import H2D
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

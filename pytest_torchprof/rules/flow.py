@@ -14,8 +14,9 @@ from pytest_torchprof.trace.names import Names, are_named
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 #: What draws, as a step of sampling does, and no layer but dropout.
 _DRAWS: Final = Names(

@@ -20,7 +20,7 @@ from pytest_torchprof.rules.nodes import (
 )
 from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import STEP
+from pytest_torchprof.trace.event_names import STEP
 from pytest_torchprof.trace.levels import BACKWARD, FETCH, are_gradchecked
 from pytest_torchprof.trace.names import Names, are_named, marks_named
 

@@ -13,7 +13,7 @@ from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN, between, chains
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 

@@ -16,7 +16,7 @@ from pytest_torchprof.rules.calls import called
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import compiled
 from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_named
 from pytest_torchprof.trace.tree import rows_of, within

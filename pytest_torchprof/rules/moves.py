@@ -10,7 +10,8 @@ import numpy as np
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.events import D2H, H2D, Kind
+from pytest_torchprof.trace.event_names import D2H, H2D
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.names import Names, are_named
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from pytest_torchprof.trace.arguments import decode_part
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body, Call, Pieces, Shape
     from pytest_torchprof.rules.stretches import Sequence
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.tensors import Taken
 
 #: Those of which the trace tells which part they take.
 _TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.bodies import differs, elements
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body, Call

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.rules.by_tensor import Shape
     from pytest_torchprof.rules.optimizers import Step
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 
 _RANDOM: Final = Names(r"aten::(uniform|normal|bernoulli|erfinv)_$")

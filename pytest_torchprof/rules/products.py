@@ -16,7 +16,7 @@ from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.kinds import chain, kinds_of_casts, kinds_of_clones
 from pytest_torchprof.rules.same import again, written_to
-from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
 from pytest_torchprof.work.operands import ELEMENT_BYTES
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 #: The operator that puts a gradient where the optimizer finds it; `autograd.grad` runs none.

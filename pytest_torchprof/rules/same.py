@@ -20,8 +20,9 @@ from pytest_torchprof.trace.names import Names, are_named, operators_named, rows
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 #: Operators that write to a tensor that was there before.
 _IN_PLACE = Names(r"(?!aten::(detach_|requires_grad_)$)(.*[^_]_|.*::__i\w+__)$")

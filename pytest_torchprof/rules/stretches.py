@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.trace.events import STEP
+from pytest_torchprof.trace.event_names import STEP
 from pytest_torchprof.trace.levels import BACKWARD, FETCH, calls
 from pytest_torchprof.trace.names import Names, are_named, marks_named
 from pytest_torchprof.trace.tree import within

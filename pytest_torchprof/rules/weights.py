@@ -16,8 +16,9 @@ from pytest_torchprof.work.operands import ELEMENT_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 #: Those that anybody may use for something else than a layer.
 PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")

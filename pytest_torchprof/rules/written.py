@@ -14,7 +14,7 @@ from pytest_torchprof.rules.bodies import differs, elements
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body
-    from pytest_torchprof.trace.events import Taken
+    from pytest_torchprof.trace.tensors import Taken
 
 _STORE: Final = late(r"aten::(copy_|fill_)$")
 _TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")

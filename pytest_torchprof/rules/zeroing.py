@@ -20,8 +20,9 @@ from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 _ZERO_GRAD: Final = Names(r"Optimizer\.zero_grad#")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")

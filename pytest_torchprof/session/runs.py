@@ -15,7 +15,7 @@ from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.places.located import Located
 from pytest_torchprof.session.rounds import LONG_CALL_NS
-from pytest_torchprof.trace.events import Kind as EventKind
+from pytest_torchprof.trace.kinds import Kind as EventKind
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.plan import Kind

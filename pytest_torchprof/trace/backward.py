@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.core.late import late
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import AutogradArgs, decode
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:

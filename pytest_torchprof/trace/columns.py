@@ -12,14 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.trace.arguments import Arguments, starts
-from pytest_torchprof.trace.events import (
-    KINDS,
-    MODULE_MARK,
-    OF_THE_PROFILER,
-    OTHER_DEVICES,
-    Kind,
-    Trace,
-)
+from pytest_torchprof.trace.event_names import MODULE_MARK
+from pytest_torchprof.trace.events import Trace
+from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints

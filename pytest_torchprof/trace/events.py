@@ -7,18 +7,15 @@ bytes and are decoded only for the events a question touches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.core.kept import kept
-from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import (
     DeviceArgs,
@@ -27,166 +24,22 @@ from pytest_torchprof.trace.arguments import (
     OpArgs,
     decode,
 )
+from pytest_torchprof.trace.event_names import MODULE, MODULE_MARK, REGION, shown_name
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind, among
+from pytest_torchprof.trace.memory import Memory
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
-
-#: The annotation around the measured region of a live capture.
-REGION = "torchprof::call"
-#: Begins the name of an event that is open while a module runs; the rest is the module's class.
-MODULE_MARK = "torchprof::module:"
+    from pytest_torchprof.trace.tensors import Tensors
 
 #: The metadata key under which a live capture keeps what the events do not say.
 FACTS_KEY = "torchprof"
 
-
 #: Operators that are looked at to tell what a trace records of each, and those of them first.
 _SOME, _FIRST = 1000, 10
 
-
-class Kind(IntEnum):
-    """What an event is, from Kineto's category (of any year) and name."""
-
-    OTHER = 0
-    OP = 1
-    ANNOTATION = 2
-    RUNTIME = 3
-    KERNEL = 4
-    MEMCPY = 5
-    MEMSET = 6
-    MEMORY = 7
-    PYTHON = 8
-    CUDA_SYNC = 9
-    GPU_ANNOTATION = 10
-
-
-#: Kineto's category, lower case, to `Kind`. Categories of 2021 are capitalised ``Operator`` etc.
-#: Source: libkineto/include/ActivityType.h, and 231 real traces of 2021 to 2026.
-KINDS: Mapping[str, Kind] = {
-    "cpu_op": Kind.OP,
-    "operator": Kind.OP,
-    "user_annotation": Kind.ANNOTATION,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "xpu_runtime": Kind.RUNTIME,
-    "xpu_driver": Kind.RUNTIME,
-    "mtia_runtime": Kind.RUNTIME,
-    "privateuse1_runtime": Kind.RUNTIME,
-    "privateuse1_driver": Kind.RUNTIME,
-    "runtime": Kind.RUNTIME,
-    "driver": Kind.RUNTIME,
-    "kernel": Kind.KERNEL,
-    "concurrent_kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.MEMCPY,
-    "memcpy": Kind.MEMCPY,
-    "gpu_memset": Kind.MEMSET,
-    "memset": Kind.MEMSET,
-    "cpu_instant_event": Kind.MEMORY,
-    "python_function": Kind.PYTHON,
-    "cuda_sync": Kind.CUDA_SYNC,
-    "gpu_user_annotation": Kind.GPU_ANNOTATION,
-}
-
-#: Categories of events with a duration that are no work of the host's or a device's, or say again
-#: what other events say. Source: as above, and libkineto/src/output_json.cpp.
-OF_THE_PROFILER = frozenset({
-    "overhead", "trace", "external_correlation", "cuda_event", "cuda_profiler_range",
-    "collective_comm", "xpu_scope_profiler", "xpu_sync", "mtia_insight", "mtia_counters",
-})  # fmt: skip
-#: Categories of work on devices whose events nobody here has seen, so that they are not read, and
-#: what they belong to. Source: as above; gcu is of Enflame's fork.
-OTHER_DEVICES: Mapping[str, str] = {
-    "mtia_ccp_events": "MTIA",
-    "mtia_workloadd": "MTIA",
-    "hpu_op": "HPU",
-    "glow_runtime": "Glow",
-    "gcu_runtime": "GCU",
-    "gcu_driver": "GCU",
-    "gcu_memcpy": "GCU",
-    "gcu_memset": "GCU",
-    "async_npu": "NPU",
-}
-
-HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
-DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
-
-#: Calls in which the host waits for the device: explicit synchronisation, and copies without
-#: ``Async`` in their name, which return when the copy is done.
-SYNC_CALL = late(
-    r"^(cuda|hip|musa|xpu)(Device|Stream|Event)Synchronize"
-    r"|^cu(Ctx|Stream|Event)Synchronize"
-    r"|^(cuda|hip|cu)Memcpy(?!.*(Async|Peer))"
-)
-#: Calls that put a kernel (or a graph of them) on a stream.
-LAUNCH_CALL = late(
-    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
-)
-H2D = late(r"HtoD|HostToDevice|M2D")
-D2H = late(r"DtoH|DeviceToHost|D2M")
-#: torch's annotation of a step, with its number; as a group, torch writes it with a star.
-STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
-MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
-
-
 _Shared = TypeVar("_Shared")
-
-#: Which tensor an argument is, by number; those of a list of tensors; -1 for what is none.
-Taken: TypeAlias = int | tuple[int, ...]
-
-
-class Tensors(Protocol):
-    """Which tensors operators took and made; only a live capture knows.
-
-    A tensor is its storage from its allocation to its end: views of it have its number, and no
-    tensor made later has. Operators are named by when they start, ns on the trace's clock, and by
-    their names.
-    """
-
-    def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
-        """Each operator's arguments, in order; nothing for one that is not known."""
-
-    def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
-        """The tensors that got memory within each operator, kept it, and were taken later on."""
-
-    def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
-        """What object each operator's first argument is; views are others than their tensor."""
-
-
-@lru_cache(maxsize=10_000)
-def shown_name(name: str) -> str:
-    """What an event is grouped by: steps are one."""
-    return ALL_STEPS if STEP.match(name) else name
-
-
-class Memory(Plain, frozen=True, dict=True):
-    """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
-
-    ``addr`` is None where the trace has no addresses, as in 2021. ``place`` is (c10's number of
-    the device's type, 0 for the host; the device's index, -1 for none), one pair a row.
-    """
-
-    event: Ints
-    addr: Ints | None
-    bytes: Ints
-    place: Ints
-
-    @kept
-    def on_device(self) -> Bools:
-        """Whether it is the accelerator's memory, not the host's."""
-        return np.not_equal(self.place[:, 0], 0)
-
-    def device(self, on_device: bool) -> Memory:
-        """The rows of the host's memory, or of the accelerators'."""
-        if not (on_device or self.on_device.any()):
-            return self
-        return self.where(self.on_device == on_device)
-
-    def where(self, keep: Bools) -> Memory:
-        """Some of the rows."""
-        addr = None if self.addr is None else self.addr[keep]
-        return Memory(self.event[keep], addr, self.bytes[keep], self.place[keep])
 
 
 @dataclass(frozen=True)
@@ -232,7 +85,7 @@ class Trace:
 
     def is_kind(self, *kinds: Kind) -> Bools:
         """Events of any of these kinds."""
-        return _wanted(kinds)[self.kind]
+        return among(kinds)[self.kind]
 
     def has(self, *kinds: Kind) -> bool:
         """Whether there is an event of any of these kinds: mostly a look that saves another."""
@@ -281,7 +134,7 @@ class Trace:
     @kept
     def _region_marks(self) -> Ints:
         marks = self.named(REGION).nonzero()[0]
-        found: Ints = marks[_wanted((Kind.ANNOTATION,))[self.kind[marks]]]
+        found: Ints = marks[among((Kind.ANNOTATION,))[self.kind[marks]]]
         return found
 
     @kept
@@ -506,14 +359,6 @@ def question(answer: Callable[[Trace], _Shared]) -> Callable[[Trace], _Shared]:
 
 _NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
-
-
-@lru_cache(maxsize=100)
-def _wanted(kinds: tuple[Kind, ...]) -> Bools:
-    """Which kinds, by number, are among these."""
-    wanted = np.zeros(len(Kind), bool)
-    wanted[list(kinds)] = True
-    return wanted
 
 
 def _number(value: Any) -> int:

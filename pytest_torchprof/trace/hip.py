@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchprof.core.late import late
 from pytest_torchprof.trace.arguments import CopyArgs, decode
-from pytest_torchprof.trace.events import Kind, Trace
+from pytest_torchprof.trace.kinds import Kind
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 _WITHIN: Final = late(r"DtoD|DeviceToDevice")
 _CALL: Final = "hipMemcpy"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

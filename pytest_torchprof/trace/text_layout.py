@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.trace.columns import Event
-from pytest_torchprof.trace.events import DEVICE_KINDS, KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, KINDS
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.trace.repair import repaired, whole_events
 from pytest_torchprof.trace.stream import Stream

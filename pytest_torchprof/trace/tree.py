@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.names import OPERATOR, Names, events_named, rows_of
 
 if TYPE_CHECKING:

@@ -151,7 +151,7 @@ def _has_memory(trace: Trace) -> bool:
     if "no_memory" in trace.facts:
         return False
     from pytest_torchprof.analysis.memory import ALLOCATORS
-    from pytest_torchprof.trace.events import Kind
+    from pytest_torchprof.trace.kinds import Kind
 
     sizes = trace.memory.bytes
     if len(sizes):
@@ -195,7 +195,7 @@ def _compiled(what: str) -> Callable[[Trace], Value]:
 
 
 def _count(trace: Trace, kind: str) -> int:
-    from pytest_torchprof.trace.events import Kind
+    from pytest_torchprof.trace.kinds import Kind
 
     return int((trace.selection & trace.is_kind(Kind[kind])).sum())
 
@@ -210,10 +210,11 @@ def _kernels(trace: Trace) -> Value:
 
 def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
     def extract(trace: Trace) -> Value:
-        from pytest_torchprof.trace import events
+        from pytest_torchprof.trace import event_names
+        from pytest_torchprof.trace.kinds import Kind
 
-        direction: re.Pattern[str] = getattr(events, pattern)
-        chosen = trace.selection & trace.is_kind(events.Kind.MEMCPY)
+        direction: re.Pattern[str] = getattr(event_names, pattern)
+        chosen = trace.selection & trace.is_kind(Kind.MEMCPY)
         chosen &= trace.names_where(direction.search)
         if not in_bytes:
             return int(chosen.sum())
@@ -224,7 +225,8 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
 
 
 def _syncs(trace: Trace) -> Value:
-    from pytest_torchprof.trace.events import SYNC_CALL, Kind
+    from pytest_torchprof.trace.event_names import SYNC_CALL
+    from pytest_torchprof.trace.kinds import Kind
 
     calls = trace.selection & trace.is_kind(Kind.RUNTIME)
     return int((calls & trace.names_where(SYNC_CALL.search)).sum())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.verdict.found import found_in, within
 from pytest_torchprof.verdict.metrics import METRICS, bounded, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of

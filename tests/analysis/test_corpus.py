@@ -121,7 +121,7 @@ def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
 
 def annotated(trace: Trace, plain: Counter[str], rows: dict[str, OpRow]) -> dict[str, int]:
     """The plain count, where annotations of an operator's name are of its row as well."""
-    from pytest_torchprof.trace.events import Kind
+    from pytest_torchprof.trace.kinds import Kind
 
     found = trace.name[trace.is_kind(Kind.ANNOTATION)].tolist()
     more = Counter(trace.names[i] for i in found)

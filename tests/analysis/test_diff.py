@@ -8,7 +8,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -28,9 +28,12 @@ from pytest_torchprof.analysis.diff import (
 )
 from pytest_torchprof.analysis.ops import OpRow
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.trace.events import REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import METRICS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 
 @pytest.mark.parametrize(

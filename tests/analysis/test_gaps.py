@@ -14,7 +14,8 @@ from pytest_torchprof.core.results import Budget, NotMeasured
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.verdict.found import found_in, within
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all

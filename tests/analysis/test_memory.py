@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -15,8 +15,11 @@ from support.live import captured
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.memory import BEFORE, OUTSIDE, Usage, usage
-from pytest_torchprof.trace.events import REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 DEVICES = ["cpu", "cuda"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -24,9 +24,12 @@ from pytest_torchprof.analysis.memory import (
     peaks,
     usage,
 )
-from pytest_torchprof.trace.events import REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import METRICS, measure
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 DEVICES = [("cpu", "cpu"), ("cuda", "cuda:0")]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,10 +15,13 @@ from support.trace_styles import STYLES
 
 from pytest_torchprof.analysis.attribution import DTYPES, attribute
 from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked
-from pytest_torchprof.trace.events import DEVICE_KINDS, Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.work.counting import op_flops
 from pytest_torchprof.work.devices.device import Device
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 #: A device with round numbers: 1 TFLOP/s in single precision, 1 TB/s.
 CHIP = Device(

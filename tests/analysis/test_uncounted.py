@@ -12,7 +12,7 @@ from pytest_torchprof.analysis.uncounted import uncounted
 from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Profile
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.render.json_report import metrics_of
-from pytest_torchprof.trace.events import REGION
+from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.comparison import Policy, compare, status_of

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -25,9 +25,13 @@ from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.real import is_silent
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.results import NotMeasured, Value
-from pytest_torchprof.trace.events import REGION, Kind, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import read
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 Block = Callable[[], Any]
 

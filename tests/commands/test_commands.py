@@ -17,7 +17,8 @@ from support.one_product import BF16, H100, builder_of
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.cli import COMMANDS
-from pytest_torchprof.trace.events import FACTS_KEY, REGION
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY
 
 if TYPE_CHECKING:
     from support.command_line import Say

@@ -10,7 +10,8 @@ from labelled.kineto import OfTheDeviceAlone
 from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES, Event
 
-from pytest_torchprof.trace.events import FACTS_KEY, REGION
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY
 
 EXAMPLES = Examples()
 

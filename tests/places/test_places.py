@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,8 +16,11 @@ from pytest_torchprof.places.frames import by_frames
 from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
 from pytest_torchprof.places.place import Place, by_operator
 from pytest_torchprof.trace.backward import ENGINE, forward_of
-from pytest_torchprof.trace.events import Kind, Trace
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import read
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 FORWARD = "net.py(8): forward"
 

@@ -19,7 +19,7 @@ from pytest_torchprof.render.failure import MAX_LINES, failure_message, inline_m
 from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.render.ops_table import COLUMNS, ops_table
 from pytest_torchprof.render.summary import summary_table, totals
-from pytest_torchprof.trace.events import REGION
+from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.comparison import Policy, compare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -18,9 +19,12 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.render.folded_stacks import StackMetric, _whole_us, fold, write_stacks
-from pytest_torchprof.trace.events import REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import METRICS, measure
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 #: As flamegraph.pl and inferno take a line apart.
 LINE = re.compile(r"^(\S+) (\d+)$")

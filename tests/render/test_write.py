@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,9 +18,13 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.render.export import Augmented, augment
-from pytest_torchprof.trace.events import REGION, Kind, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import read
 from pytest_torchprof.verdict.metrics import measure_all
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 KEYS = (
     *("flops", "bytes", "achieved TFLOP/s", "achieved GB/s"),

@@ -9,7 +9,8 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.read import parse
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.places.place import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.engine.check import check, nothing_seen
 from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
-from pytest_torchprof.trace.events import REGION
+from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import read
 from pytest_torchprof.trace.tree import rows_of
 

@@ -18,7 +18,8 @@ from pytest_torchprof.analysis.idle import idle, idle_by_waits
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Rule
-from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.read import parse, read
 
 A100 = "NVIDIA A100-SXM4-40GB"

@@ -14,11 +14,12 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.rules.calls import called
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import parse
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.tensors import Taken
 
 #: What each call takes, and what it makes.
 Said: TypeAlias = list[tuple[tuple[int, ...], set[int]]]

@@ -11,7 +11,7 @@ from support.live import captured
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.events import Kind
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

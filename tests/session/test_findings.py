@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,8 +23,11 @@ from support.sessions import (
 )
 
 from pytest_torchprof.rules.engine.rule import Matches, Rule
-from pytest_torchprof.trace.events import Kind, Trace
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.tree import rows_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 CODES = {"mul": "repeated-cast", "sub": "contiguous-copy", "add": "copy-round-trip"}
 MUL, SUB, ADD, DEVICE, RAISING = *CODES.values(), "host-sync", "launch-bound"

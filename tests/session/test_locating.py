@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,9 +25,13 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.places.located import LINE, MODULE, Located, _Run
 from pytest_torchprof.render.whereabouts import called_from
 from pytest_torchprof.rules.engine.rule import Matches, Rule
-from pytest_torchprof.trace.events import REGION, Kind, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.trace.tree import rows_of
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 MUL = "repeated-cast"
 HERE = "# <- here"

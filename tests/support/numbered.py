@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.trace.events import DEVICE_KINDS, Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
 

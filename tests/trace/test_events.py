@@ -14,7 +14,9 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import Arguments
-from pytest_torchprof.trace.events import DEVICE_KINDS, REGION, Kind, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import Trace
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.work.counting import has_shapes, op_flops
 

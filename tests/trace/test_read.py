@@ -23,7 +23,9 @@ from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
-from pytest_torchprof.trace.events import FACTS_KEY, REGION, Kind, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY, Trace
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 

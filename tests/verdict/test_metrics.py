@@ -20,7 +20,8 @@ from pytest_torchprof.analysis.device_time import device_time
 from pytest_torchprof.analysis.gaps import NO_DEVICE
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.samples import Normalised, Sample
-from pytest_torchprof.trace.events import FACTS_KEY, REGION, Trace
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import METRICS, NO_REGION, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of

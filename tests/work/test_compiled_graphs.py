@@ -16,7 +16,8 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.capture.inductor import Packages, graph_facts, look_for_graphs
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.core.results import NotMeasured
-from pytest_torchprof.trace.events import FACTS_KEY, REGION
+from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.events import FACTS_KEY
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.compiled_graphs import Graph, read_graph

@@ -18,7 +18,7 @@ from pytest_torchprof.places.place import Stretch
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.grouping import grouped, within_span
 from pytest_torchprof.rules.engine.rule import Matches, Rule, matches_of
-from pytest_torchprof.trace.events import HOST_KINDS
+from pytest_torchprof.trace.kinds import HOST_KINDS
 from pytest_torchprof.trace.names import Names, count, names_of, present
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.events import DEVICE_KINDS
+from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Place

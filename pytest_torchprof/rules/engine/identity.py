@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Taken, Trace
+    from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.tensors import Taken
 
 
 def taken(trace: Trace, rows: Ints) -> list[tuple[Taken, ...]] | None:

@@ -8,7 +8,8 @@ import numpy as np
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.trace.arguments import Arguments
-from pytest_torchprof.trace.events import Kind, Trace
+from pytest_torchprof.trace.events import Trace
+from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

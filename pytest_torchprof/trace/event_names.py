@@ -1,0 +1,35 @@
+"""Names by which events are told apart: our own marks, and those of torch and of drivers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pytest_torchprof.core.late import late
+
+#: The annotation around the measured region of a live capture.
+REGION = "torchprof::call"
+#: Begins the name of an event that is open while a module runs; the rest is the module's class.
+MODULE_MARK = "torchprof::module:"
+
+#: Calls in which the host waits for the device: explicit synchronisation, and copies without
+#: ``Async`` in their name, which return when the copy is done.
+SYNC_CALL = late(
+    r"^(cuda|hip|musa|xpu)(Device|Stream|Event)Synchronize"
+    r"|^cu(Ctx|Stream|Event)Synchronize"
+    r"|^(cuda|hip|cu)Memcpy(?!.*(Async|Peer))"
+)
+#: Calls that put a kernel (or a graph of them) on a stream.
+LAUNCH_CALL = late(
+    r"LaunchKernel|LaunchCooperativeKernel|GraphLaunch|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch"
+)
+H2D = late(r"HtoD|HostToDevice|M2D")
+D2H = late(r"DtoH|DeviceToHost|D2M")
+#: torch's annotation of a step, with its number; as a group, torch writes it with a star.
+STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
+MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
+
+
+@lru_cache(maxsize=10_000)
+def shown_name(name: str) -> str:
+    """What an event is grouped by: steps are one."""
+    return ALL_STEPS if STEP.match(name) else name

@@ -1,0 +1,89 @@
+"""What events are: the kinds that are told apart, and Kineto's categories for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.nesting import Bools
+
+
+class Kind(IntEnum):
+    """What an event is, from Kineto's category (of any year) and name."""
+
+    OTHER = 0
+    OP = 1
+    ANNOTATION = 2
+    RUNTIME = 3
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+    MEMORY = 7
+    PYTHON = 8
+    CUDA_SYNC = 9
+    GPU_ANNOTATION = 10
+
+
+#: Kineto's category, lower case, to `Kind`. Categories of 2021 are capitalised ``Operator`` etc.
+#: Source: libkineto/include/ActivityType.h, and 231 real traces of 2021 to 2026.
+KINDS: Mapping[str, Kind] = {
+    "cpu_op": Kind.OP,
+    "operator": Kind.OP,
+    "user_annotation": Kind.ANNOTATION,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME,
+    "xpu_runtime": Kind.RUNTIME,
+    "xpu_driver": Kind.RUNTIME,
+    "mtia_runtime": Kind.RUNTIME,
+    "privateuse1_runtime": Kind.RUNTIME,
+    "privateuse1_driver": Kind.RUNTIME,
+    "runtime": Kind.RUNTIME,
+    "driver": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "concurrent_kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.MEMCPY,
+    "memcpy": Kind.MEMCPY,
+    "gpu_memset": Kind.MEMSET,
+    "memset": Kind.MEMSET,
+    "cpu_instant_event": Kind.MEMORY,
+    "python_function": Kind.PYTHON,
+    "cuda_sync": Kind.CUDA_SYNC,
+    "gpu_user_annotation": Kind.GPU_ANNOTATION,
+}
+
+#: Categories of events with a duration that are no work of the host's or a device's, or say again
+#: what other events say. Source: as above, and libkineto/src/output_json.cpp.
+OF_THE_PROFILER = frozenset({
+    "overhead", "trace", "external_correlation", "cuda_event", "cuda_profiler_range",
+    "collective_comm", "xpu_scope_profiler", "xpu_sync", "mtia_insight", "mtia_counters",
+})  # fmt: skip
+#: Categories of work on devices whose events nobody here has seen, so that they are not read, and
+#: what they belong to. Source: as above; gcu is of Enflame's fork.
+OTHER_DEVICES: Mapping[str, str] = {
+    "mtia_ccp_events": "MTIA",
+    "mtia_workloadd": "MTIA",
+    "hpu_op": "HPU",
+    "glow_runtime": "Glow",
+    "gcu_runtime": "GCU",
+    "gcu_driver": "GCU",
+    "gcu_memcpy": "GCU",
+    "gcu_memset": "GCU",
+    "async_npu": "NPU",
+}
+
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+
+
+@lru_cache(maxsize=100)
+def among(kinds: tuple[Kind, ...]) -> Bools:
+    """Which kinds, by number, are among these: one entry a kind."""
+    wanted = np.zeros(len(Kind), bool)
+    wanted[list(kinds)] = True
+    return wanted

@@ -1,0 +1,42 @@
+"""Allocations and frees, as columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchprof.core.kept import kept
+from pytest_torchprof.core.plain import Plain
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.nesting import Bools, Ints
+
+
+class Memory(Plain, frozen=True, dict=True):
+    """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
+
+    ``addr`` is None where the trace has no addresses, as in 2021. ``place`` is (c10's number of
+    the device's type, 0 for the host; the device's index, -1 for none), one pair a row.
+    """
+
+    event: Ints
+    addr: Ints | None
+    bytes: Ints
+    place: Ints
+
+    @kept
+    def on_device(self) -> Bools:
+        """Whether it is the accelerator's memory, not the host's."""
+        return np.not_equal(self.place[:, 0], 0)
+
+    def device(self, on_device: bool) -> Memory:
+        """The rows of the host's memory, or of the accelerators'."""
+        if not (on_device or self.on_device.any()):
+            return self
+        return self.where(self.on_device == on_device)
+
+    def where(self, keep: Bools) -> Memory:
+        """Some of the rows."""
+        addr = None if self.addr is None else self.addr[keep]
+        return Memory(self.event[keep], addr, self.bytes[keep], self.place[keep])

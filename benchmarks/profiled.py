@@ -108,8 +108,8 @@ def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
 
 def _recorder(folder: Path) -> Any:
     from pytest_torchprof.capture.machine import probe_machine
+    from pytest_torchprof.session.gather import Recorder
     from pytest_torchprof.session.plan import Plan
-    from pytest_torchprof.session.recorder import Recorder
 
     return Recorder(Plan(warmup=1, rounds=0), probe_machine(1), folder)
 

@@ -15,10 +15,10 @@ import pytest
 from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import Meter, Tidy
-from pytest_torchprof.session.runner import Runner, functional_failure, globs_of
+from pytest_torchprof.session.reruns import Runner, functional_failure, globs_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.recorder import Recorder
+    from pytest_torchprof.session.gather import Recorder
 
 Result = TypeVar("Result")
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.baseline.sources import Sources
     from pytest_torchprof.capture.timed_calls import Regions
+    from pytest_torchprof.session.gather import Recorder
     from pytest_torchprof.session.hooks import TorchprofSession
-    from pytest_torchprof.session.recorder import Recorder
-    from pytest_torchprof.session.runner import Runner
-    from pytest_torchprof.session.runs import Run
+    from pytest_torchprof.session.one_run import Run
+    from pytest_torchprof.session.reruns import Runner
 
 Result = TypeVar("Result")
 
@@ -171,8 +171,8 @@ class Torchprof:
         if outer is None or recorder is None or recorder.reason is not None or self._taken():
             return function()
         from pytest_torchprof.capture.real import muted
+        from pytest_torchprof.session.one_run import Run
         from pytest_torchprof.session.plan import EXTRA_KINDS
-        from pytest_torchprof.session.runs import Run
 
         outer.cancel()
         recorder.asked.own_region = recorder.asked.complete = True

@@ -31,8 +31,9 @@ from pytest_torchprof.render.summary import (
 )
 from pytest_torchprof.rules.engine.registry import CODES, warm_up
 from pytest_torchprof.session.accept import Offer, ab_command_for, accept, command_for, shown
-from pytest_torchprof.session.deadline import HOW_TO_LEAVE_OUT
-from pytest_torchprof.session.judging import Judge, Subject
+from pytest_torchprof.session.gather import Recorder, said
+from pytest_torchprof.session.judge import Judge, Subject
+from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import (
     antipatterns_of,
     beside_leaving_out,
@@ -42,10 +43,9 @@ from pytest_torchprof.session.markers import (
 )
 from pytest_torchprof.session.own_failure import OwnFailure
 from pytest_torchprof.session.plan import Plan
-from pytest_torchprof.session.recorder import Recorder, said
-from pytest_torchprof.session.rulebook import rules_of
-from pytest_torchprof.session.runner import Runner, hide_us, is_strict_xfail
-from pytest_torchprof.session.runner_hooks import RunningHooks
+from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
+from pytest_torchprof.session.rerun_hooks import RunningHooks
+from pytest_torchprof.session.reruns import Runner, hide_us, is_strict_xfail
 from pytest_torchprof.verdict.found import RAISED
 from pytest_torchprof.verdict.judgement import all_unchecked
 from pytest_torchprof.verdict.metrics import measure_all

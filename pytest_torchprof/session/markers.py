@@ -178,7 +178,7 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
 
 
 def _rules_of(mark: pytest.Mark, config: pytest.Config) -> frozenset[str]:
-    from pytest_torchprof.session.rulebook import check_rules
+    from pytest_torchprof.session.known_rules import check_rules
 
     return check_rules(map(str, mark.args), config)
 

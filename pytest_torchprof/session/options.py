@@ -216,7 +216,7 @@ def build_settings(config: pytest.Config) -> Settings:
     """
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.render import escape
-    from pytest_torchprof.session.rulebook import check_rules, thresholds_of
+    from pytest_torchprof.session.known_rules import check_rules, thresholds_of
 
     values: dict[str, Any] = {}
     given: set[str] = set()

@@ -158,7 +158,7 @@ _FREE = {
     "render/doors.py",
     "ab/sweeping.py",
     "ab/interpreters.py",
-    "session/isolation.py",
+    "session/silence.py",
     "session/options.py",
 }
 

@@ -11,8 +11,8 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.reference import Lap
 from pytest_torchprof.capture.stopwatch import Round
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.session import rounds
-from pytest_torchprof.session.rounds import MOST_ROUNDS, MOST_TIMES, Rounds
+from pytest_torchprof.session import timed_rounds
+from pytest_torchprof.session.timed_rounds import MOST_ROUNDS, MOST_TIMES, Rounds
 
 #: Takes 10 ms of the clock that these tests move on, however busy the machine is.
 COUNTED = """
@@ -40,7 +40,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(REAL, "clock", clock)
-    monkeypatch.setattr(rounds, "run_reference", lambda _: [])
+    monkeypatch.setattr(timed_rounds, "run_reference", lambda _: [])
     return clock
 
 
@@ -161,8 +161,8 @@ def test_the_machine_is_watched_beside_a_first_run_that_is_the_only_one_too(
         def explain(self) -> str:
             return "busy"
 
-    monkeypatch.setattr(rounds, "BusyWatch", Watch)
-    monkeypatch.setattr(rounds, "run_reference", lambda _: [])
+    monkeypatch.setattr(timed_rounds, "BusyWatch", Watch)
+    monkeypatch.setattr(timed_rounds, "run_reference", lambda _: [])
     timed = Rounds(time=time)
     timed.watch()
     timed.add(Round(11 * 10**9, 1, 1))
@@ -180,7 +180,7 @@ def test_the_reference_kernel_runs_between_rounds_and_short_rounds_share_it(
         return []
 
     clock.now = 10**9
-    monkeypatch.setattr(rounds, "run_reference", reference)
+    monkeypatch.setattr(timed_rounds, "run_reference", reference)
     timed = Rounds()
     timed.laps = [Lap(1, 1)]
     for _ in range(8):
@@ -204,7 +204,7 @@ def test_short_tests_whose_times_only_advise_share_the_laps_of_the_reference_ker
         return [Lap(clock.now, 1)] * times
 
     clock.now = 10**9
-    monkeypatch.setattr(rounds, "run_reference", reference)
+    monkeypatch.setattr(timed_rounds, "run_reference", reference)
     monkeypatch.setattr(Rounds, "_latest", (0, ()))
     laps = []
     for shares in (True, True, False, True, True):

@@ -22,8 +22,8 @@ from pytest_torchprof.core.errors import StorageError, TorchprofError
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.plain import Open
 from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.session.asked import Asked
-from pytest_torchprof.session.rounds import Rounds
+from pytest_torchprof.session.fixture_asked import Asked
+from pytest_torchprof.session.timed_rounds import Rounds
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
 

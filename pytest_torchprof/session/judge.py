@@ -19,7 +19,7 @@ from pytest_torchprof.places.roots import Roots, Whereabouts
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.session.accept import Offer
-from pytest_torchprof.session.deadline import HOW_TO_LEAVE_OUT
+from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
@@ -34,8 +34,8 @@ from pytest_torchprof.verdict.profile import shown_operator
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline, Finding
     from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.session.gather import Recorder
     from pytest_torchprof.session.plan import Plan
-    from pytest_torchprof.session.recorder import Recorder
 
 #: Of a trace's file name, without its number and ending.
 _STEM_BYTES = 150

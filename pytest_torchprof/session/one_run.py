@@ -14,12 +14,12 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.places.located import Located
-from pytest_torchprof.session.rounds import LONG_CALL_NS
+from pytest_torchprof.session.timed_rounds import LONG_CALL_NS
 from pytest_torchprof.trace.kinds import Kind as EventKind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.session.gather import Recorder
     from pytest_torchprof.session.plan import Kind
-    from pytest_torchprof.session.recorder import Recorder
     from pytest_torchprof.trace.events import Trace
 
 #: A shorter one cannot record enough to fill the machine's memory.

@@ -23,9 +23,15 @@ from pytest_torchprof.capture.real import REAL, muted
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.session.bystanders import coverage_paused, folders_noted, snapshots_uncounted
-from pytest_torchprof.session.deadline import Deadline, Overdue
-from pytest_torchprof.session.isolation import (
+from pytest_torchprof.session.one_run import Run
+from pytest_torchprof.session.other_plugins import (
+    coverage_paused,
+    folders_noted,
+    snapshots_uncounted,
+)
+from pytest_torchprof.session.plan import EXTRA_KINDS
+from pytest_torchprof.session.rerun_deadline import Deadline, Overdue
+from pytest_torchprof.session.silence import (
     alarm_stopped,
     clocks_stopped,
     heard,
@@ -34,13 +40,11 @@ from pytest_torchprof.session.isolation import (
     unnoticed,
     write_to,
 )
-from pytest_torchprof.session.plan import EXTRA_KINDS
-from pytest_torchprof.session.runs import Run
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.timed_calls import Regions
+    from pytest_torchprof.session.gather import Recorder
     from pytest_torchprof.session.plan import Kind
-    from pytest_torchprof.session.recorder import Recorder
 
 
 class Runner:
@@ -487,7 +491,7 @@ def _tmp_path_of(item: pytest.Item) -> Path | None:
 def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
     """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
     package = str(Path(__file__).parent)
-    names = ("deadline.py", "hooks.py", "runner.py", "runner_hooks.py")
+    names = ("hooks.py", "rerun_deadline.py", "rerun_hooks.py", "reruns.py")
     ours = {os.path.join(package, name) for name in names}  # noqa: PTH118
     if any(str(entry.path) in ours for entry in error.traceback):
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)

@@ -15,13 +15,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL, muted
-from pytest_torchprof.session.deadline import timeout_settings
+from pytest_torchprof.session.rerun_deadline import timeout_settings
 
 if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.capture.undo import Undo
-    from pytest_torchprof.session.recorder import Recorder
+    from pytest_torchprof.session.gather import Recorder
 
 # -------------------------------------------------------------------- silence
 

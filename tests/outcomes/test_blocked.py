@@ -102,6 +102,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rerun_deadline, "_AGAIN_S", 0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("short")
 def test_a_further_run_that_blocks_is_ended(pytester: pytest.Pytester) -> None:
     seen = same(pytester, BLOCKS)

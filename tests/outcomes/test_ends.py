@@ -81,7 +81,12 @@ def test_an_interrupt_in_a_further_run_is_said_to_be_in_one(
 
 
 @pytest.mark.parametrize(
-    ("method", "func_only"), [("signal", "false"), ("thread", "false"), ("thread", "true")]
+    ("method", "func_only"),
+    [
+        ("signal", "false"),
+        pytest.param("thread", "false", marks=pytest.mark.thorough),
+        pytest.param("thread", "true", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_time_limit_is_for_one_run(
     pytester: pytest.Pytester, method: str, func_only: str
@@ -136,6 +141,7 @@ def test_a_test_over_its_time_limit_fails(pytester: pytest.Pytester) -> None:
     assert "new" == seen.statuses["test_after"]
 
 
+@pytest.mark.thorough
 def test_alarms_and_watchdogs(pytester: pytest.Pytester) -> None:
     source = """
         import faulthandler

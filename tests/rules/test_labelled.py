@@ -11,7 +11,17 @@ ENOUGH = 8
 THRESHOLDS = [(code, name) for code, rule in RULES.items() for name in rule.thresholds]
 
 
-@pytest.mark.parametrize("theme", corpus.themes())
+#: Each of its examples compiles.
+SLOW = "compilation"
+
+
+@pytest.mark.parametrize(
+    "theme",
+    [
+        pytest.param(theme, marks=pytest.mark.thorough if theme == SLOW else ())
+        for theme in corpus.themes()
+    ],
+)
 def test_rules_match_each_example_as_often_as_it_says(theme: str) -> None:
     answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
     assert {} == {name: answer.problems for name, answer in answers.items() if answer.problems}

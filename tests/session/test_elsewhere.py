@@ -197,6 +197,7 @@ def test_processes_that_run_no_torch_change_nothing(pytester: pytest.Pytester) -
 
 
 @linux
+@pytest.mark.thorough
 def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
     pytester: pytest.Pytester,
 ) -> None:

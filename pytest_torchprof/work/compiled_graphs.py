@@ -1,9 +1,9 @@
-"""FLOPs of a graph that inductor compiled, from the text of it that torch keeps.
+"""FLOPs of a graph that inductor compiled, from the text of the graph that torch keeps.
 
-Inductor hands some products to a library, which a trace shows as operators, and writes others as
-loops of its own, which it does not show: a `bmm` with one row, `mv`, `flex_attention`. The graph
-that it lowers, written with shapes, still has them, but for the few that it has decomposed into a
-multiplication and a sum; those are known by the names of the loops.
+Inductor calls a library for some products, which a trace shows as operators, and writes others as
+loops of its own, which a trace does not show: a `bmm` with one row, `mv`, `flex_attention`. The
+graph that it lowers, printed with shapes, still has them. The exceptions are the few that it
+decomposed into a multiplication and a sum: those are recognized by the names of the loops.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ CALL: Final = late(r"^## Call CompiledFxGraph (\w+) ##$")
 
 _SHAPE: Final = late(r'(\w+): "\w+\[([^\]]*)\]')
 _NODE: Final = late(r"^\w+(: \".*?\")? = torch\.ops\.(\w+)\.(\w+)(\.\w+)?\(")
-#: Below a graph, those that it hands on, as to say what is to be done to each score.
+#: Subgraphs follow the graph, such as the `score_mod` of `flex_attention`.
 _INNER: Final = late(r"\n\s*class ")
 _LOOP: Final = late(r"\b((?:cpp|triton_\w{3})_(?:\w+?_)?fused_(\w+?)_\d+)\b")
-#: Operators of which a loop that bears their name can be the product itself.
+#: Operators that a loop with their name may implement as a whole.
 _PRODUCT: Final = late(r"(?:^|_)(mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot)(?=_|$)")
-#: What else may be in a loop's name without a multiplication of two tensors in the graph.
+#: What else a loop's name may contain without the graph multiplying two tensors.
 _PLAIN: Final = late(
     r"(?:(?:mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot|add|sub|neg|sum|view|permute|transpose|t|expand"
     r"|unsqueeze|squeeze|clone|copy|select|slice|cat|relu|_unsafe_view|_to_copy)(?:_|$))+"
 )
-#: Calls of a library's products.
+#: Calls to a library's products.
 _LIBRARY: Final = late(r"\bextern_kernels\.(\w+)\(")
-#: Views and casts of a product before something is added to it.
+#: Views and casts between a product and an addition to it.
 _SAME: Final = (
     "view",
     "reshape",
@@ -47,9 +47,9 @@ _SAME: Final = (
     "permute",
     "expand",
 )
-#: An operator whose parts another one in the graph is.
+#: Operator -> the operator in the graph that does a part of it.
 _MADE_OF: Final = {"addmm": "mm", "baddbmm": "bmm", "addmv": "mv", "vdot": "dot"}
-#: By name: the operator that does as much, as `FlopCounterMode` has it, and where its queries are.
+#: By name: the operator with the same FLOPs in `FlopCounterMode`, and the position of its queries.
 _FLEX: Final = {
     "higher_order::flex_attention": ("aten::_scaled_dot_product_flash_attention", 0),
     "higher_order::flex_attention_backward": (
@@ -60,10 +60,10 @@ _FLEX: Final = {
 
 
 class Graph(Plain, frozen=True):
-    """``flops`` are those of the products whose shapes are numbers; ``products`` counts them all.
+    """``flops`` counts the products with known shapes; ``products`` is the number of all products.
 
-    ``dynamic`` are those of unknown shapes, ``loops`` the kernels of products that are no longer in
-    the graph.
+    ``dynamic`` names the products with unknown shapes, ``loops`` the kernels of products that are
+    no longer in the graph.
     """
 
     flops: int = 0
@@ -73,12 +73,12 @@ class Graph(Plain, frozen=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing in it is a product."""
+        """Whether the graph has no products."""
         return not (self.products or self.loops)
 
 
 def key_of(name: str) -> str | None:
-    """Inductor's key, of the annotation around the call of a compiled graph.
+    """Inductor's key, from the annotation around the call of a compiled graph.
 
     >>> key_of("## Call CompiledFxGraph f2p2cq ##"), key_of("aten::mm")
     ('f2p2cq', None)
@@ -88,7 +88,7 @@ def key_of(name: str) -> str | None:
 
 
 def graphs_of(facts: Mapping[str, Any]) -> dict[str, Graph]:
-    """From what a live capture noted; junk is left out."""
+    """Read the graphs that a live capture recorded; malformed entries are skipped."""
     noted = facts.get("graphs")
     graphs = {}
     for key, row in noted.items() if isinstance(noted, dict) else ():
@@ -105,7 +105,7 @@ def graphs_of(facts: Mapping[str, Any]) -> dict[str, Graph]:
 
 
 def read_graph(text: str, source: str) -> Graph:
-    """From a graph as `GraphModule.print_readable` writes it, and the code that became of it."""
+    """Read a graph as `GraphModule.print_readable` writes it, and the code generated from it."""
     text = _INNER.split(text, maxsplit=1)[0]
     shapes = {name: _numbers(inner) for name, inner in _SHAPE.findall(text)}
     total, dynamic, held = 0, list[str](), Counter[str]()
@@ -133,7 +133,7 @@ def read_graph(text: str, source: str) -> Graph:
 
 
 def loops_of_products(source: str, expected: Mapping[str, int] | None = None) -> list[str]:
-    r"""Loops in this code that bear the name of a product, where they are more than ``expected``.
+    r"""Loops in this code that are named after a product, if there are more than ``expected``.
 
     >>> loops_of_products("cpp_fused_mv_0(a, b)\ncpp_fused_addmm_relu_1(c)", {"addmm": 1})
     ['cpp_fused_mv_0']
@@ -150,10 +150,10 @@ def loops_of_products(source: str, expected: Mapping[str, int] | None = None) ->
 
 
 def _expected(text: str, source: str, held: Counter[str]) -> Counter[str]:
-    """How many loops may bear the name of each product without one that the graph does not have.
+    """How many loops may be named after each product without a product missing from the graph.
 
-    Those of the graph's products that no library does, what is added to a product (the bias of an
-    ``addmm`` whose ``mm`` is in the graph), and what is padded for one.
+    These are the graph's products that no library computes, additions to a product (the bias of an
+    ``addmm`` whose ``mm`` is in the graph), and padding for a product.
     """
     pads = sum(name == "aten::constant_pad_nd" for name, _ in _nodes(text))
     loops = held - Counter(_LIBRARY.findall(source))
@@ -166,7 +166,7 @@ def _expected(text: str, source: str, held: Counter[str]) -> Counter[str]:
 
 
 def _additions(text: str, product: str) -> int:
-    """Additions to a result of this product, or to a multiple of one."""
+    """Additions to a result of this product, or to a multiple of it."""
     results, found = set[str](), 0
     for name, line in _nodes(text):
         own = name.partition("::")[2]
@@ -184,7 +184,7 @@ def _nodes(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _numbers(inner: str) -> list[Any]:
-    """A shape; what is not a number in it stays text, which no formula takes."""
+    """Parse a shape; symbolic sizes stay text, which no formula accepts."""
     parts = [part.strip() for part in inner.split(",") if part.strip()]
     return [int(part) if part.isdigit() else part for part in parts]
 
@@ -196,7 +196,7 @@ def _arguments(line: str) -> list[ast.expr]:
 
 
 def _flops(name: str, line: str, shapes: Mapping[str, list[Any]]) -> int | None:
-    """By the operator's formula, from what a trace would say of the call."""
+    """By the operator's formula, from what a trace would record about the call."""
     try:
         arguments = _arguments(line)
     except SyntaxError:
@@ -224,7 +224,7 @@ def _concrete(argument: ast.expr) -> str:
 
 
 def _product_of_tensors(line: str, shapes: Mapping[str, list[Any]]) -> list[int | None]:
-    """The size of what two tensors are multiplied to; nothing if one of them is a number."""
+    """The size of the product of two tensors; empty if a factor is a number."""
     try:
         arguments = _arguments(line)
     except SyntaxError:

@@ -1,6 +1,6 @@
 """Compulsory bytes of matrix products, convolutions and attention.
 
-Their shapes are checked by their FLOP formula: a call that has no FLOPs has no bytes either.
+Their FLOP formula checks the shapes: a call without FLOPs has no bytes either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _flops(name: str, call: Operands) -> int:
-    """That the formula knows the call proves that its shapes fit."""
+    """If the formula accepts the call, its shapes fit."""
     count = flops(name, call.dims, call.types, call.concrete)
     if count is None:
         raise UnknownTrafficError
@@ -28,7 +28,7 @@ def _flops(name: str, call: Operands) -> int:
 
 
 def _product(first: int, dtype: int | None = None, beta: int | None = None) -> Rule:
-    """`[bias,] a @ b`: all three read, the product written, in the dtype asked for at `dtype`."""
+    """`[bias,] a @ b`: all three read, the product written, in the dtype requested at `dtype`."""
 
     def rule(name: str, call: Operands) -> int:
         _flops(name, call)
@@ -46,7 +46,7 @@ def _product(first: int, dtype: int | None = None, beta: int | None = None) -> R
 
 
 def _int_product(name: str, call: Operands) -> int:
-    """Of `int8`, the product is `int32`."""
+    """The product of `int8` is `int32`."""
     _flops(name, call)
     a, b = call.tensor(0), call.tensor(1)
     return call.read(0, 2) + a.shape[0] * b.shape[1] * 4
@@ -61,7 +61,7 @@ def _scaled_product(name: str, call: Operands) -> int:
 
 
 def _grouped_product(name: str, call: Operands) -> int:
-    """`_grouped_mm(a, b, offsets, bias, out_dtype)`: the groups split what they share."""
+    """`_grouped_mm(a, b, offsets, bias, out_dtype)`: the groups split a shared axis."""
     _flops(name, call)
     a, b = call.tensor(0), call.tensor(1)
     groups = call.tensor(2).shape if len(a.shape) == len(b.shape) == 2 else a.shape[:-2]
@@ -70,7 +70,7 @@ def _grouped_product(name: str, call: Operands) -> int:
 
 
 def _packed_product(name: str, call: Operands) -> int:
-    """A weight of 4 or 8 bits: the output is as wide as its scales are many."""
+    """A weight of 4 or 8 bits: the output is as wide as there are scales."""
     _flops(name, call)
     x = call.tensor(0)
     scales = call.tensor(2).shape[0] if "int8" in name else call.tensor(3).shape[1]
@@ -81,9 +81,9 @@ def _packed_product(name: str, call: Operands) -> int:
 
 
 def _convolution(*, transposed: int | bool = False, at: tuple[int, ...] = ()) -> Rule:
-    """Input, weight, bias and what is added read, the output written.
+    """Input, weight, bias and addend read, the output written.
 
-    `at`: stride, padding, dilation, output padding and groups of a transposed one.
+    `at`: positions of stride, padding, dilation, output padding and groups of a transposed one.
     """
 
     def rule(name: str, call: Operands) -> int:
@@ -92,7 +92,7 @@ def _convolution(*, transposed: int | bool = False, at: tuple[int, ...] = ()) ->
         if transposed if isinstance(transposed, bool) else call.flag(transposed):
             out = _transposed_output(call, x, weight, at)
         else:
-            out = count // (2 * prod(weight.shape[1:]))  # an output is so many products
+            out = count // (2 * prod(weight.shape[1:]))  # products for each output element
         return call.read(0, 5) + out * x.item  # tensors come before numbers
 
     return rule
@@ -115,7 +115,7 @@ def _transposed_output(call: Operands, x: Tensor, weight: Tensor, at: tuple[int,
 
 
 def _convolution_backward(name: str, call: Operands) -> int:
-    """The gradient read; the weight for the input's, the input for the weight's, if asked for."""
+    """The gradient read; the weight or the input too, for each gradient that was requested."""
     _flops(name, call)
     grad, x, weight = (call.tensor(i) for i in range(3))
     mask = [item.strip() == "True" for item in call.text(len(call) - 1).strip("[]").split(",")]
@@ -130,9 +130,9 @@ def _convolution_backward(name: str, call: Operands) -> int:
 
 
 def _attention(query: int = 0, *, bias: int | None = None, sums: int | bool = True) -> Rule:
-    """Queries, keys, values and a bias read; the output and the sums of the softmax written.
+    """Queries, keys, values and a bias read; the output and the softmax's sums written.
 
-    `sums`: whether a sum in single precision is kept for each row of scores, or where that says.
+    `sums`: whether each row of scores keeps a sum in single precision, or which argument says so.
     """
 
     def rule(name: str, call: Operands) -> int:
@@ -148,7 +148,7 @@ def _attention(query: int = 0, *, bias: int | None = None, sums: int | bool = Tr
 
 
 def _attention_backward(query: int = 1) -> Rule:
-    """Everything of the forward pass and the gradient read, three gradients written."""
+    """All tensors of the forward pass and the gradient read, three gradients written."""
 
     def rule(name: str, call: Operands) -> int:
         _flops(name, call)

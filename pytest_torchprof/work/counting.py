@@ -1,4 +1,4 @@
-"""FLOPs of a trace: which of its operators count, how many each has, and which nobody knows."""
+"""FLOPs of a trace: which operators count, how many FLOPs each has, and which are unknown."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def _ran(trace: Trace) -> Ran:
 
 
 def counts_flops(trace: Trace) -> Bools:
-    """Selected operators whose FLOPs count: of those within one another, the one that ran."""
+    """Selected operators whose FLOPs count: of nested ones, the one that ran."""
     return _ran(trace).counts
 
 
 def work_parent(trace: Trace) -> Ints:
-    """As `parent`, with what runs in forward mode beside the operator that it derives."""
+    """Like `parent`, but forward-mode derivatives are siblings of the operator they derive."""
     return _ran(trace).parent
 
 
 def only_shapes(trace: Trace) -> Bools:
-    """Events in which a tensor subclass learns a shape from fake tensors."""
+    """Events in which a tensor subclass computes a shape with fake tensors."""
     return _ran(trace).fake
 
 
@@ -63,7 +63,7 @@ def op_flops(trace: Trace) -> Ints:
     if len(rows):
         out[rows] = np.where(counts_flops(trace)[rows], counts, 0)
     for graph, events in graph_calls(trace).items():
-        # What the library did is inside; the rest are loops of inductor's own.
+        # Library calls are nested and counted; the rest are inductor's own loops.
         inside = sums(events, counts_flops(trace), out, work_parent(trace))
         out[events] = np.maximum(graphs(trace)[graph].flops - inside, 0)
     return out
@@ -71,7 +71,7 @@ def op_flops(trace: Trace) -> Ints:
 
 @question
 def graphs(trace: Trace) -> Mapping[str, Graph]:
-    """Compiled graphs that do products, as a live capture found them, by inductor's key."""
+    """Compiled graphs with products, as a live capture recorded them, by inductor's key."""
     return graphs_of(trace.facts)
 
 
@@ -91,10 +91,10 @@ def graph_calls(trace: Trace) -> dict[str, Ints]:
 
 @question
 def unknown_flops(trace: Trace) -> Bools:
-    """Selected operators whose FLOPs nobody knows: they have a formula, and no number.
+    """Selected operators with unknown FLOPs: they have a formula, but no number.
 
-    Not so an operator with one above it that counts, which says it all, or below it: then its
-    parts count. Of operators without a number within one another, only the outermost.
+    Excluded are operators with a counted one above them, which covers them, or below them, whose
+    parts count instead. Of nested operators without a number, only the outermost is included.
     """
     rows, counts = trace.whole.once(_formulas)
     unknown = np.zeros(len(trace), bool)
@@ -117,7 +117,7 @@ def _formula_ops(trace: Trace) -> tuple[Ints, list[OpArgs]]:
 
 
 def _formulas(trace: Trace) -> tuple[Ints, Ints]:
-    """Events that have a formula, and their FLOPs whether or not they are nested, or -1."""
+    """Events that have a formula, and their FLOPs (nested or not), or -1."""
     rows, args = trace.once(_formula_ops)
     known: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}
     calls: list[int] = []
@@ -128,7 +128,7 @@ def _formulas(trace: Trace) -> tuple[Ints, Ints]:
         return rows, _NONE
     found = [_flops_of(trace.names[name], *parts) for name, *parts in known]
     counts, call = int64_column([-1 if n is None else n for n in found]), int64_column(calls)
-    # In an old trace, calls that differ can look the same; a call that is alone is like none.
+    # In an old trace, different calls can look alike; do not share numbers between them then.
     if len(known) == len(calls) or not any(key[-1] for key in known):
         return rows, counts[call]
     allocating = trace.enclosing(trace.memory.event[trace.memory.bytes > 0])
@@ -139,5 +139,5 @@ def _formulas(trace: Trace) -> tuple[Ints, Ints]:
 
 @lru_cache(maxsize=10_000)
 def _flops_of(name: str, *parts: bytes) -> int | None:
-    """FLOPs of a call by what the trace says of its operands: tests call the same again."""
+    """FLOPs of a call from its recorded operands; cached, as tests repeat calls."""
     return flops(name, *map(decode_part, parts))

@@ -1,21 +1,21 @@
 """FLOPs of an operator, from what a profiler trace with shapes records about its call.
 
-What counts: a multiplication and an addition are two operations, as in
-`torch.utils.flop_counter.FlopCounterMode` (below: FCM). Only matrix products, convolutions,
-attention and recurrent layers count. Not counted: biases and other elementwise work. Counted in
-full, as in FCM: products with padding, the masked half of causal attention, complex numbers (as if
-they were real). A sparse operand makes the count unknown, where a trace tells it from a dense one:
-FCM takes some for dense, and says 0 of others.
+As in `torch.utils.flop_counter.FlopCounterMode` (below: FCM), a multiplication and an addition are
+two operations, and only matrix products, convolutions, attention and recurrent layers count. Biases
+and other elementwise work do not. Counted in full, as in FCM: products with padding, the masked
+half of causal attention, complex numbers (as if they were real). A sparse operand makes the count
+unknown where a trace distinguishes it from a dense one: FCM treats some as dense and reports 0 for
+others.
 
-The caller counts the outermost operator that has a number and nothing below it, unless what is
+The caller counts the outermost operator that has a number and nothing below it, unless something
 below ran in its place (`redispatch`). So an operator has a row here if it is a leaf, or if its
 number is at least as good as the sum of its parts. `aten::linear`, `matmul`, `einsum`, `bilinear`,
 `conv2d`, `lstm`, `scaled_dot_product_attention` and its math fallback,
 `_transformer_encoder_layer_fwd` and `_native_multi_head_attention` have none: traces show their
-parts. That of `quantized::linear` and the like is always unknown.
+parts. `quantized::linear` and the like are always unknown.
 
-Operand positions are those of the schemas in PyTorch's `native_functions.yaml`, and for the other
-namespaces those of their own registrations. Out-variants append their output, which is ignored.
+Operand positions follow the schemas in PyTorch's `native_functions.yaml`, and for other namespaces
+their own registrations. Out-variants append their output, which is ignored.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from typing import Any, Final
 
 from pytest_torchprof.core.plain import Plain
 
-_LARGEST = 2**63 - 1  # more is junk, and does not fit into an array
+_LARGEST = 2**63 - 1  # more is malformed, and does not fit into an array
 _TRUTH = {"True": True, "False": False}
 
 
 class UnknownCallError(ValueError):
-    """The call does not say what its formula needs."""
+    """The call lacks something its formula needs."""
 
 
 class Call(Plain, frozen=True):
-    """What the trace recorded about one call of an operator. Reading what is not there raises."""
+    """What the trace recorded about one call of an operator. Reading a missing value raises."""
 
     dims: Any
     types: Any
@@ -43,7 +43,7 @@ class Call(Plain, frozen=True):
     strides: Any = None
 
     def is_sparse(self, at: int) -> bool:
-        """Whether this is a tensor without strides, in a trace that has those of dense ones."""
+        """Whether this is a tensor without strides in a trace that has strides of dense ones."""
         known = isinstance(self.strides, list) and at < len(self.strides)
         return known and not self.strides[at] and self.has_tensor(at)
 
@@ -56,14 +56,14 @@ class Call(Plain, frozen=True):
         return at < len(self.dims) and bool(self.dims[at])
 
     def integers(self, at: int, count: int) -> list[int]:
-        """One integer for each axis; a list of one stands for all."""
+        """One integer for each axis; a list of one applies to all."""
         values = [int(item) for item in _items(self.concrete[at])]
         if len(values) not in {1, count}:
             raise UnknownCallError
         return values if len(values) == count else values * count
 
     def mask(self) -> list[bool]:
-        """Which gradients were asked of a backward operator. It comes last."""
+        """Which gradients a backward operator was asked for. It is the last argument."""
         return [_TRUTH[item] for item in _items(self.concrete[-1])]
 
 
@@ -71,7 +71,7 @@ Formula = Callable[[Call], int]
 
 
 def flops(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> int | None:
-    """FLOPs of a call; `None` if there is no formula or the trace does not say what it needs.
+    """FLOPs of a call; `None` if there is no formula or the trace lacks what it needs.
 
     The arguments are the trace's ``Input Dims``, ``Input type``, ``Concrete Inputs`` and, where it
     has them, ``Input Strides``.
@@ -82,12 +82,12 @@ def flops(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) 
     try:
         count = FORMULAS[name](Call(dims, types, concrete, strides))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        return None  # junk, or not in this trace
+        return None  # malformed, or not in this trace
     return count if 0 <= count <= _LARGEST else None
 
 
 def lacking(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> str:
-    """Of a call that has a formula and no number: what is missing, after the operator's name.
+    """For a call with a formula but no number: what is missing, to follow the operator's name.
 
     >>> lacking("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)
     'lacks Concrete Inputs'
@@ -107,7 +107,7 @@ def lacking(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None
 
 
 class _Asked:
-    """In the place of arguments: whether a formula reads any."""
+    """Stands in for the arguments: records whether a formula reads any."""
 
     read = False
 
@@ -146,15 +146,15 @@ def _product(first: int, rank: int) -> Formula:
 
 
 def _packing(call: Call) -> int:
-    """Two numbers share an element of type `float4_e2m1fn_x2`; FCM counts half the product."""
+    """An element of type `float4_e2m1fn_x2` holds two numbers; FCM counts half the product."""
     return 2 if "Float4_e2m1fn_x2" in str(call.types) else 1
 
 
 def _grouped_product(call: Call) -> int:
-    """`_grouped_mm`: the groups split the rows, the columns or the inner axis between them.
+    """`_grouped_mm`: the groups split the rows, the columns or the inner axis.
 
-    An axis that is split is longer than its groups where the last offset is not its end; the
-    offsets are not in the trace. FCM has no formula.
+    The axis that is split may be longer than the sum of its groups; the offsets are not in the
+    trace. FCM has no formula.
     """
     a, b = call.shape(0), call.shape(1)
     if not {len(a), len(b)} <= {2, 3} or a[-1] != b[-2]:
@@ -166,7 +166,7 @@ def _products(call: Call) -> int:
     """`_foreach_mm`: the products of two lists, pair by pair. FCM has no formula."""
     pairs = list(zip(call.dims[0], call.dims[1], strict=True))
     if not pairs:
-        raise UnknownCallError  # the profiler does not write down long lists
+        raise UnknownCallError  # the profiler omits long lists
     return sum(_product(0, 2)(Call(pair, call.types, None)) for pair in pairs)
 
 
@@ -179,11 +179,11 @@ def _combination(call: Call) -> int:
 
 
 def _distances(call: Call) -> int:
-    """`_cdist_forward(x1, x2, p, compute_mode)`, the direct form, which torch takes up to 25 rows.
+    """`_cdist_forward(x1, x2, p, compute_mode)`: the direct form, used for up to 25 rows.
 
-    From 26 on, Euclidean distances are a product of rows that are longer by two (`aten::mm` inside
-    of `_euclidean_dist`); they count the same in either form. Other distances are no products. FCM
-    says 0 in both cases, and counts the gradients from 26 rows on.
+    From 26 rows on, Euclidean distances are a product whose inner axis is longer by two (`aten::mm`
+    inside `_euclidean_dist`); both forms count the same. Other distances are not products. FCM
+    reports 0 in both cases, and counts the gradients from 26 rows on.
     """
     (*batch, rows, width), (*_, others, width_2) = call.shape(0), call.shape(1)
     if width != width_2:
@@ -194,13 +194,13 @@ def _distances(call: Call) -> int:
 
 
 def _distances_backward(call: Call) -> int:
-    """`_cdist_backward(grad, x1, x2, p, cdist)`: the gradient of `x1`, a product for Euclid's."""
+    """`_cdist_backward(grad, x1, x2, p, cdist)`: the gradient of `x1`, a product if Euclidean."""
     (*batch, rows, width), (*_, others, _) = call.shape(1), call.shape(2)
     return 2 * prod(batch) * rows * others * width if float(call.concrete[3]) == 2 else 0
 
 
 def _vector_product(first: int, rank: int) -> Formula:
-    """`[m, k] @ [k]` is `2 m k`, and a dot product `2 k`. FCM says 0."""
+    """`[m, k] @ [k]` is `2 m k`, and a dot product `2 k`. FCM reports 0."""
 
     def formula(call: Call) -> int:
         a, b = call.shape(first), call.shape(first + 1)
@@ -212,7 +212,7 @@ def _vector_product(first: int, rank: int) -> Formula:
 
 
 def _linear(x: int, weight: int) -> Formula:
-    """`[..., k]` times a matrix that has an axis `k`, whichever way it is stored. FCM says 0."""
+    """`[..., k]` times a matrix with an axis `k`, in either storage order. FCM reports 0."""
 
     def formula(call: Call) -> int:
         a, b = call.shape(x), call.shape(weight)
@@ -230,10 +230,10 @@ def _int4_product(call: Call) -> int:
 
 # --------------------------------------------------------------------------------- convolutions
 # A weight is [out, in / groups, *kernel], of a transposed convolution [in, out / groups, *kernel].
-# Every place of the output, or of the input if transposed, meets the whole weight once. So groups
-# need no care. FCM's `conv_flop_count` says the same of a forward pass. It reads arguments at the
-# positions of `aten::convolution` also for `cudnn_convolution` (taking `benchmark` for
-# `transposed`) and `_slow_conv2d_forward`, which nobody sees because the former hides them.
+# Each position of the output (of the input if transposed) uses the whole weight once, so groups
+# need no special case. FCM's `conv_flop_count` agrees for a forward pass. It reads the arguments of
+# `cudnn_convolution` and `_slow_conv2d_forward` at the positions of `aten::convolution` (taking
+# `benchmark` for `transposed`), which goes unnoticed because the latter hides them.
 
 
 def _convolution(
@@ -262,7 +262,7 @@ def _convolution(
 
 
 def _transposed_convolution(x: int = 0, weight: int = 1) -> Formula:
-    """Forward pass, whatever stride, padding and output padding are."""
+    """Forward pass, for any stride, padding and output padding."""
 
     def formula(call: Call) -> int:
         batch, _, *size = call.shape(x)
@@ -281,15 +281,15 @@ def _any_convolution(call: Call) -> int:
 
 
 def _quantized_convolution(call: Call) -> int:
-    """`onednn::qconv*_pointwise(qx, scale, zero, qw, scale, zero, [to add,] bias, stride, ...)`."""
+    """`onednn::qconv*_pointwise(qx, scale, zero, qw, scale, zero, [addend,] bias, stride, ...)`."""
     later = 0 if call.concrete[7] else 1
     return _convolution(7 + later, 8 + later, 9 + later, weight=3)(call)
 
 
 def _convolution_backward(grad: int = 0, x: int = 1, *, transposed: bool | int = False) -> Formula:
-    """Each gradient asked for, of the input and of the weight, costs as much as the forward pass.
+    """Each requested gradient, of the input or the weight, costs as much as the forward pass.
 
-    `transposed` is a fact or the position of one; the weight is the third operand. FCM counts the
+    `transposed` is the value or its position; the weight is the third operand. FCM counts the
     gradient of a grouped convolution's weight `groups` times too high.
     """
 
@@ -306,9 +306,9 @@ def _convolution_backward(grad: int = 0, x: int = 1, *, transposed: bool | int =
 
 
 def _pointwise(unary: Formula, binary: Formula) -> Formula:
-    """Two operators of oneDNN under one name: `(X, W, B?, ...)` and `(X, other, W, B?, ...)`.
+    """Two oneDNN operators with one name: `(X, W, B?, ...)` and `(X, other, W, B?, ...)`.
 
-    What `torch.compile` with freezing makes of linear layers in bf16 and of convolutions.
+    `torch.compile` with freezing makes these of bf16 linear layers and of convolutions.
     """
     return lambda call: (binary if len(call.dims[2]) > 1 else unary)(call)
 
@@ -319,16 +319,16 @@ def _pointwise(unary: Formula, binary: Formula) -> Formula:
 class Attention(Plain, frozen=True):
     """Two matrix products forward, five backward (the scores again, then four gradients).
 
-    FCM's `sdpa_flop_count` and `sdpa_backward_flop_count`: `2 × heads × pairs × width` for each
-    product, over all pairs of a query and a key; heads of keys are shared by groups of queries;
-    causal masks and windows do not make it less (see `masks`). `heads` is the axis of the heads;
-    FCM takes it for 1 also in the inner flash and efficient operators, where it is 2. All else are
-    positions: keys and values follow the queries, and what is about keys follows what is about
+    As in FCM's `sdpa_flop_count` and `sdpa_backward_flop_count`: `2 × heads × pairs × width` for
+    each product, over all pairs of a query and a key; groups of queries share the heads of keys;
+    causal masks and windows do not reduce it (see `masks`). `heads` is the axis of the heads; FCM
+    assumes 1 also for the inner flash and efficient operators, where it is 2. All others are
+    positions: keys and values follow the queries, and an argument about keys follows the one about
     queries.
 
-    Sequences of varying length come packed along one axis, and their lengths are in a tensor that
-    is not in the trace (`offsets`). The number of pairs follows if all queries or all keys are as
-    long as the longest. `unless`: further tensors that tell lengths or where the keys are.
+    Sequences of varying length are packed along one axis, and their lengths are in a tensor that
+    is not in the trace (`offsets`). The number of pairs is known if all queries or all keys are as
+    long as the longest. `unless`: positions of further tensors with lengths or key locations.
     """
 
     query: int = 0
@@ -362,7 +362,7 @@ class Attention(Plain, frozen=True):
         return 2 * h * pairs * passes
 
     def lengths(self, call: Call) -> tuple[int, int]:
-        """Queries and keys of each sequence, where all are alike."""
+        """Queries and keys of each sequence, if all are alike."""
         packed = self._is_packed(call)
         (_, _, tokens, _), (_, _, keys, _) = (
             _heads_first(call.shape(self.query + i), self.heads, packed=packed) for i in range(2)
@@ -378,7 +378,7 @@ class Attention(Plain, frozen=True):
         return self.offsets is not None and call.has_tensor(self.offsets)
 
     def _sequences(self, call: Call) -> tuple[int, int, int]:
-        """How many there are, and the most queries and keys of one."""
+        """The number of sequences, and the most queries and keys in one."""
         assert self.offsets is not None  # noqa: S101 - it is packed
         most, most_keys = (int(call.concrete[self.longest + i] or 0) for i in range(2))
         return call.shape(self.offsets)[0] - 1, most, most_keys
@@ -393,9 +393,9 @@ def _heads_first(shape: list[int], heads: int, *, packed: bool) -> tuple[int, in
 
 
 # ----------------------------------------------------------------------------- recurrent layers
-# Every token meets every weight matrix once, in each pass: forward, gradient of the input,
-# gradient of the weights. FCM says 0 for all of these. Where a layer is not fused, its matrix
-# products are in the trace.
+# Every token is multiplied by every weight matrix once in each pass: forward, gradient of the
+# input, gradient of the weights. FCM reports 0 for all of these. Where a layer is not fused, its
+# matrix products are in the trace.
 _GATES = (1, 1, 4, 3)  # by mode: RNN with ReLU, RNN with tanh, LSTM, GRU
 
 
@@ -407,7 +407,7 @@ def _recurrent(weights: int, mode: int, *, projection: bool = True) -> Formula:
         known = [w for w in map(_shape, call.dims[weights]) if len(w) == 2]
         if known:
             return 2 * prod(tokens) * sum(map(prod, known))
-        # More than 30 weights, which the profiler does not write down: 4 layers both ways.
+        # More than 30 weights, which the profiler omits: 4 bidirectional layers.
         gates, hidden = _GATES[int(call.concrete[mode])], int(call.concrete[mode + 1])
         projected = int(call.concrete[mode + 2]) if projection else 0
         layers = int(call.concrete[mode + 2 + projection])
@@ -421,14 +421,14 @@ def _recurrent(weights: int, mode: int, *, projection: bool = True) -> Formula:
 
 
 def _recurrent_backward(forward: Formula) -> Formula:
-    """The gradient of the input is always computed, that of the weights if asked for."""
+    """The gradient of the input is always computed, that of the weights on request."""
     return lambda call: forward(call) * (1 + call.mask()[3])
 
 
 def _recurrent_onednn(passes: int) -> Formula:
     """`mkldnn_rnn_layer(input, weight_ih, weight_hh, ...)`, a layer in one direction.
 
-    The parts of an LSTM on a CPU. Backward, both gradients are always computed.
+    An LSTM on a CPU consists of these. The backward pass always computes both gradients.
     """
 
     def formula(call: Call) -> int:
@@ -445,7 +445,7 @@ def _recurrent_onednn(passes: int) -> Formula:
 
 
 def _packed_product(call: Call) -> int:  # noqa: ARG001 - every formula takes one
-    """The weight is an opaque object, whose shape no trace holds: unknown, and not nothing."""
+    """The weight is an opaque object whose shape is in no trace: unknown, not 0."""
     raise UnknownCallError
 
 
@@ -532,7 +532,7 @@ FORMULAS: Final[Mapping[str, Formula]] = {
     "aten::_slow_conv2d_backward": _convolution_backward(),
     "aten::mps_convolution_backward": _convolution_backward(1, 0),
     "aten::mps_convolution_transpose_backward": _convolution_backward(1, 0, transposed=True),
-    # Attention. FCM says 0 for the operators of the CPU (pytorch/pytorch#195460), of MPS, of the
+    # Attention. FCM reports 0 for the operators of the CPU (pytorch/pytorch#195460), of MPS, of the
     # overrideable backend and of the flash-attn packages.
     "aten::_scaled_dot_product_flash_attention": Attention(),
     "aten::_scaled_dot_product_flash_attention_for_cpu": Attention(),

@@ -1,8 +1,8 @@
-"""Guess from names whether kernels and operators outside torch do products.
+"""Guess from names whether kernels and operators outside torch compute products.
 
-A product is a multiplication and an addition of many pairs of numbers: of matrices, in a
-convolution, in attention, in a Fourier transform. Names are all that a trace has of code that
-others wrote. A name that says nothing may stand for a product.
+A product multiplies and adds many pairs of numbers: a matrix product, a convolution, attention, a
+Fourier transform. For third-party code, a trace has nothing but names. A name that reveals nothing
+may stand for a product.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from typing import Final
 
 from pytest_torchprof.work.kernel_names import is_main
 
-#: No products, whatever else is in the name: what inductor writes for elementwise work,
-#: reductions and copies (`triton_poi_fused_convolution_22` adds a bias), collectives, and moves of
-#: what attention keeps.
+#: Never products, whatever else is in the name: inductor's elementwise work, reductions and copies
+#: (`triton_poi_fused_convolution_22` adds a bias), collectives, and moves of an attention cache.
 _NEVER: Final = (
     r"triton_(poi|red|per|for|sort|split_scan)_|^(void )?(nccl|rccl|msccl)|reshape_and_cache"
     r"|(swap|copy|gather|concat\w*)_(blocks|cache|kv)|merge_attn_states"
 )
-#: Products under names that `is_main` does not know: its question is which kernel of several.
+#: Products whose names `is_main` does not match: it only picks the main kernel of several.
 _PRODUCTS: Final = (
     r"(?<!co)mm(?![a-z])|(?<![a-z])\w*mv(?![a-z])|matmul|gemm|conv(?!ert)|attention|attn|einsum|marlin"
     r"|(?<![a-z])(moe|mla|mha|gqa|sdpa|lora|dot|linear)(?![a-z])|mamba|selective_scan|chunk_scan"
     r"|trsm|trmm|syrk|symm(?!etric)|herk|potrf|getrf|geqrf|ormqr|gesvd|syevd|heevd|(?<![a-z])i?r?c?fft"
 )
-#: Operators, not kernels, that are made of products: a layer, a decomposition.
+#: Operators, not kernels, that contain products: a layer, a decomposition.
 _LAYERS: Final = (
     r"mlp|ffn|feed_?forward"
     r"|(?<![a-z])(lstm|gru|proj|projection|matvec|product|cdist|bilinear|svd|cholesky)(?![a-z])"
@@ -47,13 +46,13 @@ _WITHOUT: Final = rf"{_WORK_WITHOUT}|at::native::|at_cuda_detail|^(void )?(cub|t
 
 
 def _has(pattern: str, name: str) -> bool:
-    """Compiled with the first name that asks: few tests have one."""
+    """Compiled only when first used: few tests have such a name."""
     return re.search(pattern, name, re.IGNORECASE) is not None
 
 
 @lru_cache(maxsize=100_000)
 def kernel_may_multiply(name: str) -> bool:
-    """Whether a kernel of this name does products, for all that one can know.
+    """Whether a kernel of this name may compute products.
 
     >>> kernel_may_multiply("ampere_sgemm_128x64_tn"), kernel_may_multiply("my_kernel")
     (True, True)
@@ -63,13 +62,13 @@ def kernel_may_multiply(name: str) -> bool:
     if _has(_NEVER, name):
         return False
     own = name.replace("(anonymous namespace)::", "").partition("(")[0]  # without arguments
-    plain = own.partition("<")[0]  # templates name much that a kernel does not do
+    plain = own.partition("<")[0]  # template arguments name more than the kernel does
     return is_main(own) or _has(_PRODUCTS, plain) or not _has(_WITHOUT, own)
 
 
 @lru_cache(maxsize=10_000)
 def operator_may_multiply(name: str) -> bool:
-    """The same of an operator that is not torch's.
+    """The same for an operator that is not torch's.
 
     >>> operator_may_multiply("aiter::mha_batch_prefill"), operator_may_multiply("mylib::step")
     (True, True)

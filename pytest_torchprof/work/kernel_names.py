@@ -16,8 +16,8 @@ MAIN_KERNEL: Final = late(
 )
 
 
-#: … and what goes before and after it under such names. Templates name much that they do not do,
-#: so only what is before them counts, up to a split sum of CUTLASS.
+#: … and helpers before and after it under such names. Template arguments name more than the kernel
+#: does, so only the part before them counts, up to CUTLASS's split sum.
 _HELPER: Final = late(
     r"^[^<]*(reduce|convert|combine|dot_do_o|transpose|nchw\w*nhwc|nhwc\w*nchw|im2col|col2im"
     r"|Offsets|generateWinogradTiles|elementwise|epilogue::impl|scalePacked|fill|memset)"
@@ -26,7 +26,7 @@ _HELPER: Final = late(
 )
 
 
-#: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention is of it too).
+#: Single precision that runs as TF32: cuBLAS, cuDNN, CUTLASS (whose fp32 attention uses it too).
 TF32_KERNEL: Final = late(
     r"tf32|xf32|s1688(?!\w*(bf|f|fp)16)|nvjet_s|fmha_cutlass[FB]_f32\w*_sm80", re.IGNORECASE
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _gather_rows(_: str, call: Operands) -> int:
-    """`embedding(table, indices)`: as many rows as indices, at most the table, not more."""
+    """`embedding(table, indices)`: one row for each index, but no more than the table has."""
     table, index = call.tensor(0), call.tensor(1)
     out = prod(index.shape) * prod(table.shape[1:])
     return index.bytes + (min(out, table.distinct) + out) * table.item
@@ -71,7 +71,7 @@ def _pool(stride: int, padding: int, dilation: int | None, ceil: int, *, indices
         for i, k, s, p, d in zip(x.shape[-n:], kernel, *sides, strict=True):
             places = i + 2 * p - d * (k - 1) - 1
             count = (places + (s - 1) * up) // s + 1
-            # Rounded up, the last window still begins inside.
+            # With `ceil_mode`, the last window must still begin inside.
             out *= count - (up and (count - 1) * s >= i + p)
         return x.bytes + out * (x.item + 8 * indices)
 
@@ -95,7 +95,7 @@ def _resized_backward(_: str, call: Operands) -> int:
 
 
 def _max_pool_backward(_: str, call: Operands) -> int:
-    """`(grad, x, ..., indices)`: of the input only the shape is needed."""
+    """`(grad, x, ..., indices)`: only the shape of the input is needed."""
     grad, x, index = call.tensor(0), call.tensor(1), call.tensor(7)
     return grad.bytes + index.bytes + prod(x.shape) * x.item
 
@@ -118,7 +118,7 @@ def _joined(_: str, call: Operands) -> int:
 
 
 def _foreach(name: str, call: Operands) -> int:
-    """Every list read, the first or one like it written."""
+    """Every list read; the first, or one like it, written."""
     lists = [at for at in range(len(call)) if call.types[at] == "TensorList"]
     read = sum(map(call.list_bytes, lists))
     return (0 if name.endswith("zero_") else read) + call.list_bytes(0)

@@ -1,11 +1,11 @@
-"""How much of attention its mask keeps: the work of a kernel that skips the rest.
+"""How much of attention a mask leaves: the work of a kernel that skips the rest.
 
 `flops` counts all pairs of a query and a key, as `FlopCounterMode` does. Flash kernels skip what a
-causal mask or a window hides, so to rate them by all pairs would say up to twice what they reach.
-Only arguments tell: a mask that is a tensor may be anything, and is added, not skipped.
+causal mask or a window hides, so rating them by all pairs would overstate them up to twofold. Only
+arguments count here: a mask tensor may hold anything, and is added, not skipped.
 
-Positions and meanings are those of the schemas, in PyTorch's `native_functions.yaml`, in
-`torch/nn/attention/varlen.py`, and in flash-attention's `flash_attn_interface.py` and
+Positions and meanings are from the schemas in PyTorch's `native_functions.yaml`, from
+`torch/nn/attention/varlen.py`, and from flash-attention's `flash_attn_interface.py` and
 `hopper/flash_api.cpp`.
 """
 
@@ -24,12 +24,12 @@ Corner = Literal["upper left", "lower right", "square", "by type"]
 
 
 class Mask(Plain, frozen=True):
-    """Where the arguments are that tell, and where the diagonal of a causal mask begins.
+    """Positions of the mask's arguments, and where the diagonal of a causal mask begins.
 
-    ``corner``: a causal mask lets the first query see the first key (``upper left``), or the last
-    query the last key; it is known only of as many queries as keys (``square``), or the argument is
-    a number, 1 or 2, that says which (``by type``). ``window``: how many keys before and after the
-    diagonal can be seen, in two arguments, or in one if it is a list.
+    ``corner``: a causal mask aligns the first query with the first key (``upper left``) or the last
+    query with the last key (``lower right``); it is known only for as many queries as keys
+    (``square``); or the argument, 1 or 2, says which (``by type``). ``window``: how many keys
+    before and after the diagonal are visible, as two arguments or as one list.
     """
 
     causal: int
@@ -37,7 +37,7 @@ class Mask(Plain, frozen=True):
     window: int | None = None
 
     def share(self, call: Call, attention: Attention) -> float:
-        """The part of all pairs of a query and a key that can be seen."""
+        """The share of all pairs of a query and a key that is visible."""
         kind = call.concrete[self.causal]
         before, after = self._sides(call)
         after = 0 if kind in _CAUSAL else after
@@ -70,8 +70,8 @@ def _up_to(tokens: int, keys: int, last: int) -> int:
     >>> _up_to(3, 3, 0), _up_to(2, 4, 2), _up_to(3, 2, -1)
     (6, 7, 3)
     """
-    first = max(0, -last)  # the first query that sees any
-    full = max(first, min(tokens, keys - 1 - last))  # the first that sees them all
+    first = max(0, -last)  # the first query that sees any key
+    full = max(first, min(tokens, keys - 1 - last))  # the first that sees all keys
     some = full - first if first < tokens else 0
     growing = some * (first + last + 1) + some * (some - 1) // 2
     return growing + max(0, tokens - max(full, first)) * keys
@@ -110,9 +110,9 @@ MASKS: Final[Mapping[str, Mask]] = {
 
 
 def is_known(name: str, concrete: Any) -> bool:
-    """Whether a call says if it is causal, or there is nothing to say.
+    """Whether a call says if it is causal, or needs no such argument.
 
-    >>> told("aten::_scaled_dot_product_flash_attention", ["", "", "", "0.", "", "False", ""])
+    >>> is_known("aten::_scaled_dot_product_flash_attention", ["", "", "", "0.", "", "False", ""])
     False
     """
     try:
@@ -122,9 +122,9 @@ def is_known(name: str, concrete: Any) -> bool:
 
 
 def share(name: str, dims: Any, types: Any, concrete: Any) -> float | None:
-    """The part of all pairs that the mask leaves, 0 to 1; None where the lengths are not told.
+    """The share of all pairs that the mask leaves, 0 to 1; None where the lengths are unknown.
 
-    Of a call that does not say whether it is causal, it is 1.
+    It is 1 for a call that does not say whether it is causal.
 
     >>> flash = "aten::_scaled_dot_product_flash_attention"
     >>> share(flash, [[1, 2, 3, 64]] * 3, None, ["", "", "", "0.", "True", "False", ""])
@@ -136,4 +136,4 @@ def share(name: str, dims: Any, types: Any, concrete: Any) -> float | None:
     try:
         return MASKS[name].share(Call(dims, types, concrete), formula)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        return None  # junk, or not in this trace
+        return None  # malformed, or not in this trace

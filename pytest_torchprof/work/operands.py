@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from pytest_torchprof.core.plain import Plain
 
-#: Bytes of an element by the name of its C++ type, which is what ``Input type`` holds: spellings
-#: of gcc, clang and MSVC. Source: ``c10/core/ScalarType.h`` and ``typeid`` names.
+#: Bytes of an element by its C++ type, which is what ``Input type`` holds, in the spellings of gcc,
+#: clang and MSVC. Source: ``c10/core/ScalarType.h`` and ``typeid`` names.
 ELEMENT_BYTES: Final[Mapping[str, int]] = {
     "bool": 1,
     "unsigned char": 1,
@@ -45,7 +45,7 @@ ELEMENT_BYTES: Final[Mapping[str, int]] = {
     "c10::qint32": 4,
 }
 
-#: The number of a dtype where it is an argument (``ScalarType``), to its C++ type.
+#: The number of a dtype passed as an argument (``ScalarType``) -> its C++ type.
 SCALAR_TYPES: Final[Mapping[str, str]] = {
     "0": "unsigned char",
     "1": "signed char",
@@ -73,11 +73,11 @@ _REAL = {"float", "double", "c10::Half", "c10::BFloat16"}
 
 
 class UnknownTrafficError(ValueError):
-    """The call does not say what its rule needs."""
+    """The call lacks something its rule needs."""
 
 
 def category(dtype: str) -> int:
-    """0 bool, 1 integer, 2 floating point, 3 complex: what decides when dtypes are mixed."""
+    """0 bool, 1 integer, 2 floating point, 3 complex: decides when dtypes are mixed."""
     if dtype not in ELEMENT_BYTES:
         raise UnknownTrafficError
     if "complex" in dtype:
@@ -86,7 +86,7 @@ def category(dtype: str) -> int:
 
 
 class Tensor(NamedTuple):
-    """One operand: its shape, its C++ type, its strides in elements if the trace has them."""
+    """One operand: its shape, its C++ type, and its strides in elements if the trace has them."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -101,9 +101,9 @@ class Tensor(NamedTuple):
 
     @property
     def distinct(self) -> int:
-        """Elements in memory: what is expanded or overlaps is there once.
+        """Elements in memory: expanded or overlapping ones count once.
 
-        Without strides, as in traces before 2024, every element is taken for one of its own.
+        Without strides, as in traces before 2024, every element counts as distinct.
         """
         count = prod(self.shape)
         if not count or self.strides is None or len(self.strides) != len(self.shape):
@@ -119,9 +119,9 @@ class Tensor(NamedTuple):
 
 
 class Operands(Plain, frozen=True):
-    """What the trace recorded about one call. Reading what is not there raises.
+    """What the trace recorded about one call. Reading a missing value raises.
 
-    ``item_bytes`` is the size of the elements of tensor lists, of which a trace has no types.
+    ``item_bytes`` is the element size of tensor lists, whose types a trace lacks.
     """
 
     dims: Any
@@ -134,7 +134,7 @@ class Operands(Plain, frozen=True):
         return len(self.dims)
 
     def optional(self, at: int) -> Tensor | None:
-        """The tensor at this position; None for a number, a list, or nothing at all."""
+        """The tensor at this position; None for a number, a list, or no argument."""
         if at >= len(self.dims) or self.types[at] not in ELEMENT_BYTES:
             if at < len(self.dims) and self.dims[at]:
                 raise UnknownTrafficError  # a tensor of an unknown type, or a list of tensors
@@ -160,7 +160,7 @@ class Operands(Plain, frozen=True):
         return sum(tensor.bytes for tensor in self.tensors(start, stop))
 
     def list_bytes(self, at: int) -> int:
-        """Bytes of a list of tensors, which the profiler writes down if it has at most 30."""
+        """Bytes of a list of tensors, which the profiler records up to a length of 30."""
         shapes = self.dims[at]
         if self.types[at] != "TensorList" or not shapes or self.item_bytes is None:
             raise UnknownTrafficError
@@ -174,7 +174,7 @@ class Operands(Plain, frozen=True):
         return sum(prod(_ints(shape)) for shape in self.dims[at])
 
     def text(self, at: int) -> str:
-        """An argument as it is written, "" for none."""
+        """An argument as text, "" for none."""
         value = self.concrete[at]
         if not isinstance(value, str):
             raise UnknownTrafficError
@@ -185,23 +185,23 @@ class Operands(Plain, frozen=True):
         return {"True": True, "False": False}[self.text(at)]
 
     def integers(self, at: int) -> list[int]:
-        """A list of integers, or one, or none at all."""
+        """A list of integers, one integer, or none."""
         items = self.text(at).strip("[]").split(",")
         return [int(item) for item in items if item.strip()]
 
     def dtype(self, at: int, otherwise: str) -> str:
-        """A dtype that was asked for, if any was."""
+        """The requested dtype, if any."""
         if at >= len(self.dims) or self.types[at] != "Scalar":
             return otherwise
         return SCALAR_TYPES[self.text(at)]
 
 
-#: From an operator's name and call to its bytes. Raises any of the usual errors if it cannot.
+#: From an operator's name and call to its bytes. Raises if it cannot compute them.
 Rule = Callable[[str, Operands], int]
 
 
 def broadcast(tensors: list[Tensor]) -> tuple[int, ...]:
-    """The shape of what is computed of these, element by element."""
+    """The broadcast shape of these tensors."""
     rank = max(len(t.shape) for t in tensors)
     padded = [(1,) * (rank - len(t.shape)) + t.shape for t in tensors]
     out = tuple(0 if 0 in axis else max(axis) for axis in zip(*padded, strict=True))
@@ -211,10 +211,10 @@ def broadcast(tensors: list[Tensor]) -> tuple[int, ...]:
 
 
 def promoted(tensors: list[Tensor], numbers: list[str]) -> str:
-    """The dtype of what is computed of these tensors and numbers (``torch.result_type``).
+    """The result dtype for these tensors and numbers (``torch.result_type``).
 
-    A tensor without dimensions, which is also how a Python number may be recorded, decides only
-    if its category is the highest. Where it is a double among integers, it could be either.
+    A tensor without dimensions, which may also be a recorded Python number, decides only if its
+    category is the highest. A zero-dimensional double among integers could be either.
     """
     wide = [t for t in tensors if t.shape] or tensors
     out = wide[0].dtype

@@ -1,16 +1,16 @@
 """Classify torch's operators by their FLOPs.
 
-A formula counts products only (see `pytest_torchprof.work.flops`). So an operator is one of these:
+A formula counts products only (see `pytest_torchprof.work.flops`), so an operator is one of these:
 
 - `counted`: it has a formula;
-- `idle`: it does no arithmetic: a view, an allocation, a copy, a question about a tensor;
-- `none`: it does some, and no products: its FLOPs are 0;
-- `parts`: it is made of others, which a trace shows;
-- `computes`: it does products, or what takes their place, and nobody has a formula;
-- `unknown`: it is in no table, as those of other libraries, and its name may stand for products;
-- `around`: it is no operator, but an annotation, a node of autograd, a compiled region.
+- `idle`: no arithmetic: a view, an allocation, a copy, a query about a tensor;
+- `none`: arithmetic without products: its FLOPs are 0;
+- `parts`: it is made of other operators, which a trace shows;
+- `computes`: it computes products, or something equivalent, and has no formula;
+- `unknown`: it is in no table, like other libraries' operators, and its name may mean products;
+- `around`: not an operator, but an annotation, a node of autograd, a compiled region.
 
-A test holds the table against every operator that torch registers.
+A test checks the table against every operator that torch registers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Work = Literal["counted", "idle", "none", "parts", "computes", "unknown", "aroun
 
 _OPERATOR: Final = late(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+$")
 
-#: Names that many tests have, and that the patterns below fit too. For these alone none of them is
-#: compiled, which takes some 10 ms.
+#: Common names, which the patterns below match too. Listing them avoids compiling the patterns,
+#: which takes some 10 ms.
 _USUAL: Final[Mapping[Work, str]] = {
     "parts": """
         conv1d conv2d gru lstm scaled_dot_product_attention scaled_dot_product_attention_math
@@ -59,8 +59,8 @@ _USUAL: Final[Mapping[Work, str]] = {
         tanh_backward threshold_backward tril triu unique unique2 var var_mean
     """,
 }
-#: Operators of the namespace aten, without underscores at their ends and without what `_DERIVED`
-#: takes off: patterns of whole names, between blanks. The first that fits decides.
+#: Operators of the namespace aten, without leading and trailing underscores and without what
+#: `_DERIVED` strips: patterns of whole names, separated by blanks. The first match decides.
 _ATEN: Final[Mapping[Work, str]] = {
     "computes": r"""
         # Fourier transforms and decompositions: what torch gives to MKL, cuFFT, LAPACK, MAGMA
@@ -90,7 +90,7 @@ _ATEN: Final[Mapping[Work, str]] = {
         trilinear backward
     """,
     "idle": r"""
-        # questions about a tensor, its storage, devices, random generators, autograd, script
+        # queries about a tensor, its storage, devices, random generators, autograd, script
         (is|has|get|set|q|use|can|test|debug|validate|assert|make|retain|retains|sym)_\w+ is
         isnot not size\w* numel dim\w* (sparse|dense)_dim stride storage_offset element_size
         device version nnz len result_type promote_types qscheme infer_size equal allclose item
@@ -122,7 +122,7 @@ _ATEN: Final[Mapping[Work, str]] = {
         pack_padded_sequence vulkan\w* sparse_semi_structured_\w+ (index_)?masked_select
     """,
     "none": r"""
-        # one number from one or a few
+        # elementwise
         (special|amp|bitwise|logical|philox|sobol)_\w+ foreach_(?!mm|addmm|bmm)\w+
         fused_(ada\w+|sgd|dropout|rms_norm|moving\w+) abs(olute)? neg(ative)? sgn? sign(bit)?
         (arc)?(a?(sin|cos|tan)h?)2? arc(sin|cos|tan)h?2? exp2? expm1
@@ -136,7 +136,7 @@ _ATEN: Final[Mapping[Work, str]] = {
         igammac? i0 clamp(_max|_min)? clip threshold sigmoid tanh relu6? (leaky|p|r)_?relu\w*
         prelu_kernel rrelu_with_noise c?elu selu g?elu glu silu mish softplus
         (hard|soft)(shrink|sigmoid|swish|tanh) infinitely_differentiable_gelu
-        # sums, norms, orders, scans, histograms, places
+        # sums, norms, orders, scans, histograms, indexing
         (nan)?(sum|mean|median|quantile) prod std(_mean)? var(_mean)? a?(max|min) aminmax
         arg(max|min|sort|where) all any (logsum|logcumsum)exp
         (log_|safe_|masked_|sparse_|nested_tensor_)*softmax(_with_shape)? dist pdist
@@ -166,7 +166,7 @@ _ATEN: Final[Mapping[Work, str]] = {
         fft_(i?fftshift|r?fftfreq)
     """,
 }
-#: Of TorchScript, on text, lists and numbers.
+#: TorchScript's operators on text, lists and numbers.
 _SCRIPT: Final = """
     Bool Complex ComplexImplicit Delete Float FloatImplicit Generator Int IntImplicit
     ScalarImplicit Size append bin capitalize center chr clear contains copy count degrees
@@ -181,7 +181,7 @@ _DERIVED: Final = late(
     r"(_backward|_backward_data|_double_backward|_forward|_copy|_functional|_jvp|_like|_as|_impl"
     r"|_out|_)$"
 )
-#: Of torch's other namespaces, in the same way, with the namespace.
+#: torch's other namespaces, in the same form, with the namespace.
 _OTHERS: Final[Mapping[Work, str]] = {
     "parts": r"""
         prims::(svd|fft_\w+) prim::(mkldnn_convolution|MM\w+|\w+(Group|Graph|Subgraph))
@@ -206,8 +206,8 @@ _OTHERS: Final[Mapping[Work, str]] = {
         quantization::(_Bfloat16QuantizedToFloat|_FloatToBfloat16Quantized)
     """,
 }
-#: Namespaces in which torch has nothing else that does products, whatever a later one adds. Where
-#: a name there stands for products, it is somebody else's.
+#: Namespaces in which torch has no other products, now or later. A name there that means products
+#: belongs to another library.
 _SPACES: Final[Mapping[Work, str]] = {
     "idle": r"""
         inductor::(?!accumulate)\w+
@@ -222,7 +222,7 @@ _SPACES: Final[Mapping[Work, str]] = {
 
 
 class _Names(NamedTuple):
-    """Whole names: plain ones, and an expression, compiled with the first name that needs it."""
+    """Whole names: plain ones, and a pattern that is compiled only when needed."""
 
     plain: frozenset[str]
     patterns: str
@@ -247,7 +247,7 @@ _OF_USUAL: Final = {name: work for work, text in _USUAL.items() for name in text
 
 @lru_cache(maxsize=10_000)
 def work_of(name: str) -> Work:
-    """What an operator does, by its name as traces have it.
+    """What kind of work an operator does, by its name in traces.
 
     >>> work_of("aten::mm"), work_of("aten::linear"), work_of("aten::_fft_r2c")
     ('counted', 'parts', 'computes')
@@ -262,7 +262,7 @@ def work_of(name: str) -> Work:
 
 
 def listed(name: str) -> Work | None:
-    """What the tables say of an operator that has no formula; None if they do not know it."""
+    """The tables' answer for an operator without a formula; None if they do not list it."""
     space, _, own = name.partition("::")
     if space != "aten":
         return _first(_OF_OTHERS, name) or (

@@ -1,4 +1,4 @@
-"""Compulsory bytes of all that is not a contraction: elementwise work, reductions, tables."""
+"""Compulsory bytes of everything but contractions: elementwise work, reductions, tables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def _elementwise(inputs: int, out: str | None = None) -> Rule:
-    """As many leading operands are broadcast; what comes after them is the output's place.
+    """The leading ``inputs`` operands are broadcast; the output follows them.
 
-    `out`: the dtype of the result if it is always the same; "real" if integers give floats.
+    `out`: the dtype of the result if it is fixed; "real" if integers give floats.
     """
 
     def rule(name: str, call: Operands) -> int:
@@ -34,7 +34,7 @@ def _elementwise(inputs: int, out: str | None = None) -> Rule:
         if name.endswith("_"):
             if shape != tensors[0].shape:
                 raise UnknownTrafficError
-            written = tensors[0]  # where it was expanded, the kernel would refuse
+            written = tensors[0]  # the kernel refuses an expanded output
         else:
             places = call.tensors(inputs)
             dtype = places[-1].dtype if places else _result(call, tensors, inputs, out)
@@ -50,20 +50,20 @@ def _result(call: Operands, tensors: list[Tensor], inputs: int, out: str | None)
     if out is not None and out != "real":
         return out
     dtype = promoted(tensors, [])
-    if category(dtype) < 2:  # among floats, a number decides nothing
+    if category(dtype) < 2:  # among floats, a number does not decide
         places = range(min(inputs, len(call)))
         dtype = promoted(tensors, [call.text(i) for i in places if call.types[i] == "Scalar"])
     return "float" if out == "real" and category(dtype) < 2 else dtype
 
 
 def _division(name: str, call: Operands) -> int:
-    """True division makes floats of integers; one that rounds does not."""
+    """True division turns integers into floats; a rounding division does not."""
     rounds = len(call) > 2 and bool(call.concrete) and bool(call.concrete[2])
     return _elementwise(2, None if rounds else "real")(name, call)
 
 
 def _where(_: str, call: Operands) -> int:
-    """`where(condition, a, b)`: the condition has no say in the dtype."""
+    """`where(condition, a, b)`: the condition does not affect the dtype."""
     tensors, places = call.tensors(0, 3), call.tensors(3)
     shape = broadcast(tensors)
     numbers = [call.text(i) for i in (1, 2) if call.types[i] == "Scalar"]
@@ -83,18 +83,18 @@ def _cast(_: str, call: Operands) -> int:
 
 
 def _written(_: str, call: Operands) -> int:
-    """`fill_`, `normal_` and the like: what was there before is not read."""
+    """`fill_`, `normal_` and the like: the old contents are not read."""
     return call.tensor(0).bytes + sum(t.bytes for t in call.tensors(1) if t.shape)
 
 
 def _rearranged(_: str, call: Operands) -> int:
-    """As many elements out as in: `clone`, `flip`, `roll`, `cumsum`'s kin."""
+    """As many elements out as in: `clone`, `flip`, `roll` and the like."""
     x = call.tensor(0)
     return x.bytes + prod(x.shape) * x.item
 
 
 def _dropout(_: str, call: Operands) -> int:
-    """`native_dropout`: the result, and the mask as one byte an element."""
+    """`native_dropout`: the result, and the mask as one byte per element."""
     x = call.tensor(0)
     return x.bytes + prod(x.shape) * (x.item + 1)
 
@@ -108,10 +108,10 @@ def _dropout_backward(_: str, call: Operands) -> int:
 
 
 def _reduction(axes: int = 1, out: str | None = None, *, outputs: int = 1) -> Rule:
-    """The input read, what is left of it written. `axes`: which argument says what goes, "" all.
+    """The input read, the result written. `axes`: the argument with the reduced axes; "" is all.
 
-    `out`: the dtype of the result, or "sum" if it may be asked for and small integers add up to
-    64 bits. A second output is of indices.
+    `out`: the dtype of the result, or "sum" if it can be requested and small integers are summed in
+    64 bits. A second output holds indices.
     """
 
     def rule(_: str, call: Operands) -> int:
@@ -152,12 +152,12 @@ def _softmax_backward(_: str, call: Operands) -> int:
 
 
 def _statistics(dtype: str) -> int:
-    """Bytes of a mean or a deviation: those of half precision are kept in single."""
+    """Bytes of a mean or a deviation: half precision keeps them in single."""
     return max(ELEMENT_BYTES[dtype], 4)
 
 
 def _layer_norm(statistics: int) -> Rule:
-    """`(x, normalized_shape, weight, bias, eps)`; so many statistics a row are kept."""
+    """`(x, normalized_shape, weight, bias, eps)`; keeps `statistics` numbers per row."""
 
     def rule(_: str, call: Operands) -> int:
         x, weight = call.tensor(0), call.optional(2)
@@ -170,7 +170,7 @@ def _layer_norm(statistics: int) -> Rule:
 
 
 def _norm_backward(x: int, weight: int, unread: tuple[int, ...] = ()) -> Rule:
-    """What is given read; the gradients that the mask, or its lack, asks for written."""
+    """All inputs read; the gradients that the mask (or its absence) requests written."""
 
     def rule(_: str, call: Operands) -> int:
         inside, scale = call.tensor(x), call.optional(weight)
@@ -206,7 +206,7 @@ def _group_norm(_: str, call: Operands) -> int:
 
 
 def _cumulated(_: str, call: Operands) -> int:
-    """`cumsum(x, axis, dtype)`: small integers add up to 64 bits."""
+    """`cumsum(x, axis, dtype)`: small integers are summed in 64 bits."""
     x = call.tensor(0)
     dtype = call.dtype(2, "long" if category(x.dtype) < 2 else x.dtype)
     return x.bytes + prod(x.shape) * ELEMENT_BYTES[dtype]

@@ -1,17 +1,18 @@
 """Choose which of several nested operators with FLOPs actually ran.
 
-Mostly the outermost says it all, and what is inside are its parts: a convolution and the kernel of
-its library. But an operator may only hand its call on, and then what it was called with is not what
-ran: a `DTensor` has the shape of all ranks, under `torch.func.vmap` the shape is that of one
-sample. What it was handed to is inside, with the shapes of the work, so that counts in its place:
+Usually the outermost covers everything, and the nested ones are its parts: a convolution and its
+library's kernel. But an operator may only redispatch its call, and then its operands are not those
+of the work that ran: a `DTensor` has the shape of all ranks, and under `torch.func.vmap` the shape
+is that of one sample. The call that did the work is nested, with the real shapes, so it counts
+instead:
 
-- what ran inside ``PythonSubclass``, the mark of ``__torch_dispatch__``. A mode that is entered in
-  there (``PythonDispatchMode``) works on fake tensors, to learn a shape;
-- inside an operator of the same name, or of the same family: a batching rule makes a `bmm` of an
-  `mm`. Where that comes to the same number, the outer one has it.
+- what ran inside ``PythonSubclass``, the marker of ``__torch_dispatch__``. A mode that is entered
+  in there (``PythonDispatchMode``) works on fake tensors, to compute a shape;
+- inside an operator of the same name or family: a batching rule turns `mm` into `bmm`. Where both
+  have the same number, the outer one counts.
 
-In forward mode, the derivatives run inside the operator that they are of, after ``_fw_primal``:
-that is beside it, not within it.
+In forward mode, an operator's derivatives run nested in it, after ``_fw_primal``: they are treated
+as its siblings.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[np.int32]
 
-#: Marks of torch's dispatcher. Source: aten/src/ATen/core/PythonFallbackKernel.cpp.
+#: Markers of torch's dispatcher. Source: aten/src/ATen/core/PythonFallbackKernel.cpp.
 _SUBCLASS: Final = "PythonSubclass"
 _MODE: Final = "PythonDispatchMode"
 #: … and of dynamo, which compiles with fake tensors. Source: torch/_dynamo/utils.py.
 _COMPILING: Final = "(dynamo_timed)"
-#: What forward mode takes of each input, when the operator itself is done.
+#: What forward mode calls on each input after the operator itself is done.
 #: Source: tools/autograd/gen_variable_type.py, ``FW_DERIVATIVE_TEMPLATE``.
 _FORWARD_MODE: Final = "aten::_fw_primal"
 
-#: One product is made of another (`addmm` of `mm`, `mv` of `addmv_`, `bmm` of many `addmm_`), and
-#: one convolution of another.
+#: Products may be made of one another (`addmm` of `mm`, `mv` of `addmv_`, `bmm` of many `addmm_`),
+#: and so may convolutions.
 _PRODUCTS: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -52,17 +53,17 @@ _PRODUCTS: Final = frozenset(
 _CONVOLUTIONS: Final = frozenset(
     name for name in FORMULAS if "conv" in name and "backward" not in name and "aten::" in name
 )
-#: By name: in which names, inside it, an operator can be handed on, besides its own.
+#: Operator -> the operators it may redispatch to, besides its own name.
 _HANDED_TO: Final = {
     **dict.fromkeys(_PRODUCTS, _PRODUCTS),
     **dict.fromkeys(_CONVOLUTIONS, _CONVOLUTIONS),
-    # Batched, the gradient of a weight is a convolution with as many groups as samples.
+    # Batched, the gradient of a weight is a convolution with one group per sample.
     "aten::convolution_backward": {"aten::convolution"},
 }
 
 
 class Ran(NamedTuple):
-    """``counts``: the events whose FLOPs count; of those nested by ``parent``, at most one.
+    """``counts``: the events whose FLOPs count; of events nested by ``parent``, at most one.
 
     ``fake``: those that worked on fake tensors, for a tensor subclass or a compiler.
     """
@@ -73,7 +74,7 @@ class Ran(NamedTuple):
 
 
 def ran(flops: Ints, name: Numbers, names: Sequence[str], parent: Ints) -> Ran:
-    """Which events count, and in what they are nested for that.
+    """Which events count, and the nesting used to decide that.
 
     ``flops[i]`` is the number of event ``i``, -1 for none; ``names[name[i]]`` its name;
     ``parent[i]`` the event around it, or -1.
@@ -90,24 +91,24 @@ def ran(flops: Ints, name: Numbers, names: Sequence[str], parent: Ints) -> Ran:
         trial = real.copy()
         trial[handed] = False
         inside = sums(handed, _outermost(trial, parent), flops, parent)
-        # One that did what it was called for keeps its number: its name says more.
+        # If both have the same number, the outer one counts: its name says more.
         real[handed[inside != flops[handed]]] = False
     return Ran(_outermost(real, parent), parent, fake)
 
 
-#: What the hook of a checkpoint does with an operand that it keeps.
+#: What a checkpoint's hook calls on an operand that it saves.
 _KEEPING: Final = frozenset({"aten::detach", "detach"})
 
 
 def broken_off(
     rows: Ints, call: Ints, name: Numbers, names: Sequence[str], parent: Ints, signs: Ints
 ) -> Bools:  # fmt: skip
-    """Which of these events raised before they did anything, as the last of a recomputation does.
+    """Which of these events raised before they did any work, like the last one of a recomputation.
 
-    A checkpoint recomputes until it has what the gradients need: then it raises, out of the
-    operator that was about to begin. Such an event has nothing inside but what is kept of its
-    operands, and shows no sign of work where another of the same ``call`` (a number for name and
-    operands) does. ``signs`` are the events that called the runtime of a device or allocated memory
+    A checkpoint recomputes until it has what the gradients need. Then it raises, out of the
+    operator that was about to start. Such an event contains only the saving of its operands, and
+    shows no sign of work where another event with the same ``call`` (a number for name and
+    operands) does. ``signs`` are the events that called a device's runtime or allocated memory
     themselves.
     """
     works = nesting.above(signs, parent)
@@ -128,7 +129,7 @@ def _outermost(real: Bools, parent: Ints) -> Bools:
 
 
 def sums(roots: Ints, counts: Bools, flops: Ints, parent: Ints) -> Ints:
-    """FLOPs of what counts within each of the roots."""
+    """FLOPs of the counted events within each root."""
     wanted = np.zeros(len(flops), bool)
     wanted[roots] = True
     total = np.zeros(len(flops), np.int64)
@@ -151,7 +152,7 @@ def _events(wanted: str, name: Numbers, names: Sequence[str]) -> Ints:
 
 
 def _beside(name: Numbers, names: Sequence[str], parent: Ints) -> Ints:
-    """Parents, with the derivatives of forward mode beside the operator that they are of."""
+    """Parents, with forward-mode derivatives as siblings of the operator they derive."""
     taken = _events(_FORWARD_MODE, name, names)
     if len(taken):
         taken = taken[parent[taken] >= 0]
@@ -162,13 +163,13 @@ def _beside(name: Numbers, names: Sequence[str], parent: Ints) -> Ints:
     inside = np.flatnonzero(parent >= 0)
     later = inside[inside > first[parent[inside]]]
     out, of = parent.copy(), parent[later]
-    while (moved := out[of] != out[later]).any():  # such operators can be within one another
+    while (moved := out[of] != out[later]).any():  # such operators can be nested
         out[later[moved]] = out[of[moved]]
     return out
 
 
 def _fake(around: Ints, mode: Ints, parent: Ints) -> Bools:
-    """What ran on fake tensors: in a mode that a subclass's handler, or dynamo, has entered."""
+    """What ran on fake tensors: in a mode entered by a subclass's handler or by dynamo."""
     fake = np.zeros(len(parent), bool)
     if not (len(around) and len(mode)):
         return fake
@@ -176,7 +177,7 @@ def _fake(around: Ints, mode: Ints, parent: Ints) -> Bools:
     handler[around] = True
     inner = mode[nesting.below(handler, parent, mode)]
     fake[inner] = True
-    above = parent[inner]  # the operator that the mode took
+    above = parent[inner]  # the operator that the mode intercepted
     fake[above[~handler[above]]] = True
     every = np.flatnonzero(parent >= 0)
     fake[every[nesting.below(fake, parent, every)]] = True
@@ -186,7 +187,7 @@ def _fake(around: Ints, mode: Ints, parent: Ints) -> Bools:
 def _handed_on(
     real: Bools, subclass: Ints, name: Numbers, names: Sequence[str], parent: Ints
 ) -> Ints:  # fmt: skip
-    """Events that another one, inside, ran in place of."""
+    """Events that were redispatched to another one, nested in them."""
     rows = real.nonzero()[0]
     rows = rows[nesting.below(real, parent, rows)]
     if not len(rows):

@@ -1,10 +1,10 @@
 """Compulsory bytes of an operator call: each input read once, each output written once.
 
-What no implementation can do without, whatever its caches: elements that are expanded or overlap
-are there once; of a table only the rows that were asked for; of an operand that is not read (the
-bias where ``beta=0``) nothing. Temporary buffers and gradients that were not asked for do not
-count. An operator that is not in `RULES`, and a call that does not say what its rule needs, have
-no number. Positions in the rules are those of the schemas in PyTorch's ``native_functions.yaml``.
+The minimum for any implementation, whatever its caches. Elements that are expanded or overlap count
+once; of a table, only the requested rows; an operand that is not read (the bias with ``beta=0``)
+not at all. Temporary buffers and gradients that were not requested do not count. An operator that
+is not in `RULES`, or a call that lacks what its rule needs, has no number. Positions in the rules
+follow the schemas in PyTorch's ``native_functions.yaml``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ RULES: Final[Mapping[str, Rule]] = {**CONTRACTIONS, **POINTWISE, **TABLES}
 def compulsory_bytes(
     name: str, dims: Any, types: Any, strides: Any, concrete: Any, item_bytes: int | None = None
 ) -> int | None:
-    """Bytes of a call; None if there is no rule or the trace does not say what it needs.
+    """Bytes of a call; None if there is no rule or the trace lacks what it needs.
 
-    ``item_bytes`` is the size of the elements of tensor lists, whose types a trace lacks.
+    ``item_bytes`` is the element size of tensor lists, whose types a trace lacks.
 
     >>> compulsory_bytes("aten::mm", [[4, 5], [5, 6]], ["float", "float"], None, None)
     296
@@ -38,5 +38,5 @@ def compulsory_bytes(
     try:
         count = RULES[name](name, Operands(dims, types, strides, concrete, item_bytes))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
-        return None  # junk, or not in this trace
+        return None  # malformed, or not in this trace
     return count if 0 <= count <= _LARGEST else None

@@ -1,8 +1,8 @@
 """AMD's accelerators, oldest first. A name is what the driver prints, without the vendor.
 
-`fp32` and `fp64` are of the matrix cores where those take them. MI250 and MI250X are two dies in
-one package, and torch sees each die (GCD) as a device: their rows are half of what the datasheet
-says. CDNA 4 has no TF32 of its own, so none is given.
+`fp32` and `fp64` are the matrix cores' figures where those support them. MI250 and MI250X are two
+dies in one package, and torch sees each die (GCD) as a device: their rows have half of the
+datasheet's figures. CDNA 4 has no TF32 of its own, so none is given.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ AMD: tuple[Device, ...] = (
              peaks={"fp64": 11.5, "fp32": 46.1, "bf16": 92.3, "fp16": 184.6, "int8": 184.6}),
     make_row("MI210", gfx="gfx90a", sms=104, gb=64, gb_per_s=1638.4, source=_MI210,
              peaks={"fp64": 45.3, "fp32": 45.3, "bf16": 181.0, "fp16": 181.0, "int8": 181.0}),
-    # The driver prints one name for both of a package; they differ in compute units.
+    # The driver prints one name for both packages; they differ in compute units.
     make_row("MI250 (one GCD)", "MI250", "MI250X/MI250", gfx="gfx90a", sms=104, gb=64,
              gb_per_s=1638.4, source=_MI250,
              peaks={"fp64": 45.25, "fp32": 45.25, "bf16": 181.05, "fp16": 181.05, "int8": 181.05}),
@@ -70,8 +70,8 @@ AMD: tuple[Device, ...] = (
              peaks={"fp64": 78.6, "fp32": 157.3, "bf16": 2516.6, "fp16": 2516.6, "fp8": 5033.2,
                     "int8": 5033.2}),
 
-    # RDNA: fp32 is that of two operations issued at once, the others of the matrix instructions.
-    # Drivers report pairs of compute units or single ones, so there is no number of them.
+    # RDNA: fp32 assumes dual issue, the others use the matrix instructions. Drivers report pairs of
+    # compute units or single ones, so their number is left out.
     make_row("Radeon PRO W7900", gfx="gfx1100", gb=48, gb_per_s=864, source=_W7900,
              peaks={"fp32": 61.3, "bf16": 122.6, "fp16": 122.6, "int8": 122.6}),
     make_row("Radeon RX 7900 XTX", gfx="gfx1100", gb=24, gb_per_s=960, source=_RX_7900_XTX,

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-#: The keys of `Device.peaks`, slowest first on most chips.
+#: Keys of `Device.peaks`, slowest first on most chips.
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one device, as torch numbers them, can do at most.
+    """The peak rates of one device, as torch numbers them.
 
     Args:
-        name: as people call it.
-        peaks: dense FLOP/s (`int8`: OP/s) by dtype of `DTYPES`; what is missing is unknown.
+        name: the usual name.
+        peaks: dense FLOP/s (`int8`: OP/s) by dtype of `DTYPES`; a missing one is unknown.
         bandwidth_bytes_per_s: of the device's own memory.
-        memory_bytes: as the name on the box says, in units of 2**30; drivers report a little less.
+        memory_bytes: the nominal size, in units of 2**30; drivers report a little less.
         capability: of CUDA, as `(9, 0)`.
         architecture: of AMD, as `"gfx942"`.
-        source: where the numbers are from: title and address.
-        names: how drivers print it.
+        source: title and address of the source of the numbers.
+        names: as drivers print it.
         multiprocessors: SMs or compute units of the whole device.
     """
 

@@ -1,9 +1,9 @@
-"""NVIDIA's GeForce cards and TITANs, oldest first. A name is what the driver prints.
+"""NVIDIA's GeForce and TITAN cards, oldest first. A name is what the driver prints.
 
 Tensor cores of GeForce cards run at half the rate with fp32 accumulation, so TF32 is no faster than
-fp32. Where no whitepaper lists a card, its figures are those that the chip's rates give at the
-boost clock that the vendor states; the tests have both. Laptop chips have other clocks: no rows.
-Boards that share a name and differ in bandwidth (RTX 3060 Ti) are none either.
+fp32. Where no whitepaper lists a card, its figures are computed from the chip's rates at the boost
+clock that the vendor states; the tests have both. Laptop chips have other clocks and are left out,
+and so are boards that share a name and differ in bandwidth (RTX 3060 Ti).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GEFORCE_50 = (
 
 # fmt: off
 GEFORCE: tuple[Device, ...] = (
-    # Turing. Tensor cores take fp16, at half the rate with fp32 accumulation, and int8.
+    # Turing. Tensor cores support fp16, at half the rate with fp32 accumulation, and int8.
     make_row("GeForce RTX 2080 Ti", cuda=(7, 5), sms=68, gb=11, gb_per_s=616, source=_TURING,
              peaks={"fp32": 13.4, "fp16": 53.8, "int8": 215.2}),
     # TITANs run at the full rate.
@@ -69,7 +69,7 @@ GEFORCE: tuple[Device, ...] = (
     make_row("GeForce RTX 3090 Ti", cuda=(8, 6), sms=84, gb=24, gb_per_s=1008, source=_ADA,
              peaks={"fp32": 40.0, "tf32": 40.0, "bf16": 79.99, "fp16": 79.99, "int8": 320.0}),
 
-    # Ada. A later board of the RTX 4070, of the same name, has GDDR6 at 480 GB/s.
+    # Ada. A later RTX 4070 board of the same name has GDDR6 at 480 GB/s.
     make_row("GeForce RTX 4060", cuda=(8, 9), sms=24, gb=8, gb_per_s=272, source=_GEFORCE_40,
              peaks={"fp32": 15.11, "tf32": 15.11, "bf16": 30.23, "fp16": 30.23, "fp8": 60.46,
                     "int8": 120.9}),
@@ -109,8 +109,8 @@ GEFORCE: tuple[Device, ...] = (
              peaks={"fp64": 1.29, "fp32": 82.6, "tf32": 82.6, "bf16": 165.2, "fp16": 165.2,
                     "fp8": 330.3, "int8": 660.6}),
 
-    # Blackwell. Of the whitepaper's two fp8 figures the higher: scaled in blocks, fp8 runs at full
-    # rate, with fp32 accumulation too, and torch's scaled matmul reaches it.
+    # Blackwell. The higher of the whitepaper's two fp8 figures: block-scaled fp8 runs at full rate,
+    # with fp32 accumulation too, and torch's scaled matmul reaches it.
     make_row("GeForce RTX 5060", cuda=(12, 0), sms=30, gb=8, gb_per_s=448, source=_GEFORCE_50,
              peaks={"fp32": 19.18, "tf32": 19.18, "bf16": 38.35, "fp16": 38.35, "fp8": 153.4,
                     "int8": 153.4}),

@@ -1,9 +1,9 @@
 """Intel's accelerators. A name is what the driver prints.
 
-`fp64` and `fp32` are of the vector engines, the others of the matrix engines (XMX). The Max 1550 is
-two stacks in one package, and torch sees each stack as a device, as Level Zero shows them unless
-``ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`` is set: its row is half of the package. One of 128 GB, which
-is the whole, is unknown.
+`fp64` and `fp32` are the vector engines' figures, the others the matrix engines' (XMX). The Max
+1550 is two stacks in one package, and torch sees each stack as a device, as Level Zero reports them
+unless ``ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`` is set: its row is half of the package. A device with
+128 GB, which is the whole package, is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INTEL: tuple[Device, ...] = (
              gb_per_s=1638.4, source=_MAX,
              peaks={"fp64": 26.2, "fp32": 26.2, "tf32": 209.7, "bf16": 419.4, "fp16": 419.4,
                     "int8": 838.9}),
-    # The figure of the matrix engines is stated at a higher clock.
+    # The matrix engines' figure is stated at a higher clock.
     make_row("Arc B580", "Intel(R) Arc(TM) B580 Graphics", gb=12, gb_per_s=456, source=_B580,
              peaks={"fp32": 13.67, "bf16": 116.5, "fp16": 116.5, "int8": 233.0}),
 )

@@ -13,21 +13,21 @@ from pytest_torchprof.core.plain import Plain
 if TYPE_CHECKING:
     from pytest_torchprof.work.devices.device import Device
 
-#: Words that name the maker, which some drivers print and others do not.
+#: Vendor words, which some drivers print and others do not.
 _MAKERS = {"nvidia", "tesla", "geforce", "amd", "instinct", "r", "tm", "corporation"}
-#: What AMD's drivers add to the name of a whole device: its board, or that a guest uses it.
+#: What AMD's drivers append to a whole device's name: its board, or that it is a guest's.
 _BOARD = late(r"^(mi\d+[ax]?(?: mi250)?)(?: mcm)?(?: oam)?(?: ac mba)?(?: vf)?$")
-#: Names that a driver gives to what it does not know.
+#: Names that a driver gives to unknown devices.
 _NO_NAME = {"", "graphics device", "radeon graphics"}
-#: What drivers report of the memory on the box: less, with ECC and firmware taken off, or a
-#: little more, where the box counts in powers of 1000.
+#: Reported memory relative to the nominal size: less, because of ECC and firmware, or a little
+#: more, where the nominal size counts in powers of 1000.
 _LEAST_MEMORY, _MOST_MEMORY = 0.85, 1.08
 _MOST_DIGITS = 18
 _LARGEST = 2**63 - 1
 
 
 class _Facts(Plain, frozen=True):
-    """What one entry of `deviceProperties` says; None where it says nothing that makes sense."""
+    """What one entry of `deviceProperties` says; None where a value is missing or malformed."""
 
     name: str
     capability: tuple[int, int] | None
@@ -36,7 +36,7 @@ class _Facts(Plain, frozen=True):
 
 
 def find_among(tables: Sequence[Sequence[Device]], properties: object) -> Device | None:
-    """The one device that fits, of the first table in which any does."""
+    """The one device that fits, from the first table in which any does."""
     if not isinstance(properties, Mapping):
         return None
     facts = _read_facts(properties)
@@ -50,7 +50,7 @@ def find_among(tables: Sequence[Sequence[Device]], properties: object) -> Device
 
 
 def normalise_name(name: str) -> str:
-    """Without the maker, case and punctuation.
+    """The name without vendor, case and punctuation.
 
     >>> normalise_name("NVIDIA A100-SXM4-40GB"), normalise_name("Tesla T4")
     ('a100 sxm4 40gb', 't4')
@@ -77,13 +77,13 @@ def _is_named(device: Device, facts: _Facts) -> bool:
 
 
 def _is_alike(device: Device, facts: _Facts) -> bool:
-    """Whether enough is known of both to say so without a name."""
+    """Whether enough is known of both to match them without a name."""
     known = facts.capability is not None and facts.memory_bytes is not None
     return known and _capability(device) is not None and device.memory_bytes is not None
 
 
 def _may_be(device: Device, facts: _Facts) -> bool:
-    """Whether nothing that is known of both speaks against it."""
+    """Whether no known property contradicts."""
     pairs = (
         (facts.capability, _capability(device)),
         (facts.multiprocessors, device.multiprocessors),
@@ -96,7 +96,7 @@ def _may_be(device: Device, facts: _Facts) -> bool:
 
 
 def _agree(devices: Sequence[Device]) -> Device | None:
-    """The first, if no number that is given depends on which it is."""
+    """The first, if all have the same numbers."""
     first = devices[0]
     peaks = (dict(first.peaks), first.bandwidth_bytes_per_s)
     same = all((dict(d.peaks), d.bandwidth_bytes_per_s) == peaks for d in devices)
@@ -122,7 +122,7 @@ def _read_facts(properties: Mapping[object, object]) -> _Facts:
 
 
 def _whole(value: object) -> int | None:
-    """A count that is a number or the text of one; None for all else."""
+    """A count given as a number or as text; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value) if len(value) <= _MOST_DIGITS else None
     if isinstance(value, float) and math.isfinite(value) and value % 1 == 0:

@@ -1,7 +1,7 @@
 """NVIDIA's accelerators for data centers, oldest first. A name is what the driver prints.
 
-Where a datasheet prints the sparse figure alone, the dense one is its half. Clocks behind the
-numbers are in the tests, which recompute them from the number of multiprocessors.
+Where a datasheet prints only the sparse figure, the dense one is half of it. The tests have the
+clocks behind the numbers and recompute them from the number of multiprocessors.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ NVIDIA: tuple[Device, ...] = (
     make_row("P100-PCIE-16GB", cuda=(6, 0), sms=56, gb=16, gb_per_s=732, source=_P100,
              peaks={"fp64": 4.7, "fp32": 9.3, "fp16": 18.7}),
 
-    # Volta. Tensor cores take fp16 alone.
+    # Volta. Tensor cores support only fp16.
     make_row("V100-SXM2-16GB", cuda=(7, 0), sms=80, gb=16, gb_per_s=900, peaks=_V100_SXM2,
              source=_V100),
     make_row("V100-SXM2-32GB", cuda=(7, 0), sms=80, gb=32, gb_per_s=900, peaks=_V100_SXM2,
@@ -126,7 +126,7 @@ NVIDIA: tuple[Device, ...] = (
              peaks={"fp32": 8.1, "fp16": 65.0, "int8": 130.0}),
 
     # Ampere.
-    # PG509 is the board of the SXM4 module as some clouds have it: -200 with 40 GB, -210 with 80.
+    # PG509 is the SXM4 module's board as some clouds report it: -200 with 40 GB, -210 with 80.
     make_row("A100-SXM4-40GB", "A100-SXM-40GB", "A100-PG509-200", "PG509-200",
              "A100-PG509", cuda=(8, 0), sms=108, gb=40, gb_per_s=1555, peaks=_GA100, source=_A100),
     make_row("A100-PCIE-40GB", cuda=(8, 0), sms=108, gb=40, gb_per_s=1555, peaks=_GA100,
@@ -150,7 +150,7 @@ NVIDIA: tuple[Device, ...] = (
              peaks={"fp32": 31.2, "tf32": 62.5, "bf16": 125.0, "fp16": 125.0, "int8": 250.0}),
     make_row("A10G", cuda=(8, 6), sms=80, gb=24, gb_per_s=600, source=_A10G,
              peaks={"fp32": 35.0, "tf32": 35.0, "bf16": 70.0, "fp16": 70.0, "int8": 140.0}),
-    # Four on a board, each a device of its own.
+    # Four on a board, each a separate device.
     make_row("A16 (one of four)", "A16", cuda=(8, 6), sms=10, gb=16, gb_per_s=200, source=_A16,
              peaks={"fp32": 4.5, "tf32": 9.0, "bf16": 17.9, "fp16": 17.9, "int8": 35.9}),
     make_row("A2", cuda=(8, 6), sms=10, gb=16, gb_per_s=200, source=_A2,
@@ -176,7 +176,7 @@ NVIDIA: tuple[Device, ...] = (
              peaks=_GH100_PCIE, source=_HOPPER),
     make_row("H100 NVL", cuda=(9, 0), sms=132, gb=94, gb_per_s=3900, peaks=_GH100_NVL,
              source=_H100),
-    # For export: NVLink is slower, and there is next to no fp64.
+    # Export version: NVLink is slower, and there is almost no fp64.
     make_row("H800 SXM", "H800", cuda=(9, 0), sms=132, gb=80, gb_per_s=3352, source=_H800_SXM,
              peaks={**_GH100, "fp64": 1.0}),
     make_row("H800 PCIe", cuda=(9, 0), sms=114, gb=80, gb_per_s=2039, source=_H800,
@@ -185,7 +185,7 @@ NVIDIA: tuple[Device, ...] = (
              source=_H200),
     make_row("H200 NVL", cuda=(9, 0), sms=132, gb=141, gb_per_s=4800, peaks=_GH100_NVL,
              source=_H200),
-    # The driver names the Grace side's memory, 120 or 480 GB, beside 96 GB of HBM3.
+    # The driver reports the Grace side's memory, 120 or 480 GB, beside 96 GB of HBM3.
     make_row("GH200 96GB", "GH200 480GB", "GH200 120GB", cuda=(9, 0), sms=132, gb=96,
              gb_per_s=4000, peaks=_GH100_LATER, source=_GH200),
     make_row("GH200 144GB", "GH200 144G HBM3e", cuda=(9, 0), sms=132, gb=144, gb_per_s=4900,
@@ -198,11 +198,11 @@ NVIDIA: tuple[Device, ...] = (
     make_row("GB200", cuda=(10, 0), gb=186, gb_per_s=8000, source=_GB200,
              peaks={"fp64": 40.0, "fp32": 80.0, "tf32": 1250.0, "bf16": 2500.0, "fp16": 2500.0,
                     "fp8": 5000.0, "int8": 5000.0}),
-    # int8 is a small fraction of B200's, and stated differently from page to page.
+    # int8 is a small fraction of B200's, and sources disagree.
     make_row("B300", "B300 SXM6 AC", cuda=(10, 3), sms=148, gb=288, gb_per_s=8000, source=_HGX,
              peaks={"fp64": 1.25, "fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0, "fp16": 2250.0,
                     "fp8": 4500.0}),
-    # int8 as above.
+    # int8: see B300.
     make_row("GB300", cuda=(10, 3), gb=288, gb_per_s=8000, source=_GB300,
              peaks={"fp64": 1.4, "fp32": 80.0, "tf32": 1250.0, "bf16": 2500.0, "fp16": 2500.0,
                     "fp8": 5000.0}),

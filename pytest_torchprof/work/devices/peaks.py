@@ -30,7 +30,7 @@ _KEYS = (
     "peaks",
     "source",
 )
-#: No table of chips is as long, and some devices never end.
+#: No table of devices is this large, and some special files never end.
 _LARGEST = 2**24
 _EXAMPLE = '{"name": "X1", "bandwidth": "3.35 TB/s", "peaks": {"bf16": "989.4 TFLOP/s"}}'
 
@@ -52,14 +52,14 @@ def read_peaks(path: Path) -> tuple[Device, ...]:
     }
     ```
 
-    `name`, `bandwidth` and `peaks` are required. `match` is how the driver prints the name, where
-    that is not `name`; what `capability` (CUDA), `architecture` (AMD), `memory` and
-    `multiprocessors` say must fit the trace too, and finds the device where the trace has no
-    name. A number without a unit is in FLOP/s, B/s or B; peaks are dense, one or more of fp64,
-    fp32, tf32, bf16, fp16, fp8, int8.
+    `name`, `bandwidth` and `peaks` are required. `match` is the name as the driver prints it, where
+    that is not `name`. If given, `capability` (CUDA), `architecture` (AMD), `memory` and
+    `multiprocessors` must fit the trace too, and identify the device where the trace has no name. A
+    number without a unit is in FLOP/s, B/s or B. Peaks are dense, for one or more of fp64, fp32,
+    tf32, bf16, fp16, fp8, int8.
 
     Raises:
-        SettingsError: the file cannot be read, is not JSON, or says something that cannot be.
+        SettingsError: the file cannot be read, is not JSON, or holds an impossible value.
     """
     try:
         with opened(path) as file:
@@ -81,7 +81,7 @@ def read_peaks(path: Path) -> tuple[Device, ...]:
 
 
 class _Entry:
-    """One device as the file has it; `place` begins every complaint."""
+    """One device in the file; `place` begins every error message."""
 
     def __init__(self, place: str, entry: object) -> None:
         self.place = place
@@ -152,7 +152,7 @@ class _Entry:
         raise self._refusal(key, value, "write a line of text")
 
     def _capability(self, key: str, value: object) -> tuple[int, int]:
-        # A number would do for 9.0, and read 10.10 as 10.1.
+        # A number would do for 9.0, but would turn 10.10 into 10.1.
         match = (
             re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", value) if isinstance(value, str) else None
         )

@@ -1,12 +1,12 @@
 """Peak rates of accelerators: dense compute by dtype and memory bandwidth, with sources.
 
-A peak is the number that a GEMM of that dtype is bounded by, as its vendor states it, *without*
-structured sparsity (datasheets often print twice that): of the matrix units where they take the
-dtype, of the vector units elsewhere. So `fp64` and `tf32` are the tensor cores' figures where
-there are any; `fp32` is the vector figure on NVIDIA, whose tensor cores take no fp32, and the
-matrix cores' figure on AMD CDNA. `fp16` and `fp8` are those with fp32 accumulation, which is what
-torch asks for by default and most GeForce cards do at half the rate. A dtype for which the vendor
-states no number has none here: unknown, never a guess.
+A peak is the bound on a GEMM of that dtype as the vendor states it, *without* structured sparsity
+(datasheets often print twice that): the matrix units' figure where they support the dtype, the
+vector units' elsewhere. So `fp64` and `tf32` are the tensor cores' figures where there are any;
+`fp32` is the vector figure on NVIDIA, whose tensor cores do not support fp32, and the matrix cores'
+figure on AMD CDNA. `fp16` and `fp8` are with fp32 accumulation, which is torch's default and which
+most GeForce cards do at half the rate. A dtype without a number from the vendor has none here:
+unknown, never a guess.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pytest_torchprof.work.devices.workstation import WORKSTATION
 
 __all__ = ["DEVICES", "DTYPES", "Device", "find", "read_peaks"]
 
-#: Every accelerator that is known without a user's file.
+#: The built-in accelerators.
 DEVICES: tuple[Device, ...] = (*NVIDIA, *WORKSTATION, *GEFORCE, *AMD, *INTEL)
 
 
 def find(properties: object, extra: Sequence[Device] = ()) -> Device | None:
     """Return the device that one entry of a trace's `deviceProperties` describes, or None.
 
-    The name decides, as drivers print it, whole and not in part: a laptop's or an export variant
-    is not the big chip. Everything else that the entry says must fit too, so a slice of a device
-    (MIG, a compute partition) is unknown. Only where the name is empty or says nothing do compute
-    capability and memory size decide, with the number of multiprocessors where it is known, and
-    only if all devices that fit have the same peaks.
+    The name decides, as drivers print it, in full: a laptop or export variant is not the big chip.
+    Everything else in the entry must fit too, so a slice of a device (MIG, a compute partition) is
+    unknown. Only where the name is empty or generic do compute capability and memory size decide,
+    with the number of multiprocessors where it is known, and only if all devices that fit have the
+    same peaks.
 
     Args:
         properties: Kineto's keys: `name`, `totalGlobalMem`, `computeMajor`, `computeMinor`,
             `numSms`. Each may be missing, a string, or anything else.
-        extra: devices that go before those of the table, usually from `read_peaks`.
+        extra: devices that take precedence over the table, usually from `read_peaks`.
     """
     return find_among((extra, DEVICES), properties)

@@ -1,8 +1,8 @@
-"""NVIDIA's cards for workstations, oldest first. A name is what the driver prints.
+"""NVIDIA's workstation cards, oldest first. A name is what the driver prints.
 
 Their tensor cores run at the full rate with fp32 accumulation. Where no whitepaper lists a card,
-its figures are those that the chip's rates give at the clock of the datasheet's fp32 figure; the
-tests have both. Laptop chips have other clocks, and are no rows.
+its figures are computed from the chip's rates at the clock of the datasheet's fp32 figure; the
+tests have both. Laptop chips have other clocks and are left out.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ WORKSTATION: tuple[Device, ...] = (
              gb=96, gb_per_s=1792, source=_RTX_PRO,
              peaks={"fp32": 109.7, "tf32": 219.5, "bf16": 438.9, "fp16": 438.9, "fp8": 877.9,
                     "int8": 877.9}),
-    # Its page states rounded figures, the sparse ones of tensor cores: 4 PFLOP/s of fp4.
+    # Its page states rounded figures, sparse ones for the tensor cores: 4 PFLOP/s of fp4.
     make_row("RTX PRO 6000 Blackwell Server Edition", cuda=(12, 0), sms=188, gb=96, gb_per_s=1597,
              source=_RTX_PRO_SERVER,
              peaks={"fp32": 120.0, "tf32": 250.0, "bf16": 500.0, "fp16": 500.0, "fp8": 1000.0,

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
     """Places by the innermost function of the user's code; by operators in a trace without stacks.
 
-    What is nested in library code alone is placed there. An operator of the backward pass has the
-    place of the forward operator whose gradient it computes. The path is the function and the
-    operators in it. What one line does in several modules of the same classes is one place, and
-    ``*`` stands for numbers of theirs that differ.
+    Events in library code that no user code encloses are placed there. An operator of the backward
+    pass has the place of the forward operator whose gradient it computes. The path is the function
+    and the operators in it. What one line does in several modules of the same classes is one place;
+    ``*`` stands for module numbers that differ.
     """
     if not has_frames(trace):
         return by_operator(trace, events)
@@ -43,7 +43,7 @@ def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list
     rows = nesting.distinct(events[known])
     forward = forward_of(trace, rows)
     found = stacks(trace, np.union1d(rows, forward[forward >= 0]))
-    # Of a user's own `backward`, or of what is computed again, the functions around it tell.
+    # In a user's own `backward`, or in recomputation, the functions around the event decide.
     back = np.flatnonzero(forward >= 0)
     node = node_around(trace, rows[back])
     forward[back[found.meets(rows[back], node)]] = -1
@@ -61,8 +61,8 @@ def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list
 
 
 def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
-    """The user's innermost function around all of several events that no module calls, and their
-    outermost module; nothing where there is no such function.
+    """The user's innermost function around several events that no module calls, and their outermost
+    module; no entry where there is no such function.
     """
     if not parts:
         return {}
@@ -101,11 +101,11 @@ def _grouped(group: Ints, value: Ints, count: int) -> list[list[int]]:
 
 
 class _Around:
-    """What encloses events: columns of one entry for each of ``rows``, -1 for none.
+    """What encloses events: columns with one entry for each of ``rows``, -1 for none.
 
-    ``frame`` is the name of the function and ``module`` the path of module instances, of ``at``;
-    ``operator`` the path of operators, of ``rows`` themselves. Places of one ``key`` are one: in
-    modules of the same classes.
+    ``frame`` is the function's name and ``module`` the path of module instances, of ``at``;
+    ``operator`` is the path of operators, of ``rows`` themselves. Places with the same ``key`` are
+    one: they differ only in modules of the same classes.
     """
 
     def __init__(self, trace: Trace, stacks: Stacks, rows: Ints, at: Ints) -> None:
@@ -121,7 +121,7 @@ class _Around:
         name = trace.name[events].astype(np.int64)
         user = _innermost(above, level, np.where(owner == Owner.USER, name, -1))
         library = _innermost(above, level, np.where(owner == Owner.LIBRARY, name, -1))
-        # What the function was called from does not belong to its path.
+        # The function's callers do not belong to its path.
         begins = (owner == Owner.USER) | ((owner == Owner.LIBRARY) & (user < 0))
         operator = labels_of(trace, events)
         operator[stacks.telling[events]] = -1
@@ -135,7 +135,7 @@ class _Around:
         self.key = self.key * (len(self.operators) + 1) + self.operator + 1
 
     def place(self, row: int, modules: list[int]) -> Place:
-        """The place of a row, whose like ran in these modules."""
+        """The place of a row whose equivalents ran in these modules."""
         names, shown = self.trace.names, self.trace.shown_names[0]
         frame = int(self.frame[row])
         function = frame_of(names[frame]) if frame >= 0 else None
@@ -152,7 +152,7 @@ class _Around:
 
 
 def _together(names: Sequence[str]) -> str:
-    """Modules of one class, one after the other called by the same line.
+    """Modules of one class that the same line calls in turn.
 
     >>> _together(["nn.Module: Linear_0", "nn.Module: Linear_3"])
     'Linear_*'
@@ -162,7 +162,7 @@ def _together(names: Sequence[str]) -> str:
 
 
 def _innermost(above: Ints, level: Ints, own: Ints) -> Ints:
-    """The nearest number that is not -1, of each event itself or of what is around it."""
+    """The nearest number other than -1, of each event itself or of an event around it."""
     for rows in nesting.levels(level):
         own[rows] = np.where(own[rows] >= 0, own[rows], own[above[rows]])
     return own

@@ -1,7 +1,7 @@
 """Tell user code from library code by the names of Python frames in a stored trace.
 
-torch writes ``file(line): function``, and takes from the file the folder of ``sys.path`` that it
-was found in: ``train.py`` and ``net/blocks.py`` are as relative as ``transformers/trainer.py``.
+torch writes ``file(line): function``, with the file relative to the folder of ``sys.path`` that
+contains it: ``train.py`` and ``net/blocks.py`` are as relative as ``transformers/trainer.py``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Owner(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A Python function of a trace. ``line`` is where it begins, or where it was when the recording
-    began; torch does not write the line of a call.
+    """A Python function of a trace. ``line`` is where it begins, or its current line when recording
+    began; torch does not record the line of a call.
     """
 
     file: str
@@ -33,23 +33,23 @@ class Frame(NamedTuple):
 
     @property
     def location(self) -> str:
-        """As editors understand it."""
+        """In the form that editors recognize."""
         return f"{self.file}:{self.line}"
 
     @property
     def called(self) -> str:
-        """The function as it stands in a path."""
+        """The function as a path shows it."""
         return f"{self.function}()" if self.function.isidentifier() else self.function
 
 
 _FRAME = late(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 _ABSOLUTE = late(r"/|[A-Za-z]:/")
 _INSTALLED = late(r"/(site|dist)-packages/(?P<inner>.*)")
-#: The standard library where it is not below ``sys.path``, and code that torch.compile writes.
+#: The standard library outside ``sys.path``, and code that torch.compile generates.
 _GENERATED = late(r"/lib/python3\.\d+/|/torchinductor_[^/]*/|/torch_compile_debug/")
 _CELL = late(r"<ipython-input")
 
-#: Python's own; a ``test.py`` is rather the user's. The last ones are of other versions.
+#: Python's own modules; ``test.py`` is more likely the user's. The last ones are of other versions.
 _STANDARD = (sys.stdlib_module_names - {"test"}) | {
     *("asynchat", "asyncore", "distutils", "imp", "smtpd", "sre_compile", "sre_constants"),
     *("sre_parse", "tomllib", "zipimport"),
@@ -66,9 +66,9 @@ _BUILT_ON = """accelerate aiter albumentations apex audiocraft bitsandbytes cv2 
     torchaudio torchdata torchmetrics torchrec torchrl torchtext torchtitan torchtune torchvision
     transformer_engine transformers triton_kernels trl ultralytics unsloth vllm wandb webdataset
     xformers yunchang"""
-#: What runs and compiles the user's code, and says nothing of where he calls it.
+#: What runs and compiles the user's code, and says nothing about call sites.
 _MACHINERY = _STANDARD | frozenset(_TOOLS.split())
-#: Where no frame of the user's own is around, theirs say most.
+#: Without user code around, these frames say the most.
 _LIBRARIES = frozenset(_BUILT_ON.split())
 
 

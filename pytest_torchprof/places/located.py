@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Beginnings of the names of markers; the rest is a number.
+#: Prefixes of the markers' names; a number follows.
 LINE, MODULE = "torchprof::line#", "torchprof::module#"
 
 #: torch's operator around the backward of one node of the graph.
 _BACKWARD = "autograd::engine::evaluate_function: "
-#: Numbers at the end of names of steps and compiled regions, which count up in a process.
+#: Numbers at the end of names of steps and compiled regions, which a process counts up.
 _COUNTED = late(r"(?<=[# ])\d+(/\d+)*$")
 
 
 class Located:
-    """Tells where events of a measuring trace happened, from the trace of a run with markers.
+    """Tells where events of a measured run happened, from the trace of a run with markers.
 
-    ``lines`` are the ``file:line`` and ``modules`` the paths of the markers, by their numbers. The
-    two runs are laid beside each other by the sequence of their operators.
+    ``lines`` are the ``file:line`` and ``modules`` the module paths of the markers, by number. The
+    sequences of the two runs' operators are aligned.
     """
 
     def __init__(self, trace: Trace, lines: Sequence[str | None], modules: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class Located:
     def __call__(
         self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
     ) -> tuple[list[Place], Ints]:
-        """Distinct places, and which of them each event's is."""
+        """Return the distinct places, and the index of each event's place."""
         paths, path = by_operator(trace, events)
         place = trace.once(self._places_of)
         mine = np.full(len(events), -1, np.int64)
@@ -82,14 +82,14 @@ class Located:
         return found, at
 
     def _around(self, trace: Trace, stretch: Stretch) -> Place | None:
-        """What is around all of it, outside of any module; None where no line is known."""
+        """What encloses the whole stretch, outside of any module; None where no line is known."""
         outside = trace.once(self._outside_of)
         outer = nesting.distinct(outside[stretch.events]).tolist()
         known = [self._outer[number] for number in outer if number >= 0]
         ways = [path for path, _ in known]
         way = shared(ways, self._chain)
         first = self._outer[max(int(outside[stretch.events[0]]), 0)][0]
-        if way < 0 and ways:  # lines of one function that nothing of the user's has called
+        if way < 0 and ways:  # a function without a user caller
             way = outermost_of(first, self._chain)
         elif way >= 0 and len(stretch.apart):
             apart = nesting.distinct(outside[stretch.apart]).tolist()
@@ -130,7 +130,7 @@ class Located:
 
 
 class _Run(NamedTuple):
-    """A sequence of events with markers: the number of each one's name, of its place, and of what
+    """A sequence of events with markers: the number of each event's name, of its place, and of what
     is around it outside of modules.
     """
 
@@ -139,18 +139,18 @@ class _Run(NamedTuple):
     outside: Ints
 
     def places(self, words: Ints) -> Ints:
-        """The places of another run's sequence, -1 where that is in doubt."""
+        """The places of another run's sequence, -1 where uncertain."""
         return self._laid(self.place, words)
 
     def outsides(self, words: Ints) -> Ints:
-        """What is around the events of another run's sequence, -1 where that is in doubt."""
+        """What is around the events of another run's sequence, -1 where uncertain."""
         return self._laid(self.outside, words)
 
     def _laid(self, place: Ints, words: Ints) -> Ints:
         out = np.full(len(words), -1, np.int64)
         shorter = min(len(words), len(self.words))
         head = _alike(words[:shorter], self.words[:shorter])
-        # What is alike at both ends must not overlap.
+        # The common head and tail must not overlap.
         rest = shorter - head
         tail = _alike(words[::-1][:rest], self.words[::-1][:rest])
         out[:head] = place[:head]
@@ -162,13 +162,13 @@ class _Run(NamedTuple):
 
 
 def _alike(a: Ints, b: Ints) -> int:
-    """How many are the same from the beginning on."""
+    """Length of the common prefix."""
     differ = np.flatnonzero(a != b)
     return int(differ[0]) if len(differ) else len(a)
 
 
 def _in_turn(words: Ints, known: Ints, place: Ints) -> Ints:
-    """The place of the k-th of a name, if there are as many."""
+    """The place of a name's k-th event, if both runs have as many."""
     out = np.full(len(words), -1, np.int64)
     width = int(max(words.max(initial=0), known.max(initial=0))) + 1
     as_many = np.bincount(words, minlength=width) == np.bincount(known, minlength=width)
@@ -179,7 +179,7 @@ def _in_turn(words: Ints, known: Ints, place: Ints) -> Ints:
 
 
 def _of_name(words: Ints, known: Ints, place: Ints) -> Ints:
-    """The place of all of a name, if they are at one."""
+    """The place of all events of a name, if they share one."""
     width = int(max(words.max(initial=0), known.max(initial=0))) + 1
     least, most = np.full(width, np.iinfo(np.int64).max), np.full(width, -1, np.int64)
     np.minimum.at(least, known, place)
@@ -192,10 +192,10 @@ def _of_name(words: Ints, known: Ints, place: Ints) -> Ints:
 
 
 def _sequences(trace: Trace) -> list[Ints]:
-    """Events of the region, markers left out, in an order that two runs of one program share.
+    """Events of the region, without markers, in an order that two runs of one program share.
 
-    Operators and annotations of the test's thread; those of others, autograd's above all; and
-    runtime calls outside of operators.
+    Operators and annotations of the test's thread; those of other threads, above all autograd's;
+    and runtime calls outside of operators.
     """
     marks = trace.is_kind(Kind.ANNOTATION) & trace.named(REGION)
     test = np.isin(trace.thread, nesting.distinct(trace.thread[marks]))
@@ -217,7 +217,7 @@ def _sequences(trace: Trace) -> list[Ints]:
 
 
 class _Node(msgspec.Struct, gc=False):
-    """Of an operator in training: the number of its node in the graph, the same in the backward."""
+    """The number of an operator's node in the autograd graph, which its backward shares."""
 
     number: int = msgspec.field(name="Sequence number", default=-1)
 
@@ -228,7 +228,7 @@ _NODES = msgspec.json.Decoder(list[_Node | None], strict=False)
 def _labels(trace: Trace) -> tuple[Ints, Ints]:
     """The numbers of the innermost line's and module's marker around each event, -1 for none.
 
-    A node's backward is where its forward was, unless it runs lines of its own.
+    A node's backward has the place of its forward, unless it runs lines of its own.
     """
     levels = list(nesting.levels(trace.depth))
 
@@ -247,8 +247,8 @@ def _labels(trace: Trace) -> tuple[Ints, Ints]:
 
 
 def _outside(trace: Trace) -> tuple[Ints, list[tuple[int, int]], list[tuple[int, int]]]:
-    """What is around each event outside of modules: its number, and of each number the path of
-    lines and the outermost module; and the paths, as `nesting.paths` has them.
+    """What is around each event outside of modules: its number; for each number the path of lines
+    and the outermost module; and the paths, as from `nesting.paths`.
     """
     line, module = _numbered(trace, LINE), _numbered(trace, MODULE)
     for level in nesting.levels(trace.depth):
@@ -267,7 +267,7 @@ def _numbered(trace: Trace, prefix: str) -> Ints:
 
 
 def _nodes(trace: Trace) -> tuple[Ints, Ints]:
-    """Backwards of nodes, and the operator that made each of the nodes."""
+    """Backwards of nodes, and the operator that created each node."""
     roots = trace.is_kind(Kind.OP) & trace.names_where(lambda name: name.startswith(_BACKWARD))
     backward = np.flatnonzero(roots)
     if not len(backward):
@@ -278,7 +278,7 @@ def _nodes(trace: Trace) -> tuple[Ints, Ints]:
     ops, made = ops[made >= 0], made[made >= 0]
     if not len(ops):
         return ops, ops
-    # Operators that make no node carry the number of the next one, so the last has made it.
+    # Operators that create no node carry the number of the next one, so the last one created it.
     numbers, last = np.unique(made[::-1], return_index=True)
     at = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
     hit: Bools = numbers[at] == wanted

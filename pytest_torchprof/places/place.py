@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 
-#: What encloses everything says nothing of a place.
+#: Encloses everything, so it does not identify a place.
 _HIDDEN = (ALL_STEPS, REGION)
-#: As a plain number, which is compared faster.
+#: As a plain number, which compares faster.
 _RUNTIME: Final = int(Kind.RUNTIME)
-#: So many events are looked at one by one.
+#: Up to this number, events are handled one by one.
 _FEW = 20
 
 
 class Place(Plain, frozen=True):
     """``location`` is ``file:line`` in the user's code, ``path`` the operators from the outermost
     in (from the user's function in, where it is known), ``module`` the path of the innermost
-    ``nn.Module``; None where nobody knows.
+    ``nn.Module``; None if unknown.
     """
 
     location: str | None = None
@@ -43,7 +43,7 @@ class Stretch(NamedTuple):
     apart: Ints
 
 
-#: By its position among the events that are asked for: the stretch whose place one is to have.
+#: By position among the requested events: the stretch whose place that event is to have.
 Parts: TypeAlias = Mapping[int, Stretch]
 NO_PARTS: Final[Parts] = {}
 
@@ -54,15 +54,16 @@ class Placing(Protocol):
     def __call__(
         self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
     ) -> tuple[list[Place], Ints]:
-        """Distinct places, and which of them each event's is.
+        """Return the distinct places, and the index of each event's place.
 
-        One that stands for a stretch has the place of what is around all of it and nothing that is
-        to be apart: the innermost line outside of any module, and the outermost module.
+        An event that stands for a stretch gets the place of what encloses all of the stretch, but
+        none of the events apart from it: the innermost line outside of any module, and the
+        outermost module.
         """
 
 
 def shared(paths: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
-    """The path that several have in common; -1 for none. ``chain`` is as `nesting.paths` has it.
+    """The longest common path; -1 for none. ``chain`` is as from `nesting.paths`.
 
     >>> shared([1, 2], [(-1, 7), (0, 8), (0, 9)])
     0
@@ -84,9 +85,9 @@ def shared(paths: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
 
 
 def clear_of(way: int, toward: int, others: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
-    """The first path, from one on towards another, that none of the others goes through.
+    """The first path, on the way from ``way`` to ``toward``, that none of the others goes through.
 
-    The last of them where all do.
+    The last one if the others go through all of them.
 
     >>> chain = [(-1, 7), (0, 8), (0, 9), (2, 5)]
     >>> clear_of(0, 3, [1], chain), clear_of(0, 3, [], chain), clear_of(0, 3, [3], chain)
@@ -108,15 +109,15 @@ def clear_of(way: int, toward: int, others: Iterable[int], chain: Sequence[tuple
 
 
 def outermost_of(path: int, chain: Sequence[tuple[int, int]]) -> int:
-    """The first path on the way to this one; -1 for none."""
+    """The root of this path; -1 for none."""
     while path >= 0 and chain[path][0] >= 0:
         path = chain[path][0]
     return path
 
 
 def by_operator(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
-    """Places of a trace without stacks: the path of operators and annotations, of the event itself
-    where it stands for several.
+    """Places in a trace without stacks: the path of operators and annotations. An event that stands
+    for several gets its own.
     """
     del parts
     if len(events) <= _FEW:
@@ -143,7 +144,7 @@ def by_operator(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[li
 
 
 def _one_by_one(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
-    """The same, soon for a few."""
+    """The same, faster for a few events."""
     parent, kind, name = trace.parent, trace.kind, trace.name
     number: dict[str | None, int] = {}
     at = []
@@ -159,7 +160,7 @@ def _one_by_one(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
 
 
 def labels_of(trace: Trace, events: Ints) -> Ints:
-    """What each adds to a path, as numbers of `Trace.shown_names`; -1 for what says nothing."""
+    """What each event adds to a path, as numbers of `Trace.shown_names`; -1 for nothing."""
     shown, number = trace.shown_names
     label = number[trace.name[events]]
     hidden = [i for i, name in enumerate(shown) if name in _HIDDEN]

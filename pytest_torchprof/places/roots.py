@@ -1,4 +1,4 @@
-"""Places as people read them: below the folder of the tests, and by operator."""
+"""Places as reports show them: relative to the tests' folder, and by operator."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Roots:
-    """The folder below which locations are shown, as it is spelt and as it is."""
+    """The folder that locations are shown relative to, as spelled and resolved."""
 
     def __init__(self, root: Path) -> None:
         self._prefixes = {f"{path}{os.sep}" for path in (root, root.resolve())}
 
     def relative(self, location: str | None) -> str | None:
-        """``file:line`` as people read it; a test's patches of paths may be in place."""
+        """``file:line`` as shown; independent of a test's patches of paths."""
         for prefix in self._prefixes:
             if location is not None and location.startswith(prefix):
                 return location[len(prefix) :].replace(os.sep, "/")
@@ -32,7 +32,7 @@ class Roots:
 
 
 class Whereabouts:
-    """Says where an operator was called in the measured region."""
+    """Tells where an operator was called in the measured region."""
 
     def __init__(
         self, trace: Trace, placing: Placing, roots: Roots, name_of: Callable[[str], str]
@@ -40,7 +40,7 @@ class Whereabouts:
         self._trace, self._placing, self._roots, self._name_of = trace, placing, roots, name_of
 
     def __call__(self, name: str) -> list[tuple[str, str | None, int]]:
-        """(location, module, calls), the most calls first; of an unknown location nothing."""
+        """(location, module, calls), the most calls first; unknown locations are left out."""
         trace = self._trace
         named = trace.names_where(lambda known: self._name_of(known) == name)
         kinds = trace.is_kind(Kind.OP, Kind.ANNOTATION)

@@ -25,10 +25,10 @@ _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 class Stacks(Plain, frozen=True):
     """What encloses some events of a trace.
 
-    ``parent`` and ``depth`` are as those of `Trace.frames`, of these events, the operators around
-    them and the functions and modules that tell a place: without torch's own functions, which are
-    most. ``owner`` is whose function an event is, ``module`` the number of the class of its
-    ``nn.Module``; -1 for none.
+    ``parent`` and ``depth`` are like those of `Trace.frames`, for these events, the operators
+    around them, and the functions and modules that identify a place: without torch's own functions,
+    which are most. ``owner`` tells whose function an event is, ``module`` is the number of the
+    class of its ``nn.Module``; -1 for none.
     """
 
     parent: Ints
@@ -42,7 +42,7 @@ class Stacks(Plain, frozen=True):
         return (self.owner >= 0) | (self.module >= 0)
 
     def meets(self, events: Ints, outer: Ints) -> Bools:
-        """Whether there is a function or module between each event and what is further out."""
+        """Whether a function or module lies between each event and its outer one."""
         found, telling, at = np.zeros(len(events), bool), self.telling, events.copy()
         todo = np.flatnonzero(at != outer)
         while len(todo):

@@ -1,12 +1,12 @@
 """Attribute FLOPs and compulsory bytes of operators to kernels, each counted once.
 
-FLOPs are those of the operator that counts, as everywhere else (`redispatch`); bytes those of the
-innermost, for a convolution's bias is added by a kernel of its own. An operator's number goes to
-its main kernels and to no other: those named after matrix products, convolutions or attention
-(`MAIN_KERNEL`). If none is, FLOPs go to the kernels that have the name of the longest one, and
-bytes to all of its kernels. Several share it by their time, so that all reach the same rate: a
-convolution's backward pass is two products. What a graph replays has no numbers: the launch knows
-no operators. Copies and memsets say themselves how many bytes they moved.
+FLOPs are those of the operator that counts, as everywhere else (`redispatch`). Bytes are those of
+the innermost operator, because a convolution's bias is added by a separate kernel. An operator's
+number goes only to its main kernels: those named after matrix products, convolutions or attention
+(`MAIN_KERNEL`). Without any, FLOPs go to the kernels with the longest one's name, and bytes to all
+of its kernels. Several kernels share a number by their time, so that all reach the same rate: a
+convolution's backward pass is two products. What a graph replays has no numbers, because the launch
+is outside of operators. Copies and memsets record the bytes they moved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"GraphLaunch")
-#: Element types as kernel names have them, of the operators on lists of tensors.
+#: Element types in kernel names, for operators on lists of tensors.
 _OPAQUE: Final = late(r"OpaqueType<(\d+)")
 _ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
 _ELEMENT_BYTES: Final = {
@@ -68,11 +68,11 @@ _KEYS: Final = {
 class Work(Plain, frozen=True):
     """Per device event of the selection, as arrays of one length.
 
-    ``event`` are event indices; ``call`` the innermost operator around the launch, and ``owner``
-    the number in `Trace.shown_names` of its name, else of the annotation's, -1 for none; ``flops``
-    and ``bytes`` -1 where unknown; ``done`` are the FLOPs that the kernel is rated by, those that a
-    causal mask leaves it to do, -1 where unknown, and ``untold`` whether the trace does not say if
-    there is one; ``dtype`` an index into `DTYPES`, -1 where there are no FLOPs or no types.
+    ``event`` are event indices. ``call`` is the innermost operator around the launch, ``owner`` the
+    number of its name (else the annotation's) in `Trace.shown_names`; -1 for none. ``flops`` and
+    ``bytes`` are -1 where unknown. ``done`` are the FLOPs that the kernel is rated by, those that a
+    causal mask leaves, -1 where unknown; ``untold`` is whether the trace does not say if there is a
+    mask. ``dtype`` is an index into `DTYPES`, -1 where there are no FLOPs or no types.
     """
 
     event: Ints
@@ -86,7 +86,7 @@ class Work(Plain, frozen=True):
 
 
 def attribute(trace: Trace) -> Work:
-    """Who launched each device event, and what it had to do."""
+    """The operator that launched each device event, and the work it had to do."""
     return trace.once(_attribute)
 
 
@@ -123,19 +123,19 @@ def _attribute(trace: Trace) -> Work:
 
 
 def is_replayed(trace: Trace, launch: Ints) -> Bools:
-    """Whether these launches, -1 for none, are of a graph of kernels."""
+    """Whether these launches (-1 for none) are of a graph of kernels."""
     return (launch >= 0) & trace.names_where(_GRAPH.search)[launch]
 
 
 def replayed(trace: Trace) -> int:
-    """How many kernels of the selection a graph launched: nobody knows for which operators."""
+    """How many kernels of the selection a graph launched: their operators are unknown."""
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
     return int(is_replayed(trace, trace.launch[kernels]).sum())
 
 
 def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Around each start, itself included: innermost operator and annotation (below no operator),
-    innermost operator whose FLOPs count, innermost that has a formula; -1 for none.
+    innermost operator whose FLOPs count, innermost one with a formula; -1 for none.
     """
     ops = trace.is_kind(Kind.OP)
     notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
@@ -157,9 +157,9 @@ def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
 def _shares(
     owner: Ints, dur: Ints, main: Bools, value: Ints, name: Ints | None = None
 ) -> Ints:  # fmt: skip
-    """What each kernel has of its owner's value, -1 for kernels that have no share.
+    """Each kernel's share of its owner's value, -1 for kernels without a share.
 
-    Without a main one: the kernels that are named as the longest is, or all if there are no names.
+    Without a main kernel: the kernels named like the longest one, or all if there are no names.
     """
     groups, at = np.unique(owner, return_inverse=True)
     count = len(groups)
@@ -170,7 +170,7 @@ def _shares(
     part = np.where(has_main[at], main, rest)
     weight = np.where(part, np.maximum(dur, 1), 0)
     share = np.rint(value * (weight / np.bincount(at, weight, count)[at])).astype(np.int64)
-    # Rounding must not add or lose any: the longest part takes what is left.
+    # Rounding must not add or lose any: the longest part takes the remainder.
     order = np.lexsort((weight, at))
     longest = order[np.searchsorted(at[order], np.arange(count), side="right") - 1]
     share[longest] = 0
@@ -181,7 +181,7 @@ def _shares(
 
 
 def _masked(trace: Trace, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
-    """Of the FLOPs of each kernel, those that its operator's mask leaves; and which do not say."""
+    """The FLOPs of each kernel that its mask leaves; and where the trace does not say."""
     done, untold = flops.copy(), np.zeros(len(flops), bool)
     rows = np.flatnonzero((flops >= 0) & trace.names_where(MASKS.__contains__)[counted])
     calls, at = np.unique(counted[rows], return_inverse=True)
@@ -202,8 +202,8 @@ def _masked(trace: Trace, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
 def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
     """For the innermost operators around kernels: the operator whose bytes they moved, how many.
 
-    That is itself if it has a number, else the next around it that has one, unless parts of that
-    one have numbers too.
+    That is the operator itself if it has a number, else the nearest one around it that has one,
+    unless parts of that one have numbers too.
     """
     distinct, first, at = np.unique(call, return_index=True, return_inverse=True)
     owner, values = distinct.copy(), _bytes(trace, distinct, kernel[first])
@@ -221,7 +221,7 @@ def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
 
 
 def _bytes(trace: Trace, calls: Ints, kernels: Ints) -> Ints:
-    """Compulsory bytes of these calls, -1 where unknown; of each, one of its kernels."""
+    """Compulsory bytes of these calls, -1 where unknown; and one kernel of each."""
     ruled = np.flatnonzero(trace.names_where(RULES.__contains__)[calls])
     out = np.full(len(calls), -1, np.int64)
     seen: dict[tuple[int, int, bytes, bytes, bytes, bytes], int] = {}
@@ -244,7 +244,7 @@ def _bytes(trace: Trace, calls: Ints, kernels: Ints) -> Ints:
 
 
 def _item_bytes(kernel: str) -> int:
-    """Size of the elements that a kernel on lists of tensors works on, 0 if it does not say."""
+    """Element size of a kernel on lists of tensors, 0 if its name does not tell."""
     if opaque := _OPAQUE.search(kernel):
         return int(opaque[1])
     element = _ELEMENT.search(kernel)
@@ -252,7 +252,7 @@ def _item_bytes(kernel: str) -> int:
 
 
 def _dtypes(trace: Trace, typed: Ints, kernels: Ints) -> Ints:
-    """The dtype that each kernel computed in: of its operator's first tensor, or TF32."""
+    """The dtype that each kernel computed in: its operator's first tensor's, or TF32."""
     calls, at = np.unique(typed, return_inverse=True)
     seen: dict[bytes, int] = {}
     codes = [_code(args, seen) for args in trace.operands(calls)]

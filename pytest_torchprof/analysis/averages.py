@@ -34,11 +34,11 @@ _IS_MODULE = re.compile(MODULE.pattern.replace(r"(\w+?)_\d+", r"(\w+_\d+)"))
 class OpStats:
     """One row of key averages: an operator, annotation or runtime call, or one group of its calls.
 
-    ``self_`` is without what is nested in it; bytes are allocations less frees. ``flops`` is None
-    where no call counts (it has no formula, or is a part of an operator that counts), and where the
-    trace does not say what the formula of one of them needs. ``cuda`` is None without an
-    accelerator, bytes without ``profile_memory``. ``share`` is the part (0 to 1) of all self device
-    time, or of all self CPU time where no device took part.
+    ``self_`` excludes nested events; bytes are allocations less frees. ``flops`` is None where no
+    call counts (it has no formula, or is a part of an operator that counts), and where the trace
+    lacks what the formula of one of them needs. ``cuda`` is None without an accelerator, bytes
+    without ``profile_memory``. ``share`` is the part (0 to 1) of all self device time, or of all
+    self CPU time without device events.
     """
 
     name: str
@@ -63,9 +63,8 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
     """Rows of the selected part of a trace, the largest share first.
 
     Device work counts for the innermost operator around the call that launched it, memory for the
-    innermost operator or annotation; what is outside of all is the row ``(no operator)``, whose
-    ``calls`` are 0. ``ProfilerStep#7`` reads
-    ``ProfilerStep*``.
+    innermost operator or annotation. What is outside of all of them is the row ``(no operator)``,
+    whose ``calls`` are 0. ``ProfilerStep#7`` is shown as ``ProfilerStep*``.
     """
     chosen = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
     group, labels = _GROUPERS[by](trace, chosen)
@@ -124,7 +123,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
 
 
 def _own_device_ns(trace: Trace, device: Ints) -> Ints:
-    """Device time that each event launched itself."""
+    """Device time of what each event launched itself."""
     owner = launchers(trace, device)
     own = np.zeros(len(trace), np.int64)
     np.add.at(own, owner[owner >= 0], trace.dur[device[owner >= 0]])
@@ -134,7 +133,7 @@ def _own_device_ns(trace: Trace, device: Ints) -> Ints:
 def _net_bytes(
     trace: Trace, group: Ints, events: Ints, count: int, on_device: bool
 ) -> list[int] | None:
-    """Allocated less freed bytes by group, and at last outside of all; None if not recorded."""
+    """Allocated less freed bytes by group, the last outside of all; None if not recorded."""
     memory = trace.memory.device(on_device)
     if not len(memory.bytes):
         return None
@@ -181,7 +180,7 @@ def _by_module(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
 def _by_path(
     trace: Trace, events: Ints, labels: Sequence[str | None], joint: str
 ) -> tuple[Ints, _Labels]:
-    """Grouped by the Python functions around them that have a label."""
+    """Grouped by the labeled Python functions around them."""
     number = np.array([-1 if label is None else i for i, label in enumerate(labels)], np.int64)
     label = np.where(trace.is_kind(Kind.PYTHON), number[trace.name], -1)
     path, known = nesting.paths(*trace.frames, label)

@@ -18,10 +18,10 @@ _REGION = "Torch-Compiled Region: "
 
 
 class Compiled(Plain, frozen=True):
-    """Graph breaks, or recompilations, a row each: ``reason``, ``location``, ``id`` and ``ms``.
+    """Graph breaks or recompilations, one row each: ``reason``, ``location``, ``id`` and ``ms``.
 
-    ``gap``: why their number is not comparable with another run's. ``rows`` is None where nobody
-    knows them; else a limit can be checked all the same.
+    ``gap`` is why their number is not comparable with another run's. ``rows`` is None where they
+    are unknown; otherwise a limit can still be checked.
     """
 
     rows: Sequence[Mapping[str, Any]] | None
@@ -38,9 +38,9 @@ def _regions(trace: Trace) -> set[str]:
 
 
 def graph_breaks(trace: Trace) -> Compiled:
-    """Those of the first run's compilations, and of the earlier ones whose code the test ran.
+    """The first run's graph breaks, and those of earlier compilations whose code the test ran.
 
-    A frame that dynamo had given up on before leaves no mark in the trace, and is not among them.
+    A frame that dynamo had skipped earlier leaves no mark in the trace, and is not included.
     """
     own = _noted(trace, "graph_breaks", "breaks")
     earlier = _earlier(trace)
@@ -54,14 +54,14 @@ def graph_breaks(trace: Trace) -> Compiled:
 
 
 def recompilations(trace: Trace) -> Compiled:
-    """Those of the first run; of frames that were compiled before too, which depends on others."""
+    """The first run's recompilations. Those of frames compiled earlier depend on other tests."""
     own = _noted(trace, "recompiles", "recompilations")
     if own.rows is None:
         return own
     again = _anew(trace)
     if not (again or _earlier(trace)):
         return own
-    # All modules of torch's own share one frame: nobody knows whether this one was compiled before.
+    # All modules of torch's own share a frame, so whether this one was compiled before is unknown.
     shared = not all(row.get("users") for row in again)
     return Compiled(None if shared else own.rows, EARLIER)
 
@@ -74,11 +74,11 @@ def _noted(trace: Trace, number: str, rows: str) -> Compiled:
 
 
 def _anew(trace: Trace) -> list[Mapping[str, Any]]:
-    """Recompilations of what was compiled before the test, and would be the first without that."""
+    """Recompilations of what was compiled before the test; alone, they would be the first."""
     return [row for row in trace.facts.get("recompilations", ()) if row.get("frame_before")]
 
 
 def _earlier(trace: Trace) -> set[str]:
-    """Compiled code that ran, and was not compiled in the test."""
+    """Compiled code that ran but was not compiled in the test."""
     ran = regions(trace)
     return ran - set(trace.facts.get("compiled", ran))

@@ -24,8 +24,8 @@ class DeviceTime(Plain, frozen=True):
     """Nanoseconds over the selected device events.
 
     ``self_ns`` is their sum, ``busy_ns`` the length of the union of their intervals, ``idle_ns``
-    the span from the first start to the last end, less that union. Union and span are taken of all
-    streams of one device together, and then summed over devices.
+    the span from the first start to the last end, less that union. Union and span cover all streams
+    of a device together, and are summed over devices.
     """
 
     self_ns: int
@@ -52,7 +52,7 @@ def _device_time(trace: Trace) -> DeviceTime:
 
 
 def launched_ns(trace: Trace) -> Ints:
-    """For each host event the device time of all that was launched in it; 0 for other events."""
+    """The device time of all that each host event launched; 0 for other events."""
     below, device = np.zeros(len(trace), np.int64), trace.device_rows
     if not len(device):
         return below
@@ -64,7 +64,7 @@ def launched_ns(trace: Trace) -> Ints:
 
 
 def launched_in(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
-    """Of each of these host events: a kernel that was launched in it, -1 for none; their time."""
+    """For each of these host events: a kernel that it launched, -1 for none; their time."""
     first, below = np.full(len(events), -1, np.int64), np.zeros(len(events), np.int64)
     if not trace.has(Kind.KERNEL):
         return first, below
@@ -84,10 +84,10 @@ def launched_in(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
 
 
 def lost_launches(trace: Trace) -> tuple[int, int]:
-    """How many launch calls the region holds, and how many of them lack a kernel record.
+    """How many launch calls the region has, and how many of them lack a kernel record.
 
-    A launch that another one makes is part of it. One that a stream captures into a graph runs
-    only when the graph is launched.
+    A launch nested in another one is part of it. One that a stream captures into a graph only runs
+    when the graph is launched.
     """
     if not trace.has(Kind.RUNTIME):
         return 0, 0

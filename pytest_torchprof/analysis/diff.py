@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Change = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
 By = Literal["op", "kernel"]
 
-#: A time that changed by no more than this is the same: two runs of one program differ by as much.
+#: Times within these limits are the same: two runs of one program differ by as much.
 SAME_TIME_SHARE = 0.05
 SAME_TIME_MS = 0.005
 _ROUNDING_MS = 1e-9
 
-#: Which column of the stored operator rows accounts for a change in a metric.
+#: The column of the stored operator rows that accounts for a change in a metric.
 COLUMN_OF = {
     "flops": "flops",
     "ops": "calls",
@@ -89,11 +89,11 @@ def deltas(
 
 @dataclass(frozen=True)
 class DiffRow:
-    """One operator or kernel in two traces; a time is None where its trace does not say.
+    """One operator or kernel in two traces; a time is None where its trace does not have it.
 
-    Of operators, ``cpu_ms`` is the total CPU time, what ran inside included, and ``cuda_ms`` the
-    device time of all that was launched inside; a call inside one of the same name is part of it.
-    Of kernels, ``cuda_ms`` is their own time.
+    For operators, ``cpu_ms`` is the total CPU time, including nested events, and ``cuda_ms`` the
+    device time of all that was launched inside; a call nested in one of the same name is part of
+    it. For kernels, ``cuda_ms`` is their own time.
     """
 
     name: str
@@ -118,10 +118,10 @@ class DiffRow:
 def diff(a: Trace, b: Trace, *, by: By = "op") -> list[DiffRow]:
     """Operators, or kernels with copies and memsets, of both traces by their exact names.
 
-    A change in calls comes before one in time: `change` is ``slower`` or ``faster`` only where
-    calls are the same, by whichever of CPU and device time changed more, and then by more than
-    5 % and 5 us. Rows are in order of `DiffRow.change_ms`, then of the change in calls, largest
-    first, then by name.
+    A change in calls takes precedence over one in time: `change` is ``slower`` or ``faster`` only
+    where the calls are the same, by whichever of CPU and device time changed more, and then only
+    for more than 5 % and 5 us. Rows are sorted by `DiffRow.change_ms`, then by the change in calls,
+    largest first, then by name.
     """
     before, now = _totals(a, by), _totals(b, by)
     rows = [
@@ -139,7 +139,7 @@ class _Total(NamedTuple):
 
 class _Totals(NamedTuple):
     rows: dict[str, _Total]
-    absent: _Total  # of a name that the trace has not: true zeros, or unknown as of all names
+    absent: _Total  # of a missing name: true zeros, or unknown as for all names
 
 
 def _totals(trace: Trace, by: By) -> _Totals:
@@ -155,7 +155,7 @@ def _totals(trace: Trace, by: By) -> _Totals:
         cpu = np.where(outermost, trace.dur[events], 0)
         cpu = None if len(events) and not cpu.any() else cpu
         launched = trace.once(launched_ns)
-        # Kernels of which none has a launch that is known say nothing about operators.
+        # If no kernel has a known launch, operators have no known device time.
         cuda = np.where(outermost, launched[events], 0) if launched.any() else None
     distinct, at = np.unique(trace.name[events], return_inverse=True)
     calls = np.bincount(at, minlength=len(distinct)).tolist()
@@ -218,15 +218,15 @@ class Growth(Plain, frozen=True):
 
     @property
     def exceeded(self) -> bool | None:
-        """Whether it grew by more than the limit; None where that cannot be said."""
+        """Whether it grew by more than the limit; None where unknown."""
         return None if self.percent is None else self.percent > self.limit_percent
 
 
 def growth(a: Trace, b: Trace, *, by: By = "op", limit_percent: float) -> list[Growth]:
-    """The checks behind ``--fail-over``: passed if all of them say that it was not exceeded.
+    """The checks behind ``--fail-over``: passed if none was exceeded and all are known.
 
     By kernel, the device time is checked; by operator the CPU time, and the device time too where
-    either trace has device events. A total that only one trace knows cannot be checked.
+    either trace has device events. A total that only one trace has cannot be checked.
 
     Raises:
         SettingsError: the limit is negative or not a number.
@@ -243,7 +243,7 @@ def growth(a: Trace, b: Trace, *, by: By = "op", limit_percent: float) -> list[G
 
 
 def _device_ms(trace: Trace) -> float | None:
-    """Total device time; None without any, which is no accelerator, no record or no durations."""
+    """Total device time; None without any: no accelerator, no record or no durations."""
     return None if trace.cut else device_time(trace).self_ns / 1e6 or None
 
 

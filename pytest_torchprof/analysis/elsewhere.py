@@ -24,7 +24,7 @@ _WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
 def elsewhere(trace: Trace) -> str | None:
-    """Why numbers of a live capture are lower bounds; None if it contains everything."""
+    """Why numbers of a live capture are lower bounds; None if it is complete."""
     if trace.region is None:
         return None
     if (recorded := trace.facts.get("elsewhere")) is not None:
@@ -33,7 +33,7 @@ def elsewhere(trace: Trace) -> str | None:
 
 
 def _finalized(trace: Trace) -> bool:
-    """Whether the test's thread has called operators after the region: we collect garbage there."""
+    """Whether operators ran on the test's thread after the region, where we collect garbage."""
     if trace.region is None or not trace.has(Kind.OP):
         return False
     late = trace.is_kind(Kind.OP) & (trace.ts >= trace.region[1])

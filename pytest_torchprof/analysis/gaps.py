@@ -1,4 +1,4 @@
-"""Explain what a trace cannot tell about the device; None where it can."""
+"""Explain what a trace does not contain about the device; None where nothing is missing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NO_DEVICE = "no accelerator in this capture"
 NO_WAITS_ON_XPU = "on XPU, torch's profiler records what the host submits, but not when it waits"
 NO_CALLS = "the device's driver calls were not recorded"
 
-#: Calls of interfaces whose names for a wait are known, see `events.SYNC_CALL`.
+#: Calls of interfaces whose waiting calls are known by name, see `events.SYNC_CALL`.
 _KNOWN_CALL = late(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
-#: Calls of SYCL's adapters and of Level Zero, as an Intel device's trace has them.
+#: Calls of SYCL's adapters and of Level Zero, as in traces of Intel devices.
 XPU_CALL = late(r"(ur|ze|pi)[A-Z]")
 _GRAPH_LAUNCH = late(r"GraphLaunch")
 
@@ -49,7 +49,7 @@ def absent_gap(trace: Trace) -> str | None:
 def partial_gap(trace: Trace) -> str | None:
     """Some launches lack their kernels, so the trace has only a part of what ran."""
     launches, lost = trace.once(lost_launches)
-    # Another tool's window may cut between a launch and its kernel; our region does not.
+    # Another tool's recording may end between a launch and its kernel; our region does not.
     if not lost or (trace.region is None and _device_ran(trace)):
         return None
     return (
@@ -90,12 +90,12 @@ def _listed(categories: Sequence[str]) -> str:
 
 
 def waits_gap(trace: Trace) -> str | None:
-    """Why the calls in which the host waits for the device are not known.
+    """Why the calls in which the host waits for the device are unknown.
 
-    Where kernels are missing they are: calls are recorded by themselves.
+    They are known even where kernels are missing: calls are recorded separately.
 
-    Source: libkineto/src/plugin/xpupti/XpuptiActivityApi.cpp, which enables the calls of the class
-    PTI_API_CLASS_GPU_OPERATION_CORE alone.
+    Source: libkineto/src/plugin/xpupti/XpuptiActivityApi.cpp, which enables only the calls of class
+    PTI_API_CLASS_GPU_OPERATION_CORE.
     """
     called: list[int] = []
     if trace.has(Kind.RUNTIME):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Idle(Plain, frozen=True):
-    """Stretches in which some device was busy, in ns: ``start`` and ``end``, apart and in order.
+    """Disjoint spans in which some device was busy, in ns: ``start`` and ``end``, in order.
 
     ``before`` is the busy time before each. ``begins`` are the starts of all device events.
     """
@@ -26,9 +26,9 @@ class Idle(Plain, frozen=True):
     begins: Ints
 
     def between(self, begin: Ints, end: Ints) -> Ints:
-        """How long no device was busy from one time to another.
+        """How long no device was busy between two times.
 
-        Before the first device event and after the last one nothing is idle.
+        The time before the first device event and after the last one does not count as idle.
         """
         if not len(self.start):
             return np.zeros(len(begin), np.int64)
@@ -36,7 +36,7 @@ class Idle(Plain, frozen=True):
         return np.maximum(end - begin - (self._busy(end) - self._busy(begin)), 0)
 
     def next_begin(self, times: Ints) -> Ints:
-        """When a device next begins something; the time itself if never."""
+        """When a device next starts an event; the time itself if never."""
         if not len(self.begins):
             return times
         at = np.searchsorted(self.begins, times)
@@ -51,7 +51,7 @@ class Idle(Plain, frozen=True):
 
 
 def idle(trace: Trace) -> Idle:
-    """Of all devices of the trace together: it is idle when none of them is busy."""
+    """Over all devices of the trace together: idle when none of them is busy."""
     return trace.once(_idle)
 
 
@@ -66,8 +66,8 @@ def _idle(trace: Trace) -> Idle:
 
 
 def idle_by_waits(trace: Trace, begin: Ints, end: Ints) -> Ints:
-    """Of each wait of the host, from one time to another: for how long no device was busy, in it
-    and after it until a device begins something or the host waits again. No time counts twice.
+    """How long no device was busy during each wait of the host, and after it until a device starts
+    an event or the host waits again. No time counts twice.
     """
     out = np.zeros(len(begin), np.int64)
     if not len(begin):

@@ -25,10 +25,10 @@ _LOADER: Final = late(r"enumerate\(DataLoader\)#")
 class Launches(Plain, frozen=True):
     """What one device ran, in time order, and how it was launched.
 
-    ``event`` are its events, ``gap`` the ns in which it was idle before each, ``call`` the calls
-    that launched them. ``single`` marks kernels that have a call of their own; ``pace`` is the ns
-    between that call and the one before it on its thread, -1 if there is none or the host waited or
-    loaded data in between; ``late`` whether the device had nothing to do when the call returned.
+    ``event`` are its events, ``gap`` the idle ns before each, ``call`` the calls that launched
+    them. ``single`` marks kernels with a launch call of their own; ``pace`` is the ns between that
+    call and the previous one on its thread, -1 if there is none or the host waited or loaded data
+    in between; ``late`` is whether the device had nothing to do when the call returned.
     """
 
     event: Ints
@@ -71,14 +71,14 @@ def _launches(trace: Trace) -> dict[int, Launches]:
 
 
 def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
-    """As sorting them all would find, and soon if they are all the same."""
+    """The same as sorting, but fast if all are equal."""
     if len(numbers) and (numbers == numbers[0]).all():
         return [int(numbers[0])]
     return nesting.distinct(numbers).tolist()  # type: ignore[no-any-return]
 
 
 def _pace(trace: Trace, calls: Ints) -> Ints:
-    """From the beginning of the call before, on the same thread."""
+    """Time since the beginning of the previous call on the same thread."""
     breaks = trace.is_kind(Kind.RUNTIME) & trace.names_where(SYNC_CALL.search)
     breaks |= trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(_LOADER.match)
     stops = np.flatnonzero(breaks)

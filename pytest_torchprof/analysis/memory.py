@@ -44,10 +44,10 @@ DEVICE_TYPES = (
 class Usage(Plain, frozen=True):
     """Bytes of one kind of device over the selected part of a trace, and by allocating operator.
 
-    ``peak_bytes`` is the highest live amount above the start of the region, ``leaked_bytes`` what
-    was allocated in it and is still live at the end of the capture (after a garbage collection).
-    The ``*_by`` maps split the same numbers by the operator that allocated; what was freed of
-    before the region counts as negative.
+    ``peak_bytes`` is the highest live amount above the start of the region. ``leaked_bytes`` is
+    what was allocated in the region and is still live at the end of the capture (after a garbage
+    collection). The ``*_by`` maps split these numbers by the operator that allocated; frees of
+    earlier blocks count as negative.
     """
 
     allocated_bytes: int
@@ -61,10 +61,11 @@ class Usage(Plain, frozen=True):
 def usage(trace: Trace, *, on_device: bool) -> Usage:
     """Allocated, peak and leaked bytes of the host, or of all accelerators together.
 
-    On the host only frees of blocks allocated inside the region count: torch.profiler drops the
-    frees of blocks it has not seen being allocated, except of those that an earlier session saw, so
-    counting them would make the numbers depend on the order of tests. The accelerator's allocator
-    reports every free, and its running sum is what ``torch.cuda.max_memory_allocated`` follows.
+    On the host only frees of blocks allocated inside the region count. torch.profiler drops the
+    frees of blocks whose allocation it has not seen, except of those that an earlier session saw,
+    so counting them would make the numbers depend on the order of tests. The accelerator's
+    allocator reports every free, and its running sum is what ``torch.cuda.max_memory_allocated``
+    follows.
     """
     return trace.once(_usage, on_device)
 
@@ -91,7 +92,7 @@ def _usage(trace: Trace, on_device: bool) -> Usage:
 
 
 def _peak(size: Ints) -> tuple[int, slice]:
-    """The highest sum above 0 of changes up to one of them, and those up to the first such one."""
+    """The highest running sum above 0, and the slice up to where it is first reached."""
     live = size.cumsum()
     top = int(live.argmax()) if len(live) else 0
     peak = max(int(live[top]), 0) if len(live) else 0
@@ -99,14 +100,14 @@ def _peak(size: Ints) -> tuple[int, slice]:
 
 
 def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints, Ints]:
-    """What changes the live bytes: (row, row that allocated the block or -1, bytes), in order.
+    """The changes of the live bytes: (row, row that allocated the block or -1, bytes), in order.
 
-    What happens next at a block's address ends it: its free, or another block, in which case its
-    free was not seen.
+    The next event at a block's address ends it: its free, or another allocation if the free was
+    not seen.
     """
     rows, size = np.arange(len(memory.bytes)), memory.bytes
     fresh = inside & (size > 0)
-    if memory.addr is None:  # then a free does not say of what
+    if memory.addr is None:  # then a free does not identify its block
         changed = (inside & (size != 0)).nonzero()[0]
         return changed, np.where(fresh, rows, -1)[changed], size[changed]
     order = memory.addr.argsort(kind="stable")
@@ -120,7 +121,7 @@ def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints
     freed = before[ends]
     block = np.concatenate([freed, np.full(older.sum(), -1), rows[fresh]])
     change = np.concatenate([-size[freed], size[older], size[fresh]])
-    in_time = row.argsort(kind="stable")  # an address is free before it is given out again
+    in_time = row.argsort(kind="stable")  # an address is freed before it is reused
     return row[in_time], block[in_time], change[in_time]
 
 
@@ -132,7 +133,7 @@ def _selected(trace: Trace, memory: Memory) -> Bools:
 
 
 def _owners(trace: Trace, events: Ints) -> Ints:
-    """Name of the innermost operator around each event that is more than an allocation, or -1."""
+    """Name of the innermost operator around each event that does not just allocate, or -1."""
     ops = trace.is_kind(Kind.OP)
     more = ops & ~trace.names_where(ALLOCATORS.__contains__)
     owner = np.full(len(events), -1, np.int64)
@@ -161,7 +162,7 @@ def _by_owner(trace: Trace, owner: Ints, size: Ints) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class LiveRow:
-    """Blocks of one operator that were live at the peak; ``count`` is None where it is unknown."""
+    """An operator's blocks that were live at the peak; ``count`` is None where unknown."""
 
     operator: str
     bytes: int
@@ -170,12 +171,12 @@ class LiveRow:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The highest live amount of one device above its start, and what made it up.
+    """The highest live amount of one device above its start, and its parts.
 
-    ``at_ms`` is the time from the trace's first event to when the peak was first reached, None if
-    the amount was never above the start. ``rows`` add up to ``peak_bytes``, largest first. Of an
-    accelerator, what was freed of blocks of before the trace (or the region of a live capture)
-    lowers the amount: it is a row of negative bytes, `BEFORE`, that counts the blocks.
+    ``at_ms`` is the time from the trace's first event to the peak, None if the amount was never
+    above the start. ``rows`` add up to ``peak_bytes``, largest first. On an accelerator, freeing
+    blocks from before the trace (or before a live capture's region) lowers the amount: the row
+    `BEFORE` has negative bytes and counts those blocks.
     """
 
     device: str
@@ -188,7 +189,7 @@ def peaks(trace: Trace) -> list[PeakMemory]:
     """The host first, then each accelerator by index; none for a trace without memory events.
 
     Blocks are followed as in `usage`. Where the events have no addresses, as in 2021, the amount
-    is known, but not what it is made of.
+    is known, but not its parts.
     """
     found = []
     for place in np.unique(trace.memory.place, axis=0):
@@ -201,9 +202,9 @@ def peaks(trace: Trace) -> list[PeakMemory]:
 def live_at_start(trace: Trace) -> dict[str, int | None]:
     """Bytes that were live on each device before the first change in the selected part.
 
-    That is the accelerator's allocator's own count, ``Total Allocated`` of the first event less its
-    ``Bytes``. None where the trace does not have it, and for the host, whose allocator counts only
-    from when a profiler began (c10/core/CPUAllocator.cpp).
+    This is the count of the accelerator's allocator: ``Total Allocated`` of the first event less
+    its ``Bytes``. None where the trace lacks it, and for the host, whose allocator counts only
+    from the start of a profiler (c10/core/CPUAllocator.cpp).
     """
     found: dict[str, int | None] = {}
     for place in np.unique(trace.memory.place, axis=0):

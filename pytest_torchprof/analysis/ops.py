@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class OpRow(Open):
-    """One operator's share of a trace; ``self_`` excludes what ran in operators below it."""
+    """One operator's share of a trace; ``self_`` excludes operators nested in it."""
 
     name: str
     calls: int = 0
     self_cpu_ns: int = 0
     cpu_ns: int = 0
     self_cuda_ns: int = 0
-    #: None where nobody knows those of one of the calls.
+    #: None where the FLOPs of any call are unknown.
     flops: int | None = 0
     allocated_cpu_bytes: int = 0
     allocated_cuda_bytes: int = 0
@@ -37,11 +37,11 @@ class OpRow(Open):
     leaked_cpu_bytes: int = 0
     leaked_cuda_bytes: int = 0
     kernels: int = 0
-    #: Calls that add a gradient to one that is there already, see `ACCUMULATE`.
+    #: Calls that add a gradient to an existing one, see `ACCUMULATE`.
     accumulations: int = 0
 
 
-#: The autograd node that stores a gradient: it keeps the first, and adds to it any further one.
+#: The autograd node that stores a gradient: it keeps the first one and adds any further one.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 _ADDS = frozenset({"aten::add", "aten::add_"})
 
@@ -160,7 +160,7 @@ def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple
 def _sums(
     count: int, at: npt.NDArray[np.signedinteger[Any]], values: Ints, wanted: Ints
 ) -> list[int]:
-    """The sum of the values of some of so many groups."""
+    """The sum of the values of the wanted groups, out of ``count``."""
     total = np.zeros(count, np.int64)
     np.add.at(total, at, values)
     found: list[int] = total[wanted].tolist()
@@ -168,7 +168,7 @@ def _sums(
 
 
 def inside_itself(trace: Trace, events: Ints, group: npt.NDArray[np.signedinteger[Any]]) -> Bools:
-    """Which of these host events run inside another of their group: their time is in its."""
+    """Which of these host events run inside another of their group, whose time includes theirs."""
     groups, parent = np.full(len(trace), -1, np.int64), trace.parent
     groups[events] = group
     found = np.zeros(len(events), bool)
@@ -185,10 +185,10 @@ def inside_itself(trace: Trace, events: Ints, group: npt.NDArray[np.signedintege
 
 
 def self_cpu_ns(trace: Trace) -> int:
-    """Self time of all host events of the selected part, our own annotation excepted.
+    """Self time of all host events of the selected part, except our own annotation.
 
     torch's "Self CPU time total" (``_build_table`` in ``torch/autograd/profiler_util.py``):
-    operators, annotations and runtime calls, each without what is nested in it.
+    operators, annotations and runtime calls, each without nested events.
     """
     chosen = trace.selection & trace.is_kind(*HOST_KINDS)
     return int(trace.self_ns[chosen].sum())

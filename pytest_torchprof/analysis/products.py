@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Operators that are one call of a matrix library each, to where their two matrices are. What is
-#: made of them (``linear``, ``matmul``, ``einsum``) encloses them.
+#: Operators that are one call of a matrix library each -> the position of their two matrices.
+#: ``linear``, ``matmul`` and ``einsum`` enclose them.
 PRODUCTS: Final = {
     "aten::mm": 0,
     "aten::bmm": 0,
@@ -29,12 +29,12 @@ PRODUCTS: Final = {
 
 
 class Product(NamedTuple):
-    """Of (batch x) M x K times (batch x) K x N: ``sizes`` are those of M, N and K.
+    """(batch x) M x K times (batch x) K x N: ``sizes`` are those of M, N and K.
 
-    ``types`` are the C++ types of the two matrices. ``rows``: the dimensions that lie contiguously
-    in memory, of which a matrix library wants to read whole vectors, with how far from each other
-    the rows along them begin, in elements. The result is new, and lies along N without gaps. Where
-    the trace has no strides, a matrix may lie along M or K, and nobody knows from where to where.
+    ``types`` are the C++ types of the two matrices. ``rows`` holds the dimensions that are
+    contiguous in memory, along which a matrix library loads whole vectors, with the distances
+    between the starts of the rows along them, in elements. The result is new and contiguous along
+    N. In a trace without strides, a matrix may be contiguous along M or K, with unknown distances.
     """
 
     types: tuple[str, str]
@@ -53,8 +53,8 @@ class Product(NamedTuple):
 class DeviceProducts(Plain, frozen=True):
     """Selected product operators that launched kernels themselves, and those kernels.
 
-    ``event`` are the operators, and ``which`` says of ``distinct`` what each is: its name and what
-    it multiplies, None where nobody knows. ``kernel`` are all their kernels, ``at`` the position in
+    ``event`` are the operators; ``which`` gives the index of each in ``distinct``: its name and
+    what it multiplies, None if unknown. ``kernel`` are all their kernels, ``at`` the position in
     ``event`` of each one's operator.
     """
 
@@ -73,13 +73,13 @@ class DeviceProducts(Plain, frozen=True):
         return found.astype(np.int64)
 
     def device(self, trace: Trace) -> Ints:
-        """Index of the device that each operator's kernels ran on, the last where they differ."""
+        """Index of the device that each operator's kernels ran on, the last one if they differ."""
         found = np.full(len(self), -1, np.int64)
         found[self.at] = trace.device[self.kernel]
         return found
 
     def any_kernel(self, trace: Trace, predicate: Callable[[str], object]) -> Bools:
-        """Operators of which the name of any kernel satisfies the predicate."""
+        """Operators with a kernel whose name satisfies the predicate."""
         marked = called(trace, self.kernel, predicate)
         return np.bincount(self.at, marked, len(self)) > 0
 
@@ -101,7 +101,7 @@ def _device_products(trace: Trace) -> DeviceProducts:
 
 
 def called(trace: Trace, events: Ints, predicate: Callable[[str], object]) -> Bools:
-    """Whether the name of each of these events satisfies the predicate; that of -1 does not."""
+    """Whether the name of each of these events satisfies the predicate; False for -1."""
     verdicts = np.fromiter(map(bool, map(predicate, trace.names)), bool, len(trace.names))
     named: Bools = verdicts[trace.name[events]] if len(verdicts) else np.zeros(len(events), bool)
     return (events >= 0) & named
@@ -134,7 +134,7 @@ def _read(trace: Trace, events: Ints) -> tuple[Ints, list[tuple[str, Product | N
 
 
 def _product(dims: Any, types: Any, strides: Any, first: int) -> Product | None:
-    """What a call multiplies; None where the trace does not say, or something that makes no sense.
+    """What a call multiplies; None where the trace does not say, or is inconsistent.
 
     >>> product = _product([[3, 97, 64], [3, 64, 97]], ["c10::Half", "c10::Half"], None, 0)
     >>> product.shapes, {name: sorted(rows) for name, rows in product.rows.items()}
@@ -170,9 +170,9 @@ def _pair(part: Any, first: int) -> list[Any]:
 def _rows(
     strides: list[int] | None, names: str, sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, frozenset[int]]]:
-    """Along which dimension of a matrix its rows lie, and how far they and the batches are apart.
+    """Along which dimensions of a matrix its rows lie, and the distances of rows and batches.
 
-    torch copies a matrix of which neither dimension is contiguous, or whose rows overlap.
+    torch copies a matrix if neither dimension is contiguous, or if its rows overlap.
     """
     if strides is None:
         yield from ((name, frozenset()) for name in names)

@@ -1,8 +1,8 @@
 """Align two sequences of operators or kernels to find what replaced what.
 
-So a rename or a fusion reads as one change. The alignment is all but linear: where the sequences
-part, the longest common subsequence of a window of each says how they go on, and what it says for
-one pair of windows holds for all others that are equal, as of every step of a loop.
+A rename or a fusion becomes one change. The alignment is nearly linear: where the sequences differ,
+the longest common subsequence of a window of each decides how they continue, and the result for one
+pair of windows is reused for equal pairs, as in every step of a loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Operators that compute nothing where no other operator runs inside: views, and casts to what is.
+#: Operators that compute nothing if no operator is nested in them: views, and casts without effect.
 VIEWS = frozenset(
     f"aten::{name}"
     for name in (
@@ -37,21 +37,21 @@ VIEWS = frozenset(
         *("unflatten", "unfold", "unsqueeze", "unsqueeze_", "view", "view_as"),
     )
 ) | {"detach", "detach_"}
-#: What many operators do first: inside another operator they are part of it.
+#: Called first by many operators: inside another operator they are part of it.
 _PRELUDES = frozenset({"aten::fill_", "aten::zero_"})
 
 _WINDOW = 128
-_RUN = 4  # so many equal in a row are surely the same place
-_FAR = (1_000, 30_000, 2**62)  # how far ahead the search for such a run looks, by and by
+_RUN = 4  # this many equal names in a row identify a place
+_FAR = (1_000, 30_000, 2**62)  # how far ahead to search for such a run, in stages
 _MOST_SEARCHES = 5_000  # about a second
 _MOST_DIFFERENCES = 500_000
-_MOST_IN_ONE = 200  # names that have taken each other's place; more is another program
+_MOST_IN_ONE = 200  # names in one replacement; more means a different program
 _MOST_SHOWN = 6
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """Some operators in a row, what stands in their place now, and how many times."""
+    """A sequence of operators, what replaced it, and how many times."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -68,18 +68,18 @@ class Replacement:
 
 
 class Replacements(NamedTuple):
-    """What was replaced, most first; ``complete`` if the traces were compared to their ends."""
+    """What was replaced, the most frequent first; ``complete`` if compared to the traces' ends."""
 
     rows: list[Replacement]
     complete: bool
 
 
 def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
-    """What stands in ``b`` in the place of what stood in ``a``.
+    """What in ``b`` replaced what in ``a``.
 
-    The sequences are of kernels, copies and memsets, stream by stream, or of the innermost
-    operators that do more than allocate and view, thread by thread. Traces that differ all over
-    are compared as far as about a second of work goes.
+    The sequences are kernels, copies and memsets, stream by stream, or the innermost operators that
+    do more than allocate and view, thread by thread. If the traces differ throughout, the
+    comparison stops after about a second of work.
     """
     numbers: dict[str, int] = {}
     one, other = (_sequence(trace, by, numbers) for trace in (a, b))
@@ -93,7 +93,7 @@ def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
     fewer, more = calls[1] < calls[0], calls[1] > calls[0]
     for (before, after), count in found.items():
         gone, come = (np.frombuffer(side, np.int64) for side in (before, after))
-        # What runs as often as before has moved: it neither gave way nor took a place.
+        # What runs as often as before has only moved: it is not part of a replacement.
         gone, come = gone[fewer[gone]].tolist(), come[more[come]].tolist()
         if gone and come and len(gone) + len(come) <= _MOST_IN_ONE:
             folds = gcd(_folds(gone), _folds(come))
@@ -108,7 +108,7 @@ def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
 
 
 def _sequence(trace: Trace, by: By, numbers: dict[str, int]) -> Ints:
-    """Numbers of the names, in time order within each thread or stream, those in order of start."""
+    """Numbers of the names, in time order within each thread or stream, those by first event."""
     if by == "kernel":
         rows = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     else:
@@ -121,7 +121,7 @@ def _sequence(trace: Trace, by: By, numbers: dict[str, int]) -> Ints:
 
 
 def _innermost(trace: Trace) -> Bools:
-    """Operators in which no other one does any work."""
+    """Operators without a nested operator that does work."""
     ops = trace.selection & trace.is_kind(Kind.OP)
     prelude = trace.names_where(_PRELUDES.__contains__)
     works = ops & ~prelude & ~trace.names_where((ALLOCATORS | VIEWS).__contains__)
@@ -141,7 +141,7 @@ def _innermost(trace: Trace) -> Bools:
 # -------------------------------------------------------------------- alignment
 
 
-Step = tuple[tuple[tuple[int, int, int, int], ...], int, int]  # differences, where they end
+Step = tuple[tuple[tuple[int, int, int, int], ...], int, int]  # differences and where they end
 
 
 class _Alignment:
@@ -150,7 +150,7 @@ class _Alignment:
     def __init__(self, a: Ints, b: Ints) -> None:
         self.complete = True
         self._ends = len(a), len(b)
-        # Numbers of one sequence only are alike in that they match nothing.
+        # Numbers that are in only one sequence are made equal: they match nothing.
         self._a = np.where(np.isin(a, b), a, -1)
         self._b = np.where(np.isin(b, a), b, -2)
         self._bytes = self._a.tobytes(), self._b.tobytes()
@@ -159,7 +159,7 @@ class _Alignment:
         self._runs: tuple[Ints, Ints] | None = None
 
     def differences(self) -> Iterator[tuple[int, int, int, int]]:
-        """(start, end, start, end) of the parts of either, at least one of which is not empty."""
+        """(start, end, start, end) of the differing parts, at least one of which is not empty."""
         last = (0, 0, 0, 0)
         for found in self._differences():
             if found[0] == last[1] and found[2] == last[3]:
@@ -199,7 +199,7 @@ class _Alignment:
             i, j, size = i + length, j + length, size * 2
 
     def _apart(self, i: int, j: int) -> Step | None:
-        """How they go on from where they part; None if that is too much work."""
+        """How the sequences continue after a difference; None if that takes too much work."""
         (a, b), (end_a, end_b) = self._bytes, self._ends
         at_end = i + _WINDOW >= end_a and j + _WINDOW >= end_b
         key = a[i * 8 : (i + _WINDOW) * 8], b[j * 8 : (j + _WINDOW) * 8], at_end
@@ -212,7 +212,7 @@ class _Alignment:
         return self._known[key] or self._to_next_run(i, j)
 
     def _to_next_run(self, i: int, j: int) -> Step:
-        """As far as the nearest run that both have, or the end."""
+        """Up to the nearest run that both have, or to the end."""
         if self._runs is None:
             self._runs = _hashed_runs(self._a), _hashed_runs(self._b)
         in_a, in_b = self._ends[0] - i, self._ends[1] - j
@@ -231,7 +231,7 @@ class _Alignment:
 def _way_on(a: list[int], b: list[int], *, to_the_end: bool) -> Step | None:
     """The differences in the first half of two windows, or in all; None if nothing is common.
 
-    Of all ways to the end of either window the one that leaves out the fewest.
+    Of all paths to the end of either window, the one that leaves out the fewest.
     """
     rows = _common_lengths(a, b)
     end = (len(a), len(b)) if to_the_end else _cheapest_end(rows, len(b))
@@ -251,8 +251,8 @@ def _way_on(a: list[int], b: list[int], *, to_the_end: bool) -> Step | None:
 
 
 def _common_lengths(a: list[int], b: list[int]) -> list[int]:
-    """Lengths of longest common subsequences, as bits: for each beginning of ``a`` a number of
-    which the lowest bits that are 0 count what it has in common with as many of ``b``.
+    """Lengths of longest common subsequences, as bits. For each prefix of ``a`` a number: its zero
+    bits among the lowest k count the length in common with the first k of ``b``.
 
     H. Hyyrö, Bit-parallel LCS-length computation revisited, AWOCA 2004.
     """
@@ -268,7 +268,7 @@ def _common_lengths(a: list[int], b: list[int]) -> list[int]:
 
 
 def _cheapest_end(rows: list[int], width: int) -> tuple[int, int]:
-    """Where on the far edges of the table the fewest are left out, the farthest of these."""
+    """The farthest cell on the far edges of the table with the fewest left out."""
     in_a, in_last = len(rows) - 1, f"{rows[-1]:0{width}b}"[::-1]
     common, ends = 0, [(in_a, in_a, 0)]
     for in_b, bit in enumerate(in_last, 1):
@@ -279,7 +279,7 @@ def _cheapest_end(rows: list[int], width: int) -> tuple[int, int]:
 
 
 def _common(rows: list[int], i: int, j: int) -> list[tuple[int, int]]:
-    """Positions of a longest common subsequence of so many of either."""
+    """Positions of a longest common subsequence of prefixes of these lengths."""
     pairs = []
     while i and j:
         if rows[i] >> (j - 1) & 1:
@@ -301,7 +301,7 @@ def _hashed_runs(numbers: Ints) -> Ints:
 
 
 def _folds(numbers: Sequence[int]) -> int:
-    """How many times the same part is repeated.
+    """How many times a sequence repeats its smallest part.
 
     >>> _folds([1, 2, 1, 2]), _folds([1, 1, 1]), _folds([1, 2, 1])
     (2, 3, 1)

@@ -1,13 +1,13 @@
 """How close each kernel comes to the device's peak, and which limit bounds it.
 
-Rates are taken over the calls whose FLOPs, or bytes, are known: a kernel that one operator and one
-graph launched has the rate that it reached under the operator. Bytes are compulsory ones, so a
-rate of bytes is a lower bound of what went through the memory, if it came from there: a tensor
-that stays in the device's L2 cache between two kernels can be read faster than memory delivers,
-and then `bandwidth_pct` is truly over 100. A trace without strides (before 2024) cannot tell that
-from an operand that was expanded, so there the bytes of such a kernel are unknown. FLOPs are those
-of the formula, so an algorithm that needs fewer (Winograd, FFT) can exceed 100 % of the peak; any
-other kernel that does has a wrong count, which whoever shows the row says.
+Rates cover the calls whose FLOPs (or bytes) are known: a kernel launched by both an operator and a
+graph has the rate that it reached under the operator. Bytes are compulsory ones, so their rate is a
+lower bound on the memory traffic, unless the data came from a cache: a tensor that stays in the
+device's L2 cache between two kernels can be read faster than memory delivers, and then
+`bandwidth_pct` is correct above 100. A trace without strides (before 2024) cannot distinguish that
+from an expanded operand, so there the bytes of such a kernel are unknown. FLOPs are those of the
+formula, so an algorithm that needs fewer (Winograd, FFT) can exceed 100 % of the peak; any other
+kernel that does has a wrong count, and the commands that show it warn about that.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Bound = Literal["compute", "memory", "latency"]
 
-#: Below this share of both peaks, neither of them is what a kernel waits for.
+#: Below this share of both peaks, a kernel is limited by neither.
 LATENCY_PCT: Final = 10.0
-#: A kernel as short as its own start and end, if that is all that is known of it.
+#: A kernel this short is bound by latency, if nothing else is known about it.
 SHORT_US: Final = 10.0
 
-#: Among the operators of a row: events that no runtime call accounts for.
+#: Stands among a row's operators for events without a runtime call.
 UNLINKED: Final = "(unlinked)"
 _NO_CALL: Final = -2
 
-#: Copies that stay in one device's memory; others go over a bus that has no peak here.
+#: Copies within one device's memory; others use a bus without a peak here.
 _WITHIN = re.compile(r"DtoD|DeviceToDevice|D2D")
 
 
 @dataclass(frozen=True)
 class KernelWork:
-    """Per device event of the selection, in time order: what it had to do and how well it did.
+    """Per device event of the selection, in time order: its work and how fast it was.
 
     ``flops`` and ``bytes`` are -1, percentages NaN, where unknown; ``done`` are the FLOPs that the
-    percentage is of, those that a causal mask leaves.
+    percentage is based on, those that a causal mask leaves.
     """
 
     event: Ints
@@ -68,12 +68,12 @@ class KernelWork:
 class KernelRow:
     """All calls of a kernel, a copy or a memset on one device, or all of one operator's kernels.
 
-    ``operator`` is the one that launched all of them; where there are several, or several kernels
-    in a row of an operator, each with its calls, as `named` writes them. `NO_OPERATOR` is what was
-    launched outside of all. ``operator`` is None where no runtime call accounts for any of the
-    events, and `UNLINKED` among others. ``flops`` and ``bytes`` are sums over the calls where they
-    are known; of causal attention ``flops`` is of all pairs, and the rate and ``compute_pct`` of
-    those that the mask leaves.
+    ``operator`` is the operator that launched them. If there are several, or several kernels in an
+    operator's row, each is listed with its calls, as `named` formats them. `NO_OPERATOR` stands for
+    launches outside of operators. ``operator`` is None if none of the events has a runtime call;
+    `UNLINKED` stands for such events among others. ``flops`` and ``bytes`` are sums over the calls
+    where they are known. For causal attention ``flops`` counts all pairs, the rate and
+    ``compute_pct`` only those that the mask leaves.
     """
 
     device: int | None
@@ -108,9 +108,8 @@ def kernel_rows(
 ) -> list[KernelRow]:
     """A row for each device and kernel, or each device and operator, the longest first.
 
-    By operator, a rate is of all the time that its calls took on the device, helpers included; its
-    copies and memsets are rows of their own, by their names. ``extra``: devices besides those that
-    we know.
+    By operator, a rate covers all device time of its calls, helpers included; its copies and
+    memsets are separate rows, by name. ``extra``: devices in addition to the built-in ones.
     """
     work = _believable(trace, attribute(trace), extra)
     event = work.event
@@ -118,7 +117,7 @@ def kernel_rows(
         return []
     device, name, dur = trace.device[event], trace.name[event].astype(np.int64), trace.dur[event]
     copied = trace.kind[event] != Kind.KERNEL
-    # An operator's copies are not of one row with its kernels.
+    # An operator's copies are not in one row with its kernels.
     linked = (trace.launch[event] >= 0) | (work.owner >= 0)
     owner = np.where(linked, work.owner, _NO_CALL)
     what = name if by == "name" else _pairs(np.where(copied, name, -1), owner)
@@ -164,8 +163,8 @@ def kernel_rows(
 
 
 def masked(trace: Trace) -> tuple[int, int, int]:
-    """Kernels of attention that do less than their FLOPs as a mask hides some; of which it is not
-    known how much it hides; of which it is not known whether it hides any.
+    """How many attention kernels do less than their FLOPs because of a mask; for how many the
+    mask's share is unknown; for how many it is unknown whether there is a mask.
     """
     work = attribute(trace)
     unknown = (work.done < 0) & (work.flops >= 0)
@@ -174,7 +173,7 @@ def masked(trace: Trace) -> tuple[int, int, int]:
 
 
 def named(parts: Sequence[tuple[str, int]]) -> str:
-    """Names with their counts, or the only one as it is.
+    """Names with their counts; a single name alone.
 
     >>> named([("gemm", 3), ("fill", 2)]), named([("gemm", 3)])
     ('gemm ×3, fill ×2', 'gemm')
@@ -192,16 +191,16 @@ def _operators(parts: Sequence[tuple[int, int]], shown: Sequence[str]) -> str | 
 
 
 def unlinked(trace: Trace) -> int:
-    """How many device events of the selection no runtime call accounts for."""
+    """How many device events of the selection have no runtime call."""
     events = trace.selection & trace.is_kind(*DEVICE_KINDS)
     return int((trace.launch[events] < 0).sum())
 
 
 def _bound(compute: float | None, bandwidth: float | None, mean_us: float) -> Bound | None:
-    """The roof that is nearer, or neither: above the ridge, the share of compute is the greater.
+    """The nearer roof, or neither: above the ridge point, the compute share is the greater.
 
-    An elementwise kernel has no FLOPs in our counting, and few in truth. What is known to reach
-    little of one roof may be near the other, unless it is too short for either.
+    An elementwise kernel has no counted FLOPs, and few in reality. A kernel far below one roof may
+    be near the other, unless it is too short for either.
     """
     known = [pct for pct in (compute, bandwidth) if pct is not None]
     if not known:
@@ -233,15 +232,15 @@ def _least_s(trace: Trace, work: Work, extra: Sequence[Device]) -> tuple[Floats,
     copies = trace.kind[work.event] == Kind.MEMCPY
     within = trace.names_where(_WITHIN.search)[work.event]
     moved[copies & ~within] = np.nan
-    moved[copies & within] *= 2  # its bytes are read, and written
+    moved[copies & within] *= 2  # its bytes are read and written
     least: tuple[Floats, Floats] = (done / peaks[at, work.dtype], moved / widths[at])
     return least
 
 
 def _believable(trace: Trace, work: Work, extra: Sequence[Device]) -> Work:
-    """Without bytes that the device cannot have moved, where the trace has no strides.
+    """Without bytes that the device cannot have moved, for traces without strides.
 
-    Then nobody can tell an operand that was expanded, and read once, from one of that size.
+    They cannot distinguish an expanded operand, which is read once, from a full one.
     """
     if trace.has_strides or not len(work.event):
         return work
@@ -252,7 +251,7 @@ def _believable(trace: Trace, work: Work, extra: Sequence[Device]) -> Work:
 
 
 def _device(trace: Trace, number: int, extra: Sequence[Device]) -> Device | None:
-    """The device of this number. ROCm numbers events otherwise than devices: then all are alike."""
+    """The device with this number. ROCm numbers events differently: then all must be alike."""
     listed: Any = trace.metadata.get("deviceProperties")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     mine = [e for e in entries if e.get("id") == number]
@@ -284,7 +283,7 @@ class _Table:
         return np.lexsort((self.first, -self.ns))
 
     def known(self, values: Floats | Ints, known: Bools, whole: Ints) -> tuple[Floats, Floats]:
-        """Sums of the known values, and ns of all events of a `whole` that has one."""
+        """Sums of the known values, and ns of all events of each `whole` with a known value."""
         counted = np.zeros(int(whole.max()) + 1, bool)
         counted[whole[known]] = True
         time = np.where(counted[whole], self.dur, 0)
@@ -302,7 +301,7 @@ class _Table:
         return [total if any_ else None for total, any_ in zip(totals, some.tolist(), strict=True)]
 
     def parts(self, label: Ints) -> list[list[tuple[int, int]]]:
-        """Of each group its labels with their calls, the one with most of its time first."""
+        """For each group its labels with their calls, the label with most of its time first."""
         _, first, at = np.unique(_pairs(self.group, label), return_index=True, return_inverse=True)
         calls, ns = np.bincount(at), np.bincount(at, self.dur)
         found: list[list[tuple[int, int]]] = [[] for _ in range(self.count)]

@@ -1,10 +1,10 @@
 """Work without counted FLOPs: why a sum of FLOPs is only a lower bound.
 
-An operator without a number counts here if it has a formula and the trace does not say what that
-needs, if it is known to compute and has no formula, or if it is not known and shows no operators
-inside that do the work. A kernel counts where no operator answers for it: an unknown one launched
-it, or none, or a graph did; unless its name says that it does no products. Nothing inside an
-operator that has a number counts, and of operators within one another only the outermost.
+An operator without a number is reported if it has a formula but the trace lacks what that needs, if
+it is known to compute products and has no formula, or if it is unknown and no operators nested in
+it do the work. A kernel is reported where no operator covers it: an unknown one launched it, or
+none, or a graph did; unless its name says that it computes no products. Nothing inside an operator
+that has a number is reported, and of nested operators only the outermost.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NAMED, _LONGEST = 3, 60
 class Part(Plain, frozen=True):
     """An operator or a kernel by name, what is missing, and its share of the total time.
 
-    Without a name, what is missing is a sentence.
+    Without a name, ``missing`` is a complete sentence.
 
     ``share`` is of the device's time where there is a device, else of the time of all operators.
     """
@@ -71,14 +71,14 @@ class Part(Plain, frozen=True):
 
 
 class Uncounted(Plain, frozen=True):
-    """The parts, the longest first, and what the rest adds up to."""
+    """The parts, the longest first, and the sum of what is counted."""
 
     parts: tuple[Part, ...]
     at_least: int
 
     @property
     def reason(self) -> str:
-        """In words: how much is counted, and what is not."""
+        """What is counted and what is not, in words."""
         known = f"at least {format_quantity(self.at_least, 'FLOP')}: " if self.at_least else ""
         gaps = dict.fromkeys(part.missing for part in self.parts)
         return known + "; ".join(_sentence(missing, self.parts) for missing in gaps)
@@ -118,7 +118,7 @@ def _one(part: Part) -> str:
 
 
 def _without_arguments(trace: Trace) -> Iterable[Part]:
-    """Operators with a formula, but without the arguments that it needs."""
+    """Operators with a formula, but without the arguments it needs."""
     return _by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
@@ -129,12 +129,12 @@ def _lacking(trace: Trace, event: int) -> str:
 
 
 def _without_formula(trace: Trace) -> Iterable[Part]:
-    """Operators that compute and have no formula."""
+    """Operators that compute products and have no formula."""
     return _by_name(trace, trace.once(_computing), lambda _: NO_FORMULA)
 
 
 def _without_parts(trace: Trace) -> Iterable[Part]:
-    """They are unknown or made of others, and nothing inside shows what they did."""
+    """Unknown or composite operators in which nothing nested shows what they did."""
     return _by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
 
 
@@ -161,9 +161,9 @@ def _opaque(trace: Trace) -> Ints:
 
 
 def _empty(trace: Trace, calls: Ints) -> Bools:
-    """Calls on nothing: that nothing is inside is all that they do.
+    """Calls on empty operands: they do nothing, so nothing is nested in them.
 
-    What is made of others stops where one operand has no elements. Any other operator may have an
+    A composite operator stops where one operand has no elements. Any other operator may have an
     empty workspace or an absent mask, and computes with the rest.
     """
     works = (work_of(trace.names[number]) for number in trace.name[calls].tolist())
@@ -184,7 +184,7 @@ def _on_nothing(dims: Any, types: Any, work: Work) -> bool:
     return bool(shapes) and (any if work == "parts" else all)(0 in shape for shape in shapes)
 
 
-#: What a trace calls an argument that is a number, a list of them, a text or nothing.
+#: The types in a trace of arguments that are numbers, lists of numbers, text or absent.
 _NO_TENSOR: Final = frozenset({"", "Scalar", "ScalarList"})
 _ASKED: Final = frozenset({"parts", "unknown"})
 _WORKING: Final = frozenset({"counted", "none", "computes"})
@@ -199,7 +199,7 @@ def _computing(trace: Trace) -> Ints:
 
 
 def _outermost(trace: Trace, marked: Bools) -> Ints:
-    """Of these operators, those neither in one another nor in one whose number counts."""
+    """Of these operators, those that are not nested in one another or in a counted one."""
     counts = counts_flops(trace)
     rows = np.flatnonzero(marked & ~counts)
     return rows[~nesting.below(marked | counts, work_parent(trace), rows)] if len(rows) else rows
@@ -209,10 +209,10 @@ def _outermost(trace: Trace, marked: Bools) -> Ints:
 
 
 def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Kernels that may do products and that no operator answers for.
+    """Kernels that may compute products and that no operator covers.
 
-    Those launched by no operator; the operators, not known or made of others, that launched some;
-    those that a graph replayed.
+    Those launched by no operator; the unknown or composite operators that launched some; those that
+    a graph replayed.
     """
     if not trace.has(Kind.KERNEL):
         return (np.zeros(0, np.int64),) * 3
@@ -231,7 +231,7 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _calls(trace: Trace, kernels: Ints) -> Ints:
-    """The innermost operator around the launch of each kernel, or -1."""
+    """The innermost operator around each kernel's launch, or -1."""
     launch = trace.launch[kernels]
     above = np.where(launch >= 0, trace.parent[launch], -1)
     ops = trace.is_kind(Kind.OP)
@@ -243,9 +243,10 @@ def _calls(trace: Trace, kernels: Ints) -> Ints:
 
 
 def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
-    """What the operator around each launch does; `around` also where there is none.
+    """The kind of work of the operator around each launch; `around` if there is none.
 
-    What inductor wrote says it by its event's name, of which older kernels have a part only.
+    Inductor's kernels are judged by the name of their event, of which older kernel names are a
+    part.
     """
     kinds = np.full(len(call), "around", "<U8")
     distinct, at = np.unique(np.where(call >= 0, trace.name[call], -1), return_inverse=True)
@@ -258,9 +259,9 @@ def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
 
 
 def _unrecorded(trace: Trace) -> Iterable[Part]:
-    """A trace of kernels or Python alone, which does not tell what else ran.
+    """A trace of only kernels or Python, which does not tell what else ran.
 
-    In a capture of ours, operators are recorded: where there are none, none ran.
+    Our captures record operators: where there are none, none ran.
     """
     if len(trace) and trace.region is None and not trace.has(Kind.OP):
         yield Part("", NO_OPERATORS, 0, 0.0)
@@ -280,7 +281,7 @@ def _replayed(trace: Trace) -> Iterable[Part]:
 
 
 def _in_loops(trace: Trace) -> Iterable[Part]:
-    """Products that inductor wrote as loops, where the graph does not say how large they are."""
+    """Products that inductor wrote as loops, where the graph does not tell their size."""
     for key, events in graph_calls(trace).items():
         graph = graphs(trace)[key]
         counts = counts_flops(trace)
@@ -291,12 +292,12 @@ def _in_loops(trace: Trace) -> Iterable[Part]:
 
 
 def _of_no_graph(trace: Trace) -> Iterable[Part]:
-    """Calls of compiled graphs of which nothing is known."""
+    """Calls of compiled graphs about which nothing is known."""
     if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
         return
     lost = trace.facts.get("lost_loops")
     calls = trace.selection & trace.names_where(key_of)
-    if not calls.any():  # an older torch marks the function only
+    if not calls.any():  # an older torch only marks the function
         calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
         calls[nesting.above(np.flatnonzero(counts_flops(trace)), work_parent(trace))] = False
     calls &= ~trace.names_where(lambda name: key_of(name) in graphs(trace))
@@ -328,7 +329,7 @@ def _named(trace: Trace, events: Ints, names: tuple[str, ...], missing: str) -> 
 
 # -------------------------------------------------------------------- the table
 
-#: Whatever may leave a sum of FLOPs too low. To add a reason, add a function from trace to parts.
+#: Everything that may make a sum of FLOPs too low. To add one, add a function from trace to parts.
 SOURCES: Final[tuple[Callable[[Trace], Iterable[Part]], ...]] = (
     _without_arguments,
     _without_formula,
@@ -356,7 +357,7 @@ def _by_name(trace: Trace, events: Ints, missing: Callable[[int], str]) -> list[
 
 
 def _time(trace: Trace, events: Ints) -> Ints:
-    """Nanoseconds that each took on the device, or on the host where there is none."""
+    """Nanoseconds of each event on the device, or on the host where there is no device."""
     if not (trace.has(*DEVICE_KINDS) and trace.selection[trace.device_rows].any()):
         return trace.dur[events]
     on_device = trace.is_kind(*DEVICE_KINDS)[events]
@@ -380,6 +381,6 @@ def uncounted_operators(trace: Trace) -> Bools:
 
 
 def flops_gap(trace: Trace) -> str | None:
-    """Why the FLOPs of the selection are not known, with names; None if they are."""
+    """Why the FLOPs of the selection are unknown, with names; None if they are known."""
     found = uncounted(trace)
     return None if found is None else found.reason

@@ -1,4 +1,4 @@
-"""How long the test takes without the profiler, according to its timed rounds."""
+"""How long the test takes without the profiler, from its timed rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def wall_ns(trace: Trace) -> float | None:
-    """The median of the rounds; None where none were timed, and for traces of other tools."""
+    """The median of the rounds; None if none were timed, and for traces of other tools."""
     wall_ms = trace.facts.get("wall_ms")
     if isinstance(wall_ms, dict):  # of several rounds
         wall_ms = wall_ms.get("median")
@@ -19,7 +19,7 @@ def wall_ns(trace: Trace) -> float | None:
 
 
 def slowdown_share(trace: Trace) -> float:
-    """What the region takes without the profiler, as a share of what it took here, at most 1.
+    """The region's time without the profiler, as a share of its profiled time, at most 1.
 
     The profiler slows operators down by a factor of 1.3 to 5.
     """

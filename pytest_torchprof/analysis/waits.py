@@ -18,31 +18,32 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Operators proper, as torch names them; other names are annotations of users and of torch's own.
+#: Operators as torch names them; other names are annotations, by users or by torch.
 _OPERATOR: Final = late(r"(?!torchprof::)\w+::")
 #: Operators that return a value to the host, whatever the driver calls their copy.
 _READER: Final = late(r"aten::(_local_scalar_dense|nonzero|item|is_nonzero)$")
-#: Waiting for other devices is what these are for.
+#: These exist to wait for other devices.
 _COLLECTIVE: Final = late(r"c10d::|nccl:|record_param_comms")
-#: In this, DDP waits for the events of its own log of times.
+#: Here DDP waits for the events of its own time log.
 _DDP: Final = late(r"DistributedDataParallel\.forward$")
 _COPY: Final = late(r"\w*Memcpy")
 _STREAM: Final = late(r"\w*StreamSynchronize")
 _EVENT: Final = late(r"\w*EventSynchronize")
-#: After these, no device work that was launched before is left.
+#: After these, no earlier device work is left.
 _OF_ALL: Final = late(r"\w*(Device|Ctx)Synchronize")
 
 
 class Waits(Plain, frozen=True):
-    """One row a wait: a copy from the device with what synchronises for it, or that alone.
+    """One row per wait: a copy from the device with its synchronization, or a synchronization
+    alone.
 
-    Some calls to synchronise are none, since they keep nothing waiting: after the last work of the
-    device, but for copies that the host waits for anyway; and with nothing launched before, or
-    since the last one that waited for all.
+    Some synchronizing calls are left out, since they delay nothing: those after the device's last
+    work (except copies, which the host waits for anyway), and those with nothing launched before,
+    or since the last one that waited for everything.
 
-    ``call`` is the call that copies, or else synchronises, -1 for a copy of which no call is known;
-    ``operator`` the innermost one around it, ``last`` the call in which the host waits, -1 for
-    none; ``ns`` how long it did; ``bytes`` what it copied, -1 for nothing.
+    ``call`` is the call that copies, or else synchronizes, -1 for a copy without a known call;
+    ``operator`` the innermost one around it; ``last`` the call in which the host waits, -1 for
+    none; ``ns`` how long it waited; ``bytes`` what it copied, -1 for nothing.
     """
 
     call: Ints
@@ -70,7 +71,7 @@ def _waits(trace: Trace) -> Waits:
     copied = _copied_before(trace, calls, sync)
     call, size = _copies(trace, copying, inside, copied)
     operator = _operator(trace, call)
-    # What synchronises in an operator that copies does so for its copies, in whatever direction.
+    # Synchronization in an operator that copies is for its copies, in either direction.
     copier = _operator(trace, copying)
     copier = copier[~called(trace, copier, _READER.match)]
     belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
@@ -94,7 +95,7 @@ def _waits(trace: Trace) -> Waits:
 
 
 def _copied_before(trace: Trace, calls: Ints, sync: Ints) -> Ints:
-    """Without operators: the copying call just before each that synchronises a stream, or -1.
+    """Outside of operators: the copying call just before each stream synchronization, or -1.
 
     Where torch waits for a copy, it makes no other call in between.
     """
@@ -109,7 +110,7 @@ def _copied_before(trace: Trace, calls: Ints, sync: Ints) -> Ints:
 
 
 def _joined(call: Ints, copied: Ints, of_sync: Ints, other: int) -> Ints:
-    """For each copying call what belongs to the synchronisation just after it."""
+    """For each copying call, what belongs to the synchronization just after it."""
     if not (copied >= 0).any():
         return np.full(len(call), other)
     after = dict(zip(copied.tolist(), of_sync.tolist(), strict=True)) | {-1: other}
@@ -120,13 +121,13 @@ def _copies(trace: Trace, copying: Ints, inside: Ints, copied: Ints) -> tuple[In
     """Calls that copy from the device and that the host waits for, and their bytes.
 
     The host waits in a blocking call, for pageable memory (the driver copies it in steps), in an
-    operator that reads a value, and where something synchronises in the same operator or, where
-    there are none, just after it.
+    operator that reads a value, and where the same operator synchronizes or, outside of operators,
+    the next call does.
     """
     moved = np.flatnonzero(trace.selection & trace.is_kind(Kind.MEMCPY))
     back = moved[called(trace, moved, D2H.search)]
     pageable = called(trace, back, lambda name: "Pageable" in name)
-    # HIP names the copy of a value as one within the device.
+    # HIP labels the copy of a value as one within the device.
     others = copying[called(trace, copying, SYNC_CALL.search)]
     others = others[~np.isin(others, trace.launch[back])]
     others = others[called(trace, _operator(trace, others), _READER.match)]
@@ -141,8 +142,8 @@ def _copies(trace: Trace, copying: Ints, inside: Ints, copied: Ints) -> tuple[In
 
 
 def _shared(trace: Trace, operator: Ints, sync: Ints, inside: Ints) -> tuple[Ints, Ints]:
-    """Of each copying operator: the last call that synchronises in it, and each copy's part of
-    the time of all of them; -1 and 0 for none.
+    """For each copying operator: the last synchronizing call in it, and each copy's share of the
+    time of all of them; -1 and 0 for none.
     """
     groups, at, copies = np.unique(operator, return_inverse=True, return_counts=True)
     last, total = np.full(len(groups), -1, np.int64), np.zeros(len(groups), np.int64)
@@ -154,7 +155,7 @@ def _shared(trace: Trace, operator: Ints, sync: Ints, inside: Ints) -> tuple[Int
 
 
 def _not_the_users(trace: Trace, sync: Ints) -> Bools:
-    """Those of collective operations and of DDP's log."""
+    """Waits of collective operations and of DDP's log."""
     out = np.zeros(len(sync), bool)
     if any(map(_COLLECTIVE.match, trace.names)):
         out |= _below(trace, _COLLECTIVE, sync)
@@ -166,8 +167,8 @@ def _not_the_users(trace: Trace, sync: Ints) -> Bools:
 def _is_before_work(trace: Trace, sync: Ints, read: Ints) -> Bools:
     """Whether a device did anything that was launched after each call.
 
-    What began only after the call, if its launch is not known. ``read`` are the calls that copy
-    back, for which the host waits.
+    If its launch is unknown, work counts if it began after the call. ``read`` are the calls that
+    copy back, for which the host waits.
     """
     device = np.flatnonzero(trace.in_region & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[device]
@@ -184,7 +185,7 @@ def _is_before_work(trace: Trace, sync: Ints, read: Ints) -> Bools:
 def _has_work(trace: Trace, sync: Ints) -> Bools:
     """Whether a device was given work before each call, since the last one that waited for all.
 
-    Where nobody knows what launched some, it may have been before.
+    Work with an unknown launch may have been given before.
     """
     if not len(sync):
         return np.zeros(0, bool)
@@ -209,6 +210,6 @@ def _below(trace: Trace, names: re.Pattern[str], events: Ints) -> Bools:
 
 
 def _operator(trace: Trace, calls: Ints) -> Ints:
-    """The innermost operator proper around each call, or -1."""
+    """The innermost operator (not annotation) around each call, or -1."""
     found = operators_around(trace, calls)
     return np.where(called(trace, found, _OPERATOR.match), found, -1)

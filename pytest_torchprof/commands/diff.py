@@ -80,7 +80,7 @@ def _growth(options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]) -> tup
         limit_percent = inf if limit is None else limit
         mark = {"rank": rank} if len(pairs) > 1 else {}
         for check in growth(a.events, b.events, by=options.by, limit_percent=limit_percent):
-            # What cannot be checked has not passed.
+            # What cannot be checked does not pass.
             failed |= check.exceeded is not False
             line = _sentence(check, limit)
             lines.append(f"rank {rank}: {line}" if mark else line)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.check import Checked
 
 
-#: Columns of a finding in a table for people.
+#: Columns of a finding in a Markdown table.
 _MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
 
 
@@ -126,7 +126,7 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
 
 
 def _notes(parts: Row, rows: list[Row], ignored: frozenset[str]) -> list[str]:
-    """What stands below the findings."""
+    """The notes below the findings."""
     lines: list[str] = []
     if left := parts["left_out"]:
         lines.append(f"… and {plural(left, 'more place')}: --limit 0 shows all")

@@ -47,7 +47,7 @@ def memory(options: Namespace) -> int:
 
 
 def _starts(ranks: Ranks) -> list[str]:
-    """What the peaks are above: a line for all, and the amounts that are known."""
+    """The starting points of the peaks: a line for all, and the known amounts."""
     lines = []
     for rank, trace in ranks.items():
         mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
@@ -55,9 +55,9 @@ def _starts(ranks: Ranks) -> list[str]:
         known = [f"{format_quantity(size, 'B')} on {device}" for device, size in starts.items()
                  if size is not None]  # fmt: skip
         unknown = [device for device, size in starts.items() if size is None]
-        said = [f"{', '.join(known)} live then, as counted by the allocator"] if known else []
-        said += [f"live memory then is unknown on {', '.join(unknown)}"] if unknown else []
-        lines += [f"{mark}{'; '.join(said)}"] if said else []
+        parts = [f"{', '.join(known)} live then, as counted by the allocator"] if known else []
+        parts += [f"live memory then is unknown on {', '.join(unknown)}"] if unknown else []
+        lines += [f"{mark}{'; '.join(parts)}"] if parts else []
     return ["peaks count from what was live when the trace or its measured region started", *lines]
 
 

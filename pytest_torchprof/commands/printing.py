@@ -61,7 +61,7 @@ def table(
 ) -> int:
     """One table over all ranks, ordered, with its total.
 
-    ``unknown`` says of a field what people read where it has no value.
+    ``unknown`` gives the text to show for a field without a value.
     """
     each = {rank: make(trace) for rank, trace in ranks.items()}
     every: Rows[Any] = Rows(
@@ -112,17 +112,17 @@ def _over_peak(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _share_over_ranks(rows: Sequence[Row], total: Row) -> None:
-    """Make each row's share one of the time of all ranks."""
+    """Make each row's share relative to the time of all ranks."""
     time = "self_cuda_ms" if total["self_cuda_ms"] else "self_cpu_ms"
     for row in (*rows, total):
         row["share"] = (row[time] or 0) / total[time] if total[time] else None
 
 
 def ordered(rows: list[Row], field: str | None, fields: Sequence[str]) -> list[Row]:
-    """Largest first; text by the alphabet; what is unknown last."""
+    """Largest first; text alphabetically; unknown values last."""
     if field is None:
         return rows
-    # The heading of a table accepts it too.
+    # A table's heading is accepted too.
     field = {tables.heading(name): name for name in fields}.get(field, field)
     if field not in fields:
         raise SettingsError(f"--sort {field}: no such field", "", f"one of {', '.join(fields)}")
@@ -151,7 +151,7 @@ def show(
     extra: Row | None = None,
     head: str | None = None,
 ) -> None:
-    """Print a table of all ranks: rows, total, what was left out, notes."""
+    """Print a table of all ranks: rows, total, how many rows are left out, notes."""
     shown, left = limited(options, rows)
     if options.format == "table" and len({row.get("device") for row in rows}) == 1:
         fields = [field for field in fields if field != "device"]  # the heading names it
@@ -175,7 +175,7 @@ def show(
 
 
 def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> str:
-    """How much of the time is not shown."""
+    """How much of the time the hidden rows have."""
     for field in ("share", "total_ms"):
         if rows and field in rows[0]:
             whole = sum(row[field] or 0 for row in rows)

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 class Ranks(dict[int, Trace]):
     """Traces by rank; or by number, if they are not the ranks of one job.
 
-    ``apart`` says why they are not. Then each is called by its file, and nothing is added up.
+    ``apart`` says why they are not. Then each is named after its file, and nothing is summed.
     """
 
     apart: str = ""
 
     @property
     def column(self) -> str:
-        """The name of the column that tells the traces apart."""
+        """The name of the column that distinguishes the traces."""
         return "trace" if self.apart else "rank"
 
     def value(self, rank: int) -> int | str:
@@ -63,7 +63,7 @@ _BAR_FROM_BYTES = 200 * 2**20
 
 
 def load(paths: Sequence[str], rank: int | None) -> Ranks:
-    """Read these files and folders, and say what was wrong with them."""
+    """Read these files and folders, and report what was wrong with them."""
     with _bar(paths) as progress:
         ranks = Ranks(api.load_ranks(paths, rank, progress))
     ranks.apart = several_jobs([trace.events for trace in ranks.values()])
@@ -77,7 +77,7 @@ def load(paths: Sequence[str], rank: int | None) -> Ranks:
 
 @contextmanager
 def _bar(paths: Sequence[str]) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on a terminal, for files that take their time."""
+    """A progress bar on a terminal, for large files."""
     named = [Path(path) for path in paths]
     files = [file for path in named for file in (path.iterdir() if path.is_dir() else [path])]
     size = sum(file.stat().st_size for file in files if file.is_file())
@@ -114,9 +114,9 @@ def heading_of(ranks: Ranks) -> str:
 
 
 def _devices(trace: Trace) -> str:
-    """The devices of the machine, and which of them took part.
+    """The devices of the machine, and which of them were used.
 
-    ROCm numbers events and devices differently, so only how many took part is known.
+    ROCm numbers events and devices differently, so only the number of used devices is known.
     """
     names = [str(p.get("name") or "unnamed device") for p in trace.devices]
     if not names:
@@ -152,7 +152,7 @@ def used_devices(trace: Trace) -> set[int]:
 
 
 def unlinked(trace: Trace) -> str:
-    """A line on device events that no runtime call accounts for; empty if there are none."""
+    """A note on device events without a runtime call; empty if there are none."""
     count = trace.unlinked
     if not count:
         return ""
@@ -174,13 +174,13 @@ def only(ranks: Ranks) -> Trace:
 
 
 def no_flops(trace: Trace) -> str:
-    """A line on why there is no sum of FLOPs; empty if there is one."""
+    """A note on why there is no sum of FLOPs; empty if there is one."""
     gap = flops_gap(trace.events)
     return f"no FLOPs total: {gap}" if gap else ""
 
 
 def uncounted(trace: Trace) -> str:
-    """A line on kernels whose FLOPs cannot be known, since a graph launched them; else empty."""
+    """A note on kernels that a graph launched, whose FLOPs are unknown; empty if there are none."""
     count = replayed(trace.events)
     if not count:
         return ""
@@ -261,7 +261,7 @@ def warn(message: str) -> None:
 
 
 def rule_book() -> Mapping[str, Rule]:
-    """All rules: built in, and of installed packages."""
+    """All rules: built-in ones and those of installed packages."""
     book = gather()
     for error in book.errors:
         warn(error)

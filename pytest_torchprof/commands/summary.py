@@ -70,7 +70,7 @@ def _measured(metrics: Metrics) -> set[str]:
 
 
 def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
-    """Sums over the ranks of one job; a metric that one of them lacks has none."""
+    """Sums over the ranks of one job; a metric missing on any rank has no sum."""
     if apart:
         why = NotMeasured(f"not the ranks of one job: {apart}")
         return dict.fromkeys(next(iter(ranks)), why)

@@ -16,9 +16,9 @@ import tabulate
 import pytest_torchprof
 from pytest_torchprof.baseline import store
 from pytest_torchprof.cli import COMMANDS
-from pytest_torchprof.core.results import Finding, Profile, Verdict
+from pytest_torchprof.core.results import Finding, Record, Verdict
 from pytest_torchprof.render import rule_page
-from pytest_torchprof.render.json_report import SCHEMA, record_of
+from pytest_torchprof.render.json_report import SCHEMA, test_of
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.fixture import Torchprof
 from pytest_torchprof.session.markers import add_markers
@@ -286,12 +286,12 @@ def report_example() -> str:
         fix="keep the value on the device", cost_ms=0.21,
     )  # fmt: skip
     verdict = Verdict("flops", 240, "regressed", 200)
-    record = record_of(
-        "tests/test_a.py::test_step[cpu]", status="regressed", reason=None, verdicts=[verdict],
-        profile=Profile({}, findings=(finding,), unchecked={"fp32-matmul": "no accelerator"}),
+    record = Record(
+        "tests/test_a.py::test_step[cpu]", "regressed", metrics={verdict.label: verdict},
+        findings=(finding,), unchecked={"fp32-matmul": "no accelerator"}, outcome="failed",
     )  # fmt: skip
-    report = {"schema": SCHEMA, "environment": {"key": "cpu, torch 2.13"}, "tests": [record]}
-    record["outcome"] = "failed"
+    tests = [test_of(record)]
+    report = {"schema": SCHEMA, "environment": {"key": "cpu, torch 2.13"}, "tests": tests}
     return f"```json\n{json.dumps(report, indent=2, ensure_ascii=False)}\n```"
 
 

@@ -163,7 +163,7 @@ def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
 
 def _write_report(path: Path, found: Found) -> None:
     environment = {**_described(found), "interrupted": found.interrupted}
-    records = map(ab_report.record, found.rows)
+    records = map(ab_report.test_of_row, found.rows)
     write_report(path, environment, records, interrupted=found.interrupted)
 
 

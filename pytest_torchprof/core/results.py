@@ -1,17 +1,16 @@
-"""Values that the layers share: measurements, findings, budgets and verdicts."""
+"""Values that the layers share: measurements, findings, budgets, verdicts and records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec import field
 
 from pytest_torchprof.core.plain import Plain
-
-if TYPE_CHECKING:
-    from pytest_torchprof.core.samples import Normalised, Sample
+from pytest_torchprof.core.samples import Normalised, Sample  # noqa: TC001 - msgspec reads it
 
 MetricStatus = Literal[
     "ok", "regressed", "improved", "new", "over_budget", "not_measured", "advisory"
@@ -89,7 +88,8 @@ class Budget(Plain, frozen=True):
 class Verdict(Plain, frozen=True):
     """One metric of one test against its baseline and its limit, with both numbers.
 
-    ``sample`` is what the value is the median of, where it was measured several times.
+    ``scope`` is the budget on a part of the test that it is of, if it is of one. ``sample`` is what
+    the value is the median of, where it was measured several times.
     ``multiples``: the accepted and the new multiple of the reference kernel's time, where these are
     what was compared. ``at_least``: the value is a lower bound, and already over the limit.
     """
@@ -104,6 +104,40 @@ class Verdict(Plain, frozen=True):
     sample: Sample | None = None
     multiples: tuple[float, float] | None = None
     at_least: bool = False
+    scope: Budget | None = None
+
+    @property
+    def label(self) -> str:
+        """The metric with its scope, as reports name it."""
+        return self.metric if self.scope is None else self.scope.label
+
+
+class Record(Plain, frozen=True):
+    """What one test came to, as workers send it and as reports show it.
+
+    ``metrics`` are the verdicts by their labels. ``unchecked`` says why there is no telling for a
+    rule. ``trace`` is the path of the file that was kept. ``outcome`` is pytest's, None until the
+    test is over.
+    """
+
+    nodeid: str
+    status: TestStatus
+    reason: str | None = None
+    metrics: Mapping[str, Verdict] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    unchecked: Mapping[str, str] = field(default_factory=dict)
+    trace: str | None = None
+    outcome: str | None = None
+
+    def sent(self) -> dict[str, Any]:
+        """As plain values, which cross to another process."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def read(cls, sent: Mapping[str, Any]) -> Record:
+        """As it has come from another process."""
+        return msgspec.convert(sent, cls)
 
 
 class Profile(Plain, frozen=True):

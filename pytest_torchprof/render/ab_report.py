@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.core.results import MetricStatus, NotMeasured, TestStatus, Value, Verdict
+from pytest_torchprof.core.results import (
+    MetricStatus,
+    NotMeasured,
+    Record,
+    TestStatus,
+    Value,
+    Verdict,
+)
 from pytest_torchprof.render.ab_table import fields_of, why
-from pytest_torchprof.render.json_report import noise_of, record_of
+from pytest_torchprof.render.json_report import noise_of, test_of
 from pytest_torchprof.verdict.comparison import status_of
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -25,7 +32,7 @@ _STATUSES: dict[RowVerdict, MetricStatus] = {
 _FIELDS = ("verdict", "ratio", "low", "high", "confidence", "pairs", "p_value")
 
 
-def record(row: Row) -> dict[str, Any]:
+def test_of_row(row: Row) -> dict[str, Any]:
     """A test's part of the report."""
     status: TestStatus = "not_profiled"
     if row.verdict == "new":
@@ -33,8 +40,8 @@ def record(row: Row) -> dict[str, Any]:
     verdicts = _verdicts(row)
     if row.decision is not None:
         status = status_of(verdicts, has_baseline=True)
-    made = record_of(row.nodeid, status=status, reason=why(row), verdicts=verdicts)
-    made["outcome"] = _outcome(row)
+    metrics = {verdict.label: verdict for verdict in verdicts}
+    made = test_of(Record(row.nodeid, status, why(row), metrics, outcome=_outcome(row)))
     fields = fields_of(row)
     # Here as ratios, all three.
     low, high = (row.decision.low, row.decision.high) if row.decision else (None, None)
@@ -68,11 +75,7 @@ def _verdicts(row: Row) -> list[Verdict]:
         if b is not None:
             baseline = None if a is None else a.median
             verdicts.append(Verdict(metric, b.median, of if a else "new", baseline, sample=b))
-    return verdicts + [_exact(d.metric, d.a, d.b) for d in row.differences if _known(d.metric)]
-
-
-def _known(metric: str) -> bool:
-    return metric.partition("[")[0] in METRICS
+    return verdicts + [_exact(d.metric, d.a, d.b) for d in row.differences if d.metric in METRICS]
 
 
 def _exact(metric: str, a: float | None, b: float | None) -> Verdict:

@@ -179,7 +179,7 @@ def unprofiled(rows: Sequence[Row]) -> list[Line]:
 
 def difference(found: Difference) -> str:
     """An exact metric that is not the same on both sides."""
-    metric = METRICS.get(found.metric.partition("[")[0])
+    metric = METRICS.get(found.metric)
     a, b = format_pair(found.a, found.b, metric.unit if metric else "1")
     change = format_change(found.a, found.b)
     return f"{found.metric} {a} → {b}" + (f" ({change})" if change != UNKNOWN else "")

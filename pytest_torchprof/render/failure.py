@@ -86,9 +86,9 @@ def failure_message(
     bad.sort(key=lambda v: v.status != "over_budget")
     # Pytest's short summary shows this line, as far as there is room.
     lines = [f"torchprof: {_headline(bad)}{'; '.join(map(sentence, causes[:3]))}"]
-    width = max((len(v.metric) for v in bad), default=0)
+    width = max((len(v.label) for v in bad), default=0)
     for verdict in bad[:_MOST_METRICS]:
-        lines.append(f"  {verdict.metric:<{width}}  {_numbers(verdict)}")
+        lines.append(f"  {verdict.label:<{width}}  {_numbers(verdict)}")
         lines += [f"  {'':<{width}}  {line}" for line in _beside(verdict)]
     if len(bad) > _MOST_METRICS:
         lines.append(f"  … and {len(bad) - _MOST_METRICS} more metrics")
@@ -157,7 +157,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
     if not bad or isinstance(bad[0].value, NotMeasured):
         return ""
     worst, value = bad[0], bad[0].value
-    unit = METRICS[worst.metric.split("[")[0]].unit
+    unit = METRICS[worst.metric].unit
     if worst.status == "over_budget":
         now, limit = format_pair(value, worst.limit, unit)
         numbers = f"{now} > {limit}"
@@ -165,11 +165,11 @@ def _headline(bad: Sequence[Verdict]) -> str:
         before, now = format_pair(worst.baseline, value, unit)
         numbers = f"{before} → {now} ({format_change(*_compared(worst))})"
     more = f", {len(bad) - 1} more" if bad[1:] else ""
-    return f"{shorten(worst.metric, 40)} {numbers}{more}: "
+    return f"{shorten(worst.label, 40)} {numbers}{more}: "
 
 
 def _numbers(verdict: Verdict) -> str:
-    unit = METRICS[verdict.metric.split("[")[0]].unit
+    unit = METRICS[verdict.metric].unit
     if isinstance(verdict.value, NotMeasured):
         return f"not measured: {verdict.value.reason}"
     if verdict.status == "over_budget" and verdict.limit is not None:
@@ -217,14 +217,14 @@ def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:
     """
     shown: dict[Finding, None] = {}
     for verdict in bad:
-        metric, _, rules = verdict.metric.partition("[rule=")
+        rules = verdict.scope.rules if verdict.scope is not None else ()
         for finding in profile.findings:
-            own = metric == profile.gated.get(finding.rule)
-            if metric != "findings" and not own:
+            own = verdict.label == profile.gated.get(finding.rule)
+            if verdict.metric != "findings" and not own:
                 continue
             if own or verdict.status == "over_budget":
                 counts = finding.rule in profile.found
-                counts &= not rules or finding.rule in rules.rstrip("]").split(",")
+                counts &= not rules or finding.rule in rules
             else:
                 counts = not finding.accepted
             if counts:
@@ -241,14 +241,15 @@ class _Operators:
 
     def limited(self, bad: Sequence[Verdict]) -> list[str]:
         """For limits within an operator, where that was called."""
-        names = [v.metric.partition("[op=")[2].removesuffix("]") for v in bad]
+        names = [v.scope.op for v in bad if v.scope is not None]
         places = {name: self._called(name) for name in dict.fromkeys(names) if name}
         return [f"  {shorten(name, 60)} at{text}" for name, text in places.items() if text]
 
     def explain(self, bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
         """For each metric the operators that changed it most; then kernels."""
         lines: list[str] = []
-        for verdict in bad:
+        whole = [v for v in bad if v.scope is None]
+        for verdict in whole:
             column = COLUMN_OF.get(verdict.metric)
             if column is None or verdict.baseline is None:
                 continue
@@ -256,7 +257,7 @@ class _Operators:
             title, unit = f"{verdict.metric} by operator", METRICS[verdict.metric].unit
             lines += _block(title, found, unit, self._called)
         kernels = deltas(_counts(baseline.kernels), _counts(profile.kernels), "calls")
-        if any(v.metric in _BY_KERNEL for v in bad):
+        if any(v.metric in _BY_KERNEL for v in whole):
             lines += _block("kernels by name", kernels, "1", lambda _: "")
         return lines
 
@@ -265,7 +266,7 @@ class _Operators:
         lines: list[str] = []
         for verdict in bad:
             column = COLUMN_OF.get(verdict.metric)
-            if column is None:
+            if column is None or verdict.scope is not None:
                 continue
             unit = METRICS[verdict.metric].unit
             rows = sorted(

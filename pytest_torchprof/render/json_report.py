@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.core.files import replacing
-from pytest_torchprof.core.results import NotMeasured, Number, Profile, Verdict
+from pytest_torchprof.core.results import NotMeasured, Number, Record, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -18,26 +18,17 @@ if TYPE_CHECKING:
 SCHEMA = "torchprof-report/1"
 
 
-def record_of(
-    nodeid: str,
-    *,
-    status: str,
-    reason: str | None,
-    verdicts: Sequence[Verdict] = (),
-    profile: Profile | None = None,
-    trace: str | None = None,
-) -> dict[str, Any]:
-    """One test's part of the report: JSON-able, so that it crosses from worker to controller."""
-    findings = [asdict(finding) for finding in profile.findings] if profile else []
+def test_of(record: Record) -> dict[str, Any]:
+    """One test's part of the report, JSON-able."""
     return {
-        "nodeid": nodeid,
-        "outcome": None,
-        "status": status,
-        "reason": reason,
-        "metrics": metrics_of(verdicts),
-        "findings": findings,
-        "unchecked": dict(profile.unchecked) if profile else {},
-        "trace": trace,
+        "nodeid": record.nodeid,
+        "outcome": record.outcome,
+        "status": record.status,
+        "reason": record.reason,
+        "metrics": metrics_of(record.metrics.values()),
+        "findings": [asdict(finding) for finding in record.findings],
+        "unchecked": dict(record.unchecked),
+        "trace": record.trace,
     }
 
 
@@ -45,9 +36,9 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
     """Metrics by name: value, unit, class, what it was compared with and what came of it."""
     metrics: dict[str, dict[str, Any]] = {}
     for verdict in verdicts:
-        metric = METRICS[verdict.metric.split("[")[0]]
+        metric = METRICS[verdict.metric]
         measured = not isinstance(verdict.value, NotMeasured)
-        metrics[verdict.metric] = {
+        metrics[verdict.label] = {
             "value": verdict.value if measured else None,
             "unit": metric.unit,
             "class": metric.klass,

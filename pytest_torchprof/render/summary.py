@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
 from pytest_torchprof.render.text import plural, shorten, width_of
 from pytest_torchprof.verdict.metrics import METRICS
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Record, Verdict
 
 #: Shown unless ``--torchprof-columns`` says otherwise; a column without a single value is left out.
 DEFAULT_COLUMNS = (
@@ -34,7 +38,7 @@ _PADDING = 2
 
 
 def summary_table(
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
     columns: Sequence[str],
     sort: str | None,
     top: int,
@@ -45,9 +49,9 @@ def summary_table(
     shown = ordered[:top] if top else ordered
     asked = list(columns)
     columns = asked or [c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)]
-    findings = any(r["findings"] for r in shown)
+    findings = any(r.findings for r in shown)
     cells = [
-        [r["status"].replace("_", " "), *(_cell(r, c) for c in columns)]
+        [r.status.replace("_", " "), *(_cell(r, c) for c in columns)]
         + ([_findings(r)] if findings else [])
         for r in shown
     ]
@@ -55,9 +59,9 @@ def summary_table(
     columns_cells = zip((header + " " * _PADDING for header in headers[1:]), *cells, strict=True)
     rest = sum(max(map(width_of, column)) + 2 for column in columns_cells)
     room = min(_WIDEST_TEST, max(_NARROWEST_TEST, width - rest - 2))
-    folder = _common_folder([r["nodeid"] for r in shown])
+    folder = _common_folder([r.nodeid for r in shown])
     body = [
-        [shorten(escape.line(r["nodeid"][len(folder) :]), room), *row]
+        [shorten(escape.line(r.nodeid[len(folder) :]), room), *row]
         for r, row in zip(shown, cells, strict=True)
     ]
     align: list[Align] = ["right" if h in columns else "left" for h in headers]
@@ -67,15 +71,15 @@ def summary_table(
     return list(map(escape.line, [*lines, *_notes(shown, folder)]))
 
 
-def totals(records: Sequence[Mapping[str, Any]], runs: int) -> str:
+def totals(records: Sequence[Record], runs: int) -> str:
     """``12 tests profiled in 36 runs: 1 regressed, 11 ok``."""
-    counts = Counter(r["status"] for r in records)
+    counts: Counter[str] = Counter(r.status for r in records)
     profiled = len(records) - counts["not_profiled"]
     parts = [f"{counts[s]} {s.replace('_', ' ')}" for s in _ORDER if counts[s]]
     unchecked = sum(
-        m["status"] == "not_measured" and m["limit"] is not None
+        v.status == "not_measured" and v.limit is not None
         for r in records
-        for m in r["metrics"].values()
+        for v in r.metrics.values()
     )
     if unchecked:
         parts.append(f"{plural(unchecked, 'budget')} not checked")
@@ -90,49 +94,54 @@ def _common_folder(nodeids: Sequence[str]) -> str:
     return "".join(f"{level[0]}/" for level in parts)
 
 
-def _rank(record: Mapping[str, Any], sort: str | None) -> tuple[float, str]:
+def _rank(record: Record, sort: str | None) -> tuple[float, str]:
     if sort is not None:
-        return -(_value(record, sort) or 0), record["nodeid"]
-    return _ORDER.index(record["status"]), ""
+        return -(_value(record, sort) or 0), record.nodeid
+    return _ORDER.index(record.status), ""
 
 
-def _value(record: Mapping[str, Any], column: str) -> float | None:
-    value = record["metrics"].get(column, {}).get("value")
-    return value if isinstance(value, int | float) else None
+def _value(record: Record, column: str) -> float | None:
+    verdict = record.metrics.get(column)
+    return None if verdict is None or isinstance(verdict.value, NotMeasured) else verdict.value
 
 
-def _cell(record: Mapping[str, Any], column: str) -> str:
-    metric = record["metrics"].get(column)
-    if metric is None or metric["value"] is None:
+def _cell(record: Record, column: str) -> str:
+    verdict = record.metrics.get(column)
+    if verdict is None or isinstance(verdict.value, NotMeasured):
         return UNKNOWN
-    number = format_quantity(metric["value"], METRICS[column].unit)
-    spread = format_spread(metric.get("spread"))
-    return " ".join(filter(None, (number, spread))) + _MARKS.get(metric["status"], "")
+    number = format_quantity(verdict.value, METRICS[column].unit)
+    spread = format_spread(_spread(verdict))
+    return " ".join(filter(None, (number, spread))) + _MARKS.get(verdict.status, "")
 
 
-def _findings(record: Mapping[str, Any]) -> str:
+def _spread(verdict: Verdict | None) -> float | None:
+    sample = verdict.sample if verdict is not None else None
+    return None if sample is None else sample.spread
+
+
+def _findings(record: Record) -> str:
     """``host-sync ×3, 2 accepted``: by name what is not accepted, with a mark if it fails."""
     counts: Counter[str] = Counter()
     accepted = 0
-    for finding in record["findings"]:
-        if finding.get("accepted"):
-            accepted += finding["count"]
+    for finding in record.findings:
+        if finding.accepted:
+            accepted += finding.count
         else:
-            counts[finding["rule"]] += finding["count"]
-    marks = {
-        name: _MARKS.get(metric.get("status"), "")
-        for name, metric in record["metrics"].items()
-        if name.split("[")[0] == "findings"
-    }
+            counts[finding.rule] += finding.count
+    whole = record.metrics.get("findings")
+    total = _MARKS.get(whole.status, "") if whole is not None else ""
+    by_rule: dict[str, str] = {}
+    for verdict in record.metrics.values():
+        if verdict.scope is not None and (mark_of_it := _MARKS.get(verdict.status)):
+            by_rule |= dict.fromkeys(verdict.scope.rules, mark_of_it)
 
     def mark(rule: str) -> str:
-        named = (m for name, m in marks.items() if rule in name[:-1].partition("=")[2].split(","))
-        return marks.get("findings") or next(filter(None, named), "")
+        return total or by_rule.get(rule, "")
 
     parts = [f"{rule} ×{count}{mark(rule)}" for rule, count in counts.items()]
     # A budget counts findings that the baseline accepts too.
-    over = record["metrics"].get("findings", {}).get("status") == "over_budget"
-    accepted_text = f"{accepted} accepted{marks['findings'] if over else ''}"
+    over = whole is not None and whole.status == "over_budget"
+    accepted_text = f"{accepted} accepted{total if over else ''}"
     return escape.line(", ".join(parts + [accepted_text] * bool(accepted)))
 
 
@@ -140,11 +149,11 @@ def _findings(record: Mapping[str, Any]) -> str:
 _SHOWN_RULES = 4
 
 
-def unchecked_rules(records: Sequence[Mapping[str, Any]], raised: str) -> list[str]:
+def unchecked_rules(records: Sequence[Record], raised: str) -> list[str]:
     """One line on the rules that some test could not be checked for, without those that raised."""
     reasons: dict[str, dict[str, None]] = {}
     for record in records:
-        for rule, why in record["unchecked"].items():
+        for rule, why in record.unchecked.items():
             if not why.startswith(raised):
                 reasons.setdefault(why, {})[rule] = None
     parts = [f"{_few(list(rules))} ({why})" for why, rules in reasons.items()]
@@ -167,47 +176,51 @@ def faults(found: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def raised_rules(records: Sequence[Mapping[str, Any]], raised: str) -> dict[str, str]:
+def raised_rules(records: Sequence[Record], raised: str) -> dict[str, str]:
     """Of each rule that raised a line, with the first test in which it did."""
     first: dict[str, str] = {}
     for record in records:
-        for rule, why in record["unchecked"].items():
+        for rule, why in record.unchecked.items():
             if why.startswith(raised):
-                first.setdefault(rule, f"{rule}: {why} ({record['nodeid']}); the rule was skipped")
+                first.setdefault(rule, f"{rule}: {why} ({record.nodeid}); the rule was skipped")
     return {rule: escape.line(said) for rule, said in first.items()}
 
 
-def _notes(shown: Sequence[Mapping[str, Any]], folder: str) -> list[str]:
+def _notes(shown: Sequence[Record], folder: str) -> list[str]:
     """Reasons that do not fit into a cell: not profiled, budgets that were not checked, noise.
 
     Tests of one reason are named together, without the folder that all share.
     """
     reasons: dict[str, list[str]] = {}
     for record in shown:
-        name = shorten(escape.line(record["nodeid"][len(folder) :]), _WIDEST_TEST)
-        if record["status"] == "not_profiled" and record["reason"]:
-            reasons.setdefault(f"not profiled: {record['reason']}", []).append(name)
-        elif record["status"] in ("ok", "improved", "new") and record["reason"]:
-            reasons.setdefault(record["reason"], []).append(name)
+        name = shorten(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
+        if record.status == "not_profiled" and record.reason:
+            reasons.setdefault(f"not profiled: {record.reason}", []).append(name)
+        elif record.status in ("ok", "improved", "new") and record.reason:
+            reasons.setdefault(record.reason, []).append(name)
         for reason in _of_times(record):
             reasons.setdefault(reason, []).append(name)
-        if (spread := record["metrics"].get("wall_ms", {}).get("spread") or 0) > NOISY:
+        if (spread := _spread(record.metrics.get("wall_ms")) or 0) > NOISY:
             reasons.setdefault(_NOISE, []).append(f"{name} {format_spread(spread)}")
-        for label, metric in record["metrics"].items():
-            if metric["status"] != "not_measured":
+        for verdict in record.metrics.values():
+            if verdict.status != "not_measured":
                 continue
-            if metric["limit"] is not None:
-                marker = f"max_{label}"
-                if label.startswith("findings[rule="):
-                    marker = f"no_antipatterns({label[14:-1]})"
-                key = f"budget {marker} not checked: {metric.get('reason')}"
+            if verdict.limit is not None:
+                key = f"budget {_marker(verdict)} not checked: {verdict.reason}"
                 reasons.setdefault(key, []).append(name)
-            elif metric["baseline"] is not None:
-                key = f"baseline {label} not compared: {metric.get('reason')}"
+            elif verdict.baseline is not None:
+                key = f"baseline {verdict.label} not compared: {verdict.reason}"
                 reasons.setdefault(key, []).append(name)
     lines = [f"{key} ({_several(names)})" for key, names in sorted(reasons.items())]
     left = len(lines) - _MOST_NOTES
     return lines[:_MOST_NOTES] + ([f"… and {plural(left, 'more reason')}"] if left > 0 else [])
+
+
+def _marker(verdict: Verdict) -> str:
+    """The marker that set the limit."""
+    if verdict.scope is not None and verdict.scope.rules:
+        return f"no_antipatterns({','.join(verdict.scope.rules)})"
+    return f"max_{verdict.label}"
 
 
 _NOISE = (
@@ -216,10 +229,10 @@ _NOISE = (
 )
 
 
-def _of_times(record: Mapping[str, Any]) -> dict[str, None]:
+def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
-    times = (m for m in record["metrics"].values() if m["class"] == "time" and m.get("reason"))
-    checked = (m["reason"] for m in times if m["status"] != "not_measured")
+    times = (v for v in record.metrics.values() if METRICS[v.metric].klass == "time")
+    checked = (v.reason for v in times if v.reason and v.status != "not_measured")
     return dict.fromkeys(f"time: {reason}" for reason in checked)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from pytest_torchprof.baseline import store
 from pytest_torchprof.baseline.sources import Sources
@@ -20,8 +20,9 @@ from pytest_torchprof.capture.profiler import OTHERS, prime
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.core.files import why
+from pytest_torchprof.core.results import Record
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.json_report import record_of, write_report
+from pytest_torchprof.render.json_report import test_of, write_report
 from pytest_torchprof.render.summary import (
     faults,
     raised_rules,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 PLAN = pytest.StashKey[Plan]()
 RECORDER = pytest.StashKey["Recorder | None"]()
-RECORD = pytest.StashKey[dict[str, Any]]()
+RECORD = pytest.StashKey["Record | None"]()
 OFFER = pytest.StashKey["Offer | None"]()
 SUBJECT = pytest.StashKey[Subject]()
 
@@ -105,7 +106,7 @@ class TorchprofSession(RunningHooks):
         self.config = config
         self.settings = settings
         self.runner = Runner()
-        self.records: dict[str, dict[str, Any]] = {}
+        self.records: dict[str, Record] = {}
         self.offers: dict[str, Offer] = {}
         self.collected = Collected()
         self.ran: set[str] = set()
@@ -275,7 +276,7 @@ class TorchprofSession(RunningHooks):
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
         SHELTER.learn_more()
-        item.stash[RECORD], item.stash[OFFER] = {}, None
+        item.stash[RECORD], item.stash[OFFER] = None, None
         item.stash.setdefault(RECORDER, None)
         subject, own_files = self._subject(item), (str(item.path),)
         recorder = Recorder(plan, self.machine, own_files=own_files)
@@ -353,20 +354,21 @@ class TorchprofSession(RunningHooks):
             ours = own and self._failed
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
-                item.stash[RECORD], item.stash[OFFER] = {}, None
+                item.stash[RECORD], item.stash[OFFER] = None, None
             left_out = HOW_TO_LEAVE_OUT if item.stash[PLAN].left_out else None
             reason = (recorder.reason if recorder else left_out) or _why_not(report)
-            riding: Any = report
-            riding.torchprof = item.stash.get(RECORD, None) or record_of(
+            record = item.stash.get(RECORD, None) or Record(
                 item.nodeid,
-                status="not_profiled",
-                reason=reason,
-                verdicts=all_unchecked(item.stash[PLAN].budgets, reason),
+                "not_profiled",
+                reason,
+                {v.label: v for v in all_unchecked(item.stash[PLAN].budgets, reason)},
                 # A test that failed by its own comparison of measured numbers has one.
                 trace=self.judge.keep_trace(item.nodeid, recorder, failed=report.failed)
                 if recorder
                 else None,
             )
+            riding: Any = report
+            riding.torchprof = record.sent()
             riding.torchprof_ours = ours
             offer = item.stash.get(OFFER, None)
             riding.torchprof_offer = offer.sent() if offer is not None else None
@@ -417,7 +419,7 @@ class TorchprofSession(RunningHooks):
         self.ran.add(report.nodeid)
         record = getattr(report, "torchprof", None)
         if record is not None:
-            self.records[report.nodeid] = record
+            self.records[report.nodeid] = Record.read(record)
             self.offers.pop(report.nodeid, None)
             if (offer := getattr(report, "torchprof_offer", None)) is not None:
                 self.offers[report.nodeid] = Offer.read(offer)
@@ -425,7 +427,7 @@ class TorchprofSession(RunningHooks):
         known = self.records.get(report.nodeid)
         if known is None:
             return
-        known["outcome"] = _outcome(report)
+        self.records[report.nodeid] = replace(known, outcome=_outcome(report))
         if report.failed and not getattr(report, "torchprof_ours", False):
             self.offers.pop(report.nodeid, None)
 
@@ -490,7 +492,7 @@ class TorchprofSession(RunningHooks):
                 write_report(
                     self.settings.json,
                     self.environment,
-                    records,
+                    map(test_of, records),
                     raised,
                     interrupted=self.interrupted,
                 )

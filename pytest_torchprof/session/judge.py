@@ -14,10 +14,10 @@ from pytest_torchprof.baseline import store
 from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.files import why
 from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.results import Record
 from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import Roots, Whereabouts
 from pytest_torchprof.render.failure import failure_message, short_message
-from pytest_torchprof.render.json_report import record_of
 from pytest_torchprof.session.accept import Offer
 from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import (
@@ -62,7 +62,7 @@ class Subject(Plain, frozen=True):
 class Judgement(Plain, frozen=True):
     """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
 
-    record: dict[str, Any]
+    record: Record
     offer: Offer | None
     message: str | None
 
@@ -199,14 +199,16 @@ def _located(measured: Measured, recorder: Recorder) -> tuple[Measured, tuple[Fi
     return measured, measured.checked.findings(by_operator)
 
 
-def _record(subject: Subject, verdict: Judged, trace: str | None) -> dict[str, Any]:
-    return record_of(
+def _record(subject: Subject, verdict: Judged, trace: str | None) -> Record:
+    profile = verdict.profile
+    return Record(
         subject.nodeid,
-        status=verdict.status,
-        reason=verdict.reason,
-        verdicts=verdict.verdicts,
-        profile=verdict.profile,
-        trace=trace,
+        verdict.status,
+        verdict.reason,
+        {v.label: v for v in verdict.verdicts},
+        profile.findings if profile is not None else (),
+        profile.unchecked if profile is not None else {},
+        trace,
     )
 
 

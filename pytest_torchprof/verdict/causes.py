@@ -52,10 +52,10 @@ def failures(
     if policy.strict:
         unmeasured = [v for v in verdicts if v.status == "not_measured"]
         causes += [
-            Cause("budget_unchecked", v.metric, v.reason) for v in unmeasured if v.limit is not None
+            Cause("budget_unchecked", v.label, v.reason) for v in unmeasured if v.limit is not None
         ]
         causes += [
-            Cause("metric_unchecked", v.metric, v.reason)
+            Cause("metric_unchecked", v.label, v.reason)
             for v in unmeasured
             if v.limit is None and v.baseline is not None and _is_owed(v, policy)
         ]

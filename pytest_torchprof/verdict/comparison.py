@@ -144,21 +144,21 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 
 def _scoped(budget: Budget, value: Value) -> Verdict:
     if isinstance(value, NotMeasured):
-        return _unmeasured(budget.label, value, None, budget.limit)
+        return replace(_unmeasured(budget.metric, value, None, budget.limit), scope=budget)
     status: MetricStatus = "over_budget" if value > budget.limit else "ok"
-    return Verdict(budget.label, value, status, limit=budget.limit)
+    return Verdict(budget.metric, value, status, limit=budget.limit, scope=budget)
 
 
 def _unmeasured(
-    label: str, value: NotMeasured, accepted: Number | None, limit: Number | None
+    metric: str, value: NotMeasured, accepted: Number | None, limit: Number | None
 ) -> Verdict:
     """A limit is checked against what is at hand, and a lower bound can but exceed it."""
     over = limit is not None and value.at_hand is not None and value.at_hand > limit
     if value.at_hand is None or limit is None or (value.at_least and not over):
-        return Verdict(label, value, "not_measured", accepted, limit, reason=value.reason)
+        return Verdict(metric, value, "not_measured", accepted, limit, reason=value.reason)
     status: MetricStatus = "over_budget" if over else "ok"
     return Verdict(
-        label, value.at_hand, status, None, limit, reason=value.reason, at_least=value.at_least
+        metric, value.at_hand, status, None, limit, reason=value.reason, at_least=value.at_least
     )
 
 

@@ -61,7 +61,7 @@ class Compared(Plain, frozen=True):
     def has_places(self) -> bool:
         """Whether there is something to locate."""
         bad = [v.metric for v in self.verdicts if v.status in ("regressed", "over_budget")]
-        explained = any(metric.split("[")[0] in _HAS_PLACES for metric in bad)
+        explained = any(metric in _HAS_PLACES for metric in bad)
         return explained or bool(grown(self.profile, self.baseline))
 
     @property
@@ -141,7 +141,8 @@ def all_unchecked(budgets: Iterable[Budget], reason: str) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = NotMeasured(reason)
     return [
-        Verdict(b.label, nothing, "not_measured", limit=b.limit, reason=reason) for b in budgets
+        Verdict(b.metric, nothing, "not_measured", None, b.limit, reason=reason, scope=b)
+        for b in budgets
     ]
 
 
@@ -165,7 +166,7 @@ def _mismatched(
     """
     verdicts = [
         replace(v, status="regressed", reason=f"the inline expectation is {expected}")
-        if (expected := mismatch.get(v.metric)) and v.status != "over_budget"
+        if (expected := mismatch.get(v.label)) and v.status != "over_budget"
         else v
         for v in verdicts
     ]

@@ -32,7 +32,7 @@ def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -
 
     The value stays, as a true zero. A baseline that has nothing either says that it is meant so.
     """
-    metric = METRICS[verdict.metric.split("[")[0]]
+    metric = METRICS[verdict.metric]
     why = _nothing(metric, profile, baseline)
     if why is None and metric.name == "flops" and verdict.value == 0:
         why = None if baseline is not None and baseline.metrics.get("flops") == 0 else NO_PRODUCT

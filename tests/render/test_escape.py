@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.handmade_rows import Fake, decided, undecided
 from support.hostile import EVERY, HOSTILE, LEGIT, assert_json, assert_terminal, in_utf8
 from support.trace_builder import TraceBuilder
@@ -25,8 +26,8 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.api import Trace
 from pytest_torchprof.cli import main
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.core.results import Baseline, Finding, Profile, Verdict
-from pytest_torchprof.render import escape, json_report, ops_table, summary, tables
+from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
+from pytest_torchprof.render import escape, ops_table, summary, tables
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
 from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.paired_row import Difference
@@ -336,7 +337,8 @@ def poisoned(value: Any, text: str) -> Any:
         names = value.__struct_fields__ if isinstance(value, Plain) else vars(value)
         fields = {name: poisoned(getattr(value, name), text) for name in names}
         if isinstance(value, Verdict):
-            fields["metric"] = f"{value.metric.partition('[')[0]}[op={text}]"
+            fields["metric"] = value.metric
+            fields["scope"] = Budget(value.metric, 0, op=text)
         return kind(**fields)
     return value
 
@@ -375,11 +377,10 @@ def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
     def lines(of: str) -> list[str]:
         verdicts = [Verdict("ops", 5, "regressed", 4, reason=of)]
         finding = Finding(of, 2, of, of, of)
-        profile = Profile({}, findings=(finding,), unchecked={of: of, "r": f"raised {of}"})
-        record = json_report.record_of(
-            f"{of}.py::{of}", status="ok", reason=of, verdicts=verdicts, profile=profile
-        )
-        every = [record, {**record, "nodeid": "b", "status": "not_profiled"}]
+        unchecked = {of: of, "r": f"raised {of}"}
+        metrics = {v.label: v for v in verdicts}
+        record = Record(f"{of}.py::{of}", "ok", of, metrics, (finding,), unchecked)
+        every = [record, replace(record, nodeid="b", status="not_profiled")]
         shown = summary.summary_table(every, (), None, 0, 80)
         return [
             *shown,

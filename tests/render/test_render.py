@@ -11,12 +11,21 @@ import pytest
 from expecttest import TestCase
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Profile
+from pytest_torchprof.core.results import (
+    Baseline,
+    Budget,
+    Finding,
+    NotMeasured,
+    Profile,
+    Record,
+    TestStatus,
+)
 from pytest_torchprof.core.samples import Normalised, Sample
 from pytest_torchprof.render.failure import MAX_LINES, failure_message, inline_mismatch
-from pytest_torchprof.render.json_report import record_of
+from pytest_torchprof.render.json_report import test_of as report_of
 from pytest_torchprof.render.ops_table import COLUMNS, ops_table
 from pytest_torchprof.render.summary import summary_table, totals
 from pytest_torchprof.trace.event_names import REGION
@@ -73,14 +82,18 @@ def message(
     return failure_message(causes, verdicts, now, before, accept, ab_command=ab)
 
 
-def record(nodeid: str, status: str, **more: Any) -> dict[str, Any]:
-    """A report's record of one test with the metrics of `NOW`."""
+def record(nodeid: str, status: TestStatus, **more: Any) -> Record:
+    """The record of one test with the metrics of `NOW`."""
     verdicts = compare(NOW, BEFORE, [Budget("syncs", 0), Budget("ops", 313)], Policy())
-    made = record_of(nodeid, status=status, reason=None, verdicts=verdicts, profile=NOW)
-    return made | more
+    return replace(Record(nodeid, status, metrics={v.label: v for v in verdicts}), **more)
 
 
-NOTHING = {"metrics": {}, "findings": [], "reason": "the test runs torch.profiler itself"}
+NOTHING: dict[str, Any] = {"metrics": {}, "reason": "the test runs torch.profiler itself"}
+
+
+def measured(of: Record, metric: str, **now: Any) -> Record:
+    """The record with this about one of its metrics."""
+    return replace(of, metrics={**of.metrics, metric: replace(of.metrics[metric], **now)})
 
 
 class Golden(TestCase):
@@ -230,14 +243,14 @@ To accept the new values: pytest --accept tests/test_a.py""",
 
 
 class TestSummary(Golden):
-    def table(self, *records: dict[str, Any], **options: Any) -> str:
+    def table(self, *records: Record, **options: Any) -> str:
         options = {"columns": (), "sort": None, "top": 0, "width": 100} | options
         lines = summary_table(records, **options)
         assert all("\x1b" not in line for line in lines)
         return "\n".join(lines)
 
     def test_table(self) -> None:
-        found = [{"rule": "host-sync", "count": 3}, {"rule": "pageable-copy", "count": 1}]
+        found = (Finding("host-sync", 3, "m"), Finding("pageable-copy", 1, "m"))
         text = self.table(
             record("tests/gpu/test_a.py::test_ok", "ok"),
             record("tests/gpu/test_a.py::test_step[cuda-bf16]", "over_budget", findings=found),
@@ -259,7 +272,7 @@ not profiled: the test runs torch.profiler itself (cpu/test_b.py::test_profiles_
 
     def test_chosen_columns(self) -> None:
         records = [record(f"test_a.py::test_{i}", "ok") for i in range(3)]
-        records[1]["metrics"]["ops"]["value"] = 999
+        records[1] = measured(records[1], "ops", value=999)
         text = self.table(*records, columns=["ops", "syncs"], sort="ops", top=2)
         self.assertExpectedInline(
             text,
@@ -288,7 +301,7 @@ test    status
                 ([], 0),
                 ([one], 1),
                 ([one, bad, bad], 9),
-                ([one | NOTHING | {"status": "not_profiled"}], 3),
+                ([replace(one, status="not_profiled", **NOTHING)], 3),
             )
         )
         self.assertExpectedInline(
@@ -428,7 +441,7 @@ def test_numbers(metric: str, before: float, now: float, expected: str) -> None:
 
 def test_an_unknown_is_a_dash_and_never_zero() -> None:
     unknown, zero = record("test_a.py::test_1", "ok"), record("test_a.py::test_2", "ok")
-    zero["metrics"]["syncs"] |= {"value": 0, "status": "ok"}
+    zero = measured(zero, "syncs", value=0, status="ok")
     absent = record("test_a.py::test_3", "not_profiled", **NOTHING)
     lines = summary_table([unknown, zero, absent], ["syncs"], None, 0, 100)
     cells = {line.split()[0]: line.split()[-1] for line in lines[2:5]}
@@ -451,7 +464,7 @@ def test_a_time_of_several_rounds_says_how_noisy_it_is(
 ) -> None:
     now = Profile({"wall_ms": 4.5}, samples={"wall_ms": sample} if sample else {})
     verdicts = compare(now, BEFORE, [], Policy())
-    made = record_of("test_a.py::test_1", status="ok", reason=None, verdicts=verdicts, profile=now)
+    made = Record("test_a.py::test_1", "ok", metrics={v.label: v for v in verdicts})
     table = summary_table([made], ["wall_ms"], None, 0, 100)
     assert table[2].endswith(f"  {cell}")
     assert bool(table[3:]) is noisy
@@ -459,7 +472,7 @@ def test_a_time_of_several_rounds_says_how_noisy_it_is(
         assert table[3].startswith("wall_ms is noisy: use more rounds (--torchprof-min-time=1)")
         assert table[3].endswith("(test_a.py::test_1 ±11 %)")
     expected = None if sample is None else [sample.n, sample.low, sample.high, sample.minimum]
-    reported = made["metrics"]["wall_ms"]
+    reported = report_of(made)["metrics"]["wall_ms"]
     assert expected == ([reported[k] for k in ("n", "low", "high", "min")] if sample else None)
     assert reported["value"] == 4.5
     assert reported.get("spread") == (sample.spread if sample else None)

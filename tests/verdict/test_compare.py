@@ -258,7 +258,7 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
         Budget("kernels", 3, op="aten::bmm"),
     ]
     found = compare(profile, Baseline(metrics={"flops": 240}), budgets, Policy())
-    assert [(v.metric, v.status, v.limit, v.reason) for v in found] == [
+    assert [(v.label, v.status, v.limit, v.reason) for v in found] == [
         ("flops", "ok", None, None),
         ("ops", "new", 3, None),
         ("kernels", "not_measured", None, "no device"),

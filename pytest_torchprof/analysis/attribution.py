@@ -26,7 +26,7 @@ from pytest_torchprof.work.counting import counts_flops, op_flops
 from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 from pytest_torchprof.work.masks import MASKS
-from pytest_torchprof.work.traffic import RULES, compulsory_bytes
+from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -207,7 +207,7 @@ def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
     """
     distinct, first, at = np.unique(call, return_index=True, return_inverse=True)
     owner, values = distinct.copy(), _bytes(trace, distinct, kernel[first])
-    ops, ruled = trace.is_kind(Kind.OP), trace.names_where(RULES.__contains__)
+    ops, ruled = trace.is_kind(Kind.OP), trace.names_where(TRAFFIC.__contains__)
     known = nesting.above(distinct[values >= 0], trace.parent)
     todo = np.flatnonzero(values < 0)
     while len(todo):
@@ -222,7 +222,7 @@ def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
 
 def _bytes(trace: Trace, calls: Ints, kernels: Ints) -> Ints:
     """Compulsory bytes of these calls, -1 where unknown; and one kernel of each."""
-    ruled = np.flatnonzero(trace.names_where(RULES.__contains__)[calls])
+    ruled = np.flatnonzero(trace.names_where(TRAFFIC.__contains__)[calls])
     out = np.full(len(calls), -1, np.int64)
     seen: dict[tuple[int, int, bytes, bytes, bytes, bytes], int] = {}
     names = trace.name[calls[ruled]].tolist()

@@ -10,24 +10,24 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.work.flops import flops
-from pytest_torchprof.work.operands import ELEMENT_BYTES, Operands, Tensor, UnknownTrafficError
+from pytest_torchprof.work.operands import ELEMENT_BYTES, Operands, Tensor, UnknownOperandError
 
 if TYPE_CHECKING:
-    from pytest_torchprof.work.operands import Rule
+    from pytest_torchprof.work.operands import TrafficRule
 
 
 def _flops(name: str, call: Operands) -> int:
     """If the formula accepts the call, its shapes fit."""
     count = flops(name, call.dims, call.types, call.concrete)
     if count is None:
-        raise UnknownTrafficError
+        raise UnknownOperandError
     return count
 
 
 # ------------------------------------------------------------------------------ matrix products
 
 
-def _product(first: int, dtype: int | None = None, beta: int | None = None) -> Rule:
+def _product(first: int, dtype: int | None = None, beta: int | None = None) -> TrafficRule:
     """`[bias,] a @ b`: all three read, the product written, in the dtype requested at `dtype`."""
 
     def rule(name: str, call: Operands) -> int:
@@ -80,7 +80,7 @@ def _packed_product(name: str, call: Operands) -> int:
 # --------------------------------------------------------------------------------- convolutions
 
 
-def _convolution(*, transposed: int | bool = False, at: tuple[int, ...] = ()) -> Rule:
+def _convolution(*, transposed: int | bool = False, at: tuple[int, ...] = ()) -> TrafficRule:
     """Input, weight, bias and addend read, the output written.
 
     `at`: positions of stride, padding, dilation, output padding and groups of a transposed one.
@@ -110,7 +110,7 @@ def _transposed_output(call: Operands, x: Tensor, weight: Tensor, at: tuple[int,
         (i - 1) * s - 2 * p + d * (k - 1) + extra + 1 for i, k, s, p, d, extra in axes
     ]
     if min(size) < 0:
-        raise UnknownTrafficError
+        raise UnknownOperandError
     return x.shape[0] * weight.shape[1] * groups * prod(size)
 
 
@@ -129,7 +129,7 @@ def _convolution_backward(name: str, call: Operands) -> int:
 # ------------------------------------------------------------------------------------ attention
 
 
-def _attention(query: int = 0, *, bias: int | None = None, sums: int | bool = True) -> Rule:
+def _attention(query: int = 0, *, bias: int | None = None, sums: int | bool = True) -> TrafficRule:
     """Queries, keys, values and a bias read; the output and the softmax's sums written.
 
     `sums`: whether each row of scores keeps a sum in single precision, or which argument says so.
@@ -147,7 +147,7 @@ def _attention(query: int = 0, *, bias: int | None = None, sums: int | bool = Tr
     return rule
 
 
-def _attention_backward(query: int = 1) -> Rule:
+def _attention_backward(query: int = 1) -> TrafficRule:
     """All tensors of the forward pass and the gradient read, three gradients written."""
 
     def rule(name: str, call: Operands) -> int:
@@ -163,7 +163,7 @@ def _attention_backward(query: int = 1) -> Rule:
 _DIRECT = _convolution()
 _FORWARD = _attention()
 
-CONTRACTIONS: Final[Mapping[str, Rule]] = {
+CONTRACTIONS: Final[Mapping[str, TrafficRule]] = {
     "aten::mm": _product(0, dtype=2),
     "aten::addmm": _product(1, beta=3),
     "aten::addmm_": _product(1, beta=3),

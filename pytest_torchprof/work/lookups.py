@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchprof.work.operands import Operands, UnknownTrafficError
+from pytest_torchprof.work.operands import Operands, UnknownOperandError
 
 if TYPE_CHECKING:
-    from pytest_torchprof.work.operands import Rule
+    from pytest_torchprof.work.operands import TrafficRule
 
 
 def _gather_rows(_: str, call: Operands) -> int:
@@ -39,14 +39,14 @@ def _gather(_: str, call: Operands) -> int:
     return index.bytes + (min(out, x.distinct) + out) * x.item
 
 
-def _scatter(*, adds: bool, rows: bool = False) -> Rule:
+def _scatter(*, adds: bool, rows: bool = False) -> TrafficRule:
     """`(x, axis, index, source or value)`: one element, or one row, for each index."""
 
     def rule(name: str, call: Operands) -> int:
         x, index, source = call.tensor(0), call.tensor(2), call.optional(3)
         source = source if source is not None and source.shape else None
         if rows and source is None:
-            raise UnknownTrafficError
+            raise UnknownOperandError
         moved = prod(source.shape) if source and rows else prod(index.shape)
         met = min(moved, x.distinct) * x.item
         total = index.bytes + (moved * source.item if source else 0)
@@ -57,7 +57,9 @@ def _scatter(*, adds: bool, rows: bool = False) -> Rule:
     return rule
 
 
-def _pool(stride: int, padding: int, dilation: int | None, ceil: int, *, indices: bool) -> Rule:
+def _pool(
+    stride: int, padding: int, dilation: int | None, ceil: int, *, indices: bool
+) -> TrafficRule:
     """`(x, kernel, stride, padding, ...)` over the last axes."""
 
     def rule(_: str, call: Operands) -> int:
@@ -82,7 +84,7 @@ def _resized(_: str, call: Operands) -> int:
     """`(x, output_size, ...)` over the last axes: adaptive pooling, interpolation."""
     x, size = call.tensor(0), call.integers(1)
     if not size:
-        raise UnknownTrafficError
+        raise UnknownOperandError
     return x.bytes + prod(x.shape[: -len(size)]) * prod(size) * x.item
 
 
@@ -90,7 +92,7 @@ def _resized_backward(_: str, call: Operands) -> int:
     """`(grad, output_size, input_size, ...)`."""
     grad, size = call.tensor(0), call.integers(2)
     if not size:
-        raise UnknownTrafficError
+        raise UnknownOperandError
     return grad.bytes + prod(size) * grad.item
 
 
@@ -138,7 +140,7 @@ _FOREACH = (
     "clamp_min clamp_max pow zero"
 )
 
-TABLES: Final[Mapping[str, Rule]] = {
+TABLES: Final[Mapping[str, TrafficRule]] = {
     "aten::embedding": _gather_rows,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::index_select": _index_select,

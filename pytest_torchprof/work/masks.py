@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.work.flops import FORMULAS, Attention, Call, UnknownCallError
+from pytest_torchprof.work.flops import FORMULAS
+from pytest_torchprof.work.formulas.sdpa import Attention
+from pytest_torchprof.work.operands import Operands, UnknownOperandError
 
 _CAUSAL: Final = frozenset({"True", "1", "2"})
 _TOLD: Final = _CAUSAL | {"False", "0"}
@@ -36,7 +38,7 @@ class Mask(Plain, frozen=True):
     corner: Corner
     window: int | None = None
 
-    def share(self, call: Call, attention: Attention) -> float:
+    def share(self, call: Operands, attention: Attention) -> float:
         """The share of all pairs of a query and a key that is visible."""
         kind = call.concrete[self.causal]
         before, after = self._sides(call)
@@ -45,7 +47,7 @@ class Mask(Plain, frozen=True):
             return 1.0
         tokens, keys = attention.lengths(call)
         if self.corner == "square" and tokens != keys:
-            raise UnknownCallError
+            raise UnknownOperandError
         left = self.corner == "upper left" or (self.corner == "by type" and kind == "1")
         shift = 0 if left else keys - tokens
         seen = _up_to(tokens, keys, keys if after is None else shift + after)
@@ -53,13 +55,13 @@ class Mask(Plain, frozen=True):
             seen -= _up_to(tokens, keys, shift - before - 1)
         return seen / (tokens * keys)
 
-    def _sides(self, call: Call) -> tuple[int | None, int | None]:
+    def _sides(self, call: Operands) -> tuple[int | None, int | None]:
         if self.window is None:
             return None, None
         at = self.window
         listed = call.concrete[at][:1] == "["
         given = call.concrete[at : at + 2]
-        sides = call.integers(at, 2) if listed else [int(item or -1) for item in given]
+        sides = call.per_axis(at, 2) if listed else [int(item or -1) for item in given]
         before, after = (None if side < 0 else side for side in sides)
         return before, after
 
@@ -134,6 +136,6 @@ def share(name: str, dims: Any, types: Any, concrete: Any) -> float | None:
     if name not in MASKS or not isinstance(formula, Attention) or not is_known(name, concrete):
         return 1.0
     try:
-        return MASKS[name].share(Call(dims, types, concrete), formula)
+        return MASKS[name].share(Operands(dims, types, concrete), formula)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return None  # malformed, or not in this trace

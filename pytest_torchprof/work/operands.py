@@ -69,17 +69,18 @@ SCALAR_TYPES: Final[Mapping[str, str]] = {
     "29": "unsigned long",
 }
 
+TRUTH: Final = {"True": True, "False": False}
 _REAL = {"float", "double", "c10::Half", "c10::BFloat16"}
 
 
-class UnknownTrafficError(ValueError):
-    """The call lacks something its rule needs."""
+class UnknownOperandError(ValueError):
+    """The call lacks something that its formula needs."""
 
 
 def category(dtype: str) -> int:
     """0 bool, 1 integer, 2 floating point, 3 complex: decides when dtypes are mixed."""
     if dtype not in ELEMENT_BYTES:
-        raise UnknownTrafficError
+        raise UnknownOperandError
     if "complex" in dtype:
         return 3
     return 2 if dtype in _REAL or "Float" in dtype else int(dtype != "bool")
@@ -96,7 +97,7 @@ class Tensor(NamedTuple):
     def item(self) -> int:
         """Bytes of an element."""
         if self.dtype not in ELEMENT_BYTES:
-            raise UnknownTrafficError
+            raise UnknownOperandError
         return ELEMENT_BYTES[self.dtype]
 
     @property
@@ -126,27 +127,40 @@ class Operands(Plain, frozen=True):
 
     dims: Any
     types: Any
-    strides: Any
     concrete: Any
+    strides: Any = None
     item_bytes: int | None = None
 
     def __len__(self) -> int:
         return len(self.dims)
 
+    def shape(self, at: int) -> tuple[int, ...]:
+        """Shape of the tensor at this position, of whatever type."""
+        return shape_of(self.dims[at])
+
+    def has_tensor(self, at: int) -> bool:
+        """Whether there is a tensor with a dimension at this position."""
+        return at < len(self.dims) and bool(self.dims[at])
+
+    def is_sparse(self, at: int) -> bool:
+        """Whether this is a tensor without strides in a trace that has strides of dense ones."""
+        known = isinstance(self.strides, list) and at < len(self.strides)
+        return known and not self.strides[at] and self.has_tensor(at)
+
     def optional(self, at: int) -> Tensor | None:
         """The tensor at this position; None for a number, a list, or no argument."""
         if at >= len(self.dims) or self.types[at] not in ELEMENT_BYTES:
             if at < len(self.dims) and self.dims[at]:
-                raise UnknownTrafficError  # a tensor of an unknown type, or a list of tensors
+                raise UnknownOperandError  # a tensor of an unknown type, or a list of tensors
             return None
         strides = _strides(self.strides[at]) if self.strides else None
-        return Tensor(_ints(self.dims[at]), self.types[at], strides)
+        return Tensor(shape_of(self.dims[at]), self.types[at], strides)
 
     def tensor(self, at: int) -> Tensor:
         """The tensor at this position."""
         found = self.optional(at)
         if found is None:
-            raise UnknownTrafficError
+            raise UnknownOperandError
         return found
 
     def tensors(self, start: int = 0, stop: int | None = None) -> list[Tensor]:
@@ -163,31 +177,42 @@ class Operands(Plain, frozen=True):
         """Bytes of a list of tensors, which the profiler records up to a length of 30."""
         shapes = self.dims[at]
         if self.types[at] != "TensorList" or not shapes or self.item_bytes is None:
-            raise UnknownTrafficError
+            raise UnknownOperandError
         strides = self.strides[at] if self.strides else [None] * len(shapes)
-        pairs = zip(map(_ints, shapes), strides, strict=True)
+        pairs = zip(map(shape_of, shapes), strides, strict=True)
         tensors = [Tensor(d, "", None if s is None else _strides(s)) for d, s in pairs]
         return sum(tensor.distinct for tensor in tensors) * self.item_bytes
 
     def list_elements(self, at: int) -> int:
         """Elements of a list of tensors, whether or not they share memory."""
-        return sum(prod(_ints(shape)) for shape in self.dims[at])
+        return sum(prod(shape_of(shape)) for shape in self.dims[at])
 
     def text(self, at: int) -> str:
         """An argument as text, "" for none."""
         value = self.concrete[at]
         if not isinstance(value, str):
-            raise UnknownTrafficError
+            raise UnknownOperandError
         return value
 
     def flag(self, at: int) -> bool:
         """A truth value."""
-        return {"True": True, "False": False}[self.text(at)]
+        return TRUTH[self.text(at)]
 
     def integers(self, at: int) -> list[int]:
         """A list of integers, one integer, or none."""
         items = self.text(at).strip("[]").split(",")
         return [int(item) for item in items if item.strip()]
+
+    def per_axis(self, at: int, count: int) -> list[int]:
+        """One integer for each axis; a list of one applies to all."""
+        values = [int(item) for item in _items(self.concrete[at])]
+        if len(values) not in {1, count}:
+            raise UnknownOperandError
+        return values if len(values) == count else values * count
+
+    def mask(self) -> list[bool]:
+        """Which gradients a backward operator was asked for. It is the last argument."""
+        return [TRUTH[item] for item in _items(self.concrete[-1])]
 
     def dtype(self, at: int, otherwise: str) -> str:
         """The requested dtype, if any."""
@@ -196,8 +221,10 @@ class Operands(Plain, frozen=True):
         return SCALAR_TYPES[self.text(at)]
 
 
-#: From an operator's name and call to its bytes. Raises if it cannot compute them.
-Rule = Callable[[str, Operands], int]
+#: From an operator's operands to its FLOPs; raises if it cannot compute them.
+Formula = Callable[[Operands], int]
+#: From an operator's name and operands to its bytes; raises if it cannot compute them.
+TrafficRule = Callable[[str, Operands], int]
 
 
 def broadcast(tensors: list[Tensor]) -> tuple[int, ...]:
@@ -206,7 +233,7 @@ def broadcast(tensors: list[Tensor]) -> tuple[int, ...]:
     padded = [(1,) * (rank - len(t.shape)) + t.shape for t in tensors]
     out = tuple(0 if 0 in axis else max(axis) for axis in zip(*padded, strict=True))
     if any(n not in {1, m} for shape in padded for n, m in zip(shape, out, strict=True)):
-        raise UnknownTrafficError
+        raise UnknownOperandError
     return out
 
 
@@ -223,7 +250,7 @@ def promoted(tensors: list[Tensor], numbers: list[str]) -> str:
     for tensor in tensors:
         if category(tensor.dtype) > category(out):
             if tensor.dtype in {"double", "c10::complex<double>"}:
-                raise UnknownTrafficError
+                raise UnknownOperandError
             out = tensor.dtype
     for text in numbers:
         if text not in {"True", "False"}:
@@ -248,13 +275,24 @@ def _wider(a: str, b: str) -> str:
     return a
 
 
-def _ints(shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, list) or any(type(n) is not int or n < 0 for n in shape):
-        raise UnknownTrafficError
-    return tuple(shape)
+def shape_of(dims: Any) -> tuple[int, ...]:
+    """A shape as the trace has it.
+
+    Raises:
+        UnknownOperandError: it is none.
+    """
+    if not isinstance(dims, list | tuple) or any(type(n) is not int or n < 0 for n in dims):
+        raise UnknownOperandError
+    return tuple(dims)
+
+
+def _items(text: Any) -> list[str]:
+    if text[:1] + text[-1:] != "[]":
+        raise UnknownOperandError
+    return [item.strip() for item in text[1:-1].split(",")] if text != "[]" else []
 
 
 def _strides(strides: Any) -> tuple[int, ...]:
     if not isinstance(strides, list) or any(type(n) is not int for n in strides):
-        raise UnknownTrafficError
+        raise UnknownOperandError
     return tuple(strides)

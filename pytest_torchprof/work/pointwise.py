@@ -10,19 +10,19 @@ from pytest_torchprof.work.operands import (
     ELEMENT_BYTES,
     Operands,
     Tensor,
-    UnknownTrafficError,
+    UnknownOperandError,
     broadcast,
     category,
     promoted,
 )
 
 if TYPE_CHECKING:
-    from pytest_torchprof.work.operands import Rule
+    from pytest_torchprof.work.operands import TrafficRule
 
 # ------------------------------------------------------------------------- element by element
 
 
-def _elementwise(inputs: int, out: str | None = None) -> Rule:
+def _elementwise(inputs: int, out: str | None = None) -> TrafficRule:
     """The leading ``inputs`` operands are broadcast; the output follows them.
 
     `out`: the dtype of the result if it is fixed; "real" if integers give floats.
@@ -33,7 +33,7 @@ def _elementwise(inputs: int, out: str | None = None) -> Rule:
         shape = broadcast(tensors)
         if name.endswith("_"):
             if shape != tensors[0].shape:
-                raise UnknownTrafficError
+                raise UnknownOperandError
             written = tensors[0]  # the kernel refuses an expanded output
         else:
             places = call.tensors(inputs)
@@ -107,7 +107,7 @@ def _dropout_backward(_: str, call: Operands) -> int:
 # ----------------------------------------------------------------- reductions and normalisations
 
 
-def _reduction(axes: int = 1, out: str | None = None, *, outputs: int = 1) -> Rule:
+def _reduction(axes: int = 1, out: str | None = None, *, outputs: int = 1) -> TrafficRule:
     """The input read, the result written. `axes`: the argument with the reduced axes; "" is all.
 
     `out`: the dtype of the result, or "sum" if it can be requested and small integers are summed in
@@ -156,7 +156,7 @@ def _statistics(dtype: str) -> int:
     return max(ELEMENT_BYTES[dtype], 4)
 
 
-def _layer_norm(statistics: int) -> Rule:
+def _layer_norm(statistics: int) -> TrafficRule:
     """`(x, normalized_shape, weight, bias, eps)`; keeps `statistics` numbers per row."""
 
     def rule(_: str, call: Operands) -> int:
@@ -169,7 +169,7 @@ def _layer_norm(statistics: int) -> Rule:
     return rule
 
 
-def _norm_backward(x: int, weight: int, unread: tuple[int, ...] = ()) -> Rule:
+def _norm_backward(x: int, weight: int, unread: tuple[int, ...] = ()) -> TrafficRule:
     """All inputs read; the gradients that the mask (or its absence) requests written."""
 
     def rule(_: str, call: Operands) -> int:
@@ -184,7 +184,7 @@ def _norm_backward(x: int, weight: int, unread: tuple[int, ...] = ()) -> Rule:
     return rule
 
 
-def _batch_norm(training: int | bool) -> Rule:
+def _batch_norm(training: int | bool) -> TrafficRule:
     """`(x, weight, bias, running_mean, running_var, training, ...)`."""
 
     def rule(_: str, call: Operands) -> int:
@@ -219,12 +219,12 @@ _REAL_UNARY, _REAL_BINARY = (_elementwise(n, "real") for n in (1, 2))
 _TEST, _COMPARISON = (_elementwise(n, "bool") for n in (1, 2))
 
 
-def _each(rule: Rule, *names: str) -> dict[str, Rule]:
+def _each(rule: TrafficRule, *names: str) -> dict[str, TrafficRule]:
     """The same rule for these operators and, where they exist, their in-place forms."""
     return {f"aten::{name}{tail}": rule for n in names for name in n.split() for tail in ("", "_")}
 
 
-POINTWISE: Final[Mapping[str, Rule]] = {
+POINTWISE: Final[Mapping[str, TrafficRule]] = {
     **_each(_UNARY, "abs neg sign relu relu6 sgn square floor ceil round trunc frac positive"),
     **_each(_UNARY, "leaky_relu elu hardtanh hardswish hardsigmoid silu mish gelu softplus"),
     **_each(_UNARY, "bitwise_not nan_to_num threshold hardshrink softshrink logit_backward"),

@@ -3,7 +3,7 @@
 The minimum for any implementation, whatever its caches. Elements that are expanded or overlap count
 once; of a table, only the requested rows; an operand that is not read (the bias with ``beta=0``)
 not at all. Temporary buffers and gradients that were not requested do not count. An operator that
-is not in `RULES`, or a call that lacks what its rule needs, has no number. Positions in the rules
+is not in `TRAFFIC`, or a call that lacks what its rule needs, has no number. Positions in the rules
 follow the schemas in PyTorch's ``native_functions.yaml``.
 """
 
@@ -18,11 +18,11 @@ from pytest_torchprof.work.operands import Operands
 from pytest_torchprof.work.pointwise import POINTWISE
 
 if TYPE_CHECKING:
-    from pytest_torchprof.work.operands import Rule
+    from pytest_torchprof.work.operands import TrafficRule
 
 _LARGEST = 2**63 - 1
 
-RULES: Final[Mapping[str, Rule]] = {**CONTRACTIONS, **POINTWISE, **TABLES}
+TRAFFIC: Final[Mapping[str, TrafficRule]] = {**CONTRACTIONS, **POINTWISE, **TABLES}
 
 
 def compulsory_bytes(
@@ -36,7 +36,7 @@ def compulsory_bytes(
     296
     """
     try:
-        count = RULES[name](name, Operands(dims, types, strides, concrete, item_bytes))
+        count = TRAFFIC[name](name, Operands(dims, types, concrete, strides, item_bytes))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
         return None  # malformed, or not in this trace
     return count if 0 <= count <= _LARGEST else None

@@ -18,7 +18,8 @@ from pytest_torchprof.analysis.roofline import kernel_rows
 from pytest_torchprof.cli import main
 from pytest_torchprof.trace.read import parse
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.work.flops import FORMULAS, Attention
+from pytest_torchprof.work.flops import FORMULAS
+from pytest_torchprof.work.formulas.sdpa import Attention
 from pytest_torchprof.work.masks import MASKS, share
 
 FLASH = "aten::_scaled_dot_product_flash_attention"

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.read import read
 from pytest_torchprof.work.operands import ELEMENT_BYTES, SCALAR_TYPES, Tensor
-from pytest_torchprof.work.traffic import RULES, compulsory_bytes
+from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
 
 Call = tuple[str, list[Any], list[str], list[str] | None]  # name, dims, types, concrete
 HALF, BF16, FLOAT, LONG = "c10::Half", "c10::BFloat16", "float", "long int"
@@ -573,7 +573,7 @@ TYPES = st.lists(st.sampled_from([FLOAT, BF16, LONG, "bool", NUMBER, LIST, NONE]
 
 @pytest.mark.thorough
 @given(
-    st.sampled_from([*RULES, "aten::view"]), SHAPES | JUNK, TYPES | JUNK, SHAPES | JUNK, JUNK,
+    st.sampled_from([*TRAFFIC, "aten::view"]), SHAPES | JUNK, TYPES | JUNK, SHAPES | JUNK, JUNK,
     st.sampled_from([None, 2, 4]),
 )  # fmt: skip
 @settings(max_examples=500)

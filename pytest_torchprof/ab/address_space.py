@@ -2,16 +2,16 @@
 
 Two processes of the same code can differ by 1 to 30 % for their whole lives: two objects collide in
 a cache, or the allocator returns a block after each call or keeps it. More pairs of turns do not
-help; they only make the difference look certain. Two things do. Both sides start with the same
+help; they only make the difference look certain. Two measures do. Both sides start with the same
 addresses (`same_addresses`), and every turn holds memory in a new pattern (`shaken`). Allocations
-then land elsewhere in every turn, so layout becomes noise between turns, which is measured, instead
-of a bias of one side, which is not (Curtsinger and Berger, "Stabilizer", 2013). For a loop in
-Python, the difference between two processes drops from 5.3 % to 0.3 %; for 25 small operators, from
-0.6 % to 0.1 %.
+then have other addresses in every turn, so layout becomes noise between turns, which is measured,
+instead of a bias of one side, which is not (Curtsinger and Berger, "Stabilizer", 2013). For a loop
+in Python, the difference between two processes drops from 5.3 % to 0.3 %; for 25 small operators,
+from 0.6 % to 0.1 %.
 
 Processors differ too, for seconds at a time, in what else runs on or beside them, so the turns of a
-pair start on the same one (`move_to`). And the waiting side must leave all of them to the other:
-its thread pool must not spin (`same_environment`).
+pair start on the same one (`move_to`). And the waiting side must leave them all to the other: its
+thread pool must not spin (`same_environment`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from contextlib import contextmanager, suppress
 _ADDR_NO_RANDOMIZE = 0x0040000
 _ASK = 0xFFFFFFFF
 
-#: How long a thread of an OpenMP pool spins after its work before it sleeps: libgomp counts (about
-#: 20 ns each; 300,000 by default), libomp has milliseconds (200 by default). The pool of one side
-#: that spins through a turn of the other takes its processors: with two threads on two of them,
-#: intervals of ±50 % become ±2 %. In a test the next work comes sooner, and finds it awake.
+#: How long a thread of an OpenMP pool spins after its work before it sleeps: libgomp counts
+#: iterations (about 20 ns each; 300,000 by default), libomp milliseconds (200 by default). A pool
+#: of the waiting side that spins takes processors from the other: with two threads on two
+#: processors, intervals of ±50 % become ±2 %. Within a test, the next work comes before they sleep.
 #: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html,
 #: https://openmp.llvm.org/design/Runtimes.html (KMP_BLOCKTIME)
 _WAITING = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
-#: And sets of strings are in one order on both sides.
+#: Also gives sets of strings the same order on both sides.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", **_WAITING}
 
-#: Of Python's own allocator (every sixteen bytes up to 512), in bytes.
+#: Block sizes of Python's own allocator (every sixteen bytes up to 512), in bytes.
 _SMALL = range(1, 480, 16)
-_LARGE = (9, 21)  # of the C library's, as powers of two
+_LARGE = (9, 21)  # block sizes of the C library, as powers of two
 
 #: The same patterns on both sides, turn by turn: memory that a library takes once and keeps then
-#: lies alike, too, as far as both run the same code.
+#: has the same layout too, as long as both run the same code.
 _random = random.Random(0)  # noqa: S311 - patterns, not secrets
 
 
@@ -64,7 +64,7 @@ def shaken() -> object:
 
 
 def move_to(number: int) -> None:
-    """Move this thread to a processor; the system may move it on at any time.
+    """Move this thread to a processor; the system may move it away at any time.
 
     The turns of a pair start on the same one, and pairs on different ones. Otherwise one side may
     run for seconds on a slower processor, or on one that is busy with something else.
@@ -82,7 +82,7 @@ def move_to(number: int) -> None:
 def same_addresses() -> Iterator[None]:
     """Start processes without address space randomization, where the system supports and allows it.
 
-    Linux only. Some containers forbid it; that is ignored, since `shaken` alone does most of it.
+    Linux only. Some containers forbid it, which is ignored: `shaken` alone does most of the work.
     """
     before = _personality(_ASK)
     if before is None:
@@ -113,7 +113,7 @@ def same_environment() -> Iterator[None]:
 
 
 def _personality(wanted: int) -> int | None:
-    """Set it and return the previous one; None where there is none or it may not be set."""
+    """Set it and return the previous one; None where it is unsupported or forbidden."""
     try:
         found = ctypes.CDLL(None).personality(ctypes.c_ulong(wanted))
     except (AttributeError, OSError, TypeError):  # not Linux

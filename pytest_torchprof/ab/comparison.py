@@ -50,7 +50,7 @@ class PairedRun:
         self._random = random.Random(nodeid)  # noqa: S311 - which side comes first, and where
         self._a_first = orders(self._random)
         self._profiles: dict[str, Profiled] = {}
-        #: The worker that was asked last, and those that wait within the test.
+        #: The worker that got the last request, and those that are waiting within the test.
         self.at = workers[0]
         self.open: list[Worker] = []
         #: Sides of the last turns that failed.
@@ -114,7 +114,7 @@ class PairedRun:
         )
 
     def _remark(self) -> str | None:
-        """Why calls got less time than they could have."""
+        """Why calls got less measured time than they were given."""
         if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
             return None
         if not self._pace.repeatable:
@@ -163,7 +163,7 @@ class PairedRun:
             if why is not None:
                 if fresh and calls == 1:
                     return why
-                pace.repeatable, pace.calls = False, 1  # it was the repetition that it failed at
+                pace.repeatable, pace.calls = False, 1  # it failed because it was repeated
                 continue
             spent = time.perf_counter_ns() - begun
             a, b = turns["A"].wall_ns, turns["B"].wall_ns
@@ -181,7 +181,7 @@ class PairedRun:
     def _turns(
         self, calls: int, *, a_first: bool, fresh: bool
     ) -> tuple[dict[str, Turn], str | None]:
-        """Run a turn of each side; return why they do not count, if so."""
+        """Run a turn of each side; return why the pair does not count, if so."""
         turns: dict[str, Turn] = {}
         why = None
         failed: list[Literal["A", "B"]] = []

@@ -32,12 +32,12 @@ def run(
     """Compare all tests of two sides; return notes on the run for the reader.
 
     ``rows`` gets a row for each test as soon as it is done, in B's collection order, so they are
-    there even if an error or Ctrl-C ends the run. Before a test runs, ``progress`` gets its id, its
+    kept even if an error or Ctrl-C ends the run. Before a test runs, ``progress`` gets its id, its
     number from 1, and the number of tests.
 
     Raises:
-        AbError: there is nothing to compare, one side would run the other's code, or test after
-            test has ended its worker.
+        AbError: there is nothing to compare, one side would run the other's code, or several tests
+            in a row ended their worker.
     """
     with _pair(a, b, janitor) as pair:
         for row in _Run(pair, options, progress).rows():
@@ -73,7 +73,7 @@ class _Pair:
                 f"see what pytest says in {self.b.side.cwd}",
             )
         if why_a is not None:
-            # Every test is a row that says so.
+            # Every test gets a row with the reason.
             found_a = Collection([], {"": why_a}, found_b.origins)
         else:
             proven(found_a.origins, found_b.origins)
@@ -83,7 +83,7 @@ class _Pair:
         """Start another process in place of one that died.
 
         Raises:
-            AbError: it does not come up, or would run the other's code.
+            AbError: it does not start, or would run the other's code.
         """
         worker.kill()
         self._unproven(worker)
@@ -159,7 +159,6 @@ class _Run:
         self._deaths = 0
 
     def rows(self) -> Iterator[Row]:
-        """Test by test."""
         found_a, found_b = self._pair.found
         in_a, in_b = set(found_a.tests), set(found_b.tests)
         common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
@@ -182,11 +181,11 @@ class _Run:
         for nodeid in found_a.tests:
             if nodeid in in_b:
                 continue
-            if not _error_of(nodeid, found_b.errors):  # which has a row already
+            if not _error_of(nodeid, found_b.errors):  # those have a row already
                 yield Row(nodeid, "gone", "only in A")
 
     def _test(self, nodeid: str, following: str | None, tests: int) -> Row:
-        """Run one test, even if a worker dies meanwhile."""
+        """Run one test, even if a worker dies during it."""
         begun = time.perf_counter()
         compared = PairedRun(nodeid, (self._pair.a, self._pair.b), self._options, tests)
         try:
@@ -229,7 +228,7 @@ def _only_in_b(nodeid: str, errors: Mapping[str, str]) -> Row:
 
 
 def _error_of(nodeid: str, errors: Mapping[str, str]) -> str | None:
-    """Why the file or folder that a test is in could not be collected."""
+    """Why the file or folder that contains a test could not be collected."""
     for place, why in errors.items():
         if not place or nodeid == place or nodeid.startswith((f"{place}::", f"{place}/")):
             return why

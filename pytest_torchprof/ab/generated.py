@@ -19,11 +19,11 @@ _MISSING = re.compile(
     r"No module named '(?P<module>[\w.]+)'"
     r"|cannot import name '(?P<name>\w+)' from (?:partially initialized module )?'(?P<of>[\w.]+)'"
 )
-_LAYOUTS = ("", "src/", "*/", "*/src/", "*/*/")  # where packages lie in a tree
+_LAYOUTS = ("", "src/", "*/", "*/src/", "*/*/")  # where a tree keeps packages
 
 
 def bring(repo: Repository, tree: Path) -> tuple[str, ...]:
-    """Copy Python files that git ignores into a worktree, from beside tracked ones; return a note.
+    """Copy Python files that git ignores, next to tracked ones, into a worktree; return a note.
 
     One example is the ``_version.py`` that a build writes, without which a package does not import.
     Compiled modules are not copied: they are code under test, of one revision. Neither are folders
@@ -50,7 +50,7 @@ def bring(repo: Repository, tree: Path) -> tuple[str, ...]:
 def unbuilt(text: str, root: Path, others: Sequence[Path]) -> str | None:
     """Why an import failed in this side's tree, if only the other tree has built the module.
 
-    ``text`` is the output of the failure. None if it shows no such thing.
+    ``text`` is the output of the failure. None if it has another cause.
     """
     for found in _MISSING.finditer(text):
         name = found["module"] or f"{found['of']}.{found['name']}"

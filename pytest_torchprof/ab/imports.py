@@ -1,9 +1,10 @@
 """In a worker, make imports find this side's code, and prove it. Standard library only.
 
-What is redirected: entries of ``sys.path`` in another tree (of ``PYTHONPATH``, and the ``.pth``
-files of editable installs: hatch, flit, pdm, poetry, setuptools), and setuptools' editable finders.
-What cannot be: editable installs whose own loader rebuilds code (meson-python, scikit-build-core),
-and compiled modules that are loaded already. These, if code under test, `proven` refuses.
+Redirected are entries of ``sys.path`` in another tree (from ``PYTHONPATH``, and the ``.pth`` files
+of editable installs: hatch, flit, pdm, poetry, setuptools), and setuptools' editable finders.
+Impossible to redirect are editable installs whose own loader rebuilds code (meson-python,
+scikit-build-core), and compiled modules that are already loaded. If these are code under test,
+`proven` raises.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pytest_torchprof.ab.projects import copied, is_strangers
 from pytest_torchprof.ab.trees import Trees, importable, shadows
 from pytest_torchprof.core.errors import AbError
 
-#: What measures is one and the same on both sides, also where it is the code under test.
+#: Both sides are measured by the same tool, even if it is the code under test.
 _TOOL = "pytest_torchprof"
 
 
@@ -28,11 +29,11 @@ def redirect(root: str, others: Sequence[str]) -> None:
     """Make imports find this side's code, in this process and in those it starts.
 
     Call it with the working folder set, before pytest. Entries of ``sys.path`` in one of ``others``
-    become the same place below ``root``, or go if that is not there. A package of ``root`` or of
-    ``root/src`` that would still come from elsewhere gets its folder put before that place, not in
-    front of all: nothing of the standard library is hidden. Both folders, and the working folder,
-    are at the end anyway, as ``python -m pytest`` would have them in front. Nothing else moves;
-    with no other tree, nothing is redirected.
+    are replaced with the same folder below ``root``, or removed if there is none. A package of
+    ``root`` or ``root/src`` that would still come from elsewhere gets its folder inserted before
+    that entry, not at the front, so nothing of the standard library is hidden. Both folders, and
+    the working folder, are appended anyway, as ``python -m pytest`` would have them in front.
+    Nothing else changes; without another tree, nothing is redirected.
     """
     trees = Trees(root, others)
     moved = [trees.here(entry) for entry in sys.path if entry]  # "" is the working folder
@@ -74,7 +75,7 @@ def _redirect_finders(trees: Trees) -> None:
 
 def _in_tree(trees: Trees) -> Any:
     def here(place: str) -> str | None:
-        """As `Trees.here`; a module of one file is told without its suffix."""
+        """Like `Trees.here`; a module of a single file is given without its suffix."""
         found = trees.here(place)
         file = trees.here(f"{place}.py") if found is None else None
         return found or (file and file.removesuffix(".py"))
@@ -91,7 +92,7 @@ def _forget(trees: Trees) -> None:
         if isinstance(path, list):
             path[:] = [here for here in map(trees.here, path) if here is not None]
         file = _file(module)
-        # A compiled module cannot be loaded twice: it stays, for `proven` to refuse.
+        # A compiled module cannot be loaded twice: it stays, and `proven` raises.
         if file and file.endswith((".py", ".pyc")) and trees.owner(file) in trees.others:
             del sys.modules[name]
 
@@ -150,7 +151,7 @@ def _tell_children(trees: Trees) -> None:
         if os.path.isdir(entry)
         and trees.is_own(entry)
         and importable(entry)
-        and not shadows(entry)  # this variable comes before the standard library
+        and not shadows(entry)  # PYTHONPATH comes before the standard library
     ]
     here = [place for place in map(trees.here, given) if place is not None]
     entries = [entry for entry in dict.fromkeys([*own, *here]) if os.pathsep not in entry]
@@ -161,12 +162,12 @@ def _tell_children(trees: Trees) -> None:
 
 
 def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
-    """Where the loaded modules come from, as JSON that fits through a channel.
+    """Where the loaded modules come from, as JSON that can be sent through a channel.
 
-    ``own``: module → file, of this side's tree; ``foreign``: of another tree, a folder where a
-    package only searches there too; ``installed``: packages of this tree that were imported from
-    elsewhere all the same. ``root`` and ``others`` are the trees. Call it after collection, and
-    again at the end for what tests import late.
+    ``own``: module → file, in this side's tree. ``foreign``: in another tree; a folder where a
+    package only searches there too. ``installed``: packages of this tree that were nevertheless
+    imported from elsewhere. ``root`` and ``others`` are the trees. Call it after collection, and
+    again at the end for late imports by tests.
     """
     trees = Trees(root, others)
     own: dict[str, str] = {}
@@ -191,7 +192,7 @@ def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
         for name, place in away.items()
         if name not in own
         for package in _packages(name) & names
-        # Others may add modules to a package of ours; a compiled one is ours, of who knows when.
+        # Others may add modules to a package of ours; a compiled one is ours, of unknown age.
         if package not in own or place.endswith((".so", ".pyd"))
         if not is_strangers(trees.root, package)
     }
@@ -205,7 +206,7 @@ def origins(root: str, others: Sequence[str]) -> dict[str, Any]:
 
 
 def _packages(name: str) -> set[str]:
-    """A dotted name and those of the packages that it is in."""
+    """A dotted name and the names of its parent packages."""
     parts = name.split(".")
     return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
 
@@ -239,10 +240,10 @@ def _places(module: object) -> Iterator[str]:
 
 
 def proven(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    """Raise `AbError` unless each side's code, as `origins` told of it, is the side's own.
+    """Raise `AbError` unless each side's code, according to `origins`, is its own.
 
-    With one tree for both sides (two interpreters, say) there is nothing to confuse, nor where a
-    side had nothing to run and so tells nothing.
+    With one tree for both sides (two interpreters, say) nothing can be confused, nor if a side had
+    nothing to run and so reports nothing.
     """
     if not a or not b:
         return

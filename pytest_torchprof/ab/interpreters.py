@@ -56,7 +56,7 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
     try:
         done = subprocess.run(  # noqa: S603 - the user's own interpreter
             [path, "-c", _QUESTION],
-            cwd=Path(path).anchor,  # not in a tree, whose code it would find first
+            cwd=Path(path).anchor,  # outside of the trees, whose code it would find first
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
@@ -86,7 +86,7 @@ def interpreter(given: str, option: str, cwd: Path) -> Interpreter:
 
 
 def _path(given: str, option: str, cwd: Path) -> str:
-    """An absolute path; links are kept, because an environment is known by where its link lies."""
+    """An absolute path; links are kept, because the link's location identifies an environment."""
     place = Path(os.path.abspath(cwd / Path(given).expanduser()))  # noqa: PTH100 - resolve follows links
     if place.is_dir():
         for inside in ("bin/python", "bin/python3", "Scripts/python.exe", "python.exe"):

@@ -17,12 +17,12 @@ _CLEANING_S = 60.0
 
 
 class Janitor:
-    """A small process of its own session that makes our temporary folder, and removes it.
+    """A small process in its own session that makes our temporary folder, and removes it.
 
-    It waits for the end of a pipe that the controller holds, and then ends the processes that it
-    was told to `watch`, removes the folder with all in it and git's notes of worktrees there. So it
-    does when the controller ends by itself, by an exception, or by any signal; a Ctrl-C of the
-    terminal does not reach it. There is one way to clean up, for every end.
+    It waits for the end of a pipe that the controller holds. Then it ends the processes that it was
+    told to `watch`, and removes the folder with its contents and git's records of worktrees in it.
+    That works if the controller ends normally, by an exception, or by any signal; a Ctrl-C of the
+    terminal does not reach the process. So every end cleans up in the same way.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Janitor:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd=parent.anchor,  # it must not hold a folder that somebody wants to remove
+            cwd=parent.anchor,  # it must not block the removal of a folder
             start_new_session=True,
             creationflags=flags,
         )
@@ -54,7 +54,7 @@ class Janitor:
                 answer.get("error", "the cleanup process did not start"),
                 "set TMPDIR to a folder with free space",
             )
-        #: An empty folder for worktrees and other files; gone when the controller is.
+        #: An empty folder for worktrees and other files; removed when the controller ends.
         self.folder = Path(answer["folder"])
 
     def watch(self, pid: int) -> None:
@@ -66,12 +66,12 @@ class Janitor:
         self._tell(f"watch {pid}")
 
     def forget(self, pid: int) -> None:
-        """This process has ended as it should, and has been waited for."""
+        """This process has ended normally, and has been waited for."""
         self._watched.pop(pid, None)
         self._tell(f"forget {pid}")
 
     def worktrees_of(self, repository: Path) -> None:
-        """Remove what this git repository (its common folder) notes of worktrees in `folder`."""
+        """Remove records of worktrees in `folder` from this git repository (its common folder)."""
         self._repositories.append(str(repository))
         self._tell(f"repository {json.dumps(str(repository))}")
 
@@ -79,13 +79,13 @@ class Janitor:
     def held(self) -> tuple[int, ...]:
         """File descriptors for ``pass_fds`` of a process that fills `folder`.
 
-        As long as it runs the janitor waits for it, should the controller be killed: else files
-        could appear behind its back.
+        If the controller is killed, the janitor waits for such a process: otherwise files could
+        appear after the cleanup.
         """
         return () if sys.platform == "win32" else (self._pipe.fileno(),)
 
     def close(self) -> None:
-        """Clean up, and wait until that is done. Twice is once."""
+        """Clean up, and wait until that is done. Further calls do nothing."""
         if self._pipe.closed:
             return
         self._tell("sweep")
@@ -94,8 +94,8 @@ class Janitor:
         try:
             code = self._process.wait(_CLEANING_S)
         except subprocess.TimeoutExpired:
-            return  # it goes on alone
-        if code:  # somebody killed it, or a file could not be removed
+            return  # it continues alone
+        if code:  # it was killed, or a file could not be removed
             sweeping.end(self._watched)
             sweeping.clear(str(self.folder), self._repositories)
 

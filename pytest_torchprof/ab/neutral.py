@@ -1,4 +1,4 @@
-"""Options of a user's own pytest runs that two workers must not obey."""
+"""Options of a user's own pytest runs that must not affect two workers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from pytest_torchprof.core.errors import AbError
 
-#: What such an option is set to, where a plugin has it. They choose tests by what failed last,
-#: stop early, step through tests, hand them to other processes, run them several times, or write
-#: files that both workers would write.
+#: The value for each such option, if a plugin has it. They select tests by what failed last, stop
+#: early, step through tests, distribute or repeat them, or write files that both workers would
+#: write.
 NEUTRAL: dict[str, Any] = {
     # pytest
     "continue_on_collection_errors": True,
@@ -74,7 +74,7 @@ NEUTRAL: dict[str, Any] = {
 
 
 def neutralise(options: Any) -> None:
-    """Set these where they are set otherwise."""
+    """Set these where they differ."""
     for name, value in NEUTRAL.items():
         if hasattr(options, name):
             setattr(options, name, value)

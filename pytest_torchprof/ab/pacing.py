@@ -6,21 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-#: A turn is short, so that the two of a pair are neighbours in time, and long enough that what
-#: surrounds it (a message each way, a collection) is little beside it.
+#: A turn is short, so that the two of a pair are close in time, but long enough that its overhead
+#: (a message each way, a collection) is small.
 TURN_NS = 12_000_000
-#: Renewing fixtures may cost this part of the time measured: the whole is to stay below a tenth,
-#: messages and collections between turns take a twentieth, and profiling the rest.
+#: Renewing fixtures may cost this share of the measured time. All overhead is to stay below a
+#: tenth: messages and collections between turns take a twentieth, profiling the rest.
 RENEWING_SHARE = 0.02
-#: Turns with all that is around them may take this many times what their calls might: a test that
-#: may be called once on its fixtures, or that measures a part of itself, is measured for less.
+#: Turns with their overhead may take this many times the time that calls may take. A test that may
+#: only be called once on its fixtures, or that measures a part of itself, is measured for less.
 MOST_SPENT = 1.1
-#: Pairs of turns at most that find out how many calls a turn has.
+#: At most this many pairs of turns to find the number of calls in a turn.
 MOST_TRIALS = 3
 
 
 def calls_for(a_ns: float, b_ns: float) -> int:
-    """Calls in a turn, the same for both sides, from the duration of one on each.
+    """Calls in a turn, the same for both sides, from the duration of a call on each.
 
     >>> calls_for(1_000_000, 3_000_000), calls_for(30_000_000, 1), calls_for(50e6, 50e6)
     (6, 1, 1)
@@ -29,7 +29,7 @@ def calls_for(a_ns: float, b_ns: float) -> int:
 
 
 def orders(random: Random) -> Iterator[bool]:
-    """Pair by pair whether A comes first: at random, and both ways equally often."""
+    """For each pair, whether A comes first: at random, both ways equally often."""
     while True:
         yield from random.sample((True, False), 2)
 
@@ -38,21 +38,22 @@ def orders(random: Random) -> Iterator[bool]:
 class Pace:
     """The turns of one test: their cost so far, in ns, and what comes next.
 
-    ``limit_ns``: measured time of both sides at most; None where ``pairs`` says how many there are.
+    ``limit_ns``: measured time of both sides at most; None where ``pairs`` gives the number of
+    pairs.
     """
 
     limit_ns: float | None
     pairs: int | None = None
-    #: It may be called again on the same fixtures.
+    #: Whether the test may be called again on the same fixtures.
     repeatable: bool = True
     calls: int = 1
     measured_ns: int = 0
     spent_ns: int = 0
     done: int = 0
-    #: Pairs that were to find out how long a call is.
+    #: Pairs that were run to find the duration of a call.
     trials: int = 0
     settled: bool = False
-    #: What pairs on new fixtures cost beyond their calls, and what the latest did.
+    #: What pairs on new fixtures cost beyond their calls, in total and for the latest.
     _renewals_ns: int = 0
     _renewal_ns: int | None = None
 
@@ -65,7 +66,7 @@ class Pace:
 
     @property
     def over(self) -> bool:
-        """Whether there is to be no further pair."""
+        """Whether no further pair is needed."""
         if self.limit_ns is None:
             return self.done >= (self.pairs or 0)
         if not self.done:
@@ -74,14 +75,14 @@ class Pace:
 
     @property
     def limit_reached(self) -> bool:
-        """Whether all the time that it was given was measured."""
+        """Whether the whole time budget was measured."""
         return self.limit_ns is None or self.measured_ns >= self.limit_ns
 
     def counts(self, a_ns: float, b_ns: float, *, calls: int) -> bool:
-        """Whether a pair of turns is one of those that are compared, by the time of a call.
+        """Whether a pair of turns is compared, given the time of a call.
 
-        The first ones find out how many calls a turn has. Of a long call there is one, and no
-        other is needed to know.
+        The first pairs find the number of calls in a turn. A long call gets one call per turn,
+        which needs no further pair.
         """
         if self.settled:
             return True
@@ -95,7 +96,7 @@ class Pace:
         return counts
 
     def took(self, measured_ns: int, spent_ns: int, *, fresh: bool) -> None:
-        """A pair took so long in its calls, and with all that was around them."""
+        """Record the time of a pair: of its calls, and with overhead."""
         self.measured_ns += measured_ns
         self.spent_ns += spent_ns
         if fresh:

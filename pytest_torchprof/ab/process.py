@@ -42,7 +42,7 @@ _POLL_S = 1.0
 _GOODBYE_S = 10.0
 
 
-class WorkerDied(Exception):  # noqa: N818 - it is what has happened
+class WorkerDied(Exception):  # noqa: N818 - it is an event
     """The process is gone, or its pytest session is; the text says how."""
 
 
@@ -71,7 +71,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Turn:
-    """Durations of a turn's calls, or of their marked regions; ``spent_ns`` is of all, whole.
+    """Durations of a turn's calls, or of their marked regions; ``spent_ns`` covers the whole calls.
 
     ``error`` is what one of them raised.
     """
@@ -83,7 +83,7 @@ class Turn:
 
 
 class Worker:
-    """One side's process. Methods raise `WorkerDied` when it is no longer there."""
+    """One side's process. Methods raise `WorkerDied` if the process is gone."""
 
     def __init__(self, side: Side, janitor: Janitor, number: int = 0) -> None:
         self.side = side
@@ -99,7 +99,7 @@ class Worker:
     # ---------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Start the process; it goes on to collect tests meanwhile.
+        """Start the process; it collects tests in the background.
 
         Raises:
             AbError: there is no such interpreter, or it cannot start.
@@ -137,7 +137,7 @@ class Worker:
         )
 
     def close(self) -> None:
-        """Let pytest end its session, and see that the process is gone."""
+        """Let pytest end its session, and make sure that the process is gone."""
         if self._channel is not None and self.ended is None:
             with suppress(WorkerDied):
                 self._tell(("end",))
@@ -146,7 +146,7 @@ class Worker:
         self.kill(gently=self.ended is not None)
 
     def kill(self, *, gently: bool = False) -> None:
-        """End the process at once, and those that it has started."""
+        """End the process at once, with those that it has started."""
         if self._gateway is None:
             self._log.close()
             return
@@ -178,7 +178,7 @@ class Worker:
         )
 
     def turn(self, calls: int, *, fresh: bool, processor: int = 0) -> Turn:
-        """Call the test so many times, on new fixtures or on those that are there."""
+        """Call the test this many times, on new fixtures or on the existing ones."""
         self._tell(("turn", calls, fresh, processor))
         _, wall, cpu, spent, error = self._expect("turn")
         return Turn(array("q", wall), array("q", cpu), spent, error)
@@ -190,13 +190,13 @@ class Worker:
         return Profiled(outcome, reason)
 
     def complaint(self) -> str | None:
-        """What its output says of why it could not go on, in a line."""
+        """The line of its output that says why it could not continue."""
         self._log.seek(0)
         complaint_line = complaint(self._log.read().decode("utf-8", "replace"))
         return complaint_line and self._explained(complaint_line)
 
     def _explained(self, why: str) -> str:
-        """An error, or what is behind it where a build of one tree is missing in another."""
+        """An error, or its cause if the module is built only in the other tree."""
         return unbuilt(why, self.side.root, self.side.others) or why
 
     # ---------------------------------------------------------------- the channel
@@ -214,7 +214,7 @@ class Worker:
                 return message
 
     def _receive(self, timeout: float | None = None) -> Any:
-        """The next message; a child of the worker may hold its end open, so its pid is asked."""
+        """The next message. A child of the worker may hold the channel open, so check its pid."""
         import execnet
 
         waited = 0.0
@@ -262,7 +262,7 @@ def _last(text: str) -> str:
 
 
 def complaint(output: str) -> str | None:
-    r"""The line of pytest's, or Python's, output that says what is wrong.
+    r"""The line of pytest's, or Python's, output that describes the error.
 
     >>> complaint("usage: pytest [options]\npytest: error: no option -z\n  rootdir: /x")
     'pytest: error: no option -z'
@@ -284,7 +284,7 @@ def _end_group(pid: int) -> None:
 
 @contextmanager
 def _stderr_to(target: int) -> Iterator[None]:
-    """A process that is started within writes its errors there: execnet has no way to say so."""
+    """Redirect the stderr of a process started within, for which execnet has no option."""
     sys.stderr.flush()
     saved = os.dup(2)
     os.dup2(target, 2)

@@ -21,9 +21,9 @@ _PLACES = ("", "*/", "*/*/")
 
 
 def copied(trees: Trees) -> Iterator[set[str]]:
-    """Names of the packages that pip installed, as copies or not, from folders in the trees."""
+    """Names of packages that pip installed from folders in the trees, except editable ones."""
     for distribution in importlib.metadata.distributions():
-        text = distribution.read_text("direct_url.json")  # PEP 610: only of what has no index
+        text = distribution.read_text("direct_url.json")  # PEP 610: only without an index
         record = json.loads(text) if text else {}
         url = urlsplit(record.get("url", ""))
         if url.scheme != "file" or trees.owner(url2pathname(url.path)) is None:
@@ -37,8 +37,8 @@ def copied(trees: Trees) -> Iterator[set[str]]:
 def is_strangers(root: str, name: str) -> bool:
     """Whether an installed package belongs to a project that is not in the tree.
 
-    So says the installed distribution's name, if the tree says what its projects are called: a
-    checkout's ``datasets/`` is not the ``datasets`` of the index. Unknown is no.
+    Decided by the installed distribution's name, if the tree names its projects: a checkout's
+    ``datasets/`` is not PyPI's ``datasets``. False if unknown.
     """
     owners = {_normal(owner) for owner in _owners().get(name.partition(".")[0], ())}
     names = _projects(root)
@@ -59,5 +59,5 @@ def _projects(root: str) -> frozenset[str]:
 
 
 def _normal(name: str) -> str:
-    """As PEP 503 compares names."""
+    """The normalized name of PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()

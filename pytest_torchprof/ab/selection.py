@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Tree:
-    """A side as its arguments see it: its top, and where the user would be in it."""
+    """One side's folders, for its arguments: its top, and the user's folder in it."""
 
     root: Path
     cwd: Path  # may not exist
@@ -20,9 +20,9 @@ class Tree:
 class Fitted:
     """Arguments of one side.
 
-    ``args`` are for pytest, with files in place of tests inside them (see `matches`); ``wanted``
-    are the positional ones as asked for, absolute, () for all; ``empty`` says that there were some,
-    and none of them is in this tree.
+    ``args`` are for pytest, with files in place of tests inside them (see `matches`). ``wanted``
+    are the positional ones as given, absolute, () for all. ``empty`` is true if there were some,
+    but none of them is in this tree.
     """
 
     args: tuple[str, ...]
@@ -33,8 +33,8 @@ class Fitted:
 def fitted(args: Sequence[str], here: Tree, other: Tree) -> Fitted:
     """The user's pytest arguments for one side.
 
-    What is only in the other tree is dropped; what is in neither stays, and pytest says so.
-    Absolute paths in the other tree become this one's, if that has them. Other words stay.
+    Arguments that are only in the other tree are dropped; those in neither stay, and pytest reports
+    them. Absolute paths in the other tree become this one's, if they exist there. Other words stay.
     """
     words: list[str] = []
     wanted: list[str] = []
@@ -52,12 +52,12 @@ def fitted(args: Sequence[str], here: Tree, other: Tree) -> Fitted:
         inside = Path(path).is_absolute() or not here.cwd.is_dir()
         if (file := str(place) if inside else path) not in words:
             words.append(file)
-    lost = not here.cwd.is_dir() and not wanted  # all that is below a folder that is not there
+    lost = not here.cwd.is_dir() and not wanted  # everything is below a folder that does not exist
     return Fitted(tuple(words), tuple(wanted), empty=lost or (dropped and not wanted))
 
 
 def matches(nodeid: str, wanted: Sequence[str], rootdir: Path) -> bool:
-    """Whether a collected test is one that the user asked for; all are if ``wanted`` is empty.
+    """Whether a collected test is one that the user asked for; always true if ``wanted`` is empty.
 
     >>> matches("t/test_a.py::test_x[1]", ["/r/t/test_a.py::test_x"], Path("/r"))
     True
@@ -76,7 +76,7 @@ def matches(nodeid: str, wanted: Sequence[str], rootdir: Path) -> bool:
 
 
 def _place(path: str, tree: Tree, other: Tree) -> Path:
-    """Where a path of the user's is in a tree; paths outside both trees are what they are."""
+    """The location of a user's path in a tree; paths outside both trees stay as they are."""
     given = Path(path)
     if not given.is_absolute():
         return Path(os.path.normpath(tree.cwd / given))
@@ -86,7 +86,7 @@ def _place(path: str, tree: Tree, other: Tree) -> Path:
 
 
 def _moved(word: str, here: Tree, other: Tree) -> str:
-    """An option or its value; a path in the other tree becomes this one's, if that has it."""
+    """An option or its value; a path in the other tree becomes this one's, if it exists there."""
     option, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
     if not Path(value).is_absolute():
         return word
@@ -95,14 +95,14 @@ def _moved(word: str, here: Tree, other: Tree) -> str:
 
 
 def _told_apart(args: Sequence[str], trees: tuple[Tree, Tree]) -> Iterator[tuple[str, bool]]:
-    """Each word, and whether it names tests, not an option or the value of one."""
+    """Each word, and whether it names tests rather than an option or an option's value."""
     takes: dict[str, bool] | None = None
     before = ""
     for position, word in enumerate(args):
         if word.startswith("-") or before == "--":
             yield word, False
         elif not any(_place(word.partition("::")[0], t, t).exists() for t in trees):
-            yield word, False  # in no tree: whatever it is, it stays
+            yield word, False  # in neither tree: it stays
         elif not before.startswith("-") or "=" in before:
             yield word, True
         else:
@@ -119,7 +119,7 @@ def _looks_like_tests(word: str, trees: tuple[Tree, Tree]) -> bool:
 def options(args: Sequence[str]) -> dict[str, bool]:
     """Options of pytest and of installed plugins → whether the next word is their value.
 
-    Those of a ``conftest.py`` are not among them: to know them is to import it, and all it needs.
+    Options of a ``conftest.py`` are not included: that would need importing it.
     """
     from _pytest.config import get_config
 

@@ -35,15 +35,14 @@ _RECORDER = pytest.StashKey[Recorder]()
 
 
 class _Once(Plan, frozen=True):
-    """One warm-up and one profiled run, whatever the test asks its fixture for."""
+    """One warm-up and one profiled run, whatever the test requests from its fixture."""
 
     def with_counts(self, **_: float | None) -> _Once:
-        """None of them."""
         return self
 
 
 class Served(RunningHooks):
-    """In place of our own session's plugin: profiles each test, compares nothing, and times it."""
+    """Replaces our own session's plugin: profiles each test, compares nothing, and times it."""
 
     settings: Settings
     #: Nothing is accepted here, so no sources are kept.
@@ -56,11 +55,11 @@ class Served(RunningHooks):
         found: Callable[[], dict[str, Any]],
         wanted: Sequence[str],
     ) -> None:
-        """``exchange``: tell the controller, and wait for what it wants next.
+        """``exchange`` sends a message to the controller, and returns the next command.
 
-        ``found`` is asked once tests are collected. ``wanted``: see `matches`.
+        ``found`` is called once tests are collected. ``wanted``: see `matches`.
         """
-        #: What pytest calls it, and our fixture looks for.
+        #: The name that pytest registers and that our fixture looks for.
         self.__name__ = "torchprof-session"
         self._exchange = exchange
         self.folder = folder
@@ -70,7 +69,7 @@ class Served(RunningHooks):
         self._errors: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
         self.runner: TurnRunner = TurnRunner(self._profiled, exchange)
-        #: The loop was reached, so pytest itself had no complaint.
+        #: The loop was reached, so pytest itself reported no error.
         self.reached = False
 
     # ---------------------------------------------------------------- options
@@ -79,13 +78,13 @@ class Served(RunningHooks):
     def pytest_load_initial_conftests(
         self, early_config: pytest.Config
     ) -> Generator[None, None, None]:
-        """Some plugins act as early as this."""
+        """Some plugins read their options this early."""
         neutralise(early_config.known_args_namespace)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """The others act from here on."""
+        """The other plugins read theirs from here on."""
         accepts = config.getoption("torchprof_accept", default=False)
         has_us = config.pluginmanager.hasplugin("torchprof")
         args = [str(arg) for arg in config.invocation_params.args]
@@ -96,7 +95,7 @@ class Served(RunningHooks):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Take what the user has set for profiled runs."""
+        """Read the user's settings for profiled runs."""
         settings = build_settings(config)
         self.settings = dataclasses.replace(
             settings, accept=False, strict=False, json=None, traces=None, time="off"
@@ -105,11 +104,11 @@ class Served(RunningHooks):
     # ---------------------------------------------------------------- collection
 
     def pytest_sessionstart(self) -> None:
-        """Ask torch about the machine."""
+        """Query the machine's properties from torch."""
         self._machine = probe_machine(self.settings.threads)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep what could not be collected."""
+        """Keep collection errors."""
         if report.failed:
             self._errors[report.nodeid] = _last_line(report.longreprtext)
 
@@ -117,14 +116,14 @@ class Served(RunningHooks):
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> Generator[None, None, None]:
-        """Plan each test, once others have said which there are."""
+        """Plan each test, after other plugins have selected them."""
         yield
         items[:] = [item for item in items if matches(item.nodeid, self._wanted, config.rootpath)]
         for item in items:
             item.stash[_PLAN] = self._plan(item)
 
     def _plan(self, item: pytest.Item) -> _Once:
-        """Its first run, which decides the outcome, and a profiled one."""
+        """A first run, which decides the outcome, and a profiled one."""
         rules = rules_of(item.config, item).rules
         s = self.settings
         return _Once(
@@ -140,7 +139,7 @@ class Served(RunningHooks):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run what the controller asks for, until it asks for no more."""
+        """Run what the controller requests, until it ends."""
         self.reached = True
         if session.items:
             prime()
@@ -160,7 +159,7 @@ class Served(RunningHooks):
     def _run(
         self, items: dict[str, pytest.Item], nodeid: str, following: str | None
     ) -> tuple[str, str | None]:
-        """Run one test; what became of it, and why: an error if it cannot be timed."""
+        """Run one test; return its outcome and the reason: an error if it cannot be timed."""
         item = items[nodeid]
         self._reports.clear()
         following_item = items.get(following) if following else None
@@ -175,12 +174,12 @@ class Served(RunningHooks):
     # ---------------------------------------------------------------- one test
 
     def recorder_of(self, item: pytest.Item) -> Recorder | None:
-        """What the fixture asks for."""
+        """The test's recorder, for the fixture."""
         return item.stash.get(_RECORDER, None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Have a recorder ready before fixtures run."""
+        """Prepare a recorder before fixtures run."""
         if self.runner.rerunning or self._machine is None:
             return
         files = (str(item.path),)
@@ -204,18 +203,18 @@ class Served(RunningHooks):
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """A test's traceback is its own."""
+        """Leave the test's traceback as it is."""
         if call.excinfo is not None:
             hide_us(call.excinfo)
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what became of the test."""
+        """Keep the test's reports."""
         self.runner.reported(report)
         self._reports.append(report)
 
     def _profiled(self, item: pytest.Item, recorder: Recorder) -> Command:
-        """Tell of the profiled run."""
+        """Report the profiled run to the controller."""
         profiled = {
             "repeatable": _is_plain(item),
             "metrics": metrics_of(recorder),
@@ -225,7 +224,7 @@ class Served(RunningHooks):
 
 
 def metrics_of(recorder: Recorder) -> dict[str, int | float]:
-    """The metrics that were measured and are not of time."""
+    """The metrics that were measured and are not times."""
     if recorder.trace is None:
         return {}
     try:
@@ -241,7 +240,7 @@ def metrics_of(recorder: Recorder) -> dict[str, int | float]:
 
 
 def outcome_of(reports: list[pytest.TestReport]) -> tuple[str, str | None]:
-    """Passed, failed or skipped; and why."""
+    """Passed, failed or skipped, and the reason."""
     skipped: str | None = None
     for report in reports:
         if report.failed:
@@ -264,7 +263,7 @@ def _why_skipped(report: pytest.TestReport) -> str:
 
 
 def _last_line(text: str) -> str:
-    """What an error's text says in the end: the exception, where a traceback marks it."""
+    """The last line of an error: the exception, where a traceback marks it."""
     lines = [line for line in text.splitlines() if line.strip()]
     marked = [line[1:].strip() for line in lines if line.startswith("E ")]
     return (marked or lines or ["no reason given"])[0 if marked else -1].strip()

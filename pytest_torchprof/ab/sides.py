@@ -37,23 +37,23 @@ class Request:
 class Side:
     """One of the two, ready for a worker; paths are real paths.
 
-    A worker starts in ``cwd``, imports our package from ``tool`` (and from nowhere else: ``cwd``
-    may hold another version of it), then lets `imports.redirect` loose, then runs pytest.
+    A worker starts in ``cwd``, imports our package from ``tool`` (and only from there: ``cwd`` may
+    hold another version of it), then calls `imports.redirect`, then runs pytest.
     """
 
     name: Literal["A", "B"]
     label: str  # "main (3f2a91c)", "working tree, uncommitted changes", a path; and its Python
-    root: Path  # the top of the tree that its code is from
+    root: Path  # the top of the tree with its code
     cwd: Path  # the user's folder, in this tree
     python: str  # of the worker
     args: tuple[str, ...]  # for pytest
     others: tuple[Path, ...]  # trees whose code it must not import
-    notes: tuple[str, ...]  # what a reader of the results must know, a sentence each
-    tool: Path  # the folder that `pytest_torchprof` is in, for this interpreter
-    #: Positional arguments as asked for: ``args`` has ``test_a.py`` for ``test_a.py::test_x``, so
-    #: that a test that this side lacks is no usage error. `matches` tells which tests were meant.
+    notes: tuple[str, ...]  # for readers of the results, one sentence each
+    tool: Path  # this interpreter's folder with `pytest_torchprof`
+    #: Positional arguments as given. ``args`` has ``test_a.py`` for ``test_a.py::test_x``, so that
+    #: a missing test is no usage error on this side; `matches` selects the requested tests.
     wanted: tuple[str, ...]
-    #: Nothing that was asked for is in this tree: start no worker, its ``args`` would mean all.
+    #: No requested test is in this tree: start no worker, as its ``args`` would select all tests.
     empty: bool
 
 
@@ -100,7 +100,7 @@ def _check(request: Request) -> None:
 
 
 def _trees(request: Request, janitor: Janitor) -> tuple[_Tree, _Tree, Path | None]:
-    """The trees of A and B, and the checkout that the user is in."""
+    """The trees of A and B, and the user's checkout."""
     try:
         repo = repository(request.cwd)
     except AbError:
@@ -163,20 +163,20 @@ def _side(
 
 
 def _below(cwd: Path, trees: tuple[_Tree, _Tree], checkout: Path | None) -> Path:
-    """Where the user is, from the top of the deepest tree that he is in, or of his checkout."""
+    """The user's folder, relative to the deepest tree that contains it, or to the checkout."""
     tops = [tree.root for tree in trees] + ([checkout] if checkout else [])
     holding = [top for top in tops if cwd.is_relative_to(top)]
     return cwd.relative_to(max(holding, key=lambda top: len(top.parts))) if holding else Path()
 
 
 def _folder(tree: _Tree, trees: tuple[_Tree, _Tree], below: Path) -> Path:
-    """The user's folder in a tree. If neither tree has it, the top: he is somewhere else."""
+    """The user's folder in a tree; the top if neither tree has it."""
     known = any((one.root / below).is_dir() for one in trees)
     return Path(os.path.normpath(tree.root / below)) if known else tree.root
 
 
 def _others(root: Path, other: Path, checkout: Path | None) -> tuple[Path, ...]:
-    """The other side's tree, and the user's checkout unless this side lies in it or around it."""
+    """The other side's tree, and the user's checkout unless this side is in it or around it."""
     found = [] if other == root else [other]
     if checkout and not (root.is_relative_to(checkout) or checkout.is_relative_to(root)):
         found.append(checkout)

@@ -31,7 +31,7 @@ def fill(repo: Repository, sha: str, tree: Path, janitor: Janitor) -> tuple[str,
 
 
 def _fill(top: Path, store: Path, sha: str, tree: Path, janitor: Janitor) -> Iterator[str]:
-    """The submodules may be checked out below ``top``; ``store`` is the git folder of theirs."""
+    """Submodules may be checked out below ``top``; ``store`` is the git folder of their parent."""
     for module in _submodules(store, sha):
         place = tree / module.path
         inner = _repository(top, store, module)
@@ -58,10 +58,10 @@ def _submodules(store: Path, sha: str) -> list[_Submodule]:
 
 
 def _repository(top: Path, store: Path, module: _Submodule) -> Path | None:
-    """The git folder that has the submodule's commit: its checkout's, or one that git keeps."""
+    """The git folder with the submodule's commit: its checkout's, or one that git keeps."""
     kept = store / "modules"
     places = [top / module.path / ".git", kept / module.path]
-    if kept.is_dir():  # a module that moved keeps the name it was added under
+    if kept.is_dir():  # a moved module keeps its original name
         for folder, folders, files in os.walk(kept):
             if "HEAD" in files:
                 places.append(Path(folder))
@@ -82,7 +82,7 @@ def _repository(top: Path, store: Path, module: _Submodule) -> Path | None:
 
 
 def _write(store: Path, commit: str, place: Path, janitor: Janitor) -> None:
-    """The commit's files, as a checkout writes them, but with no worktree of the submodule."""
+    """Write the commit's files like a checkout, but without a worktree of the submodule."""
     place.mkdir(parents=True, exist_ok=True)
     index = janitor.folder / f"index-{commit}"
     env = environment(GIT_INDEX_FILE=str(index))

@@ -1,9 +1,8 @@
 """The janitor's process: waits until the controller is gone, then removes everything.
 
 Standard library only and nothing of this package: it is started as a file, without site-packages,
-so that it is up in a few milliseconds and cannot import the code under test. Works on POSIX; on
-Windows as well as it goes: processes are ended without a grace, and a file that is still open
-there stays.
+so that it starts in a few milliseconds and cannot import the code under test. On Windows the
+cleanup is limited: processes are ended without a grace period, and files that are still open stay.
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from pathlib import Path
 PREFIX = "torchprof-ab-"
 GRACE_S = 2.0
 _POLL_S = 0.02
-_TRIES = 25  # of removing a folder that somebody still writes to, over about 5 s
+_TRIES = 25  # to remove a folder that is still written to, over about 5 s
 
 
 def started(pid: int) -> str | None:
     """When the process started, in ticks since boot; None if it is gone or a zombie.
 
-    "" where only its being there can be told: then its number may be another process's by now.
-
+    "" where the start is unknown: then the pid may have been reused.
     >>> started(os.getpid()) is None
     False
     """
@@ -40,13 +38,13 @@ def started(pid: int) -> str | None:
         if Path("/proc/self/stat").exists():
             return None
         return "" if _is_there(pid) else None
-    state, *rest = text.rpartition(")")[2].split()  # proc(5): the name may hold anything
+    state, *rest = text.rpartition(")")[2].split()  # proc(5): the name may contain any character
     return None if state in "ZX" else rest[18]
 
 
 def _is_there(pid: int) -> bool:
     if sys.platform == "win32":
-        return True  # to ask is to end it: os.kill knows nothing else there
+        return True  # os.kill would end it: Windows has no harmless signal
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -77,14 +75,14 @@ def _runs(pid: int, born: str | None) -> bool:
 
 
 def _signal(pid: int, born: str | None, number: signal.Signals) -> bool:
-    """Whether there was something to signal: the group that the process leads, or led; or it."""
+    """Signal the group that the process leads or led, else the process; whether there was one."""
     if sys.platform == "win32":
         return False
     now = started(pid)
     if now is not None and now != born:
-        return False  # the number is another process's, so the group is gone too
+        return False  # the pid was reused, so the group is gone too
     with suppress(ProcessLookupError, PermissionError):
-        # A group keeps the number of its leader, even after it: nothing else can have it.
+        # A group keeps its leader's pid after the leader's end, so the pid cannot have been reused.
         os.killpg(pid, number)
         return True
     if now is None:
@@ -105,7 +103,7 @@ def _group_is_there(leader: int) -> bool:
         return False
     if not (proc / "self" / "stat").exists():
         return True
-    for entry in proc.iterdir():  # zombies do not count: their parent may be in no hurry
+    for entry in proc.iterdir():  # zombies do not count: their parent may reap them late
         if entry.name.isdigit():
             with suppress(OSError):
                 text = (entry / "stat").read_text("utf-8", "replace")
@@ -116,10 +114,10 @@ def _group_is_there(leader: int) -> bool:
 
 
 def clear(folder: str, repositories: Iterable[str]) -> bool:
-    """Remove the folder, and what git notes of worktrees in it; whether all of it is gone.
+    """Remove the folder, and git's records of worktrees in it; whether all of it is gone.
 
-    ``repositories`` are git's common folders (``.git``). Other worktrees' entries stay as they are,
-    which ``git worktree prune`` would not promise.
+    ``repositories`` are git's common folders (``.git``). Other worktrees' records stay, which ``git
+    worktree prune`` would not guarantee.
     """
     for attempt in range(_TRIES):
         if not os.path.lexists(folder):
@@ -134,7 +132,7 @@ def clear(folder: str, repositories: Iterable[str]) -> bool:
 
 
 def _entries(repository: str, folder: str) -> list[str]:
-    """Folders of git's notes on worktrees that lie in our folder."""
+    """Git's records of worktrees that are in our folder."""
     found = []
     with suppress(OSError):
         for entry in os.scandir(os.path.join(repository, "worktrees")):
@@ -161,13 +159,13 @@ def _remove(folder: str) -> None:
 
 
 def main(parent: str) -> int:
-    """Make a folder in ``parent``, say where, obey lines of stdin, clean at its end: 0 if clean.
+    """Make a folder in ``parent``, print its path, obey lines of stdin, clean up at their end.
 
-    Lines are ``watch PID``, ``forget PID``, ``repository PATH`` and ``sweep`` (now, as at the end);
-    paths in JSON.
+    Returns 0 if all was removed. Lines are ``watch PID``, ``forget PID``, ``repository PATH`` and
+    ``sweep`` (now, as at the end); paths in JSON.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):  # it ends with the controller, and not before it
+        if hasattr(signal, name):  # it must not end before the controller
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     try:
         folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
@@ -176,7 +174,7 @@ def main(parent: str) -> int:
         return 1
     processes: dict[int, str | None] = {}
     repositories: list[str] = []
-    with suppress(OSError):  # gone already: the end of stdin says so too
+    with suppress(OSError):  # already gone, as the end of stdin will tell
         print(json.dumps({"folder": folder}), flush=True)  # noqa: T201 - to the controller
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")

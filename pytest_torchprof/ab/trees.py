@@ -9,11 +9,11 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-#: Folders of installed packages. In a tree they are an environment that lies in it, as ``.venv``
-#: does in many checkouts, and no part of the code under test.
+#: Folders of installed packages. In a tree they belong to an environment inside it, such as
+#: ``.venv``, and are not code under test.
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
-#: Names in a checkout that hold no code under test, or are found by pytest alone.
+#: Names in a checkout that hold no code under test, or that only pytest imports.
 _BESIDE = frozenset(
     {
         "benchmark",
@@ -41,12 +41,12 @@ _BESIDE = frozenset(
         "versioneer",
     }
 )
-_ENTRIES = 2000  # of one folder that are looked at: a folder of data is no package
+_ENTRIES = 2000  # read from one folder: larger ones hold data
 _DEPTH = 3
 
 
 class Trees:
-    """The tree of this side and those whose code it must not import, by their tops."""
+    """This side's tree and those whose code it must not import, by their tops."""
 
     def __init__(self, root: str, others: Sequence[str]) -> None:
         self.root = os.path.realpath(root)
@@ -55,9 +55,9 @@ class Trees:
         self._prefixes = [_parts(os.path.realpath(path)) for path in _prefixes()]
 
     def owner(self, path: str) -> str | None:
-        """The top of the tree that a file or folder belongs to, the deepest; None: of no tree.
+        """The top of the deepest tree that contains a file or folder; None if there is none.
 
-        Links are followed first: a link from one tree into another leads to the other's code.
+        Links are resolved first: a link from one tree into another leads to the other's code.
         """
         folder, name = os.path.split(os.path.abspath(path))
         for place in (os.path.join(_real(folder), name), os.path.join(folder, name)):
@@ -69,11 +69,11 @@ class Trees:
         return None
 
     def is_own(self, path: str) -> bool:
-        """Whether it is this side's."""
+        """Whether it is in this side's tree."""
         return self.owner(path) == self.root
 
     def here(self, path: str) -> str | None:
-        """The same place in this side's tree, None if it is not there; of no tree: as given."""
+        """The same path in this side's tree, None if missing; outside all trees: unchanged."""
         owner = self.owner(path)
         if owner is None or owner == self.root:
             return path
@@ -110,6 +110,9 @@ def _is_below(path: tuple[str, ...], top: tuple[str, ...]) -> bool:
 def importable(folder: str) -> list[str]:
     """Dotted names of the packages and modules that an import finds in a folder of ``sys.path``.
 
+    Packages without ``__init__.py`` are searched and listed with their contents. Left out are names
+    of tests, tools and the like, and those of the standard library.
+
     Packages without ``__init__.py`` are entered, and named with what they hold. Left out are names
     of tests, tools and the like, and those of the standard library: nobody's code is found by them.
 
@@ -124,7 +127,7 @@ def importable(folder: str) -> list[str]:
 
 
 def shadows(folder: str) -> bool:
-    """Whether the folder, in front on ``sys.path``, would hide a module of the standard library."""
+    """Whether the folder, in front on ``sys.path``, would hide a standard library module."""
     return any(name in sys.stdlib_module_names for name in _importable(folder, "", 1))
 
 

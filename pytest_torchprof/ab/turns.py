@@ -1,7 +1,7 @@
-"""The turns of one test, in a worker: time its calls, and set up its fixtures when asked.
+"""The turns of one test, in a worker: time its calls, and set up its fixtures on request.
 
-Like reruns, they all happen inside the call phase of the one run that pytest was asked for, so
-every plugin's environment is in place, and a turn on the same fixtures costs only its calls.
+Like reruns, they all happen inside the call phase of a single pytest run of the test. So every
+plugin's environment is in place, and a turn on the same fixtures costs only its calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-#: Turns after which what a test has printed meanwhile is dropped.
+#: After this many turns, the output that the test printed is dropped.
 _DROP_OUTPUT = 64
 
 #: ("turn", calls, fresh, processor) or ("done",).
@@ -30,7 +30,7 @@ Command = tuple[Any, ...]
 
 
 class TurnRunner(Runner):
-    """Runs a test as `Runner` does, then serves turns of it until told to stop."""
+    """Runs a test like `Runner`, then serves its turns until told to stop."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class TurnRunner(Runner):
         answer: Callable[[Command], Command],
     ) -> None:
         super().__init__()
-        #: Tells that the test has been profiled, and answers with the first command.
+        #: Reports that the test has been profiled, and returns the first command.
         self._ask = ask
-        #: Tells of a turn, and answers with the next command.
+        #: Reports a turn, and returns the next command.
         self._answer = answer
         self._turns: Turns | None = None
         self._tidy = Tidy()
@@ -52,7 +52,7 @@ class TurnRunner(Runner):
         try:
             result = yield from super().call(item, recorder)
         except (Exception, pytest.fail.Exception):
-            # What it says of measured numbers is not what is asked here.
+            # Its own assertions on measured numbers do not matter here.
             if not recorder.asked.stats_read:
                 raise
         if recorder.timed:
@@ -64,18 +64,18 @@ class TurnRunner(Runner):
         return result
 
     def settle(self) -> None:
-        """All is loaded: from here on the collector need not look at it."""
+        """Everything is loaded: exclude it from garbage collection from here on."""
         self._tidy.settle()
 
     def measured_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """The innermost wrapper of the call phase: what is timed, and nothing else."""
+        """The innermost wrapper of the call phase: it contains only what is timed."""
         if self._turns is None:
             return (yield from super().measured_call(item))
         return (yield from self._turns.first_call(item))
 
     def _serve(self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None) -> None:
         command = self._ask(item, recorder)
-        recorder.forget()  # memory, and numbers to compare with
+        recorder.forget()  # frees memory and the numbers for comparisons
         if command[0] != "turn":
             return
         late = self._end_first(item)
@@ -105,7 +105,7 @@ class TurnRunner(Runner):
 
 
 class Turns:
-    """Turns on one set of fixtures. To the ``torchprof`` fixture, what times its region."""
+    """Turns on one set of fixtures. For the ``torchprof`` fixture, the timer of its region."""
 
     failed_subtest: Callable[[], bool]
 
@@ -119,13 +119,13 @@ class Turns:
         self._item = item
         self._answer = answer
         _, self._calls, _, self._processor = command
-        #: What has failed after the last turn was told of; so it is told with the next.
+        #: A failure after the last turn was reported; reported with the next one.
         self._late = late
         self._meter = Meter()
         self._number = 0
-        # What fixtures allocate lies elsewhere each time too.
+        # What fixtures allocate has other addresses each time too.
         self._held: object = shaken()
-        #: The next command, once it is one that these fixtures do not serve.
+        #: The next command, once one needs other fixtures.
         self._next: Command | None = None
         self._first = True
         self._sections = len(item._report_sections)  # noqa: SLF001 - as in reruns
@@ -134,7 +134,7 @@ class Turns:
     # ---------------------------------------------------------------- of the test's calls
 
     def first_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
-        """The call that pytest makes, and then those that are asked for."""
+        """The call that pytest makes, and then the requested ones."""
         REAL.collect()
         move_to(self._processor)
         with self._meter.one():
@@ -146,7 +146,7 @@ class Turns:
         return result
 
     def end(self, error: BaseException | None) -> tuple[Command, BaseException | None]:
-        """The next command, and what there is still to be told of."""
+        """The next command, and a failure that is still to be reported."""
         if self._next is None:
             return self._tell(error), None
         return self._next, error
@@ -154,15 +154,15 @@ class Turns:
     # ---------------------------------------------------------------- of its region
 
     def enter(self) -> None:
-        """Only this part of the call counts."""
+        """Start timing: only the region of the call counts."""
         self._meter.enter()
 
     def leave(self) -> None:
-        """What comes after does not."""
+        """Stop timing."""
         self._meter.leave()
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """The function instead of the test is what turns are made of."""
+        """Turns call this function instead of the test."""
         if not self._first or self._next is not None:
             return self._in_region(function)
         self._meter.elsewhere = True
@@ -193,7 +193,7 @@ class Turns:
             self._turn(call, calls)
 
     def _turn(self, call: Callable[[], object], count: int) -> None:
-        """Time so many calls, tell of them and of those before, and keep the next command."""
+        """Time this many calls, report them with earlier ones, and keep the next command."""
         self._drop()
         error: BaseException | None = None
         try:
@@ -216,7 +216,7 @@ class Turns:
         return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
 
     def _drop(self) -> None:
-        """Leave nothing to grow from turn to turn."""
+        """Drop what would grow from turn to turn."""
         del self._item._report_sections[self._sections :]  # noqa: SLF001 - as in reruns
         del self._item.user_properties[self._properties :]
         manager = self._item.config.pluginmanager
@@ -232,9 +232,9 @@ class Turns:
                 capture.read_global_capture()
 
     def _lay_out(self) -> None:
-        """Have memory laid out anew, see `shaken`, on a processor, see `move_to`.
+        """Choose a new memory layout, see `shaken`, and a processor, see `move_to`.
 
-        And leave the collector nothing to do in calls.
+        And leave no garbage to collect during calls.
         """
         self._held = None
         REAL.collect()
@@ -243,10 +243,10 @@ class Turns:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in a line."""
+    """An error in one line."""
     lines = f"{type(error).__name__}: {error}".splitlines()
     return lines[0].rstrip(": ")
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """A warning in a turn is one of many copies."""
+    """Warnings in turns are repetitions."""

@@ -15,7 +15,7 @@ Message = tuple[Any, ...]
 
 
 class Line:
-    """The worker's end of the channel. A child that a test has forked must not talk on it."""
+    """The worker's end of the channel. A child forked by a test must not use it."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -23,13 +23,13 @@ class Line:
         self._pid = os.getpid()
 
     def tell(self, message: Message) -> None:
-        """Builtin types only."""
+        """Send a message of builtin types."""
         if self._getpid() != self._pid:
             self._exit(0)
         self._channel.send(message)
 
     def exchange(self, message: Message) -> Message:
-        """Tell, and wait for what is wanted next."""
+        """Send a message, and wait for the next command."""
         self.tell(message)
         answer: Message = self._channel.receive()
         return answer
@@ -38,14 +38,14 @@ class Line:
 def serve(channel: Any, side: Mapping[str, Any]) -> None:
     """Run pytest until the controller sends no more requests.
 
-    ``side``: name, root, others, args, and a folder for temporary files. Tells last how it ended:
-    ``("ended", exit code, error, origins)``.
+    ``side``: name, root, others, args, and a folder for temporary files. The last message reports
+    the end: ``("ended", exit code, error, origins)``.
     """
     line = Line(channel)
     root, others = side["root"], side["others"]
     imports.redirect(root, others)
-    # pytest warns of plugins that are imported before it, and a warning may be an error. What it
-    # looks for is this word, see pytest's "Assertion Rewriting".
+    # pytest warns of plugins that are imported before it, and a warning may be an error. This word
+    # prevents that, see pytest's "Assertion Rewriting".
     package = sys.modules["pytest_torchprof"]
     package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
     import pytest

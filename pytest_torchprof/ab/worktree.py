@@ -17,8 +17,8 @@ from pytest_torchprof.core.errors import AbError, near
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor
 
-# Where git runs a hook it says in these what it works on, which is not what we ask about. Its
-# configuration variables stay: CI says safe.directory in them.
+# In a hook, git sets these to the repository it works on, which may not be the one we ask about.
+# Its configuration variables stay: CI sets safe.directory in them.
 _ABOUT_ANOTHER = (
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -73,9 +73,9 @@ def environment(**more: str) -> dict[str, str]:
 def git(
     folder: Path, *words: str, janitor: Janitor | None = None, env: dict[str, str] | None = None
 ) -> str:
-    """What git prints in a folder; its names may hold any bytes. Raises `GitError`.
+    """Git's output in a folder; names in it may hold any bytes. Raises `GitError`.
 
-    A git that writes files into the janitor's folder is given the janitor.
+    Pass the janitor to a git that writes files into its folder.
     """
     try:
         done = subprocess.run(  # noqa: S603 - git, with the user's revision as one word
@@ -130,10 +130,10 @@ def repository(folder: Path) -> Repository:
 
 
 def resolve(repo: Repository, ref: str) -> Commit:
-    """The commit that a revision names. Raises `AbError` that says what is likely meant."""
+    """The commit that a revision names. Raises `AbError` with the likely intended one."""
     try:
         if not ref or ref.startswith("-"):
-            raise GitError("not a revision")  # noqa: TRY301 - told as any other unknown one
+            raise GitError("not a revision")  # noqa: TRY301 - reported like any other unknown one
         sha = git(repo.top, "rev-parse", "--quiet", "--verify", f"{ref}^{{commit}}").strip()
     except GitError:
         raise _unknown(repo, ref) from None
@@ -169,9 +169,9 @@ def _unknown(repo: Repository, ref: str) -> AbError:
 
 
 def check_out(repo: Repository, commit: Commit, janitor: Janitor) -> Path:
-    """A worktree of the commit, in the janitor's folder; its top.
+    """Check a commit out as a worktree in the janitor's folder; return its top.
 
-    It is called as the user's own, because a package may be the top itself.
+    It has the name of the user's own top folder, because that may itself be a package.
     """
     janitor.worktrees_of(repo.common)
     place = janitor.folder / (repo.top.name or "tree")
@@ -180,7 +180,7 @@ def check_out(repo: Repository, commit: Commit, janitor: Janitor) -> Path:
 
 
 def state(repo: Repository) -> tuple[str, tuple[str, ...]]:
-    """What to call the working tree, and what a reader should know of its submodules."""
+    """The working tree's label, and notes on its submodules."""
     text = git(repo.top, "status", "--porcelain=v2", "-z", "--untracked-files=normal")
     changes = [entry for entry in text.split("\0") if entry[:2] in {"1 ", "2 ", "u ", "? "}]
     notes = []

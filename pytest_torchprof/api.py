@@ -85,7 +85,7 @@ class Rows(list[R], Generic[R]):
         self.unknown = frozenset(unknown)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """One dictionary a row, as ``--format json`` prints it; unknown values are None."""
+        """One dictionary per row, as ``--format json`` prints it; unknown values are None."""
         return [{field: _plain(getattr(row, field)) for field in self.fields} for row in self]
 
     def total(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Trace:
 
     @property
     def unlinked(self) -> int:
-        """Device events that no runtime call of the trace accounts for."""
+        """Device events without a runtime call in the trace."""
         return unlinked(self.events)
 
     def memory(self) -> Rows[PeakMemory]:
@@ -214,7 +214,7 @@ class Trace:
         return Rows(self.lint(ignore, thresholds).findings(), fields_of(Finding))
 
     def stacks(self, metric: str = "self_cpu_ms") -> list[str]:
-        """Folded stacks, ``frame;frame value`` a line, values in whole microseconds.
+        """Folded stacks, ``frame;frame value`` per line, values in whole microseconds.
 
         Raises:
             ValueError: another metric than ``self_cpu_ms`` and ``self_cuda_ms``.

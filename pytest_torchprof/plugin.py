@@ -1,4 +1,4 @@
-"""The pytest plugin: hooks that delegate. Imports nothing heavy until profiling is asked for."""
+"""The pytest plugin: hooks that delegate. Imports nothing heavy until profiling is requested."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ def alone(path: Path, *, make: bool = False) -> Iterator[None]:
 def replace_file(
     path: Path, text: str, *, what: str, next_step: str, encoding: str = "utf-8"
 ) -> None:
-    """Write it at once: a reader sees the old text or the new.
+    """Write it atomically: a reader sees the old text or the new.
 
     Raises:
-        BaselineError: it cannot be written; the old file is as it was.
+        BaselineError: it cannot be written; the old file is unchanged.
     """
     try:
         with replacing(path) as file:

@@ -17,7 +17,7 @@ from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.units import format_exact, format_quantity, parse_quantity, says
 from pytest_torchprof.verdict.metrics import METRICS, Metric
 
-#: What an empty expectation is filled with: what identifies the work done, wherever it runs.
+#: The metrics for an empty expectation: they identify the work done, on any machine.
 DEFAULT_METRICS = ("flops", "ops")
 
 _MEND = "make it writable and accept again"
@@ -30,7 +30,7 @@ _DIFFERENT = (
 class Edit(NamedTuple):
     """A literal at a line of a file, to be changed from ``old`` to ``text``.
 
-    ``site`` says which one it is; ``problem`` why that is not known.
+    ``site`` identifies it; ``problem`` says why that is impossible.
     """
 
     file: str
@@ -107,7 +107,7 @@ def _rows(expected: str) -> list[tuple[str, str]]:
 
 
 def _written(said: str, value: float, metric: Metric) -> str:
-    """What stands there, if it holds; else a number as everywhere, or with all digits."""
+    """The existing text if it still holds; else the usual format, or all digits."""
     if _holds(said, value, metric):
         return said
     with suppress(UnitError):
@@ -124,7 +124,7 @@ def _holds(said: str, value: float, metric: Metric) -> bool:
 
 
 def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edit:
-    """The edit of the literal that the frame's call was given, in the file that was compiled."""
+    """The edit of the literal that the frame's call received, in the file as compiled."""
     edit = Edit(frame.f_code.co_filename, frame.f_lineno, text, expected)
     try:
         return edit._replace(site=sources.of(edit.file).locate(Call.of(frame), expected))
@@ -137,16 +137,16 @@ def refusal(frame: FrameType, expected: str) -> str | None:
     try:
         Source(contents(Path(frame.f_code.co_filename))).locate(Call.of(frame), expected)
     except ChangedError:
-        return None  # by then it is another program
+        return None  # a new process will do that
     except BaselineError as error:
         return str(error)
     return None
 
 
 def apply(edits: Iterable[Edit]) -> tuple[list[Edit], list[Problem]]:
-    """Rewrite the literals; returns the edits that were made, and those that were not and why.
+    """Rewrite the literals; return the edits made, and those that failed with the reason.
 
-    A site or a file that cannot be rewritten stays as it is, and the others are rewritten.
+    A site or a file that cannot be rewritten is left unchanged; the others are rewritten.
     """
     by_file: dict[str, dict[object, list[Edit]]] = {}
     for edit in edits:
@@ -205,7 +205,7 @@ def _write(file: Path, source: Source, changes: list[tuple[int, int, str]]) -> N
 
 
 def _change(source: Source, edit: Edit) -> tuple[int, int, str]:
-    """Begin and end of the literal in the source, and what is to be there."""
+    """Begin and end of the literal in the source, and its new text."""
     assert edit.site is not None  # noqa: S101 - the caller has looked
     start, literal = source.find(edit.site), edit.site.literal
     new = _literal(literal, edit.text).replace("\n", source.line_end_at(start))
@@ -213,7 +213,7 @@ def _change(source: Source, edit: Edit) -> tuple[int, int, str]:
 
 
 def _literal(old: str, text: str) -> str:
-    """A literal of the same quotes, and prefix where it can be, that reads so."""
+    """A literal with this value and the same quotes, and the same prefix if possible."""
     import expecttest
 
     prefix = old[: re.match("[a-zA-Z]*", old).end()]  # type: ignore[union-attr]

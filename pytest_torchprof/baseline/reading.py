@@ -26,7 +26,7 @@ _SHAPE = "'tests' must map test → environment → sections; metrics must be nu
 
 
 class Sections(msgspec.Struct):
-    """What is known of an entry; times may hold more, and are compared only if they are numbers."""
+    """The known parts of an entry; times may hold more, and are compared only if numbers."""
 
     metrics: dict[str, int | float] = {}
     operators: dict[str, dict[str, int | float]] = {}
@@ -42,8 +42,9 @@ class _Document(msgspec.Struct):
 class Document(Plain, frozen=True):
     """A file's content, unknown keys included.
 
-    Of a file with the markers of a merge conflict it is both sides in one, ``merged``: all tests
-    and environments of either, and of the ``disputed`` ones, pairs of the two, what is in ours.
+    A file with merge conflict markers is read as both sides in one, ``merged``: all tests and
+    environments of either side. ``disputed`` are (test, environment) pairs that differ between the
+    sides; ours is kept.
     """
 
     data: dict[str, Any]
@@ -106,7 +107,7 @@ def _checked(path: Path, text: bytes, mend: str) -> dict[str, Any]:
 
 def _decoded(path: Path, text: bytes, mend: str) -> Any:
     try:
-        text.decode()  # of which the decoder itself looks only at what is within quotes
+        text.decode()  # the decoder only checks text in quotes
         return msgspec.json.decode(text)
     except UnicodeDecodeError as error:
         found = f"cannot be read: {error.reason} at byte {error.start}"
@@ -148,16 +149,16 @@ def _flaw(data: Mapping[str, Any]) -> str | None:
 
 
 def _repeated(text: bytes, data: Any) -> str | None:
-    """A key that an object has twice, and where: of such, a decoder keeps the last.
+    """A key that occurs twice in an object, and where: a decoder keeps only the last one.
 
-    As all but a few files have none, keys are counted first, in the text and in what was read.
+    As few files have any, keys are first counted, in the text and in the decoded data.
     """
     try:
         if text.count(b'":') == msgspec.json.encode(data).count(b'":'):
             return None
-    except OverflowError:  # a whole number that no other than Python can hold
+    except OverflowError:  # an integer beyond 64 bits
         pass
-    # An object is a tuple of pairs, and what a list holds is none of ours.
+    # Each object becomes a tuple of pairs; lists are not searched.
     left: list[tuple[str, Any]] = [("", json.loads(text, object_pairs_hook=tuple))]
     while left:
         place, pairs = left.pop()
@@ -233,7 +234,7 @@ def _merge(
 
 
 def readable(name: str) -> str:
-    r"""A name as a file can hold it: a part of it may come from bytes that are no text.
+    r"""A name as a file can hold it: parts of it may come from undecodable bytes.
 
     >>> print(readable("test_a[\udcff]"))
     test_a[\udcff]

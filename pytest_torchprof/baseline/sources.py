@@ -19,7 +19,7 @@ from pytest_torchprof.core.files import why
 from pytest_torchprof.core.late import late
 
 _LITERAL = late(r"(?P<prefix>[rRuU]?)(?P<quote>'''|\"\"\")(?:[^\\]|\\.)*?(?P=quote)", re.DOTALL)
-#: Of what a call is written in, the lines that Python's own parser sees.
+#: Line ends as Python's parser sees them.
 _LINE_END = late(r"\r\n|\r|\n")
 
 NO_LITERAL = (
@@ -29,18 +29,18 @@ _CHANGED = "cannot be rewritten: the file was changed {}; accept again"
 
 
 class ChangedError(BaselineError):
-    """The file changed since it was compiled, so the place of the call is unknown."""
+    """The file changed since it was compiled, so the call's position is unknown."""
 
 
 class Call(NamedTuple):
-    """Where a frame is: the line, and the end of the call in it, in bytes of its line, if known."""
+    """A frame's call: the line, and the end of the call in it in bytes, if known."""
 
     line: int
     end: tuple[int, int] | None = None
 
     @classmethod
     def of(cls, frame: FrameType) -> Call:
-        """The call that the frame is in; Python 3.10 knows the line only."""
+        """The call that the frame is in; Python 3.10 only knows the line."""
         positions = getattr(frame.f_code, "co_positions", None)
         if positions is not None:
             for index, (_, line, _, column) in enumerate(positions()):
@@ -52,9 +52,9 @@ class Call(NamedTuple):
 class Site(NamedTuple):
     """A literal in a file, described so that it can be found after changes elsewhere in the file.
 
-    ``function``: the outermost function around it, with its classes; ``text`` is that function's,
-    and begins at ``start`` of the file, of which there is a ``digest``; ``at`` is the literal's
-    place in ``text``, and ``literal`` how it reads.
+    ``function`` is the outermost function around it, with its classes; ``text`` is that function's
+    text, which begins at ``start`` of the file with this ``digest``; ``at`` is the literal's offset
+    in ``text``, and ``literal`` its source.
     """
 
     function: str
@@ -66,7 +66,7 @@ class Site(NamedTuple):
 
 
 class Source:
-    """The text of a file, and what Python makes of it.
+    """The text of a file, and its syntax tree.
 
     Raises:
         BaselineError: it is not Python, or its encoding does not round-trip.
@@ -85,18 +85,17 @@ class Source:
         self._starts = [0, *(match.end() for match in _LINE_END.finditer(self.text))]
 
     def locate(self, call: Call, expected: str) -> Site:
-        """The literal that the call was given as its expectation.
+        """The literal that the call received as its expectation.
 
         Raises:
             ChangedError: there is no such call, or it has another expectation.
-            BaselineError: its expectation is no triple-quoted literal, or there are several calls
-                that it may be.
+            BaselineError: its expectation is not a triple-quoted literal, or several calls match.
         """
         found = list(self._calls(call))
         known = call.end is not None and bool(found)
         if not known and call.end is not None:
             found = self._of_assert(call.end)
-        if not known and len(found) > 1:  # told apart by what they are given, and named
+        if not known and len(found) > 1:  # distinguished by their arguments
             found = [node for node in found if _value(node) == expected]
             named = [node for node in found if _is_ours(node)]
             found = named or found
@@ -122,7 +121,7 @@ class Source:
         """Find the literal in this text, which may differ from the one it was located in.
 
         Raises:
-            ChangedError: its function is not there any more as it was, or is there twice.
+            ChangedError: its function is gone, changed, or there twice.
         """
         if site.digest == self.digest:
             return site.start + site.at
@@ -140,14 +139,14 @@ class Source:
         return bisect_right(self._starts, offset)
 
     def line_end_at(self, offset: int) -> str:
-        """How the line ends, or if it is the last, the first one."""
+        """How the line ends; for the last line, how the first one ends."""
         match = _LINE_END.search(self.text, offset) or _LINE_END.search(self.text)
         return match[0] if match else "\n"
 
     # ---------------------------------------------------------------- the tree
 
     def _calls(self, call: Call) -> Iterator[ast.Call]:
-        """Calls that end where this one does; or around its line, if nothing else is known."""
+        """Calls that end where this one does; or all around its line, if its end is unknown."""
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.Call) or node.end_lineno is None:
                 continue
@@ -158,7 +157,7 @@ class Source:
                 yield node
 
     def _of_assert(self, end: tuple[int, int]) -> list[ast.Call]:
-        """Calls in the assert that ends there: older pytest gives them its place, not theirs."""
+        """Calls in the assert that ends there: older pytest gives them the assert's position."""
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Assert) and (node.end_lineno, node.end_col_offset) == end:
                 inner = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
@@ -166,7 +165,7 @@ class Source:
         return []
 
     def _functions(self) -> Iterator[tuple[str, int, int]]:
-        """Outermost functions: name with that of their classes, begin with decorators, end."""
+        """Outermost functions: qualified name, start including decorators, end."""
         pending: list[tuple[str, ast.AST]] = [("", self._tree)]
         while pending:
             name, parent = pending.pop()
@@ -185,7 +184,7 @@ class Source:
         return self.text[self._offset(node.lineno, node.col_offset) : end]
 
     def _offset(self, line: int, column: int) -> int:
-        """The place in the text of a column, which counts the bytes of UTF-8."""
+        """The offset in the text for a column, which counts UTF-8 bytes."""
         start = self._starts[line - 1]
         end = self._starts[line] if line < len(self._starts) else len(self.text)
         return start + len(self.text[start:end].encode()[:column].decode(errors="ignore"))
@@ -219,7 +218,7 @@ class Sources:
         """The file, whose modules were imported since ``started_ns``.
 
         Raises:
-            ChangedError: it was changed since then, so what was compiled may be another text.
+            ChangedError: it was changed since then, so another text may have been compiled.
             BaselineError: it cannot be read.
         """
         if file not in self._known:

@@ -133,20 +133,20 @@ def update(
     environment: str = "",
     project: str | None = None,
 ) -> Written:
-    """Merge entries into the file, and replace it whole; the old one stays if that fails.
+    """Merge entries into the file, and replace it atomically; the old one stays if that fails.
 
     ``existing`` names all tests of the file after a full run of it in ``environment``, so that
-    entries of others are pruned; None after a partial run. A test that is gone here may be there
-    where there is another device, so those entries stay; and so do those of another ``project``
-    in the same folder. Other environments and unknown keys are left as they are. An entry whose
-    metrics and findings are as accepted is left too, times included: a time that wanders is not
-    worth a line in a diff. A file with conflict markers becomes both sides in one.
+    entries of other tests are pruned; None after a partial run. A test that is gone here may exist
+    on another device, so entries of other devices stay; and so do those of another ``project`` in
+    the same folder. Other environments and unknown keys are left as they are. An entry is also left
+    as it is, including its times, if its metrics and findings are as accepted: changing times alone
+    are not worth a diff. A file with conflict markers becomes both sides in one.
 
-    Two processes that update one file do so one after the other, and each keeps what the other has
-    written.
+    Two processes that update one file do so one after the other, and each keeps the other's
+    changes.
 
     Raises:
-        BaselineError: the old file cannot be read, or the new one not be written.
+        BaselineError: the old file cannot be read, or the new one cannot be written.
     """
     entries = list(entries)
     with alone(path, make=bool(entries)):
@@ -174,7 +174,7 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         disputed.discard((test, entry.environment))
         old = environments.get(entry.environment)
         new = {section: dict(getattr(entry.baseline, section)) for section in SECTIONS}
-        # What was not measured this time, or is not known to this version, stays.
+        # What was not measured this time, or is unknown to this version, stays.
         new["metrics"] = {**(old or {}).get("metrics", {}), **new["metrics"]}
         mine = {"project": project} if project else {}
         if old is None:
@@ -224,7 +224,7 @@ def _prune(
 
 
 def _may_prune(entry: Mapping[str, Any], project: str | None) -> bool:
-    """In a folder of several projects only what is ours for certain."""
+    """In a folder of several projects, only entries that are certainly ours."""
     return project is None or entry.get("project") == project
 
 
@@ -245,7 +245,7 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The file's text: sorted keys, one metric a line, trailing newline."""
+    """The file's text: sorted keys, one metric per line, trailing newline."""
     text = _dump(data, 0) + "\n"
     # Only a lone surrogate in a name cannot be encoded; see `readable`.
     return re.sub("[\ud800-\udfff]", lambda lone: f"\\\\u{ord(lone[0]):04x}", text)

@@ -106,27 +106,29 @@ def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
     yield from PAYLOADS.items()
 
 
-def _recorder(folder: Path) -> Any:
+def _gatherer(folder: Path) -> Any:
     from pytest_torchprof.capture.machine import probe_machine
-    from pytest_torchprof.session.gather import Recorder
+    from pytest_torchprof.session.gather import Gatherer
     from pytest_torchprof.session.plan import Plan
 
-    return Recorder(Plan(warmup=1, rounds=0), probe_machine(1), folder)
+    return Gatherer(Plan(warmup=1, rounds=0), probe_machine(1), folder)
 
 
 def _ours(body: Body, folder: Path) -> float:
     """One profiled run as a session does it: capture, export, read, all metrics, operators."""
     from pytest_torchprof.capture.profiler import Capture
+    from pytest_torchprof.session.brought import Captured
     from pytest_torchprof.verdict.profile import profile_of
 
-    recorder = _recorder(folder)
+    gatherer = _gatherer(folder)
     gc.collect()
     start = time.perf_counter()
     capture = Capture(threads=1)
     capture.start()
     body()
-    recorder.trace, file = capture.stop(folder, recorder.facts())
-    profile_of(recorder.measured())
+    trace, file = capture.stop(folder, gatherer.facts())
+    gatherer.take(Captured("profile", trace, file.open("rb")))
+    profile_of(gatherer.measured())
     elapsed = _since(start)
     file.unlink()
     return elapsed
@@ -144,7 +146,7 @@ def _rules(body: Body, folder: Path) -> tuple[float, float]:
     capture = Capture(threads=1)
     capture.start()
     body()
-    trace, file = capture.stop(folder, _recorder(folder).facts())
+    trace, file = capture.stop(folder, _gatherer(folder).facts())
     file.unlink()
     for name, metric in METRICS.items():
         if name != "findings":
@@ -173,6 +175,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
+    from pytest_torchprof.session.brought import Captured
     from pytest_torchprof.trace.event_names import REGION
     from pytest_torchprof.trace.read import read
     from pytest_torchprof.verdict.profile import profile_of
@@ -185,11 +188,11 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     export = _since(start)
 
     def ours() -> float:
-        recorder = _recorder(folder)
+        gatherer = _gatherer(folder)
         gc.collect()
         start = time.perf_counter()
-        recorder.trace = read(file)
-        profile_of(recorder.measured())
+        gatherer.take(Captured("profile", read(file), file.open("rb")))
+        profile_of(gatherer.measured())
         return _since(start)
 
     def peer() -> float:

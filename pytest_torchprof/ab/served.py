@@ -18,7 +18,7 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.registry import warm_up
-from pytest_torchprof.session.gather import Recorder
+from pytest_torchprof.session.gather import Gatherer
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import overrides_of
 from pytest_torchprof.session.options import build_settings
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
 
 _PLAN = pytest.StashKey[Plan]()
-_RECORDER = pytest.StashKey[Recorder]()
+_GATHERER = pytest.StashKey[Gatherer]()
 
 
 class _Once(Plan, frozen=True):
@@ -166,38 +166,38 @@ class Served(RunningHooks):
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following_item)
         item.session.shouldfail = item.session.shouldstop = False
         outcome, why = outcome_of(self._reports)
-        recorder = item.stash.get(_RECORDER, None)
-        if outcome == "passed" and recorder is not None and not recorder.timed:
-            return "error", recorder.reason
+        gatherer = item.stash.get(_GATHERER, None)
+        if outcome == "passed" and gatherer is not None and not gatherer.timed:
+            return "error", gatherer.reason
         return outcome, why
 
     # ---------------------------------------------------------------- one test
 
-    def recorder_of(self, item: pytest.Item) -> Recorder | None:
-        """The test's recorder, for the fixture."""
-        return item.stash.get(_RECORDER, None)
+    def gatherer_of(self, item: pytest.Item) -> Gatherer | None:
+        """The test's gatherer, for the fixture."""
+        return item.stash.get(_GATHERER, None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Prepare a recorder before fixtures run."""
+        """Prepare a gatherer before fixtures run."""
         if self.runner.rerunning or self._machine is None:
             return
         files = (str(item.path),)
-        recorder = Recorder(item.stash[_PLAN], self._machine, self.folder, own_files=files)
+        gatherer = Gatherer(item.stash[_PLAN], self._machine, self.folder, own_files=files)
         try:
             if not overrides_of(item).get("enabled", True):
-                recorder.refuse("its marker has enabled=False")
+                gatherer.refuse("its marker has enabled=False")
         except TorchprofError as error:
-            recorder.refuse(str(error))
-        item.stash[_RECORDER] = recorder
+            gatherer.refuse(str(error))
+        item.stash[_GATHERER] = gatherer
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """All runs and turns of the test, inside its one call phase."""
-        recorder = item.stash.get(_RECORDER, None)
-        if recorder is None or self.runner.rerunning:
+        gatherer = item.stash.get(_GATHERER, None)
+        if gatherer is None or self.runner.rerunning:
             return (yield)
-        return (yield from self.runner.call(item, recorder))
+        return (yield from self.runner.call(item, gatherer))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -213,24 +213,24 @@ class Served(RunningHooks):
         self.runner.reported(report)
         self._reports.append(report)
 
-    def _profiled(self, item: pytest.Item, recorder: Recorder) -> Command:
+    def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> Command:
         """Report the profiled run to the controller."""
         profiled = {
             "repeatable": _is_plain(item),
-            "metrics": metrics_of(recorder),
-            "reason": recorder.reason,
+            "metrics": metrics_of(gatherer),
+            "reason": gatherer.reason,
         }
         return self._exchange(("profiled", profiled))
 
 
-def metrics_of(recorder: Recorder) -> dict[str, int | float]:
+def metrics_of(gatherer: Gatherer) -> dict[str, int | float]:
     """The metrics that were measured and are not times."""
-    if recorder.trace is None:
+    if gatherer.trace is None:
         return {}
     try:
-        values = recorder.values()
+        values = gatherer.values()
     except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-        recorder.refuse(error_line(error))
+        gatherer.refuse(error_line(error))
         return {}
     return {
         name: value if isinstance(value, int) else float(value)

@@ -18,7 +18,7 @@ from pytest_torchprof.capture.timed_calls import Meter, Tidy
 from pytest_torchprof.session.reruns import Runner, functional_failure, globs_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.gather import Recorder
+    from pytest_torchprof.session.gather import Gatherer
 
 Result = TypeVar("Result")
 
@@ -34,7 +34,7 @@ class TurnRunner(Runner):
 
     def __init__(
         self,
-        ask: Callable[[pytest.Item, Recorder], Command],
+        ask: Callable[[pytest.Item, Gatherer], Command],
         answer: Callable[[Command], Command],
     ) -> None:
         super().__init__()
@@ -45,20 +45,20 @@ class TurnRunner(Runner):
         self._turns: Turns | None = None
         self._tidy = Tidy()
 
-    def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:
+    def call(self, item: pytest.Item, gatherer: Gatherer) -> Generator[None, Any, Any]:
         """The outermost wrapper of the call phase: the first run, the profiled one, the turns."""
         globs = globs_of(item)
         result = None
         try:
-            result = yield from super().call(item, recorder)
+            result = yield from super().call(item, gatherer)
         except (Exception, pytest.fail.Exception):
             # Its own assertions on measured numbers do not matter here.
-            if not recorder.asked.stats_read:
+            if not gatherer.asked.stats_read:
                 raise
-        if recorder.timed:
+        if gatherer.timed:
             self.rerunning = True
             try:
-                self._serve(item, recorder, globs)
+                self._serve(item, gatherer, globs)
             finally:
                 self.rerunning = False
         return result
@@ -73,18 +73,18 @@ class TurnRunner(Runner):
             return (yield from super().measured_call(item))
         return (yield from self._turns.first_call(item))
 
-    def _serve(self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None) -> None:
-        command = self._ask(item, recorder)
-        recorder.forget()  # frees memory and the numbers for comparisons
+    def _serve(self, item: pytest.Item, gatherer: Gatherer, globs: dict[str, Any] | None) -> None:
+        command = self._ask(item, gatherer)
+        gatherer.forget()  # frees memory and the numbers for comparisons
         if command[0] != "turn":
             return
         late = self._end_first(item)
-        with self._apart(item, recorder), warnings.catch_warnings():
+        with self._apart(item, gatherer), warnings.catch_warnings():
             self._tidy.settle()
             warnings.showwarning = _nothing
             while command[0] == "turn":
                 turns = Turns(item, self._answer, command, late)
-                error = self._renew(item, recorder, globs) or self._run_turns(item, turns)
+                error = self._renew(item, gatherer, globs) or self._run_turns(item, turns)
                 command, late = turns.end(error)
 
     def _run_turns(self, item: pytest.Item, turns: Turns) -> BaseException | None:

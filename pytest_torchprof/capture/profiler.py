@@ -169,8 +169,7 @@ class Others:
     """
 
     def __init__(self) -> None:
-        #: Whom to tell, while a test's block is measured.
-        self.on_start: Callable[[], None] | None = None
+        self._on_start: Callable[[], None] | None = None
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
 
     def watch(self) -> None:
@@ -186,6 +185,10 @@ class Others:
                     setattr(where, name, wrapped := self._telling(original, prepares=prepares))
                     self._wrapped.append((where, name, original, wrapped))
 
+    def tell(self, on_start: Callable[[], None] | None) -> None:
+        """Whom to tell from here on, while a test's block is measured; None for nobody."""
+        self._on_start = on_start
+
     def forget(self) -> None:
         """Put back what is wrapped."""
         while self._wrapped:
@@ -195,8 +198,8 @@ class Others:
 
     def _telling(self, original: Callable[..., Any], *, prepares: bool) -> Callable[..., Any]:
         def start(*args: Any, **kwargs: Any) -> Any:
-            if self.on_start is not None and not Capture.starting:
-                self.on_start()
+            if self._on_start is not None and not Capture.starting:
+                self._on_start()
             try:
                 return original(*args, **kwargs)
             except RuntimeError:

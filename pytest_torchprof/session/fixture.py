@@ -12,81 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from pytest_torchprof.core.errors import SettingsError, near
+from pytest_torchprof.session.fixture_stats import Stats, Unchecked
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytest_torchprof.baseline.sources import Sources
     from pytest_torchprof.capture.timed_calls import Regions
-    from pytest_torchprof.session.gather import Recorder
+    from pytest_torchprof.session.gather import Gatherer
     from pytest_torchprof.session.hooks import TorchprofSession
     from pytest_torchprof.session.one_run import Run
     from pytest_torchprof.session.reruns import Runner
 
 Result = TypeVar("Result")
-
-
-class Unchecked:
-    """Stands for a number that is not there; any comparison with it holds.
-
-    So a test that asserts on a device's numbers passes where there is no device, and the report
-    says *not measured*; under ``--torchprof-strict`` that fails.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-    def __repr__(self) -> str:
-        return f"<not measured: {self.reason}>"
-
-    def __format__(self, spec: str) -> str:
-        return repr(self)
-
-    def __float__(self) -> float:
-        return math.nan
-
-    def __int__(self) -> int:
-        return 0
-
-    def __bool__(self) -> bool:
-        return True
-
-    def _holds(self, other: object) -> bool:  # noqa: ARG002 - every comparison has one
-        return True
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _holds
-    __hash__ = object.__hash__
-
-    def _itself(self, *others: object) -> Unchecked:  # noqa: ARG002 - arithmetic with anything
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _itself
-    __truediv__ = __rtruediv__ = __neg__ = __abs__ = __round__ = _itself
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _itself
-
-
-class Stats:
-    """The measured metrics as attributes, in their units: ``torchprof.stats.flops``."""
-
-    def __init__(self, handle: Torchprof) -> None:
-        self._handle = handle
-
-    def __getattr__(self, name: str) -> Any:
-        """The metric's value; an `Unchecked` where it was not measured."""
-        __tracebackhide__ = True
-        from pytest_torchprof.verdict.metrics import METRICS
-
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name not in METRICS:
-            raise AttributeError(f"there is no metric {name!r}. {near(name, METRICS)}")
-        return self._handle.metric(name)
-
-    def __dir__(self) -> list[str]:
-        """The metric names, for completion."""
-        from pytest_torchprof.verdict.metrics import METRICS
-
-        return sorted(METRICS)
 
 
 class Torchprof:
@@ -95,14 +33,14 @@ class Torchprof:
     def __init__(
         self,
         runner: Runner | None = None,
-        recorder: Recorder | None = None,
+        gatherer: Gatherer | None = None,
         *,
         sources: Sources | None = None,
         accept_command: str = "",
         mute: bool = False,
     ) -> None:
         self._runner = runner
-        self._recorder = recorder
+        self._gatherer = gatherer
         #: Test files as they were compiled, while accepting.
         self._sources = sources
         self._accept_command = accept_command
@@ -118,10 +56,10 @@ class Torchprof:
             self._regions.enter()
             return self
         run = self._runner.run if self._runner else None
-        if run is None or self._recorder is None or self._taken():
+        if run is None or self._gatherer is None or self._taken():
             return self
         run.cancel()
-        self._recorder.asked.own_region = True
+        self._gatherer.asked.note_region()
         self._entered = True
         run.begin()
         return self
@@ -167,18 +105,18 @@ class Torchprof:
         if self._regions is not None:
             return self._regions.call(function)
         outer = self._runner.run if self._runner else None
-        recorder = self._recorder
-        if outer is None or recorder is None or recorder.reason is not None or self._taken():
+        gatherer = self._gatherer
+        if outer is None or gatherer is None or gatherer.reason is not None or self._taken():
             return function()
         from pytest_torchprof.capture.real import muted
         from pytest_torchprof.session.one_run import Run
         from pytest_torchprof.session.plan import EXTRA_KINDS
 
         outer.cancel()
-        recorder.asked.own_region = recorder.asked.complete = True
-        recorder.replan(recorder.plan.with_counts(warmup=warmup, rounds=rounds, min_time=min_time))
-        for kind in recorder.runs_of(recorder.plan.kinds):
-            run = Run(kind, recorder, first=False)
+        gatherer.asked.note_region(complete=True)
+        gatherer.replan(gatherer.plan.with_counts(warmup=warmup, rounds=rounds, min_time=min_time))
+        for kind in gatherer.runs_of(gatherer.plan.kinds):
+            run = Run(kind, gatherer, first=False)
             # The profiled call is one more than asked for, and torch's profiler writes too.
             extra = self._mute and kind not in ("warmup", "round")
             with muted(1, 2) if extra else nullcontext():
@@ -199,7 +137,7 @@ class Torchprof:
             from pytest_torchprof.capture.shelter import SHELTER
 
             with SHELTER:
-                run.recorder.rounds.before_round()
+                run.gatherer.rounds.before_round()
         run.begin()
         try:
             result = function()
@@ -211,22 +149,22 @@ class Torchprof:
 
     def _again(self, function: Callable[[], Any], run: Run) -> None:
         """A call for what is not known yet: all else about it is nobody's matter."""
-        with run.recorder.extra():
+        with run.gatherer.extra():
             try:
                 self._measure(function, run)
             except (Exception, pytest.fail.Exception, pytest.skip.Exception) as error:  # noqa: BLE001
-                run.recorder.refuse(f"it raised {type(error).__name__} when run once more")
+                run.gatherer.refuse(f"it raised {type(error).__name__} when run once more")
 
     def _left_with(self, kind: type[BaseException], run: Run) -> None:
         run.cancel()
-        if self._recorder is not None:
-            self._recorder.asked.raised = kind.__name__
+        if self._gatherer is not None:
+            self._gatherer.asked.note_raised(kind)
 
     def _taken(self) -> bool:
         """Whether this test has measured a region already: numbers of two would be of neither."""
-        if not self._entered or self._recorder is None:
+        if not self._entered or self._gatherer is None:
             return False
-        self._recorder.refuse(
+        self._gatherer.refuse(
             "the test measures more than one region through the fixture", timed=False
         )
         return True
@@ -236,7 +174,7 @@ class Torchprof:
     @property
     def stats(self) -> Stats:
         """Measured metrics by name."""
-        return Stats(self)
+        return Stats(self.metric)
 
     def table(self, sort_by: str = "self_cpu_ms", limit: int = 10) -> str:
         """Operators of the measured region, as text; empty in runs that are not profiled.
@@ -247,8 +185,8 @@ class Torchprof:
             SettingsError: ``sort_by`` is not a column.
         """
         __tracebackhide__ = True
-        recorder = self._recorder
-        if recorder is None:
+        gatherer = self._gatherer
+        if gatherer is None:
             return ""
         from pytest_torchprof.capture.shelter import SHELTER
 
@@ -257,12 +195,12 @@ class Torchprof:
 
         if sort_by not in COLUMNS:
             raise SettingsError(f"there is no column {sort_by!r}. {near(sort_by, COLUMNS)}")
-        recorder.asked.table_asked = True
-        if recorder.trace is None:
+        gatherer.asked.note_table()
+        if gatherer.trace is None:
             return ""
         with SHELTER:
-            text = ops_table(recorder.trace, sort_by, limit)
-        recorder.asked.tables.append(text)
+            text = ops_table(gatherer.trace, sort_by, limit)
+        gatherer.asked.note_table(text)
         return text
 
     def assert_expected_inline(self, expected: str) -> None:
@@ -271,15 +209,15 @@ class Torchprof:
         An empty text is filled with FLOPs and operators; add a line for any other metric.
         """
         __tracebackhide__ = True
-        if self._recorder is None:
+        if self._gatherer is None:
             return
         from pytest_torchprof.capture.shelter import SHELTER
 
         caller = sys._getframe(1)  # noqa: SLF001 - what inspect.currentframe() is, one up
         with SHELTER:
-            self._compare_inline(expected, caller, self._recorder)
+            self._compare_inline(expected, caller, self._gatherer)
 
-    def _compare_inline(self, expected: str, caller: FrameType, recorder: Recorder) -> None:
+    def _compare_inline(self, expected: str, caller: FrameType, gatherer: Gatherer) -> None:
         __tracebackhide__ = True
         from pytest_torchprof.baseline.inline import (
             expected_metrics,
@@ -294,16 +232,15 @@ class Torchprof:
         values = self._values()
         if values is None:
             return
-        recorder.asked.stats_read = True
         missing = [name for name in names if isinstance(values[name], NotMeasured)]
-        recorder.asked.unchecked += missing
+        gatherer.asked.note_stats(read=True, unchecked=missing)
         if missing:  # no number is no text to compare with, and none to write
             return
         if holds(expected, values):
             return
         actual = render_inline(values, names, expected)
         if self._sources is not None:
-            recorder.asked.edits.append(located(caller, actual, expected, self._sources))
+            gatherer.asked.note_edit(located(caller, actual, expected, self._sources))
             return
         from pytest_torchprof.render import escape
         from pytest_torchprof.render.failure import inline_changes, inline_mismatch
@@ -311,7 +248,7 @@ class Torchprof:
 
         message = inline_mismatch(expected, actual, self._accept_command, refusal(caller, expected))
         changes = inline_changes(expected, actual).items()
-        recorder.asked.mismatch = {name: before for name, (before, _) in changes}
+        gatherer.asked.note_mismatch({name: before for name, (before, _) in changes})
         raise OwnFailure(escape.block(message))
 
     def metric(self, name: str) -> Any:
@@ -320,26 +257,26 @@ class Torchprof:
         from pytest_torchprof.core.results import NotMeasured
 
         values = self._values()
-        if values is None or self._recorder is None:
+        if values is None or self._gatherer is None:
             return Unchecked("this run is not profiled")
-        self._recorder.asked.stats_read = True
         value = values[name]
-        if isinstance(value, NotMeasured):
-            self._recorder.asked.unchecked.append(name)
-            return Unchecked(value.reason)
-        return value
+        if not isinstance(value, NotMeasured):
+            self._gatherer.asked.note_stats(read=True)
+            return value
+        self._gatherer.asked.note_stats(read=True, unchecked=[name])
+        return Unchecked(value.reason)
 
     def _values(self) -> dict[str, Any] | None:
         __tracebackhide__ = True
-        recorder = self._recorder
-        if recorder is None:
+        gatherer = self._gatherer
+        if gatherer is None:
             return None
-        recorder.asked.stats_asked = True
+        gatherer.asked.note_stats()
         if (
             self._runner
             and self._runner.run
-            and not recorder.asked.own_region
-            and not recorder.reason
+            and not gatherer.asked.own_region
+            and not gatherer.reason
         ):
             # Without a region there never are numbers, and every assertion would hold for ever.
             raise SettingsError(
@@ -347,13 +284,13 @@ class Torchprof:
                 "no region of this test was measured before this line",
                 "put the work into `with torchprof:`, or call torchprof(function)",
             )
-        if recorder.trace is None:
+        if gatherer.trace is None:
             return None
         if self._metrics is None:
             from pytest_torchprof.capture.shelter import SHELTER
 
             with SHELTER:
-                self._metrics = recorder.values()
+                self._metrics = gatherer.values()
         return self._metrics
 
 
@@ -361,10 +298,10 @@ def handle_for(session: TorchprofSession, item: pytest.Item) -> Torchprof:
     """The handle of one run of one test; inert where the test is not to be profiled."""
     from pytest_torchprof.session.accept import command_for
 
-    recorder = session.recorder_of(item)
+    gatherer = session.gatherer_of(item)
     return Torchprof(
         session.runner,
-        recorder,
+        gatherer,
         sources=session.sources,
         accept_command=command_for(item.config, item.nodeid),
         mute=item.config.getoption("capture", "fd") != "fd",

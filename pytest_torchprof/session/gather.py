@@ -1,15 +1,10 @@
-"""What the runs of one test have brought in together."""
+"""Fold what the runs of one test bring in, until it is frozen into `Measured`."""
 
 from __future__ import annotations
 
-import gzip
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
-
-import msgspec
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.inductor import graph_facts
@@ -18,72 +13,111 @@ from pytest_torchprof.capture.profiler import device_fault
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
-from pytest_torchprof.core.errors import StorageError, TorchprofError
-from pytest_torchprof.core.files import replacing
-from pytest_torchprof.core.plain import Open
 from pytest_torchprof.rules.engine.check import Checked, check
+from pytest_torchprof.session.brought import Brought, NoModules, Timed
+from pytest_torchprof.session.captures import Captures
+from pytest_torchprof.session.faults import is_fault, said
 from pytest_torchprof.session.fixture_asked import Asked
-from pytest_torchprof.session.timed_rounds import Rounds
+from pytest_torchprof.session.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pytest_torchprof.core.results import Value
-    from pytest_torchprof.places.located import Located
     from pytest_torchprof.session.plan import Kind, Plan
     from pytest_torchprof.trace.events import Trace
 
 
-class Recorder(Open):
-    """What the runs of one test have brought in so far."""
+class Gatherer:
+    """Takes in what each run of one test brings, and says which runs are still wanted.
 
-    plan: Plan
-    machine: Machine
-    #: Where the profiler may write; None for the system's folder of temporary files.
-    folder: Path | None = None
-    compiled: CompileCount = msgspec.field(default_factory=CompileCount.now)
-    #: What the test's own first run has compiled, once that is over.
-    compilation: dict[str, Any] | None = None
-    #: The profiled run had to compile, so another one shall tell what the compiled code does.
-    compiled_late: bool = False
-    profiled: int = 0
-    rounds: Rounds = msgspec.field(default_factory=Rounds)
-    longest_ns: int = 0
-    trace: Trace | None = None
-    #: A trace that says which modules run; or why there is none.
-    modules: Trace | None = None
-    modules_gap: str | None = None
-    #: The trace's text, open; it has no name any more.
-    file: IO[bytes] | None = None
-    reason: str | None = None
-    #: Whether `torchprof ab` may time it.
-    timed: bool = True
-    #: Errors that are ours, or the system's: they end the session with a failure.
-    faults: list[str] = msgspec.field(default_factory=list)
-    runs: int = 0
-    #: What the test itself wants of the fixture.
-    asked: Asked = msgspec.field(default_factory=Asked)
-    #: A trace of one thread, of a run in which there were more.
-    one_thread: tuple[Trace, IO[bytes]] | None = None
-    #: Whether there is something of which to say where it happened; asked once, after the others.
-    wants_lines: Callable[[], bool] = lambda: False
-    #: Files that are the user's wherever they lie: the test's own.
-    own_files: tuple[str, ...] = ()
-    #: Where it happened; or why that is not known, or not all of it.
-    located: Located | None = None
-    lines_gap: str | None = None
-    _checked: Checked | None = None
-    #: As it was before the test's fixtures were set up.
-    start: World = msgspec.field(default_factory=World)
-    started: int = msgspec.field(default_factory=REAL.clock)
+    ``folder`` is where the profiler may write, None for the system's folder of temporary files.
+    ``own_files`` are the user's wherever they lie: the test's own. ``wants_lines`` is asked once,
+    after the other runs, whether there is something of which to say where it happened. ``laps`` are
+    those of the tests before.
+    """
 
-    def __post_init__(self) -> None:
-        self.replan(self.plan)
+    def __init__(
+        self,
+        plan: Plan,
+        machine: Machine,
+        folder: Path | None = None,
+        *,
+        own_files: tuple[str, ...] = (),
+        wants_lines: Callable[[Measured], bool] = lambda _: False,
+        laps: RecentLaps | None = None,
+    ) -> None:
+        self.folder = folder
+        self.own_files = own_files
+        self._machine = machine
+        self._wants_lines = wants_lines
+        self._recent_laps = laps if laps is not None else RecentLaps()
+        #: Runs of the item, the test's own among them.
+        self.runs = 0
+        #: Why the test is not profiled; and whether `torchprof ab` may time it.
+        self.reason: str | None = None
+        self.timed = True
+        self._faults: list[str] = []
+        #: What the test itself wants of the fixture.
+        self.asked = Asked()
+        self._captures = Captures()
+        self._checked: Checked | None = None
+        self.longest_ns = 0
+        self._compiled = CompileCount.now()
+        #: What the test's own first run has compiled, once that is over.
+        self._compilation: dict[str, Any] | None = None
+        self.replan(plan)
+        #: As it was before the test's fixtures were set up.
+        self.start = World()
+        #: When the time that counts towards the test's limits began.
+        self.started_ns: int = REAL.clock()
 
     def replan(self, plan: Plan) -> None:
         """Measure by this plan, from here on, and forget the rounds that there were."""
         self.plan = plan
-        self.rounds = Rounds(plan.round_time_s, plan.time, plan.threads, plan.shares_laps)
+        self.rounds = Rounds(
+            plan.round_time_s, plan.time, plan.threads, plan.shares_laps, self._recent_laps
+        )
+
+    # ---------------------------------------------------------------- what runs bring
+
+    def take(self, brought: Brought) -> None:
+        """Take in what a run has brought."""
+        if isinstance(brought, Timed):
+            self._take_time(brought)
+        elif isinstance(brought, NoModules):
+            self._captures.no_modules(brought.gap)
+        else:
+            if brought.first:
+                self._compilation = self._compiled_so_far()
+            refused = self._captures.take(brought)
+            if refused is not None:
+                self.refuse(refused)
+
+    def _take_time(self, brought: Timed) -> None:
+        wall_ns = brought.round.wall_ns
+        self.longest_ns = max(self.longest_ns, wall_ns)
+        timed = "round" in self.plan.kinds
+        long = wall_ns > LONG_CALL_NS and not self.rounds and timed
+        if brought.kind == "round" or long:
+            self.rounds.add(brought.round)
+        if brought.first or self.asked.complete:
+            self._compilation = self._compiled_so_far()
+
+    def _compiled_so_far(self) -> dict[str, Any]:
+        return CompileCount.now().since(self._compiled)
+
+    def count_run(self) -> None:
+        """One more run of the item."""
+        self.runs += 1
+
+    def exclude(self, ns: int) -> None:
+        """Time that does not count towards the test's time limits."""
+        self.started_ns += ns
+
+    # ---------------------------------------------------------------- what speaks against it
 
     def refuse(self, reason: str, *, timed: bool = True) -> None:
         """Keep the first reason why the test is not profiled; it may be ``timed`` all the same."""
@@ -93,23 +127,57 @@ class Recorder(Open):
     def broke(self, error: Exception) -> str:
         """Note an error that no test is to blame for; what is said of it."""
         text = said(error)
-        if isinstance(error, StorageError) or not isinstance(error, TorchprofError):
-            self.faults.append(text)
+        if is_fault(error):
+            self._faults.append(text)
         return text
 
-    def exclude(self, ns: int) -> None:
-        """Time that does not count towards the test's time limits."""
-        self.started += ns
+    def give_up(self, error: Exception) -> None:
+        """Refuse for an error that no test is to blame for."""
+        self.refuse(self.broke(error))
 
-    def export(self, target: Path) -> None:
-        """Write the trace's file, compressed; a test's patches may be in place."""
-        assert self.file is not None  # noqa: S101 - the caller has looked
-        self.file.seek(0)
-        with (
-            replacing(target) as file,
-            gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
-        ):
-            shutil.copyfileobj(self.file, packed)
+    def blame(self, *faults: str) -> None:
+        """Note faults that were found elsewhere."""
+        self._faults += faults
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether there are faults to tell."""
+        return bool(self._faults)
+
+    def take_faults(self) -> list[str]:
+        """The faults so far, each told once."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    @contextmanager
+    def extra(self) -> Iterator[None]:
+        """Around a run of `EXTRA_KINDS`: whatever happens in it, the numbers are there."""
+        compilation, captures = self._compilation, self._captures
+        try:
+            with self.asked.unheard():
+                yield
+        finally:
+            self._compilation = compilation
+            if captures.located is None:
+                captures.no_lines(captures.lines_gap or self.reason)
+            self.reason, self.timed = None, True
+
+    # ---------------------------------------------------------------- what there is
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of the profiled run, once there is one."""
+        return self._captures.trace
+
+    @property
+    def compiled_late(self) -> bool:
+        """Whether the profiled run had to compile, so that another one is wanted."""
+        return self._captures.compiled_late
+
+    @property
+    def export(self) -> Callable[[Path], None] | None:
+        """What writes the trace's file, compressed, where there is one; see `Captures.export`."""
+        return self._captures.export if self._captures.has_file else None
 
     @property
     def checked(self) -> Checked:
@@ -126,7 +194,7 @@ class Recorder(Open):
 
     def measured(self) -> Measured:
         """All that there is so far, as judging takes it; there is a trace."""
-        plan, machine = self.plan, self.machine
+        plan, machine, captures = self.plan, self._machine, self._captures
         return Measured(
             self.checked,
             machine.key,
@@ -135,10 +203,10 @@ class Recorder(Open):
             rules=plan.rules,
             allowed=plan.allowed,
             ignored=plan.ignored,
-            modules=self.modules,
-            modules_gap=self.modules_gap,
-            located=self.located,
-            lines_gap=self.lines_gap,
+            modules=captures.modules,
+            modules_gap=captures.modules_gap,
+            located=captures.located,
+            lines_gap=captures.lines_gap,
             busy=self.rounds.busy,
             mismatch=self.asked.mismatch,
             unmeasured=tuple(self.asked.unchecked),
@@ -151,30 +219,15 @@ class Recorder(Open):
             self.refuse(block or "nothing was captured")
         if self.reason is None:
             return self.measured()
-        return Unmeasured(self.reason, self.machine.key, self.plan.budgets, self.asked.stats_asked)
-
-    @contextmanager
-    def extra(self) -> Iterator[None]:
-        """Around a run of `EXTRA_KINDS`: whatever happens in it, the numbers are there."""
-        compilation = self.compilation
-        try:
-            with self.asked.unheard():
-                yield
-        finally:
-            self.compilation = compilation
-            if self.located is None:
-                self.lines_gap = self.lines_gap or self.reason
-            self.reason, self.timed = None, True
+        environment = self._machine.key
+        return Unmeasured(self.reason, environment, self.plan.budgets, self.asked.stats_asked)
 
     def forget(self) -> None:
         """Let go of memory and files, when all is said about the test."""
-        files = [self.file, self.one_thread[1] if self.one_thread else None]
-        self.trace = self.modules = self.one_thread = self.file = None
-        self.located = self._checked = None
-        for file in files:
-            if file is not None:
-                with suppress(OSError):
-                    file.close()
+        self._checked = None
+        self._captures.forget()
+
+    # ---------------------------------------------------------------- which runs are wanted
 
     def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
         """These, with as many rounds as the seconds asked for take, and one more where the profiled
@@ -193,49 +246,38 @@ class Recorder(Open):
             yield kind
             if kind == "profile" and self.compiled_late and self.reason is None:
                 yield kind
-        if self.one_thread is not None and self.reason is None:
+        if self._captures.wants_threads and self.reason is None:
             yield "threads"
-        elif self.trace is not None and self.reason is None and self._asks(self._wants_tensors):
+        elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
             yield "tensors"
-        if self.trace is not None and self.reason is None and self._asks(self.wants_lines):
+        if self._has_trace and self._asks(lambda: self._wants_lines(self.measured())):
             yield "lines"
 
-    def _wants_tensors(self) -> bool:
-        return self.checked.wants_tensors
+    @property
+    def _has_trace(self) -> bool:
+        return self.trace is not None and self.reason is None
 
     def _asks(self, question: Callable[[], bool]) -> bool:
         try:
             with SHELTER:
                 return question()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            self.lines_gap = self.broke(error)
+            self._captures.no_lines(self.broke(error))
             return False
 
     def facts(self) -> dict[str, Any]:
         """What the trace's metadata shall say beside its events."""
         return {
-            "environment": self.machine.key,
-            "accelerator": self.machine.accelerator,
-            "device_type": self.machine.device_type,
-            "torch": self.machine.torch_version,
+            "environment": self._machine.key,
+            "accelerator": self._machine.accelerator,
+            "device_type": self._machine.device_type,
+            "torch": self._machine.torch_version,
             **self.rounds.facts(),
             # Counts of the first run alone: the number of runs is no matter of the test's.
-            **(compiled := CompileCount.now().since(self.compiled)),
-            **(self.compilation or {}),
+            **(compiled := self._compiled_so_far()),
+            **(self._compilation or {}),
             "compiled": compiled["compiled"],
             **graph_facts(),
             **({"no_device": gap} if (gap := device_fault()) else {}),
             **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
         }
-
-
-def said(error: Exception) -> str:
-    """Our own errors speak for themselves; anything else is a fault to report."""
-    if isinstance(error, TorchprofError):
-        return str(error)
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
-    message = str(error).partition("\n")[0]
-    return f"internal error, please report it: {type(error).__name__}: {message}{where}"

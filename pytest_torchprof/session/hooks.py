@@ -32,7 +32,8 @@ from pytest_torchprof.render.summary import (
 )
 from pytest_torchprof.rules.engine.registry import CODES, warm_up
 from pytest_torchprof.session.accept import Offer, ab_command_for, accept, command_for, shown
-from pytest_torchprof.session.gather import Recorder, said
+from pytest_torchprof.session.faults import said
+from pytest_torchprof.session.gather import Gatherer
 from pytest_torchprof.session.judge import Judge, Subject
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import (
@@ -47,6 +48,7 @@ from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.session.rerun_hooks import RunningHooks
 from pytest_torchprof.session.reruns import Runner, hide_us, is_strict_xfail
+from pytest_torchprof.session.timed_rounds import RecentLaps
 from pytest_torchprof.verdict.found import RAISED
 from pytest_torchprof.verdict.judgement import all_unchecked
 from pytest_torchprof.verdict.metrics import measure_all
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
 
 PLAN = pytest.StashKey[Plan]()
-RECORDER = pytest.StashKey["Recorder | None"]()
+GATHERER = pytest.StashKey["Gatherer | None"]()
 RECORD = pytest.StashKey["Record | None"]()
 OFFER = pytest.StashKey["Offer | None"]()
 SUBJECT = pytest.StashKey[Subject]()
@@ -126,6 +128,7 @@ class TorchprofSession(RunningHooks):
         self._careful = _Careful(self.errors)
         #: While accepting: what inline expectations are rewritten in.
         self.sources = Sources(settings.started_ns) if settings.accept else None
+        self._laps = RecentLaps()
         self.judge = Judge(settings, config.rootpath, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
@@ -147,9 +150,9 @@ class TorchprofSession(RunningHooks):
             self._machine = probe_machine(self.settings.threads)
         return self._machine
 
-    def recorder_of(self, item: pytest.Item) -> Recorder | None:
-        """The recorder of a test that is being profiled."""
-        return item.stash.get(RECORDER, None)
+    def gatherer_of(self, item: pytest.Item) -> Gatherer | None:
+        """The gatherer of a test that is being profiled."""
+        return item.stash.get(GATHERER, None)
 
     # ---------------------------------------------------------------- collection
 
@@ -268,7 +271,7 @@ class TorchprofSession(RunningHooks):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Have a recorder ready before fixtures run."""
+        """Have a gatherer ready before fixtures run."""
         plan = item.stash.get(PLAN, None)
         if plan is not None and not plan.left_out and not self.runner.rerunning:
             with self._careful:
@@ -277,19 +280,23 @@ class TorchprofSession(RunningHooks):
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
         SHELTER.learn_more()
         item.stash[RECORD], item.stash[OFFER] = None, None
-        item.stash.setdefault(RECORDER, None)
+        item.stash.setdefault(GATHERER, None)
         subject, own_files = self._subject(item), (str(item.path),)
-        recorder = Recorder(plan, self.machine, own_files=own_files)
-        recorder.wants_lines = lambda: self.judge.wants_lines(subject, recorder)
-        item.stash[RECORDER] = recorder
+        item.stash[GATHERER] = Gatherer(
+            plan,
+            self.machine,
+            own_files=own_files,
+            wants_lines=partial(self.judge.wants_lines, subject),
+            laps=self._laps,
+        )
         with suppress(BaselineError):  # it is judged later
             self.judge.load(subject.baseline)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """All runs of the test, then the verdict, inside its one call phase."""
-        recorder = item.stash.get(RECORDER, None)
-        if recorder is None or self.runner.rerunning:
+        gatherer = item.stash.get(GATHERER, None)
+        if gatherer is None or self.runner.rerunning:
             result = yield
             plan = item.stash.get(PLAN, None)
             if plan is not None and plan.left_out:
@@ -300,14 +307,14 @@ class TorchprofSession(RunningHooks):
                     raise OwnFailure(escape.block(message))
             return result
         try:
-            result = yield from self.runner.call(item, recorder)
+            result = yield from self.runner.call(item, gatherer)
         except OwnFailure:  # an inline expectation's
             with SHELTER:
-                self._judge(item, recorder)
+                self._judge(item, gatherer)
             self._failed = True
             raise
         with SHELTER:
-            message = self._judge(item, recorder)
+            message = self._judge(item, gatherer)
         # Our failure would be the one that a strict xfail expects.
         if message is not None and not is_strict_xfail(item):
             raise OwnFailure(escape.block(message))
@@ -334,60 +341,72 @@ class TorchprofSession(RunningHooks):
             with self._careful:
                 hide_us(call.excinfo)
         report = yield
-        recorder = item.stash.get(RECORDER, None)
-        faults = recorder.faults if recorder is not None and call.when != "setup" else []
-        if faults or _tells(report):
+        gatherer = item.stash.get(GATHERER, None)
+        faulty = gatherer if call.when != "setup" else None
+        if _tells(report) or (faulty is not None and faulty.has_faults):
             with self._careful:
                 if _tells(report):
                     self._attach(item, call, report)
-                if recorder is not None and faults:
+                if faulty is not None and faulty.has_faults:
                     riding: Any = report  # of the teardown's, too, in which a last run ends
-                    riding.torchprof_faults, recorder.faults = recorder.faults, []
+                    riding.torchprof_faults = faulty.take_faults()
         return report
 
     def _attach(
         self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
     ) -> None:
         if PLAN in item.stash:
-            recorder = item.stash.get(RECORDER, None)
+            gatherer = item.stash.get(GATHERER, None)
             own = call.excinfo is not None and isinstance(call.excinfo.value, OwnFailure)
             ours = own and self._failed
             if call.when == "call" and report.failed and not ours:
                 # Failed by somebody else: a strict xfail that passed, another plugin's checks.
                 item.stash[RECORD], item.stash[OFFER] = None, None
             left_out = HOW_TO_LEAVE_OUT if item.stash[PLAN].left_out else None
-            reason = (recorder.reason if recorder else left_out) or _why_not(report)
+            reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
             record = item.stash.get(RECORD, None) or Record(
                 item.nodeid,
                 "not_profiled",
                 reason,
                 {v.label: v for v in all_unchecked(item.stash[PLAN].budgets, reason)},
                 # A test that failed by its own comparison of measured numbers has one.
-                trace=self.judge.keep_trace(item.nodeid, recorder, failed=report.failed)
-                if recorder
-                else None,
+                trace=self._kept(item.nodeid, gatherer, failed=report.failed),
             )
             riding: Any = report
             riding.torchprof = record.sent()
             riding.torchprof_ours = ours
             offer = item.stash.get(OFFER, None)
             riding.torchprof_offer = offer.sent() if offer is not None else None
-            riding.torchprof_runs = recorder.runs if recorder and call.when == "call" else 0
+            riding.torchprof_runs = gatherer.runs if gatherer and call.when == "call" else 0
 
-    def _judge(self, item: pytest.Item, recorder: Recorder) -> str | None:
+    def _kept(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
+        """Keep the trace of a test that was not judged; where it is then."""
+        if gatherer is None:
+            return None
+        kept = self.judge.traces.keep(nodeid, gatherer.export, failed=failed)
+        gatherer.blame(*kept.faults)
+        return kept.path
+
+    def _judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
         """Compare what was measured and note it; why the test fails, if it does."""
         if self.collected.is_shared(str(item.path), name_of(item)):
-            recorder.refuse("another test has the same name, so one baseline cannot serve both")
+            gatherer.refuse("another test has the same name, so one baseline cannot serve both")
         message = None
         try:
-            judged = self.judge.judge(self._subject(item), recorder)
+            judged = self.judge.judge(
+                self._subject(item),
+                gatherer.result(),
+                edits=gatherer.asked.edits,
+                export=gatherer.export,
+            )
+            gatherer.blame(*judged.faults)
             item.stash[RECORD], item.stash[OFFER] = judged.record, judged.offer
             message = judged.message
         except BaselineError as error:
-            recorder.refuse(str(error))
+            gatherer.refuse(str(error))
             message = escape.line(f"torchprof: {error}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            recorder.refuse(recorder.broke(error))
+            gatherer.give_up(error)
         self._failed = message is not None
         return message
 

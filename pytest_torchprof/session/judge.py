@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +10,14 @@ from msgspec.structs import replace
 
 from pytest_torchprof.baseline import store
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.files import why
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Record
 from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import Roots, Whereabouts
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.accept import Offer
+from pytest_torchprof.session.faults import is_fault, said
+from pytest_torchprof.session.kept_traces import KeptTraces
 from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import (
     Compared,
@@ -32,14 +31,11 @@ from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import shown_operator
 
 if TYPE_CHECKING:
+    from pytest_torchprof.baseline.inline import Edit
     from pytest_torchprof.core.results import Baseline, Finding
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.gather import Recorder
+    from pytest_torchprof.session.kept_traces import Export
     from pytest_torchprof.session.plan import Plan
-
-#: Of a trace's file name, without its number and ending.
-_STEM_BYTES = 150
-
 
 #: The profiled run decided the outcome too, and nothing was to be run after it.
 _ONLY_RUN = "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
@@ -60,11 +56,15 @@ class Subject(Plain, frozen=True):
 
 
 class Judgement(Plain, frozen=True):
-    """A test's record for the report, its offer for ``--accept``, and why it fails, if it does."""
+    """A test's record for the report, its offer for ``--accept``, and why it fails, if it does.
+
+    ``faults`` are errors on the way that the test is not to blame for.
+    """
 
     record: Record
     offer: Offer | None
     message: str | None
+    faults: tuple[str, ...] = ()
 
 
 class Judge:
@@ -72,18 +72,25 @@ class Judge:
 
     def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
         self._settings = settings
+        self.traces = KeptTraces(settings)
         self._roots = Roots(root)
         self._compared: Compared | None = None
         self._terms = Terms(settings.time, settings.strict, settings.accept, contended=is_worker)
         self._baselines: dict[Path, dict[str, Any] | BaselineError | None] = {}
 
-    def judge(self, subject: Subject, recorder: Recorder) -> Judgement:
-        """Judge what the recorder holds.
+    def judge(
+        self,
+        subject: Subject,
+        result: Measured | Unmeasured,
+        *,
+        edits: Iterable[Edit] = (),
+        export: Export | None = None,
+    ) -> Judgement:
+        """Judge what the runs have come to; ``edits`` are inline expectations to be rewritten.
 
         Raises:
             BaselineError: the baseline file cannot be read.
         """
-        result = recorder.result()
         if isinstance(result, Unmeasured):
             self._compared = None
             known = self._accepted(subject, result.environment) is not None
@@ -91,10 +98,10 @@ class Judge:
             record = _record(subject, verdict, None)
             return Judgement(record, None, short_message(verdict.causes))
         compared, self._compared = self._compare(subject, result), None
-        measured, findings = _located(result, recorder)
+        measured, findings, faults = _located(result)
         verdict = judged(measured, compared, findings, self._roots, self._terms)
         failed = bool(verdict.causes) or measured.mismatch is not None
-        trace = self.keep_trace(subject.nodeid, recorder, failed=failed)
+        kept = self.traces.keep(subject.nodeid, export, failed=failed)
         message = self._message(subject, measured, compared, verdict) if verdict.causes else None
         offer = None
         if verdict.accepts is not None:
@@ -104,9 +111,10 @@ class Judge:
                 measured.environment,
                 verdict.accepts,
                 verdict.times_changed,
-                tuple(recorder.asked.edits),
+                tuple(edits),
             )
-        return Judgement(_record(subject, verdict, trace), offer, message)
+        record = _record(subject, verdict, kept.path)
+        return Judgement(record, offer, message, (*faults, *kept.faults))
 
     def left_out(self, plan: Plan) -> str | None:
         """Why a test fails that has limits and is not to be profiled, if it does."""
@@ -117,16 +125,16 @@ class Judge:
         """Let go of the test's trace, judged or not."""
         self._compared = None
 
-    def wants_lines(self, subject: Subject, recorder: Recorder) -> bool:
+    def wants_lines(self, subject: Subject, measured: Measured) -> bool:
         """Whether there is something to locate: a finding that is not accepted, or a failure.
 
         Nothing is located while accepting, nor where nobody would read it: findings that fail no
         test have their places in the report alone.
         """
-        if self._settings.accept or recorder.asked.mismatch is not None:
+        if self._settings.accept or measured.mismatch is not None:
             return False
         try:
-            compared = self._compare(subject, recorder.measured())
+            compared = self._compare(subject, measured)
         except BaselineError:
             return False
         return compared.has_places and (self._settings.json is not None or compared.fails)
@@ -172,31 +180,18 @@ class Judge:
             raise found
         return found
 
-    def keep_trace(self, nodeid: str, recorder: Recorder, *, failed: bool) -> str | None:
-        """Copy the exported trace to where the user wants it, if he does; its path there."""
-        wanted = failed or self._settings.traces_of == "all"
-        if recorder.file is None or self._settings.traces is None or not wanted:
-            return None
-        try:
-            self._settings.traces.mkdir(parents=True, exist_ok=True)
-            stem = _file_stem(nodeid)
-            kept = self._settings.traces / f"{stem}.pt.trace.json.gz"
-            recorder.export(kept)
-            return str(kept)
-        except OSError as error:
-            place = f"traces cannot be kept in {self._settings.traces}"
-            recorder.faults.append(f"{place}: {why(error)}; name another with --torchprof-traces")
-            return None
 
-
-def _located(measured: Measured, recorder: Recorder) -> tuple[Measured, tuple[Finding, ...]]:
-    """The findings, by line if possible; what goes wrong with lines decides nothing."""
+def _located(measured: Measured) -> tuple[Measured, tuple[Finding, ...], tuple[str, ...]]:
+    """The findings, by line if possible, and faults: what goes wrong with lines decides nothing."""
+    faults: tuple[str, ...] = ()
     if measured.located is not None:
         try:
-            return measured, measured.checked.findings(measured.located)
+            return measured, measured.checked.findings(measured.located), faults
         except Exception as error:  # noqa: BLE001 - the numbers are right all the same
-            measured = replace(measured, located=None, lines_gap=recorder.broke(error))
-    return measured, measured.checked.findings(by_operator)
+            gap = said(error)
+            faults = (gap,) if is_fault(error) else ()
+            measured = replace(measured, located=None, lines_gap=gap)
+    return measured, measured.checked.findings(by_operator), faults
 
 
 def _record(subject: Subject, verdict: Judged, trace: str | None) -> Record:
@@ -210,16 +205,3 @@ def _record(subject: Subject, verdict: Judged, trace: str | None) -> Record:
         profile.unchecked if profile is not None else {},
         trace,
     )
-
-
-def _file_stem(nodeid: str) -> str:
-    """A file name for a test; with a number where it would not lead back to this test alone."""
-    words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
-    whole = words.replace("::", ".").replace("/", "+").replace(":", "_")
-    # A file's name has 255 bytes in most systems, of which others than letters of ASCII take more.
-    stem = whole.encode(errors="replace")[-_STEM_BYTES:].decode(errors="ignore")
-    file, _, names = stem.partition(".py.")
-    names, bracket, parameters = names.partition("[")
-    back = f"{file.replace('+', '/')}.py::{names.replace('.', '::')}{bracket}{parameters}"
-    number = zlib.crc32(nodeid.encode(errors="backslashreplace"))
-    return stem if back == nodeid else f"{stem}-{number:08x}"

@@ -69,5 +69,5 @@ class Plan(Plain, frozen=True):
     def kinds(self) -> list[Kind]:
         """The runs in order; the first decides the functional outcome."""
         modules: list[Kind] = ["modules"] if any(b.module for b in self.budgets) else []
-        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Recorder.runs_of` adds to them
+        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Gatherer.runs_of` adds to them
         return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]

@@ -43,7 +43,7 @@ from pytest_torchprof.session.silence import (
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.timed_calls import Regions
-    from pytest_torchprof.session.gather import Recorder
+    from pytest_torchprof.session.gather import Gatherer
     from pytest_torchprof.session.plan import Kind
 
 
@@ -61,7 +61,7 @@ class Runner:
         self.subtest_failed = False
         #: Of a test whose calls are being timed by `torchprof ab`.
         self.regions: Regions | None = None
-        self._recorder: Recorder | None = None
+        self._gatherer: Gatherer | None = None
         self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
         self._deadline: Deadline | None = None
@@ -76,12 +76,12 @@ class Runner:
 
     # ---------------------------------------------------------------- around the call phase
 
-    def call(self, item: pytest.Item, recorder: Recorder) -> Generator[None, Any, Any]:
+    def call(self, item: pytest.Item, gatherer: Gatherer) -> Generator[None, Any, Any]:
         """The outermost wrapper of the call phase: the first run, then all the others."""
-        self._recorder, self._first_teardown = recorder, None
+        self._gatherer, self._first_teardown = gatherer, None
         self.subtest_failed = False
         with SHELTER:
-            self.run = Run(recorder.plan.kinds[0], recorder, first=True)
+            self.run = Run(gatherer.plan.kinds[0], gatherer, first=True)
             self._stash = dict(_storage(item))
             globs = globs_of(item)
         pid = REAL.getpid()
@@ -89,43 +89,43 @@ class Runner:
             result = yield
         finally:
             self.run = None
-            recorder.runs += 1
+            gatherer.count_run()
         error = None
         with SHELTER:
             try:
-                error = self._after_first(item, recorder, globs, pid)
+                error = self._after_first(item, gatherer, globs, pid)
             except Exception as fault:  # noqa: BLE001 - a fault of ours must not fail the test
-                recorder.refuse(recorder.broke(fault))
+                gatherer.give_up(fault)
         if error is not None:
             raise error
         return result
 
     def _after_first(
-        self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None, pid: int
+        self, item: pytest.Item, gatherer: Gatherer, globs: dict[str, Any] | None, pid: int
     ) -> BaseException | None:
         """All further runs, where nothing speaks against them; see `_rerun_all`."""
         if REAL.getpid() != pid:
-            recorder.refuse("the test has forked, and this is the child", timed=False)
+            gatherer.refuse("the test has forked, and this is the child", timed=False)
         if item.config.getoption("trace", default=False):
-            recorder.refuse("--trace stops in every run of a test")
+            gatherer.refuse("--trace stops in every run of a test")
         failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
         if failed is None and is_strict_xfail(item):
             failed = "passed against a strict xfail, which is a failure"
         if failed is not None:
-            recorder.refuse(failed, timed=False)
+            gatherer.refuse(failed, timed=False)
         if "benchmark" in getattr(item, "fixturenames", ()):
-            recorder.refuse("pytest-benchmark repeats it as often as time allows")
+            gatherer.refuse("pytest-benchmark repeats it as often as time allows")
         if _uses_setprofile(item, self._session_hook):
-            recorder.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
-        rest = recorder.plan.kinds[1:]
-        if recorder.compiled_late:  # in the one run that there was to be
+            gatherer.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
+        rest = gatherer.plan.kinds[1:]
+        if gatherer.compiled_late:  # in the one run that there was to be
             rest = ["profile", *rest]
-        if recorder.rounds.has_long:
+        if gatherer.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
-        if recorder.reason is None and rest and not recorder.asked.complete:
-            self._deadline = Deadline(item, (REAL.clock() - recorder.started) / 1e9)
-            error = self._rerun_all(item, recorder, rest, globs)
-            say(item, "".join(recorder.asked.tables))
+        if gatherer.reason is None and rest and not gatherer.asked.complete:
+            self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
+            error = self._rerun_all(item, gatherer, rest, globs)
+            say(item, "".join(gatherer.asked.tables))
             return error
         return None
 
@@ -136,8 +136,8 @@ class Runner:
             return (yield)
         try:
             with SHELTER:
-                OTHERS.on_start = run.saw_profiler
-                if not run.recorder.asked.own_region:
+                OTHERS.tell(run.saw_profiler)
+                if not run.gatherer.asked.own_region:
                     run.begin()
             result = yield
         except BaseException:  # a time limit or an interrupt may come before the test begins
@@ -148,37 +148,37 @@ class Runner:
 
     def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """The outermost wrapper of the teardown phase: what a rerun has left is torn down."""
-        recorder = self._recorder
-        if self._first_teardown is not None and recorder is not None and not self.rerunning:
+        gatherer = self._gatherer
+        if self._first_teardown is not None and gatherer is not None and not self.rerunning:
             self.rerunning = True
             try:
                 with SHELTER:
                     if item in item.session._setupstate.stack:
-                        with self._apart(item, recorder):
+                        with self._apart(item, gatherer):
                             self._teardown_run(item)
                     while self._folders:
                         shutil.rmtree(self._folders.pop(), ignore_errors=True)
                     _restore(item, self._stash)
                     self._first_teardown.show()
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-                recorder.refuse(recorder.broke(error))
+                gatherer.give_up(error)
             finally:
                 self.rerunning = False
         try:
             return (yield)
         finally:
-            if not self.rerunning and recorder is not None:
-                with _safely(recorder):
-                    recorder.forget()
-                self._recorder = None
+            if not self.rerunning and gatherer is not None:
+                with _safely(gatherer):
+                    gatherer.forget()
+                self._gatherer = None
 
     def teardown(self) -> Generator[None, Any, Any]:
         """The innermost wrapper of the teardown phase: the first run's output, and its error."""
         if self.rerunning or self._first_teardown is None:
             return (yield)
         first, self._first_teardown = self._first_teardown, None
-        assert self._recorder is not None  # noqa: S101 - set before the first run
-        with _safely(self._recorder):
+        assert self._gatherer is not None  # noqa: S101 - set before the first run
+        with _safely(self._gatherer):
             first.say()
         result = yield
         if first.error is not None:
@@ -192,15 +192,15 @@ class Runner:
 
     def entered_debugger(self) -> None:
         """Somebody looks at the test: once is enough."""
-        if self._recorder is not None:
-            self._recorder.refuse("a debugger was entered", timed=False)
+        if self._gatherer is not None:
+            self._gatherer.refuse("a debugger was entered", timed=False)
 
     # ---------------------------------------------------------------- reruns
 
     def _rerun_all(
         self,
         item: pytest.Item,
-        recorder: Recorder,
+        gatherer: Gatherer,
         kinds: list[Kind],
         globs: dict[str, Any] | None,
     ) -> BaseException | None:
@@ -213,39 +213,39 @@ class Runner:
                 first.error = self._teardown_run(item)
             _restore(item, self._stash)
             if first.error is not None:
-                recorder.refuse(_cannot(first.error))
+                gatherer.refuse(_cannot(first.error))
                 return None
-            with self._apart(item, recorder):
-                for number, kind in enumerate(recorder.runs_of(kinds)):
-                    with recorder.extra() if kind in EXTRA_KINDS else nullcontext():
+            with self._apart(item, gatherer):
+                for number, kind in enumerate(gatherer.runs_of(kinds)):
+                    with gatherer.extra() if kind in EXTRA_KINDS else nullcontext():
                         failing = ""  # the teardown of the run before
                         error = self._teardown_run(item) if number else None
                         if error is None:
                             failing = kind
                             _make_new(item, self._stash, globs)
-                            recorder.start.restore()
-                            error = self._run_again(item, recorder, kind)
+                            gatherer.start.restore()
+                            error = self._run_again(item, gatherer, kind)
                         else:
                             _restore(item, self._stash)
                         decides = kind in ("profile", "threads")
-                        if error is not None and decides and recorder.asked.stats_read:
+                        if error is not None and decides and gatherer.asked.stats_read:
                             return error
                         if error is not None:
-                            recorder.refuse(_cannot(error, failing, recorder.plan.threads))
-                        if recorder.reason is not None:
+                            gatherer.refuse(_cannot(error, failing, gatherer.plan.threads))
+                        if gatherer.reason is not None:
                             return None
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            recorder.refuse(recorder.broke(error))
+            gatherer.give_up(error)
         finally:
             self.rerunning = False
         return None
 
     @contextmanager
-    def _apart(self, item: pytest.Item, recorder: Recorder) -> Iterator[None]:
+    def _apart(self, item: pytest.Item, gatherer: Gatherer) -> Iterator[None]:
         """What happens within leaves no mark: no clock runs, and nothing is heard or changed."""
         world = World()
         with Undo() as undo:
-            clocks_stopped(item, recorder, undo, alarm=alarm_stopped(undo))
+            clocks_stopped(item, gatherer, undo, alarm=alarm_stopped(undo))
             undo.callback(setattr, self, "timers_off", False)
             self.timers_off = True
             unnoticed(item, self.reported, undo)
@@ -293,30 +293,30 @@ class Runner:
         return first.error
 
     def _renew(
-        self, item: pytest.Item, recorder: Recorder, globs: dict[str, Any] | None
+        self, item: pytest.Item, gatherer: Gatherer, globs: dict[str, Any] | None
     ) -> BaseException | None:
         """Have the item ready to be set up: the run before torn down, and all as at the start."""
         error = None
         if item in item.session._setupstate.stack:
             error = self._teardown_run(item)
         _make_new(item, self._stash, globs)
-        recorder.start.restore()
+        gatherer.start.restore()
         return error
 
-    def _run_again(self, item: pytest.Item, recorder: Recorder, kind: Kind) -> BaseException | None:
+    def _run_again(self, item: pytest.Item, gatherer: Gatherer, kind: Kind) -> BaseException | None:
         self.subtest_failed = False
-        recorder.asked.tables.clear()
+        gatherer.asked.forget_tables()
         printed: list[str] = []
         if kind == "round":
-            recorder.rounds.before_round(tidy=True)  # by the teardown of the run before
+            gatherer.rounds.before_round(tidy=True)  # by the teardown of the run before
         try:
-            with heard(item, printed) if recorder.asked.table_asked else nullcontext():
-                run = Run(kind, recorder, first=False)
+            with heard(item, printed) if gatherer.asked.table_asked else nullcontext():
+                run = Run(kind, gatherer, first=False)
 
                 def phases() -> None:
                     item.ihook.pytest_runtest_setup(item=item)
                     self.run = run
-                    recorder.runs += 1
+                    gatherer.count_run()
                     item.ihook.pytest_runtest_call(item=item)
 
                 assert self._deadline is not None  # noqa: S101 - set before the first rerun
@@ -327,7 +327,7 @@ class Runner:
             return error
         finally:
             self.run = None
-            recorder.asked.keep_printed("".join(printed))
+            gatherer.asked.keep_printed("".join(printed))
         collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
         if collected:
             return collected[0].value  # type: ignore[no-any-return]
@@ -336,17 +336,17 @@ class Runner:
 
 
 def _tell_nobody() -> None:
-    OTHERS.on_start = None
+    OTHERS.tell(None)
 
 
 @contextmanager
-def _safely(recorder: Recorder) -> Iterator[None]:
+def _safely(gatherer: Gatherer) -> Iterator[None]:
     """Around what must not fail the test, which is on its way."""
     with SHELTER:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-            recorder.refuse(recorder.broke(error))
+            gatherer.give_up(error)
 
 
 class _OwnHook:

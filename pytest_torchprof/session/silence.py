@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.capture.undo import Undo
-    from pytest_torchprof.session.gather import Recorder
+    from pytest_torchprof.session.gather import Gatherer
 
 # -------------------------------------------------------------------- silence
 
@@ -339,11 +339,11 @@ def _alarm_again(handler: Any, left: float, interval: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, left, interval)
 
 
-def clocks_stopped(item: pytest.Item, recorder: Recorder, undo: Undo, *, alarm: bool) -> None:
+def clocks_stopped(item: pytest.Item, gatherer: Gatherer, undo: Undo, *, alarm: bool) -> None:
     """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's."""
     now = REAL.clock()
-    used = (now - recorder.started) / 1e9
-    undo.callback(lambda: recorder.exclude(REAL.clock() - now))
+    used = (now - gatherer.started_ns) / 1e9
+    undo.callback(lambda: gatherer.exclude(REAL.clock() - now))
     if not alarm:
         _timeout_stopped(item, used, undo)
     limit = float(item.config.getini("faulthandler_timeout") or 0)

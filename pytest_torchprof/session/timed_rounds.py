@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import asdict
 
@@ -33,6 +33,23 @@ _SHARED_LAPS_HOLD_NS = 100_000_000
 NO_ROUNDS = "no timed rounds (--torchprof-rounds=0)"
 
 
+class RecentLaps:
+    """The reference kernel's latest laps beside any test of the session."""
+
+    def __init__(self) -> None:
+        self._laps: tuple[Lap, ...] = ()
+        self._ended_ns = 0
+
+    def keep(self, laps: Iterable[Lap], ended_ns: int) -> None:
+        """These are the latest now."""
+        self._laps, self._ended_ns = tuple(laps), ended_ns
+
+    @property
+    def laps(self) -> tuple[Lap, ...]:
+        """Those that still hold; they have ended a moment ago."""
+        return self._laps if REAL.clock() - self._ended_ns < _SHARED_LAPS_HOLD_NS else ()
+
+
 @dataclass
 class Rounds:
     """Collects rounds until there are enough.
@@ -48,6 +65,7 @@ class Rounds:
     threads: int | None = None
     #: The laps of a test just before will do.
     shares: bool = False
+    recent: RecentLaps = field(default_factory=RecentLaps)
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: str | None = None
@@ -57,8 +75,6 @@ class Rounds:
     _began: int | None = None
     _spent_ns: int = 0
     _lap_ended: int = 0
-    #: When the latest laps of any test have ended, and they.
-    _latest: ClassVar[tuple[int, tuple[Lap, ...]]] = (0, ())
 
     def __len__(self) -> int:
         return len(self.timed)
@@ -79,17 +95,16 @@ class Rounds:
             self.watch()
         if not tidy:
             REAL.collect(1)
-        ended, latest = Rounds._latest
-        recent = REAL.clock() - ended < _SHARED_LAPS_HOLD_NS
-        if self.shares and latest and recent and not self.laps:
-            self.laps += latest
+        shared = self.recent.laps if self.shares and not self.laps else ()
+        if shared:
+            self.laps += shared
             return
         if self.time != "off" and REAL.clock() - self._lap_ended > _LAPS_HOLD_NS:
             made = run_reference(_LAPS if self.laps else _FIRST_LAPS)
             self.laps += made
             self._lap_ended = REAL.clock()
             if len(made) == _FIRST_LAPS:
-                Rounds._latest = self._lap_ended, tuple(made)
+                self.recent.keep(made, self._lap_ended)
 
     @property
     def gated_threads(self) -> int | None:

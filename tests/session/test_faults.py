@@ -62,7 +62,7 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
     [
         "pytest_torchprof.session.reruns.FirstTeardown.show",
         "pytest_torchprof.session.reruns.FirstTeardown.say",
-        "pytest_torchprof.session.gather.Recorder.forget",
+        "pytest_torchprof.session.gather.Gatherer.forget",
         "pytest_torchprof.session.judge.Judge.forget",
     ],
 )

@@ -12,7 +12,7 @@ from pytest_torchprof.capture.reference import Lap
 from pytest_torchprof.capture.stopwatch import Round
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.session import timed_rounds
-from pytest_torchprof.session.timed_rounds import MOST_ROUNDS, MOST_TIMES, Rounds
+from pytest_torchprof.session.timed_rounds import MOST_ROUNDS, MOST_TIMES, RecentLaps, Rounds
 
 #: Takes 10 ms of the clock that these tests move on, however busy the machine is.
 COUNTED = """
@@ -205,10 +205,9 @@ def test_short_tests_whose_times_only_advise_share_the_laps_of_the_reference_ker
 
     clock.now = 10**9
     monkeypatch.setattr(timed_rounds, "run_reference", reference)
-    monkeypatch.setattr(Rounds, "_latest", (0, ()))
-    laps = []
+    recent, laps = RecentLaps(), []
     for shares in (True, True, False, True, True):
-        timed = Rounds(shares=shares)
+        timed = Rounds(shares=shares, recent=recent)
         timed.before_round()
         laps.append((timed.laps[0].wall_ns // 10**6, len(timed.laps)))
         clock.now += 70 * 10**6

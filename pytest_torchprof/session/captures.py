@@ -1,0 +1,145 @@
+"""The traces of a test's profiled runs: which of them counts, and the files they are in."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
+
+from pytest_torchprof.capture.profiler import sees_threads
+from pytest_torchprof.core.files import replacing
+from pytest_torchprof.places.located import Located
+from pytest_torchprof.trace.kinds import Kind as EventKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_torchprof.session.brought import Captured
+    from pytest_torchprof.trace.events import Trace
+
+_STARTS_THREADS = (
+    "the test starts threads, and only another run can count what they do: give it a warm-up run"
+)
+_NO_THREADS = "the test starts threads, and this torch cannot profile them"
+
+
+class Captures:
+    """Takes traces in, chooses among them, and closes their files."""
+
+    def __init__(self) -> None:
+        #: The one that counts.
+        self.trace: Trace | None = None
+        self._file: IO[bytes] | None = None
+        #: One of a single thread, of a run in which there were more.
+        self._one_thread: Captured | None = None
+        self._profiled = 0
+        #: The profiled run had to compile, so another one shall tell what the compiled code does.
+        self.compiled_late = False
+        #: A trace that says which modules run; or why there is none.
+        self.modules: Trace | None = None
+        self.modules_gap: str | None = None
+        #: Where it happened; or why that is not known, or not all of it.
+        self.located: Located | None = None
+        self.lines_gap: str | None = None
+
+    @property
+    def has_file(self) -> bool:
+        """Whether there is something to `export`."""
+        return self._file is not None
+
+    @property
+    def wants_threads(self) -> bool:
+        """Whether a run that sees all threads has to say which trace counts."""
+        return self._one_thread is not None
+
+    def take(self, brought: Captured) -> str | None:
+        """Take one in; why the test is not profiled with it, if so."""
+        if brought.kind == "profile":
+            return self._take_profile(brought)
+        if brought.kind == "threads":
+            self._choose(brought)
+        elif brought.kind == "tensors":
+            self._exchange(brought)
+        else:
+            brought.file.close()
+            if brought.kind == "modules":
+                self.no_modules(brought.gap)
+                self.modules = None if brought.gap else brought.trace
+            else:
+                self.no_lines(brought.gap)
+                if brought.marks is not None:
+                    self.located = Located(brought.trace, *brought.marks)
+        return None
+
+    def no_modules(self, gap: str | None) -> None:
+        """Note why modules are not known."""
+        self.modules_gap = gap
+
+    def no_lines(self, gap: str | None) -> None:
+        """Note why lines are not known, or not all."""
+        self.lines_gap = gap
+
+    def export(self, target: Path) -> None:
+        """Write the trace's file, compressed; a test's patches may be in place.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self._file is not None  # noqa: S101 - the caller has looked
+        self._file.seek(0)
+        with (
+            replacing(target) as file,
+            gzip.GzipFile("", "wb", 3, file, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(self._file, packed)
+
+    def forget(self) -> None:
+        """Let go of memory and files."""
+        files = [self._file, self._one_thread.file if self._one_thread is not None else None]
+        self.trace = self.modules = self._one_thread = self._file = self.located = None
+        for file in files:
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+
+    def _take_profile(self, brought: Captured) -> str | None:
+        """The trace, unless there were other threads: then a run that sees them must confirm it."""
+        self._profiled += 1
+        self.compiled_late = brought.compiled and self._profiled == 1
+        self.forget()  # that of a profiled run that had to compile
+        threads = brought.started_threads or brought.other_threads
+        # After a late compilation the threads are the compiler's, and this is not kept.
+        if threads and not self.compiled_late and not brought.first:
+            if sees_threads():
+                self._one_thread = brought
+                return None
+            if brought.started_threads:
+                self._file = brought.file
+                return _NO_THREADS
+        self.trace, self._file = brought.trace, brought.file
+        alone = brought.first and not self.compiled_late
+        return _STARTS_THREADS if alone and brought.started_threads else None
+
+    def _choose(self, brought: Captured) -> None:
+        """The trace of all threads where it holds more than that of one, which has memory."""
+        other, self._one_thread = self._one_thread, None
+        assert other is not None  # noqa: S101 - this run was asked for because of it
+        if _operators(brought.trace) <= _operators(other.trace):
+            brought, other = other, brought
+        self.trace, self._file = brought.trace, brought.file
+        other.file.close()
+
+    def _exchange(self, brought: Captured) -> None:
+        """The trace that knows which tensor is which in place of one that does not."""
+        assert self.trace is not None  # noqa: S101 - this run was asked for because of it
+        if _operators(brought.trace) != _operators(self.trace):
+            brought.file.close()  # of a test that does another thing each time
+            return
+        if self._file is not None:
+            self._file.close()
+        self.trace, self._file = brought.trace, brought.file
+
+
+def _operators(trace: Trace) -> int:
+    return int((trace.selection & trace.is_kind(EventKind.OP)).sum())

@@ -1,0 +1,62 @@
+"""Trace files that the user wants to keep, each under the name of its test."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.files import why
+from pytest_torchprof.core.plain import Plain
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.settings import Settings
+
+#: Of a trace's file name, without its number and ending.
+_STEM_BYTES = 150
+
+#: Writes a trace's file, compressed.
+Export = Callable[[Path], None]
+
+
+class Kept(Plain, frozen=True):
+    """Where a trace is kept; nowhere, if it is not wanted, or because of these faults."""
+
+    path: str | None = None
+    faults: tuple[str, ...] = ()
+
+
+class KeptTraces:
+    """Keeps traces in the folder that the settings name."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder = settings.traces
+        self._all = settings.traces_of == "all"
+
+    def keep(self, nodeid: str, export: Export | None, *, failed: bool) -> Kept:
+        """Have the trace written there, if it is wanted of such a test."""
+        if export is None or self._folder is None or not (failed or self._all):
+            return Kept()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            kept = self._folder / f"{_file_stem(nodeid)}.pt.trace.json.gz"
+            export(kept)
+            return Kept(str(kept))
+        except OSError as error:
+            place = f"traces cannot be kept in {self._folder}"
+            return Kept(faults=(f"{place}: {why(error)}; name another with --torchprof-traces",))
+
+
+def _file_stem(nodeid: str) -> str:
+    """A file name for a test; with a number where it would not lead back to this test alone."""
+    words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
+    whole = words.replace("::", ".").replace("/", "+").replace(":", "_")
+    # A file's name has 255 bytes in most systems, of which others than letters of ASCII take more.
+    stem = whole.encode(errors="replace")[-_STEM_BYTES:].decode(errors="ignore")
+    file, _, names = stem.partition(".py.")
+    names, bracket, parameters = names.partition("[")
+    back = f"{file.replace('+', '/')}.py::{names.replace('.', '::')}{bracket}{parameters}"
+    number = zlib.crc32(nodeid.encode(errors="backslashreplace"))
+    return stem if back == nodeid else f"{stem}-{number:08x}"

@@ -23,6 +23,8 @@ from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work import masks
 from pytest_torchprof.work.counting import counts_flops, op_flops
+from pytest_torchprof.work.devices.device import DTYPES
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES, PEAK
 from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 from pytest_torchprof.work.masks import MASKS
@@ -36,33 +38,6 @@ _GRAPH: Final = late(r"GraphLaunch")
 #: Element types in kernel names, for operators on lists of tensors.
 _OPAQUE: Final = late(r"OpaqueType<(\d+)")
 _ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
-_ELEMENT_BYTES: Final = {
-    "float": 4,
-    "double": 8,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "int": 4,
-    "long": 8,
-    "bool": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-}
-
-DTYPES: Final = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8")
-_KEYS: Final = {
-    "double": "fp64",
-    "float": "fp32",
-    "c10::complex<float>": "fp32",
-    "c10::complex<double>": "fp64",
-    "c10::BFloat16": "bf16",
-    "c10::Half": "fp16",
-    "c10::Float8_e4m3fn": "fp8",
-    "c10::Float8_e4m3fnuz": "fp8",
-    "c10::Float8_e5m2": "fp8",
-    "c10::Float8_e5m2fnuz": "fp8",
-    "signed char": "int8",
-    "c10::qint8": "int8",
-}
 
 
 class Work(Plain, frozen=True):
@@ -248,7 +223,7 @@ def _item_bytes(kernel: str) -> int:
     if opaque := _OPAQUE.search(kernel):
         return int(opaque[1])
     element = _ELEMENT.search(kernel)
-    return _ELEMENT_BYTES.get(element[1], 0) if element else 0
+    return ELEMENT_BYTES.get(element[1], 0) if element else 0
 
 
 def _dtypes(trace: Trace, typed: Ints, kernels: Ints) -> Ints:
@@ -269,6 +244,6 @@ def _code(args: OpArgs, seen: dict[bytes, int]) -> int:
     text = bytes(args.types)
     if text not in seen:
         types = decode_part(text)
-        keys = [_KEYS[t] for t in types if str(t) in _KEYS] if isinstance(types, list) else []
-        seen[text] = DTYPES.index(keys[0]) if keys else -1
+        known = [PEAK[t] for t in types if str(t) in PEAK] if isinstance(types, list) else []
+        seen[text] = known[0] if known else -1
     return seen[text]

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis.attribution import DTYPES, attribute
+from pytest_torchprof.analysis.attribution import attribute
 from pytest_torchprof.analysis.ops import NO_OPERATOR
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.devices import table as devices
+from pytest_torchprof.work.devices.device import DTYPES
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.attribution import Work

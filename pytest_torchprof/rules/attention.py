@@ -9,7 +9,6 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.late import late
-from pytest_torchprof.rules.calls import SHORT
 from pytest_torchprof.rules.chips import FUSED_TYPES, UNKNOWN_CHIP, chip_of
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import Matches, rule
@@ -17,6 +16,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.work.dtypes import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs

@@ -105,33 +105,3 @@ def sizes(dims: object) -> tuple[int, ...] | None:
     if not isinstance(dims, list) or any(type(n) is not int or n < 0 for n in dims):
         return None
     return tuple(dims)
-
-
-#: C++ types as people call what matrices are of.
-SHORT = {
-    "float": "fp32",
-    "double": "fp64",
-    "c10::Half": "fp16",
-    "c10::BFloat16": "bf16",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-}
-#: C++ types as torch calls them, where their own name says less.
-_SHOWN = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "long": "int64",
-    "long int": "int64",
-    "int": "int32",
-    "short": "int16",
-    "short int": "int16",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-}
-
-
-def shown(dtype: str) -> str:
-    """A dtype as people write it."""
-    return _SHOWN.get(dtype, dtype.removeprefix("c10::"))

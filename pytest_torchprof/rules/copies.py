@@ -8,12 +8,13 @@ import numpy as np
 
 from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.core.late import late
-from pytest_torchprof.rules.calls import shown, step_of
+from pytest_torchprof.rules.calls import step_of
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.filled import filled
 from pytest_torchprof.rules.moves import came_down, launchers, of_weights, what_is_copied
 from pytest_torchprof.trace.event_names import D2H, H2D
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -280,4 +281,4 @@ def _round_trips(
 def _said(what: tuple[tuple[int, ...], str] | None, size: int) -> str:
     if what is None:
         return f"{size} bytes copied to the host and back"
-    return f"{list(what[0])} {shown(what[1])} copied to the host and back"
+    return f"{list(what[0])} {torch_name(what[1])} copied to the host and back"

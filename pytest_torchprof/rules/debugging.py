@@ -17,7 +17,7 @@ from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
 from pytest_torchprof.trace.names import are_any, operators_of, rows_of
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import within
-from pytest_torchprof.work.operands import ELEMENT_BYTES
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.rules.calls import called, shown, sizes
+from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.chips import device_type
 from pytest_torchprof.rules.moves import (
     called_around,
@@ -19,6 +19,7 @@ from pytest_torchprof.rules.moves import (
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.event_names import H2D
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -78,7 +79,7 @@ def filled(trace: Trace) -> list[Filled]:
             continue
         if made[0] is None or prod(made[0]) == prod(copied[0]):
             name = trace.names[trace.name[maker]]
-            words = f"{list(copied[0])} {shown(copied[1])} by {name}"
+            words = f"{list(copied[0])} {torch_name(copied[1])} by {name}"
             fix = f"make it where it is used: {_there(name, device)}"
             out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix))
     return out

@@ -15,7 +15,7 @@ from pytest_torchprof.rules.chains import JOIN, between, chains
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls
-from pytest_torchprof.work.operands import ELEMENT_BYTES
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

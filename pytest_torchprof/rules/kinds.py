@@ -11,7 +11,7 @@ from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.sources import Source
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, rows_of
-from pytest_torchprof.work.operands import ELEMENT_BYTES
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

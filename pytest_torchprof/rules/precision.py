@@ -9,13 +9,14 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.rules.calls import called, shown, sizes
+from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps
 from pytest_torchprof.trace.names import Names, are_named, operators_named
 from pytest_torchprof.trace.nesting import distinct
+from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,7 +168,7 @@ def _said(trace: Trace, call: _Call) -> str:
     if call.floats:
         return f"{name} takes float32 and float64, and computes in float64"
     if call.wholes[1]:
-        return f"{name} takes {shown(call.wholes[0])} and float64, and computes in float64"
+        return f"{name} takes {torch_name(call.wholes[0])} and float64, and computes in float64"
     return f"{name} computes in float64 what is cast to float32 later"
 
 

@@ -10,13 +10,13 @@ from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
 from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.attention import MATH_ATTENTION
-from pytest_torchprof.rules.calls import SHORT
 from pytest_torchprof.rules.chips import UNKNOWN_CHIP, chip_of
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.work.dtypes import SHORT
 from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
-from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes, shown
+from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes
 from pytest_torchprof.rules.copy_runs import Finder, Run, by_kind, held
 from pytest_torchprof.rules.effort import BYTE_NS, CALL_NS, effort_ns, guessed
 from pytest_torchprof.rules.engine.grouping import reach
@@ -20,7 +20,7 @@ from pytest_torchprof.rules.kinds import chain, kinds_of_casts, kinds_of_clones
 from pytest_torchprof.rules.same import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
-from pytest_torchprof.work.operands import ELEMENT_BYTES
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -351,8 +351,9 @@ def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
 
 def _said(source: Source, autocast: bool) -> str:
     if source.dtype == source.to:
-        return f"of {shown(source.dtype)} copied"
-    return f"cast from {shown(source.dtype)} to {shown(source.to)}{' by autocast' * autocast}"
+        return f"of {torch_name(source.dtype)} copied"
+    by = " by autocast" * autocast
+    return f"cast from {torch_name(source.dtype)} to {torch_name(source.to)}{by}"
 
 
 def _matches(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.work.operands import ELEMENT_BYTES
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 from pytest_torchprof.work.flops import flops
-from pytest_torchprof.work.operands import ELEMENT_BYTES, Operands, Tensor, UnknownOperandError
+from pytest_torchprof.work.operands import Operands, Tensor, UnknownOperandError
 
 if TYPE_CHECKING:
     from pytest_torchprof.work.operands import TrafficRule

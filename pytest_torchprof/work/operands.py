@@ -2,72 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final, NamedTuple
 
 from pytest_torchprof.core.plain import Plain
-
-#: Bytes of an element by its C++ type, which is what ``Input type`` holds, in the spellings of gcc,
-#: clang and MSVC. Source: ``c10/core/ScalarType.h`` and ``typeid`` names.
-ELEMENT_BYTES: Final[Mapping[str, int]] = {
-    "bool": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "char": 1,
-    "short": 2,
-    "short int": 2,
-    "unsigned short": 2,
-    "short unsigned int": 2,
-    "int": 4,
-    "unsigned int": 4,
-    "long": 8,
-    "long int": 8,
-    "long long": 8,
-    "__int64": 8,
-    "unsigned long": 8,
-    "long unsigned int": 8,
-    "float": 4,
-    "double": 8,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e4m3fnuz": 1,
-    "c10::Float8_e5m2": 1,
-    "c10::Float8_e5m2fnuz": 1,
-    "c10::Float8_e8m0fnu": 1,
-    "c10::Float4_e2m1fn_x2": 1,
-    "c10::complex<c10::Half>": 4,
-    "c10::complex<float>": 8,
-    "c10::complex<double>": 16,
-    "c10::qint8": 1,
-    "c10::quint8": 1,
-    "c10::qint32": 4,
-}
-
-#: The number of a dtype passed as an argument (``ScalarType``) -> its C++ type.
-SCALAR_TYPES: Final[Mapping[str, str]] = {
-    "0": "unsigned char",
-    "1": "signed char",
-    "2": "short",
-    "3": "int",
-    "4": "long",
-    "5": "c10::Half",
-    "6": "float",
-    "7": "double",
-    "8": "c10::complex<c10::Half>",
-    "9": "c10::complex<float>",
-    "10": "c10::complex<double>",
-    "11": "bool",
-    "15": "c10::BFloat16",
-    "23": "c10::Float8_e5m2",
-    "24": "c10::Float8_e4m3fn",
-    "25": "c10::Float8_e5m2fnuz",
-    "26": "c10::Float8_e4m3fnuz",
-    "27": "unsigned short",
-    "28": "unsigned int",
-    "29": "unsigned long",
-}
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES, SCALAR_TYPES
 
 TRUTH: Final = {"True": True, "False": False}
 _REAL = {"float", "double", "c10::Half", "c10::BFloat16"}

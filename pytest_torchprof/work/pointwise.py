@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 from pytest_torchprof.work.operands import (
-    ELEMENT_BYTES,
     Operands,
     Tensor,
     UnknownOperandError,

@@ -13,12 +13,12 @@ from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES
 
-from pytest_torchprof.analysis.attribution import DTYPES, attribute
+from pytest_torchprof.analysis.attribution import attribute
 from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.work.counting import op_flops
-from pytest_torchprof.work.devices.device import Device
+from pytest_torchprof.work.devices.device import DTYPES, Device
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

@@ -16,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.read import read
-from pytest_torchprof.work.operands import ELEMENT_BYTES, SCALAR_TYPES, Tensor
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES, SCALAR_TYPES
+from pytest_torchprof.work.operands import Tensor
 from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
 
 Call = tuple[str, list[Any], list[str], list[str] | None]  # name, dims, types, concrete

@@ -22,9 +22,9 @@ from pytest_torchprof.session.gather import Gatherer
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import overrides_of
 from pytest_torchprof.session.options import build_settings
+from pytest_torchprof.session.outcome import hide_us
 from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.rerun_hooks import RunningHooks
-from pytest_torchprof.session.reruns import hide_us
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import pytest
 from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import Meter, Tidy
-from pytest_torchprof.session.reruns import Runner, functional_failure, globs_of
+from pytest_torchprof.session.outcome import functional_failure
+from pytest_torchprof.session.reruns import Runner
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.gather import Gatherer
@@ -47,7 +48,6 @@ class TurnRunner(Runner):
 
     def call(self, item: pytest.Item, gatherer: Gatherer) -> Generator[None, Any, Any]:
         """The outermost wrapper of the call phase: the first run, the profiled one, the turns."""
-        globs = globs_of(item)
         result = None
         try:
             result = yield from super().call(item, gatherer)
@@ -58,7 +58,7 @@ class TurnRunner(Runner):
         if gatherer.timed:
             self.rerunning = True
             try:
-                self._serve(item, gatherer, globs)
+                self._serve(item, gatherer)
             finally:
                 self.rerunning = False
         return result
@@ -73,7 +73,7 @@ class TurnRunner(Runner):
             return (yield from super().measured_call(item))
         return (yield from self._turns.first_call(item))
 
-    def _serve(self, item: pytest.Item, gatherer: Gatherer, globs: dict[str, Any] | None) -> None:
+    def _serve(self, item: pytest.Item, gatherer: Gatherer) -> None:
         command = self._ask(item, gatherer)
         gatherer.forget()  # frees memory and the numbers for comparisons
         if command[0] != "turn":
@@ -83,15 +83,14 @@ class TurnRunner(Runner):
             self._tidy.settle()
             warnings.showwarning = _nothing
             while command[0] == "turn":
-                turns = Turns(item, self._answer, command, late)
-                error = self._renew(item, gatherer, globs) or self._run_turns(item, turns)
+                turns = Turns(item, self._answer, command, late, lambda: self.subtest_failed)
+                error = self._renew(item, gatherer) or self._run_turns(item, turns)
                 command, late = turns.end(error)
 
     def _run_turns(self, item: pytest.Item, turns: Turns) -> BaseException | None:
         """One setup and call phase: a turn, and those that follow on the same fixtures."""
         self.subtest_failed = False
         self._turns = self.regions = turns
-        turns.failed_subtest = lambda: self.subtest_failed
         try:
             item.ihook.pytest_runtest_setup(item=item)
             item.ihook.pytest_runtest_call(item=item)
@@ -107,17 +106,17 @@ class TurnRunner(Runner):
 class Turns:
     """Turns on one set of fixtures. For the ``torchprof`` fixture, the timer of its region."""
 
-    failed_subtest: Callable[[], bool]
-
     def __init__(
         self,
         item: pytest.Item,
         answer: Callable[[Command], Command],
         command: Command,
         late: BaseException | None,
+        failed_subtest: Callable[[], bool],
     ) -> None:
         self._item = item
         self._answer = answer
+        self._failed_subtest = failed_subtest
         _, self._calls, _, self._processor = command
         #: A failure after the last turn was reported; reported with the next one.
         self._late = late
@@ -207,7 +206,7 @@ class Turns:
         self._next = self._tell(error)
 
     def _tell(self, error: BaseException | None) -> Command:
-        failed = "has failed subtests" if self.failed_subtest() else functional_failure(self._item)
+        failed = "has failed subtests" if self._failed_subtest() else functional_failure(self._item)
         if error is None and failed is not None:
             error = AssertionError(f"the test {failed}")
         error, self._late = self._late or error, None

@@ -43,11 +43,12 @@ from pytest_torchprof.session.markers import (
     is_marked,
     overrides_of,
 )
+from pytest_torchprof.session.outcome import hide_us, is_strict_xfail
 from pytest_torchprof.session.own_failure import OwnFailure
 from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.session.rerun_hooks import RunningHooks
-from pytest_torchprof.session.reruns import Runner, hide_us, is_strict_xfail
+from pytest_torchprof.session.reruns import Runner
 from pytest_torchprof.session.timed_rounds import RecentLaps
 from pytest_torchprof.verdict.found import RAISED
 from pytest_torchprof.verdict.judgement import all_unchecked

@@ -7,14 +7,14 @@ that ends the process cannot be stopped, but Python's fault handler prints its n
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.bell import Bell
 from pytest_torchprof.capture.shelter import SHELTER
+from pytest_torchprof.session.time_limits import timeout_of
 
 if TYPE_CHECKING:
     import pytest
@@ -96,24 +96,6 @@ class Deadline:
                     call(function)
             finally:
                 over = True
-
-
-def timeout_of(item: pytest.Item) -> float | None:
-    """Seconds that pytest-timeout gives the test; None where it has no limit."""
-    settings = timeout_settings(item)
-    return float(settings.timeout) if settings is not None else None
-
-
-def timeout_settings(item: pytest.Item) -> Any:
-    """Pytest-timeout's settings for the test; None where it has no limit."""
-    module = sys.modules.get("pytest_timeout")
-    settings_of: Callable[..., Any] | None = getattr(module, "_get_item_settings", None)
-    if settings_of is None or not item.config.pluginmanager.is_registered(module):
-        return None
-    if not getattr(item.config, "_env_timeout", True) and not item.get_closest_marker("timeout"):
-        return None  # as it will find itself, in a while
-    settings = settings_of(item)
-    return settings if settings.timeout and settings.timeout > 0 else None
 
 
 def _named(name: str) -> Callable[[Callable[[], None]], None]:

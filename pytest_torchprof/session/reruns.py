@@ -7,41 +7,40 @@ the protocol (xdist, rerun and fork plugins) sees one setup, one call and one te
 from __future__ import annotations
 
 import gc
-import io
-import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from pytest_torchprof.capture.profiler import OTHERS
-from pytest_torchprof.capture.real import REAL, muted
+from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.session.first_teardown import FirstTeardown, OwnHook
+from pytest_torchprof.session.item_state import ItemState, Sibling, tmp_path_of
 from pytest_torchprof.session.one_run import Run
 from pytest_torchprof.session.other_plugins import (
     coverage_paused,
     folders_noted,
     snapshots_uncounted,
 )
-from pytest_torchprof.session.plan import EXTRA_KINDS
-from pytest_torchprof.session.rerun_deadline import Deadline, Overdue
-from pytest_torchprof.session.silence import (
-    alarm_stopped,
-    clocks_stopped,
-    heard,
-    say,
-    terminal_of,
-    unnoticed,
-    write_to,
+from pytest_torchprof.session.outcome import (
+    cannot_rerun,
+    functional_failure,
+    is_strict_xfail,
+    uses_setprofile,
 )
+from pytest_torchprof.session.plan import EXTRA_KINDS
+from pytest_torchprof.session.rerun_deadline import Deadline
+from pytest_torchprof.session.silence import heard, say, unnoticed
+from pytest_torchprof.session.time_limits import alarm_stopped, clocks_stopped
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_torchprof.capture.timed_calls import Regions
     from pytest_torchprof.session.gather import Gatherer
     from pytest_torchprof.session.plan import Kind
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
 
 class Runner:
     """Drives the runs of the current item; one for the session."""
+
+    #: The item as it was before its first run.
+    _state: ItemState
 
     def __init__(self) -> None:
         self.run: Run | None = None
@@ -62,10 +64,9 @@ class Runner:
         #: Of a test whose calls are being timed by `torchprof ab`.
         self.regions: Regions | None = None
         self._gatherer: Gatherer | None = None
-        self._stash: dict[Any, Any] = {}
         self._first_teardown: FirstTeardown | None = None
         self._deadline: Deadline | None = None
-        self._own_hook = _OwnHook()
+        self._own_hook = OwnHook()
         #: Temporary folders that only further runs have asked for.
         self._folders: list[Path] = []
 
@@ -82,8 +83,7 @@ class Runner:
         self.subtest_failed = False
         with SHELTER:
             self.run = Run(gatherer.plan.kinds[0], gatherer, first=True)
-            self._stash = dict(_storage(item))
-            globs = globs_of(item)
+            self._state = ItemState(item)
         pid = REAL.getpid()
         try:
             result = yield
@@ -93,16 +93,14 @@ class Runner:
         error = None
         with SHELTER:
             try:
-                error = self._after_first(item, gatherer, globs, pid)
+                error = self._after_first(item, gatherer, pid)
             except Exception as fault:  # noqa: BLE001 - a fault of ours must not fail the test
                 gatherer.give_up(fault)
         if error is not None:
             raise error
         return result
 
-    def _after_first(
-        self, item: pytest.Item, gatherer: Gatherer, globs: dict[str, Any] | None, pid: int
-    ) -> BaseException | None:
+    def _after_first(self, item: pytest.Item, gatherer: Gatherer, pid: int) -> BaseException | None:
         """All further runs, where nothing speaks against them; see `_rerun_all`."""
         if REAL.getpid() != pid:
             gatherer.refuse("the test has forked, and this is the child", timed=False)
@@ -115,7 +113,7 @@ class Runner:
             gatherer.refuse(failed, timed=False)
         if "benchmark" in getattr(item, "fixturenames", ()):
             gatherer.refuse("pytest-benchmark repeats it as often as time allows")
-        if _uses_setprofile(item, self._session_hook):
+        if uses_setprofile(item, self._session_hook):
             gatherer.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
         rest = gatherer.plan.kinds[1:]
         if gatherer.compiled_late:  # in the one run that there was to be
@@ -124,7 +122,7 @@ class Runner:
             rest = [kind for kind in rest if kind != "round"]
         if gatherer.reason is None and rest and not gatherer.asked.complete:
             self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
-            error = self._rerun_all(item, gatherer, rest, globs)
+            error = self._rerun_all(item, gatherer, rest)
             say(item, "".join(gatherer.asked.tables))
             return error
         return None
@@ -158,7 +156,7 @@ class Runner:
                             self._teardown_run(item)
                     while self._folders:
                         shutil.rmtree(self._folders.pop(), ignore_errors=True)
-                    _restore(item, self._stash)
+                    self._state.restore_stash()
                     self._first_teardown.show()
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
                 gatherer.give_up(error)
@@ -202,18 +200,13 @@ class Runner:
         item: pytest.Item,
         gatherer: Gatherer,
         kinds: list[Kind],
-        globs: dict[str, Any] | None,
     ) -> BaseException | None:
         """All further runs; the error is of the test's own comparison of measured numbers."""
         self.rerunning = True
         try:
-            self._stash = {**self._stash, **_storage(item)}
-            self._first_teardown = first = FirstTeardown(item)
-            with first.kept():
-                first.error = self._teardown_run(item)
-            _restore(item, self._stash)
-            if first.error is not None:
-                gatherer.refuse(_cannot(first.error))
+            late = self._end_first(item)
+            if late is not None:
+                gatherer.refuse(cannot_rerun(late))
                 return None
             with self._apart(item, gatherer):
                 for number, kind in enumerate(gatherer.runs_of(kinds)):
@@ -222,16 +215,16 @@ class Runner:
                         error = self._teardown_run(item) if number else None
                         if error is None:
                             failing = kind
-                            _make_new(item, self._stash, globs)
+                            self._state.renew()
                             gatherer.start.restore()
                             error = self._run_again(item, gatherer, kind)
                         else:
-                            _restore(item, self._stash)
+                            self._state.restore_stash()
                         decides = kind in ("profile", "threads")
                         if error is not None and decides and gatherer.asked.stats_read:
                             return error
                         if error is not None:
-                            gatherer.refuse(_cannot(error, failing, gatherer.plan.threads))
+                            gatherer.refuse(cannot_rerun(error, failing, gatherer.plan.threads))
                         if gatherer.reason is not None:
                             return None
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
@@ -260,7 +253,7 @@ class Runner:
     def _teardown_run(self, item: pytest.Item) -> BaseException | None:
         """End the previous run as if another test of the same scope came next."""
         first = self._first_teardown is not None and not self._first_teardown.over
-        folder = None if first else _tmp_path_of(item)
+        folder = None if first else tmp_path_of(item)
         # Other hooks of the teardown phase come once for each of the setup phase: those of the
         # first run in the teardown phase itself, where they are heard.
         hook = self._own_hook.of(item) if first else None
@@ -268,9 +261,9 @@ class Runner:
             teardown = hook or item.ihook.pytest_runtest_teardown
             if first or self._deadline is None:
                 with SHELTER.lifted:
-                    teardown(item=item, nextitem=_Sibling(item))
+                    teardown(item=item, nextitem=Sibling(item))
             else:
-                self._deadline.run("", lambda: teardown(item=item, nextitem=_Sibling(item)))
+                self._deadline.run("", lambda: teardown(item=item, nextitem=Sibling(item)))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here
@@ -285,21 +278,19 @@ class Runner:
         """Tear the first run down, where nothing has been run again so far."""
         if self._first_teardown is not None:
             return None
-        self._stash = {**self._stash, **_storage(item)}
+        self._state.add_stash()
         self._first_teardown = first = FirstTeardown(item)
         with first.kept():
             first.error = self._teardown_run(item)
-        _restore(item, self._stash)
+        self._state.restore_stash()
         return first.error
 
-    def _renew(
-        self, item: pytest.Item, gatherer: Gatherer, globs: dict[str, Any] | None
-    ) -> BaseException | None:
+    def _renew(self, item: pytest.Item, gatherer: Gatherer) -> BaseException | None:
         """Have the item ready to be set up: the run before torn down, and all as at the start."""
         error = None
         if item in item.session._setupstate.stack:
             error = self._teardown_run(item)
-        _make_new(item, self._stash, globs)
+        self._state.renew()
         gatherer.start.restore()
         return error
 
@@ -347,181 +338,3 @@ def _safely(gatherer: Gatherer) -> Iterator[None]:
             yield
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
-
-
-class _OwnHook:
-    """The teardown hook as only pytest's runner, capture and logging implement it."""
-
-    def __init__(self) -> None:
-        self._plugins: set[Any] = set()
-        self._hook: Callable[..., Any] | None = None
-
-    def of(self, item: pytest.Item) -> Callable[..., Any]:
-        """Made anew where other plugins have been registered."""
-        manager = item.config.pluginmanager
-        plugins = manager.get_plugins()
-        if self._hook is None or plugins != self._plugins:
-            kept = [manager.get_plugin(n) for n in ("runner", "capturemanager", "logging-plugin")]
-            others = [plugin for plugin in plugins if plugin not in kept]
-            self._plugins = plugins
-            self._hook = manager.subset_hook_caller("pytest_runtest_teardown", others)
-        return self._hook
-
-
-class FirstTeardown:
-    """What the first run's teardown says, until the teardown phase, in which it belongs."""
-
-    def __init__(self, item: pytest.Item) -> None:
-        self.error: BaseException | None = None
-        self.over = False
-        self._item = item
-        self._sections: list[tuple[str, str, str]] = []
-        self._terminal = ""
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep from report and terminal what the block says."""
-        known = self._item._report_sections
-        before = len(known)
-        terminal = terminal_of(self._item)
-        try:
-            with Undo() as undo:
-                write_to(terminal, sink := io.StringIO(), undo)
-                if self._item.config.getoption("capture", "no") == "tee-sys":
-                    undo.enter_context(muted(1, 2))
-                yield
-        finally:
-            self._sections = known[before:]
-            del known[before:]
-            self._terminal = sink.getvalue()
-            self.over = True
-
-    def show(self) -> None:
-        """Write to the terminal what was to go there."""
-        terminal = terminal_of(self._item)
-        if self._terminal and terminal is not None:
-            terminal.write(self._terminal, flush=True)
-
-    def say(self) -> None:
-        """Say it now, while the teardown phase's output is captured."""
-        if not self._sections:
-            return
-        with SHELTER:
-            logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
-            for _, key, text in self._sections:
-                if key == "log" and logging_plugin is not None:
-                    logging_plugin.report_handler.stream.write(f"{text}\n")
-                elif key in ("stdout", "stderr"):
-                    getattr(sys, key).write(text)
-
-
-def _cannot(error: BaseException, kind: str = "", threads: int | None = None) -> str:
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
-    if isinstance(error, Overdue):
-        return f"cannot be run twice: {error}"
-    if kind == "profile" and threads is not None and isinstance(error, AssertionError):
-        return (
-            f"fails in the profiled run, which has {threads} intra-op thread{'s' * (threads > 1)} "
-            f"(--torchprof-threads=keep leaves yours): {what}"
-        )
-    return f"cannot be run twice: {what}"
-
-
-class _Sibling:
-    """Stands for a next item of the same scope, so that only function scope is torn down."""
-
-    def __init__(self, item: pytest.Item) -> None:
-        self._item = item
-
-    def listchain(self) -> list[pytest.Collector]:
-        return self._item.parent.listchain() if self._item.parent else []  # type: ignore[return-value]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._item, name)
-
-
-def _storage(item: pytest.Item) -> dict[Any, Any]:
-    return item.stash._storage
-
-
-def globs_of(item: pytest.Item) -> dict[str, Any] | None:
-    """A copy of the names that a doctest sees."""
-    globs = _globs(item)
-    return dict(globs) if globs is not None else None
-
-
-def _globs(item: pytest.Item) -> dict[str, Any] | None:
-    """The names that a doctest sees."""
-    return getattr(getattr(item, "dtest", None), "globs", None)
-
-
-def _make_new(item: pytest.Item, stash: Mapping[Any, Any], globs: dict[str, Any] | None) -> None:
-    """Undo what a run leaves on the item, as a fresh collection would."""
-    if hasattr(item, "_initrequest"):
-        item._initrequest()
-    if isinstance(item, pytest.Function) and isinstance(item.parent, pytest.Class):
-        for name in ("_instance", "_obj"):
-            item.__dict__.pop(name, None)
-    if globs is not None and (current := _globs(item)) is not None:
-        current.clear()
-        current.update(globs)
-    _restore(item, stash)
-
-
-def _restore(item: pytest.Item, stash: Mapping[Any, Any]) -> None:
-    """Some plugins drop their stash entry in teardown, and expect it there in the next."""
-    storage = _storage(item)
-    for key, value in stash.items():
-        storage.setdefault(key, value)
-
-
-def _tmp_path_of(item: pytest.Item) -> Path | None:
-    """The folder that pytest has made for this run, where it has."""
-    request = getattr(item, "_request", None)
-    for fixture in getattr(request, "_arg2fixturedefs", {}).get("tmp_path", ()):
-        cached = getattr(fixture, "cached_result", None)
-        if getattr(fixture.func, "__module__", "") == "_pytest.tmpdir" and cached:
-            return cached[0] if isinstance(cached[0], Path) else None
-    return None
-
-
-# -------------------------------------------------------------------- outcomes
-
-
-def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
-    """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
-    package = str(Path(__file__).parent)
-    names = ("hooks.py", "rerun_deadline.py", "rerun_hooks.py", "reruns.py")
-    ours = {os.path.join(package, name) for name in names}  # noqa: PTH118
-    if any(str(entry.path) in ours for entry in error.traceback):
-        error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
-
-
-def functional_failure(item: pytest.Item) -> str | None:
-    """Why a call that raised nothing is no pass all the same: unittest, subtests."""
-    if collected := getattr(item, "_excinfo", None):
-        if isinstance(collected[0].value, pytest.xfail.Exception):
-            return "xfailed"
-        return "skipped" if isinstance(collected[0].value, pytest.skip.Exception) else "failed"
-    return None
-
-
-def is_strict_xfail(item: pytest.Item) -> bool:
-    """Whether pytest will fail the test for having passed."""
-    from _pytest.skipping import xfailed_key
-
-    xfailed = item.stash.get(xfailed_key, None)
-    return bool(xfailed and xfailed.strict and not item.config.option.runxfail)
-
-
-def _uses_setprofile(item: pytest.Item, session_hook: object) -> bool:
-    """Whether a hook is set, or the test's own code names it: to wrap the hook would disturb it."""
-    if sys.getprofile() is not session_hook:
-        return True
-    pending = [getattr(getattr(item, "function", None), "__code__", None)]
-    while pending:
-        code = pending.pop()
-        if "setprofile" in getattr(code, "co_names", ()):
-            return True
-        pending += [const for const in getattr(code, "co_consts", ()) if hasattr(const, "co_names")]
-    return False

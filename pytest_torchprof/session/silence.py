@@ -1,29 +1,22 @@
-"""Reruns leave no trace: no output, no reports, no running clocks."""
+"""Reruns leave no trace: no output, no warnings, no reports."""
 
 from __future__ import annotations
 
-import faulthandler
 import io
-import logging
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.real import REAL, muted
-from pytest_torchprof.session.rerun_deadline import timeout_settings
+from pytest_torchprof.capture.real import muted
+from pytest_torchprof.session.silence_logs import no_logs
 
 if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.capture.undo import Undo
-    from pytest_torchprof.session.gather import Gatherer
-
-# -------------------------------------------------------------------- silence
 
 
 def unnoticed(
@@ -33,7 +26,7 @@ def unnoticed(
     undo.enter_context(warnings.catch_warnings(record=True))
     undo.callback(_restore_notes, item, *_notes(item))
     _no_output(item, undo)
-    _no_logs(item, undo)
+    no_logs(item, undo)
     _no_reports(item, on_report, undo)
     for queue in _complaints(item):
         if queue:
@@ -176,92 +169,6 @@ def _on_terminal(stream: Any) -> bool:
         return False
 
 
-def _no_logs(item: pytest.Item, undo: Undo) -> None:
-    """Keep records from pytest's live log and log file; ``caplog`` still gets them."""
-    plugin = item.config.pluginmanager.getplugin("logging-plugin")
-    for name in ("log_cli_handler", "log_file_handler"):
-        if (handler := getattr(plugin, name, None)) is not None:
-            handler.addFilter(_nothing)
-            undo.callback(handler.removeFilter, _nothing)
-    _one_handler(item, plugin, undo)
-
-
-def _nothing(_: object) -> bool:
-    return False
-
-
-def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
-    """Attach pytest's handler of log records once for all phases of all reruns.
-
-    Pytest attaches two handlers to each logger that does not propagate. Torch alone has 43, so
-    each phase of each run takes a quarter of a millisecond. Nobody reads the logs of a rerun, and
-    a test that asks for ``caplog`` still gets its records.
-    """
-    from _pytest import logging as theirs
-
-    handler = getattr(plugin, "caplog_handler", None)
-    dear = hasattr(theirs.catching_logs, "attached_loggers")
-    if handler is None or not dear or "caplog" in getattr(item, "fixturenames", ["caplog"]):
-        return
-    root = logging.getLogger()
-    if (level := plugin.log_level) is not None:
-        handler.setLevel(level)
-        undo.callback(root.setLevel, root.level)
-        root.setLevel(min(root.level, level))
-    # Like `addHandler`, without its locks, which are not needed here and take most of the time.
-    attached = [logger.handlers for logger in (root, *_apart_loggers(root.manager.loggerDict))]
-    for handlers in attached:
-        if handler not in handlers:
-            handlers.append(handler)
-    undo.callback(_detach, attached, handler)
-    plugin._runtest_for = _Attached(root.handlers, handler, theirs).phase
-    undo.callback(delattr, plugin, "_runtest_for")
-
-
-def _apart_loggers(known: dict[str, Any]) -> list[logging.Logger]:
-    """Loggers that do not propagate; searched again when new loggers appear."""
-    if len(known) not in _APART:
-        found = [one for one in list(known.values()) if not getattr(one, "propagate", True)]
-        _APART.clear()
-        _APART[len(known)] = found
-    return _APART[len(known)]
-
-
-#: By the number of all loggers.
-_APART: dict[int, list[logging.Logger]] = {}
-
-
-def _detach(attached: list[list[Any]], handler: Any) -> None:
-    for handlers in attached:
-        if handler in handlers:
-            handlers.remove(handler)
-
-
-class _Attached:
-    """What pytest's logging does around a phase, with a handler that is attached already."""
-
-    def __init__(self, handlers: list[Any], handler: Any, theirs: Any) -> None:
-        self._handlers = handlers
-        self._handler = handler
-        self._theirs = theirs
-
-    def phase(self, item: pytest.Item, when: str) -> _Attached:
-        """Within it, records are where fixtures of the test's own may look for them."""
-        handler = self._handler
-        if handler not in self._handlers:  # a test may have removed all of them
-            self._handlers.append(handler)
-        handler.reset()
-        item.stash[self._theirs.caplog_records_key][when] = handler.records
-        item.stash[self._theirs.caplog_handler_key] = handler
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 def _no_reports(
     item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
 ) -> None:
@@ -318,53 +225,3 @@ def _suite_properties(item: pytest.Item) -> list[Any]:
     report = item.config.stash.get(_keys()[1], None)
     found: list[Any] = getattr(report, "global_properties", [])
     return found
-
-
-# -------------------------------------------------------------------- time limits
-
-
-def alarm_stopped(undo: Undo) -> bool:
-    """Whether an alarm ran, pytest-timeout's or the test's own; it goes on where it was."""
-    here = threading.current_thread() is threading.main_thread()
-    if not (here and hasattr(signal, "setitimer")):
-        return False
-    left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
-    undo.callback(_alarm_again, signal.getsignal(signal.SIGALRM), left, interval)
-    return left > 0
-
-
-def _alarm_again(handler: Any, left: float, interval: float) -> None:
-    if handler is not None:
-        signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, left, interval)
-
-
-def clocks_stopped(item: pytest.Item, gatherer: Gatherer, undo: Undo, *, alarm: bool) -> None:
-    """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's."""
-    now = REAL.clock()
-    used = (now - gatherer.started_ns) / 1e9
-    undo.callback(lambda: gatherer.exclude(REAL.clock() - now))
-    if not alarm:
-        _timeout_stopped(item, used, undo)
-    limit = float(item.config.getini("faulthandler_timeout") or 0)
-    if limit > 0:
-        from _pytest import faulthandler as plugin
-
-        ends = getattr(plugin, "get_exit_on_timeout_config_value", lambda _: False)
-        faulthandler.cancel_dump_traceback_later()
-        undo.callback(
-            lambda: faulthandler.dump_traceback_later(
-                max(limit - used, 0.001),
-                file=item.config.stash[plugin.fault_handler_stderr_fd_key],
-                exit=ends(item.config),
-            )
-        )
-
-
-def _timeout_stopped(item: pytest.Item, used: float, undo: Undo) -> None:
-    settings = timeout_settings(item)
-    if settings is None or settings.func_only:
-        return
-    item.ihook.pytest_timeout_cancel_timer(item=item)
-    left = settings._replace(timeout=max(settings.timeout - used, 0.001))
-    undo.callback(lambda: item.ihook.pytest_timeout_set_timer(item=item, settings=left))

@@ -42,7 +42,7 @@ def with_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place
         "pytest_torchprof.session.one_run.Capture.stop",
         "pytest_torchprof.verdict.judgement.profile_of",
         "pytest_torchprof.verdict.judgement.compare",
-        "pytest_torchprof.session.reruns._make_new",
+        "pytest_torchprof.session.item_state.ItemState.renew",
     ],
 )
 def test_an_internal_error_leaves_the_tests_and_fails_the_run(
@@ -60,8 +60,8 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
 @pytest.mark.parametrize(
     "place",
     [
-        "pytest_torchprof.session.reruns.FirstTeardown.show",
-        "pytest_torchprof.session.reruns.FirstTeardown.say",
+        "pytest_torchprof.session.first_teardown.FirstTeardown.show",
+        "pytest_torchprof.session.first_teardown.FirstTeardown.say",
         "pytest_torchprof.session.gather.Gatherer.forget",
         "pytest_torchprof.session.judge.Judge.forget",
     ],

@@ -1,0 +1,83 @@
+"""What the teardown of a test's first run says, kept until the teardown phase it belongs to."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.capture.real import muted
+from pytest_torchprof.capture.shelter import SHELTER
+from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.session.silence import terminal_of, write_to
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class OwnHook:
+    """The teardown hook as only pytest's runner, capture and logging implement it."""
+
+    def __init__(self) -> None:
+        self._plugins: set[Any] = set()
+        self._hook: Callable[..., Any] | None = None
+
+    def of(self, item: pytest.Item) -> Callable[..., Any]:
+        """Made anew where other plugins have been registered."""
+        manager = item.config.pluginmanager
+        plugins = manager.get_plugins()
+        if self._hook is None or plugins != self._plugins:
+            kept = [manager.get_plugin(n) for n in ("runner", "capturemanager", "logging-plugin")]
+            others = [plugin for plugin in plugins if plugin not in kept]
+            self._plugins = plugins
+            self._hook = manager.subset_hook_caller("pytest_runtest_teardown", others)
+        return self._hook
+
+
+class FirstTeardown:
+    """What the first run's teardown says, until the teardown phase, in which it belongs."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.error: BaseException | None = None
+        self.over = False
+        self._item = item
+        self._sections: list[tuple[str, str, str]] = []
+        self._terminal = ""
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep from report and terminal what the block says."""
+        known = self._item._report_sections
+        before = len(known)
+        terminal = terminal_of(self._item)
+        try:
+            with Undo() as undo:
+                write_to(terminal, sink := io.StringIO(), undo)
+                if self._item.config.getoption("capture", "no") == "tee-sys":
+                    undo.enter_context(muted(1, 2))
+                yield
+        finally:
+            self._sections = known[before:]
+            del known[before:]
+            self._terminal = sink.getvalue()
+            self.over = True
+
+    def show(self) -> None:
+        """Write to the terminal what was to go there."""
+        terminal = terminal_of(self._item)
+        if self._terminal and terminal is not None:
+            terminal.write(self._terminal, flush=True)
+
+    def say(self) -> None:
+        """Say it now, while the teardown phase's output is captured."""
+        if not self._sections:
+            return
+        with SHELTER:
+            logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
+            for _, key, text in self._sections:
+                if key == "log" and logging_plugin is not None:
+                    logging_plugin.report_handler.stream.write(f"{text}\n")
+                elif key in ("stdout", "stderr"):
+                    getattr(sys, key).write(text)

@@ -1,0 +1,63 @@
+"""What a run of a test has come to, beyond what it raised."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_torchprof.session.rerun_deadline import Overdue
+
+
+def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> str:
+    """Why a test is not profiled of which a run of this kind has ended with the error."""
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, Overdue):
+        return f"cannot be run twice: {error}"
+    if kind == "profile" and threads is not None and isinstance(error, AssertionError):
+        return (
+            f"fails in the profiled run, which has {threads} intra-op thread{'s' * (threads > 1)} "
+            f"(--torchprof-threads=keep leaves yours): {what}"
+        )
+    return f"cannot be run twice: {what}"
+
+
+def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
+    """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
+    package = str(Path(__file__).parent)
+    names = ("hooks.py", "rerun_deadline.py", "rerun_hooks.py", "reruns.py")
+    ours = {os.path.join(package, name) for name in names}  # noqa: PTH118
+    if any(str(entry.path) in ours for entry in error.traceback):
+        error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
+
+
+def functional_failure(item: pytest.Item) -> str | None:
+    """Why a call that raised nothing is no pass all the same: unittest, subtests."""
+    if collected := getattr(item, "_excinfo", None):
+        if isinstance(collected[0].value, pytest.xfail.Exception):
+            return "xfailed"
+        return "skipped" if isinstance(collected[0].value, pytest.skip.Exception) else "failed"
+    return None
+
+
+def is_strict_xfail(item: pytest.Item) -> bool:
+    """Whether pytest will fail the test for having passed."""
+    from _pytest.skipping import xfailed_key
+
+    xfailed = item.stash.get(xfailed_key, None)
+    return bool(xfailed and xfailed.strict and not item.config.option.runxfail)
+
+
+def uses_setprofile(item: pytest.Item, session_hook: object) -> bool:
+    """Whether a hook is set, or the test's own code names it: to wrap the hook would disturb it."""
+    if sys.getprofile() is not session_hook:
+        return True
+    pending = [getattr(getattr(item, "function", None), "__code__", None)]
+    while pending:
+        code = pending.pop()
+        if "setprofile" in getattr(code, "co_names", ()):
+            return True
+        pending += [const for const in getattr(code, "co_consts", ()) if hasattr(const, "co_names")]
+    return False

@@ -12,7 +12,6 @@ from pytest_torchprof.trace.names import (
     OPERATOR,
     Names,
     are_named,
-    events_named,
     marks_named,
     named,
 )
@@ -61,8 +60,7 @@ def _closed(trace: Trace) -> Bools:
     """Of each event, whether it holds nothing that code outside torch called."""
     closed = named(trace, _CLOSED)
     closed &= trace.kind == OPERATOR
-    closed[events_named(trace, _LIBRARY)] = True
-    return closed
+    return closed | named(trace, _LIBRARY)
 
 
 def are_closed(trace: Trace, rows: Ints) -> Bools:

@@ -14,7 +14,7 @@ from pytest_torchprof.rules.passes import begun_by, pass_of
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
-from pytest_torchprof.trace.names import are_any, operators_of, rows_of
+from pytest_torchprof.trace.names import are_named, operators_named, rows_of
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import within
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
@@ -181,8 +181,8 @@ def _numbers(trace: Trace, rows: Ints) -> Ints:
 
 def _fills(trace: Trace, least: float) -> Matches | None:
     """A row a fill of memory that was just allocated, where they are so many bytes in all."""
-    fills = operators_of(trace, _FILL)
-    fills = fills[trace.selection[fills] & are_any(trace, trace.parent[fills], _EMPTY)]
+    fills = operators_named(trace, _FILL)
+    fills = fills[trace.selection[fills] & are_named(trace, trace.parent[fills], *_EMPTY)]
     if not len(fills):
         return None
     moved = _bytes(trace, fills)

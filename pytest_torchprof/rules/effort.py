@@ -56,9 +56,8 @@ def guessed(trace: Trace, *names: Names) -> str | None:
 
 def _effort(trace: Trace) -> float:
     operators = trace.selection & trace.is_kind(Kind.OP)
-    calls = np.count_nonzero(operators[outermost(trace)])
     return (
-        calls * CALL_NS
+        int(np.count_nonzero(operators[outermost(trace)])) * CALL_NS
         + int(np.count_nonzero(operators)) * _INNER_NS
         + float(op_flops(trace).sum()) * FLOP_NS
         + _allocated(trace) * BYTE_NS

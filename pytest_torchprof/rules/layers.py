@@ -49,9 +49,12 @@ _FORWARD_NS, _BACKWARD_NS, _ELEMENT_NS = 2_000, 22_000, 0.22
 _PART: Final = 20
 
 
+_NORM_KERNEL: Final = late(r"batch_?norm|bn_fw|bn_bw", re.IGNORECASE)
+
+
 def _unseen_norms(trace: Trace) -> str | None:
     """Batch norms that graphs launched: no operator says what is before them."""
-    return blind_kernels(trace, re.compile(r"batch_?norm|bn_fw|bn_bw", re.IGNORECASE).search)
+    return blind_kernels(trace, _NORM_KERNEL.search)
 
 
 @rule(

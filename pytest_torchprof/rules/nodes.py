@@ -152,12 +152,8 @@ def steps(trace: Trace) -> Ints:
 
 def numbers(trace: Trace, rows: Ints) -> Ints:
     """Sequence numbers, -1 for none."""
-    found = np.full(len(rows), -1, np.int64)
-    raws = trace.args[rows].tolist()
-    # Operators that are called without a graph have none: to look for the word is quicker.
-    some = [at for at, raw in enumerate(raws) if raw is not None and b"Sequence number" in raw]
-    found[some] = [args.sequence for args in decode(AutogradArgs, trace.args[rows[some]])]
-    return found
+    found = decode(AutogradArgs, trace.args[rows])
+    return np.fromiter([args.sequence for args in found], np.int64, len(found))
 
 
 def _last_number(trace: Trace, row: int) -> int:

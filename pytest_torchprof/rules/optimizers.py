@@ -16,7 +16,7 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, r
 from pytest_torchprof.rules.nodes import numbers
 from pytest_torchprof.rules.shapes import mean_elements
 from pytest_torchprof.trace.levels import engine_steps, frames_around
-from pytest_torchprof.trace.names import Names, are_any, marks_named
+from pytest_torchprof.trace.names import Names, are_named, marks_named
 from pytest_torchprof.trace.tree import has_frames, rows_of
 
 if TYPE_CHECKING:
@@ -199,8 +199,9 @@ def single_tensor_optimizer(
             small = mean_elements(trace, step.rows) <= cpu_elements
             if step.known in _SLOWER_ON_CPU or count < cpu_parameters or not small:
                 continue
-        complex_ = _has_complex(trace, step)
-        if (complex_ and not device) or _records_a_graph(trace, step):
+        said = trace.args[step.rows].as_list()
+        complex_ = _COMPLEX in said or "aten::view_as_real" in step.calls
+        if (complex_ and not device) or (_NODE in said and _records_a_graph(trace, step)):
             continue
         saved = _saved(step, count, on_device=device)
         kept.append(step.event)
@@ -218,6 +219,9 @@ def single_tensor_optimizer(
     return Matches(rows, messages, fix=fixes, cost_ns=saved_ns, span_ns=(trace.ts[rows], ends))
 
 
+#: In what is said of operators: of complex ones, which no fused form takes, and of a node's.
+_COMPLEX: Final = b"c10::complex"
+_NODE: Final = b"Sequence number"
 #: Operators of a step that are looked at to tell whether they record a graph.
 _SOME: Final = 50
 _BY_FOREACH: Final = "pass foreach=True to the optimizer"
@@ -260,13 +264,6 @@ def _together(known: str, *, on_device: bool) -> str:
     if known in _FUSED_ANYWHERE or (known in _FUSED_ON_CPU and not on_device):
         return "pass fused=True to the optimizer"
     return _BY_FOREACH
-
-
-def _has_complex(trace: Trace, step: Step) -> bool:
-    """Whether some parameters are complex, which no fused form takes."""
-    if "aten::view_as_real" in step.calls:
-        return True
-    return b"c10::complex" in b"".join(filter(None, trace.args[step.rows].tolist()))
 
 
 def _records_a_graph(trace: Trace, step: Step) -> bool:
@@ -324,26 +321,24 @@ def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
 
 def _called(trace: Trace, events: Ints, *, sparse: bool) -> tuple[list[Ints], list[int]]:
     """What each step calls directly once its loss is known, and how long it takes from then on."""
-    parent, ts = trace.parent, trace.ts
+    ts = trace.ts
     left_out = _sparse_additions(trace) if sparse else None
+    ends = ts[events] + trace.dur[events]
+    stops = ts.searchsorted(ends)
+    # With a closure, the updates come after its backward pass.
     engine = ts[engine_steps(trace)]
-    ends = ts.searchsorted(ts[events] + trace.dur[events]).tolist()
-    called, took = [], []
-    for step, stop in zip(events.tolist(), ends, strict=True):
-        backward = engine.searchsorted(ts[[step, stop - 1]], "right").tolist()
-        # With a closure, the updates come after its backward pass.
-        begin = (
-            step + 1
-            if backward[0] == backward[1]
-            else int(ts.searchsorted(engine[backward[1] - 1]))
-        )
-        mine = parent[begin:stop] == step
+    ran = engine.searchsorted(ts[stops - 1], "right")
+    closure = ran != engine.searchsorted(ts[events], "right")
+    since = events.copy()
+    since[closure] = ts.searchsorted(engine[ran[closure] - 1])
+    begins = (since + ~closure).tolist()
+    called = []
+    for step, begin, stop in zip(events.tolist(), begins, stops.tolist(), strict=True):
+        mine = trace.parent[begin:stop] == step
         if left_out is not None:
             mine[left_out[(left_out >= begin) & (left_out < stop)] - begin] = False
-        called.append(begin + np.flatnonzero(mine))
-        since = step if begin == step + 1 else begin
-        took.append(int(ts[step] + trace.dur[step] - ts[since]))
-    return called, took
+        called.append(begin + mine.nonzero()[0])
+    return called, (ends - ts[since]).tolist()
 
 
 @lru_cache(maxsize=1000)
@@ -355,4 +350,4 @@ def _class_name(name: str) -> str:
 def _sparse_additions(trace: Trace) -> Ints:
     """In-place additions of a sparse tensor: they call the form with an output."""
     above = trace.parent[rows_of(trace, "aten::add")]
-    return above[are_any(trace, above, ("aten::add_",))]
+    return above[are_named(trace, above, "aten::add_")]

@@ -26,7 +26,7 @@ from pytest_torchprof.rules.by_tensor import (
 )
 from pytest_torchprof.rules.effort import effort_ns, guessed
 from pytest_torchprof.rules.engine import identity
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.optimizers import steps
 from pytest_torchprof.rules.shapes import mean_elements, shapes
@@ -141,11 +141,11 @@ def per_parameter_loop(
     kept = [loop for loop in loops if loop.on_device or loop.pays(trace, cpu_elements)]
     found = [loop for loop in kept if loop.of_model]
     wants = len(found) < len(kept) or any(loop.unsure for loop in found)
+    if not found:
+        return NONE_SO_FAR if wants else NO_MATCHES
     called = sum(0 if loop.on_device else loop.called_ns for loop in found)
     if called < cpu_share * effort_ns(trace) and not any(loop.on_device for loop in found):
-        found = []
-    if not found:
-        return Matches(NO_MATCHES.event, "", wants_tensors=wants)
+        return NONE_SO_FAR if wants else NO_MATCHES
     first, last = (np.array([loop.rows[at] for loop in found], np.int64) for at in (0, -1))
     since, until = trace.ts[first], trace.ts[last] + trace.dur[last]
     return Matches(

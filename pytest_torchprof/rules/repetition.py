@@ -10,6 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
+from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes
 from pytest_torchprof.rules.copy_runs import Finder, Run, by_kind, held
@@ -66,11 +67,15 @@ class _Found(NamedTuple):
     fix: str | None = None
 
 
+_CAST_KERNEL: Final = late(r"copy|cast|convert", re.IGNORECASE)
+_COPY_KERNEL: Final = late(r"copy|clone", re.IGNORECASE)
+
+
 def _unseen_casts(trace: Trace) -> str | None:
     """Casts that graphs launched: no operator says what they cast. And autocast's of weights, where
     neither gradients nor memory events say how many weights there are.
     """
-    gap = blind_kernels(trace, re.compile(r"copy|cast|convert", re.IGNORECASE).search)
+    gap = blind_kernels(trace, _CAST_KERNEL.search)
     if gap is None and trace.tensors is None and not len(trace.memory.event):
         above = trace.parent[rows_of(trace, "aten::_to_copy")]
         above = np.concatenate([above, trace.parent[above[above >= 0]]])
@@ -82,7 +87,7 @@ def _unseen_casts(trace: Trace) -> str | None:
 
 def _unseen_copies(trace: Trace) -> str | None:
     """Copies that graphs launched: no operator says of what."""
-    gap = blind_kernels(trace, re.compile(r"copy|clone", re.IGNORECASE).search)
+    gap = blind_kernels(trace, _COPY_KERNEL.search)
     return gap or guessed(trace, _CLONE)
 
 

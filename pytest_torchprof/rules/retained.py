@@ -11,7 +11,7 @@ from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.nodes import engine_nodes, forward_calls
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.names import OPERATOR, Names, are_any, marks_named, rows_of
+from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -178,7 +178,7 @@ def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
     called = forward_calls(trace)
     begin, end = trace.ts[early.steps[-1]], trace.ts[late.steps[0]]
     called = called[(trace.ts[called] > begin) & (trace.ts[called] < end)]
-    rest: Ints = called[~are_any(trace, called, [_BEGINS])]
+    rest: Ints = called[~are_named(trace, called, _BEGINS)]
     return rest
 
 

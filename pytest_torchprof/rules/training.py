@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.levels import are_engine_steps
-from pytest_torchprof.trace.names import OPERATOR, Names, are_any, marks_named
+from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named
 from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ def _begin_iterators(trace: Trace, rows: Ints) -> Bools:
     """Which of these fetches are the first after an iterator was made."""
     outer = outermost(trace)
     outer = outer[np.isin(trace.thread[outer], trace.thread[rows])]
-    seeds = np.flatnonzero(are_any(trace, outer, _SEED[1:2]))
+    seeds = np.flatnonzero(are_named(trace, outer, _SEED[1]))
     seeds = seeds[(seeds > 0) & (seeds < len(outer) - 1)]
-    seeds = seeds[are_any(trace, outer[seeds - 1], _SEED[:1])]
-    seeds = outer[seeds[are_any(trace, outer[seeds + 1], _SEED[2:])]]
+    seeds = seeds[are_named(trace, outer[seeds - 1], _SEED[0])]
+    seeds = outer[seeds[are_named(trace, outer[seeds + 1], _SEED[2])]]
     seeds = seeds[~within(trace, seeds, lambda events: np.isin(events, rows))]
     first = np.zeros(len(rows) + 1, bool)
     first[np.searchsorted(rows, seeds)] = True

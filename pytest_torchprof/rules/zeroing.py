@@ -13,7 +13,7 @@ from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
-from pytest_torchprof.trace.names import Names, are_any, are_named, marks_named, rows_of
+from pytest_torchprof.trace.names import Names, are_named, marks_named, rows_of
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames
 
@@ -177,7 +177,7 @@ def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_
     makes = rows_of(trace, *_MAKES) if len(adds) else adds
     rows = np.sort(np.concatenate([zeroes, rows_of(trace, *_SETS), makes]))
     rows = rows[are_free(trace, rows)]
-    sets = are_any(trace, rows, _SETS)
+    sets = are_named(trace, rows, *_SETS)
     rows = rows[
         [not one or _is_zero(trace, row) for one, row in zip(sets, rows.tolist(), strict=True)]
     ]
@@ -196,7 +196,7 @@ def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_
     for row, arguments in zip((*puts.tolist(), *adds.tolist()), (*put, *added), strict=True):
         gradients.learn(row, arguments)
     into = {number for arguments in added for number in _flat(arguments[:1])}
-    is_made, scaled = are_any(trace, rows, _MAKES), are_any(trace, rows, ["aten::mul_"])
+    is_made, scaled = are_named(trace, rows, *_MAKES), are_named(trace, rows, "aten::mul_")
     found = list[_Call]()
     seen = set[int]()
     for at, row in enumerate(rows.tolist()):

@@ -58,7 +58,7 @@ class Arguments:
     def as_list(self) -> bytes:
         """One JSON list of all parts, ``null`` for None."""
         text, ends = self.text, (self.start + self.length).tolist()
-        parts = (text[a:b] or b"null" for a, b in zip(self.start.tolist(), ends, strict=True))
+        parts = [text[a:b] or b"null" for a, b in zip(self.start.tolist(), ends, strict=True)]
         return b"[" + b",".join(parts) + b"]"
 
 

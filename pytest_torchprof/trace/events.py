@@ -89,8 +89,7 @@ class Trace:
 
     def has(self, *kinds: Kind) -> bool:
         """Whether there is an event of any of these kinds: mostly a look that saves another."""
-        there = self._has
-        return any(there[kind] for kind in kinds)
+        return any(map(self._has.__getitem__, kinds))
 
     @kept
     def _has(self) -> list[bool]:
@@ -194,9 +193,10 @@ class Trace:
     def once(self, question: Callable[..., _Shared], *options: Any) -> _Shared:
         """The answer to a question about this trace, worked out the first time it is asked."""
         key = (question, *options)
-        if key not in self._answers:
-            self._answers[key] = question(self, *options)
-        return self._answers[key]  # type: ignore[no-any-return]
+        answers = self._answers
+        if key not in answers:
+            answers[key] = question(self, *options)
+        return answers[key]  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- nesting
 

@@ -13,8 +13,8 @@ from pytest_torchprof.trace.names import (
     ANNOTATION,
     Names,
     are_named,
+    count,
     events_named,
-    numbers_of,
     operators_named,
 )
 from pytest_torchprof.trace.tree import has_frames, outermost, within
@@ -85,14 +85,12 @@ def are_gradchecked(trace: Trace, rows: Ints) -> Bools:
 
 def _gradchecked(trace: Trace) -> set[str]:
     """The types of elements that gradcheck takes differences of."""
-    numbers = numbers_of(trace, _DIFFERENCE)
-    if len(numbers) < len(_DIFFERENCE):
+    if not all(count(trace, name) for name in _DIFFERENCE):
         return set()
     rows = calls(trace)
-    name, length = trace.name[rows], len(rows) - len(numbers) + 1
-    found = np.ones(max(length, 0), bool)
-    for away, number in enumerate(numbers):
-        found &= name[away : away + len(found)] == number
+    found = np.ones(max(len(rows) - len(_DIFFERENCE) + 1, 0), bool)
+    for away, name in enumerate(_DIFFERENCE):
+        found &= are_named(trace, rows[away : away + len(found)], name)
     return set(_elements(trace, rows[np.flatnonzero(found) + _DIFFERENCE.index("aten::sub")]))
 
 

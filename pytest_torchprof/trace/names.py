@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from pytest_torchprof.core.kept import kept
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
     from pytest_torchprof.trace.events import Trace
@@ -37,8 +36,11 @@ class Names:
         _ALL.append(self)
         _KNOWN.clear()
         _joined.cache_clear()
-        _grouped.cache_clear()
+        _kept_vocabulary.cache_clear()
 
+
+#: What is asked for: a name as it is, or all that begin with a match.
+Name: TypeAlias = Names | str
 
 _ALL: Final[list[Names]] = []
 #: Of each name that was met, what it belongs to.
@@ -49,6 +51,10 @@ _MANY: Final = 500
 _NONE: Final = np.zeros(0, np.int64)
 #: Of so large a part of all events, they are not put together name by name.
 _DENSE: Final = 4
+#: Nor of so few: to look at each is quicker.
+_FEW: Final = 2_000
+#: Names of traces with more are not kept for the next trace.
+_MOST_KEPT: Final = 2_000
 #: What cannot be part of a longer expression: it means a group by its number, or has flags.
 _ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
 
@@ -87,25 +93,49 @@ def learn(names: Iterable[str]) -> list[tuple[Names, ...]]:
         return [_KNOWN[name] for name in names]
 
 
+class _Vocabulary:
+    """What is known of the names of a trace by themselves; a test that runs again has the same."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        belong = learn(names)
+        self.present: Final[AbstractSet[Names]] = frozenset(chain.from_iterable(belong))
+        #: The number of each name, and those of the names that belong to each expression.
+        self._numbers: Final[dict[Name, list[int]]] = {n: [i] for i, n in enumerate(names)}
+        for number, every in enumerate(belong):
+            for one in every:
+                self._numbers.setdefault(one, []).append(number)
+        self._count: Final = len(names)
+        self._known: Final[dict[tuple[Name, ...], tuple[Sequence[int], Bools]]] = {}
+
+    def numbers(self, names: tuple[Name, ...]) -> Sequence[int]:
+        """Of the names that belong to any of these."""
+        return self.look_up(names)[0]
+
+    def look_up(self, names: tuple[Name, ...]) -> tuple[Sequence[int], Bools]:
+        """The numbers of the names that belong to any of these, and whether each name does."""
+        found = self._known.get(names)
+        if found is None:
+            numbers = sorted({*chain.from_iterable([self._numbers.get(one, ()) for one in names])})
+            marked = np.zeros(self._count, bool)
+            marked[numbers] = True
+            found = self._known[names] = numbers, marked
+        return found
+
+
 @lru_cache(maxsize=20)
-def _grouped(names: tuple[str, ...]) -> Mapping[Names, Sequence[int]]:
-    """The numbers of the names that belong to each; a test that runs again has the same names."""
-    found = defaultdict[Names, list[int]](list)
-    for number, every in enumerate(learn(names)):
-        for one in every:
-            found[one].append(number)
-    return dict(found)
+def _kept_vocabulary(names: tuple[str, ...]) -> _Vocabulary:
+    return _Vocabulary(names)
 
 
 def present(trace: Trace) -> AbstractSet[Names]:
     """All of which the trace has a name."""
-    return _index(trace).named.keys()
+    return _index(trace).vocabulary.present
 
 
-def count(trace: Trace, *names: Names) -> int:
+def count(trace: Trace, *names: Name) -> int:
     """How many events of any kind have such names."""
     index = _index(trace)
-    return sum([index.counts[i] for i in index.numbers(names)])
+    return sum([index.counts[i] for i in index.vocabulary.numbers(names)])
 
 
 def _index(trace: Trace) -> _Index:
@@ -114,119 +144,71 @@ def _index(trace: Trace) -> _Index:
 
 
 class _Index:
-    """The events of a trace name by name; what is asked of the names is kept."""
+    """The events of a trace name by name."""
 
     def __init__(self, trace: Trace, _: int) -> None:
-        #: The numbers of the names that belong to each.
-        self.named: Final = _grouped(tuple(trace.names))
+        names = trace.names
+        self.vocabulary: Final = (
+            _kept_vocabulary(tuple(names)) if len(names) <= _MOST_KEPT else _Vocabulary(names)
+        )
         #: How many events have each name.
-        self.counts: Final = _counts(trace.name, len(trace.names))
+        self.counts: Final[list[int]] = np.bincount(trace.name, minlength=len(names)).tolist()
         self._name: Final = trace.name
+        self.is_operator: Final = trace.kind == OPERATOR
+
+    @kept
+    def _ordered(self) -> tuple[Ints, list[int]]:
+        """Events name by name, and where each name's end."""
         # Numbers of 16 bits are sorted in linear time.
-        name = trace.name.astype(np.uint16) if len(self.counts) <= 1 << 16 else trace.name
-        self._order: Final = np.argsort(name, kind="stable")
-        self._ends: Final = list(accumulate(self.counts))
-        operators = _counts(trace.name[trace.kind == OPERATOR], len(self.counts))
-        self._others: Final = {i for i, n in enumerate(operators) if n != self.counts[i]}
-        self._having: Final[dict[tuple[Names, ...], Bools]] = {}
+        name = self._name.astype(np.uint16) if len(self.counts) <= 1 << 16 else self._name
+        return np.argsort(name, kind="stable"), list(accumulate(self.counts))
 
-    def numbers(self, names: tuple[Names, ...]) -> Sequence[int]:
-        """Of the names that belong to any of these."""
-        if len(names) == 1:
-            return self.named.get(names[0], ())
-        return sorted({*chain.from_iterable([self.named.get(one, ()) for one in names])})
-
-    def have(self, names: tuple[Names, ...]) -> Bools:
-        """Of each name, whether it belongs to any of these."""
-        found = self._having.get(names)
-        if found is None:
-            found = self._having[names] = self._marked(self.numbers(names))
-        return found
-
-    def _marked(self, numbers: Sequence[int]) -> Bools:
-        marked = np.zeros(len(self.counts), bool)
-        marked[list(numbers)] = True
-        return marked
-
-    def events(self, numbers: Sequence[int]) -> Ints:
+    def events(self, names: tuple[Name, ...]) -> Ints:
         """Events of these names, in time order."""
-        if _DENSE * sum([self.counts[i] for i in numbers]) > len(self._name):
-            return self._marked(numbers)[self._name].nonzero()[0]
-        parts = [self._order[self._ends[i] - self.counts[i] : self._ends[i]] for i in numbers]
-        if len(parts) == 1:
-            return parts[0]
-        return np.sort(np.concatenate(parts), kind="stable") if parts else _NONE
-
-    def operators(self, numbers: Sequence[int], kind: npt.NDArray[np.int8]) -> Ints:
-        """Of these, the operators."""
-        rows = self.events(numbers)
-        return rows if self._others.isdisjoint(numbers) else rows[kind[rows] == OPERATOR]
+        numbers, marked = self.vocabulary.look_up(names)
+        if not numbers:
+            return _NONE
+        total = len(self._name)
+        if total < _FEW or _DENSE * sum([self.counts[i] for i in numbers]) > total:
+            return marked[self._name].nonzero()[0]
+        order, ends = self._ordered
+        parts = [order[ends[i] - self.counts[i] : ends[i]] for i in numbers]
+        return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts), kind="stable")
 
 
-def _counts(numbers: npt.NDArray[np.int32], many: int) -> list[int]:
-    counts: list[int] = np.bincount(numbers, minlength=many).tolist()
-    return counts
-
-
-def events_named(trace: Trace, *names: Names) -> Ints:
+def events_named(trace: Trace, *names: Name) -> Ints:
     """Events of any kind, in time order."""
-    index = _index(trace)
-    numbers = index.numbers(names)
-    return index.events(numbers) if numbers else _NONE
+    return _index(trace).events(names)
 
 
-def operators_named(trace: Trace, *names: Names) -> Ints:
+def operators_named(trace: Trace, *names: Name) -> Ints:
     """Operators, in time order."""
     index = _index(trace)
-    numbers = index.numbers(names)
-    return index.operators(numbers, trace.kind) if numbers else _NONE
+    rows = index.events(names)
+    return rows[index.is_operator[rows]] if len(rows) else rows
 
 
-def marks_named(trace: Trace, *names: Names) -> Ints:
+def rows_of(trace: Trace, *names: Name) -> Ints:
+    """Selected operators, in time order."""
+    rows = operators_named(trace, *names)
+    return rows[trace.selection[rows]] if len(rows) else rows
+
+
+def marks_named(trace: Trace, *names: Name) -> Ints:
     """Annotations, in time order; some versions write them as operators."""
     rows = events_named(trace, *names)
-    marks: Ints = rows[_IS_MARK[trace.kind[rows]]]
-    return marks
+    return rows[_IS_MARK[trace.kind[rows]]] if len(rows) else rows
 
 
-def named(trace: Trace, *names: Names) -> Bools:
+def named(trace: Trace, *names: Name) -> Bools:
     """Of each event, whether it has a name among any of these."""
-    found: Bools = _index(trace).have(names)[trace.name]
+    found: Bools = _index(trace).vocabulary.look_up(names)[1][trace.name]
     return found
 
 
-def are_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
+def are_named(trace: Trace, rows: Ints, *names: Name) -> Bools:
     """Which of these events have a name among any of these; -1 has none."""
     if not len(rows):
         return np.zeros(0, bool)
-    found: Bools = _index(trace).have(names)[trace.name[rows]] & (rows >= 0)
+    found: Bools = _index(trace).vocabulary.look_up(names)[1][trace.name[rows]] & (rows >= 0)
     return found
-
-
-def numbers_of(trace: Trace, names: Iterable[str]) -> list[int]:
-    """Those of exact names that the trace has."""
-    known = trace.once(_numbers)
-    return [number for name in names if (number := known.get(name)) is not None]
-
-
-def _numbers(trace: Trace) -> dict[str, int]:
-    return dict(zip(trace.names, range(len(trace.names)), strict=True))
-
-
-def are_any(trace: Trace, rows: Ints, names: Iterable[str]) -> Bools:
-    """Which of these events have one of these very names; -1 has none."""
-    marked = np.zeros(len(trace.names) + 1, bool)
-    marked[numbers_of(trace, names)] = True
-    return marked[np.where(rows >= 0, trace.name[rows], -1)]
-
-
-def operators_of(trace: Trace, *names: str) -> Ints:
-    """Operators of any of these very names, in time order."""
-    numbers = numbers_of(trace, names)
-    return _index(trace).operators(numbers, trace.kind) if numbers else _NONE
-
-
-def rows_of(trace: Trace, *names: str) -> Ints:
-    """Selected operators of any of these very names, in time order."""
-    rows = operators_of(trace, *names)
-    return rows[trace.selection[rows]] if len(rows) else rows

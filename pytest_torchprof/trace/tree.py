@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.names import OPERATOR, Names, events_named, rows_of
+from pytest_torchprof.trace.names import OPERATOR, Names, events_named, named, rows_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -63,25 +63,14 @@ def marked(trace: Trace, rows: Ints) -> Bools:
     return mark
 
 
-def are_outermost(trace: Trace, rows: Ints) -> Bools:
-    """Which of these events are operators that no other operator encloses; annotations may."""
-    return trace.once(_are_outermost)[rows]
-
-
 def outermost(trace: Trace) -> Ints:
-    """All operators that no other operator encloses, in time order."""
+    """All operators that no other operator encloses, in time order; annotations may."""
     return trace.once(_outermost)
 
 
-def _outermost(trace: Trace) -> Ints:
-    operator = trace.kind == OPERATOR
-    operator[events_named(trace, _ANNOTATION)] = False
-    rows: Ints = operator.nonzero()[0]
-    return rows[~nesting.below(operator, trace.parent, rows)]
-
-
-def _are_outermost(trace: Trace) -> Bools:
-    return marked(trace, outermost(trace))
+def are_outermost(trace: Trace, rows: Ints) -> Bools:
+    """Which of these events are."""
+    return trace.once(_are_outermost)[rows]
 
 
 def are_free(trace: Trace, rows: Ints) -> Bools:
@@ -89,9 +78,26 @@ def are_free(trace: Trace, rows: Ints) -> Bools:
     return trace.once(_are_free)[rows]
 
 
+def _outermost(trace: Trace) -> Ints:
+    return trace.once(_are_outermost).nonzero()[0]
+
+
+def _are_outermost(trace: Trace) -> Bools:
+    operator = trace.kind == OPERATOR
+    operator &= ~named(trace, _ANNOTATION)
+    return _outside(trace, operator, operator)
+
+
 def _are_free(trace: Trace) -> Bools:
-    rows = outermost(trace)
-    return marked(trace, rows[~within_named(trace, rows, _OPTIMIZER)])
+    return _outside(trace, trace.once(_are_outermost), named(trace, _OPTIMIZER))
+
+
+def _outside(trace: Trace, events: Bools, roots: Bools) -> Bools:
+    """These events but for what is nested in a root."""
+    rows = events.nonzero()[0]
+    found = np.zeros(len(events), bool)
+    found[rows] = ~nesting.below(roots, trace.parent, rows)
+    return found
 
 
 def has_frames(trace: Trace) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import field
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
-
-_Least: TypeAlias = tuple[Names, float | str]
 
 _NO_SHAPES = "recorded without shapes (record_shapes=True gives them)"
 _NOT_LIVE = "only a live test measures it"
@@ -98,7 +96,7 @@ def check(
 
     ``thresholds``: rule → name → value, for those that are not to have their default.
     """
-    wanted = [rule for rule in rules if rule.code not in ignore]
+    wanted = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
     if (gap := nothing_seen(trace)) is not None:
         return Checked(trace, {}, {rule.code: gap for rule in wanted})
     for column in (trace.ts, trace.dur, trace.kind, trace.name, trace.thread, trace.selection):
@@ -109,7 +107,10 @@ def check(
     errors: dict[str, str] = {}
     wants_tensors = False
     thresholds = thresholds or {}
-    for rule, triggered in zip(wanted, _triggered(trace, wanted, thresholds), strict=True):
+    for one in _candidates(wanted, present(trace)):
+        rule, own = one.rule, thresholds.get(one.rule.code)
+        values = {**one.defaults, **own} if own else one.defaults
+        triggered = one.triggered and (not one.several or _occur(trace, one, values))
         if not triggered and rule.blind is None:
             continue
         try:
@@ -122,7 +123,7 @@ def check(
                 partly[rule.code] = why
             if not triggered:
                 continue
-            found = _found(trace, rule, thresholds.get(rule.code, {}))
+            found = matches_of(rule.find(trace, **values), trace, rule)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
@@ -136,16 +137,10 @@ def check(
     return Checked(trace, matches, unchecked, errors, unsettled, partly, wants_tensors)
 
 
-def _found(trace: Trace, rule: Rule, thresholds: Mapping[str, float]) -> Matches:
-    """Its matches, with these thresholds in place of the default ones."""
-    values = {name: threshold.default for name, threshold in rule.thresholds.items()}
-    return matches_of(rule.find(trace, **{**values, **thresholds}), trace, rule)
-
-
 def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, str]) -> str | None:
     """Why another run may be ready for a rule that this one was not ready for."""
-    gated = (rule.code for rule in rules if rule.gated_by is not None)
-    return next((unchecked[code] for code in gated if code in unchecked), None)
+    gated = {rule.code for rule in rules if unchecked and rule.gated_by is not None}
+    return next((why for code, why in unchecked.items() if code in gated), None)
 
 
 def _fault(error: BaseException) -> str:
@@ -181,38 +176,38 @@ def lacking(trace: Trace, rule: Rule) -> str | None:
     return None if rule.ready is None else rule.ready(trace)
 
 
-def _triggered(
-    trace: Trace, rules: Sequence[Rule], thresholds: Mapping[str, Mapping[str, float]]
-) -> list[bool]:
-    """Of which rules all that they look at occurs in the trace, as often as they take."""
-    triggers = _triggers(tuple(rules))
-    there = present(trace)
-    return [
-        some <= there and (not more or _occur(trace, rule, more, thresholds))
-        for rule, (some, more) in zip(rules, triggers, strict=True)
-    ]
+class _Candidate(NamedTuple):
+    """A rule that may have something to say, with its default thresholds.
 
+    ``triggered``: whether all that it looks at occurs; ``several``: of what it takes so many.
+    """
 
-def _occur(
-    trace: Trace,
-    rule: Rule,
-    least: Iterable[_Least],
-    thresholds: Mapping[str, Mapping[str, float]],
-) -> bool:
-    """Whether so many events have such names."""
-    values = thresholds.get(rule.code, {})
-    return all(
-        count(trace, names)
-        >= int(values.get(n, rule.thresholds[n].default) if isinstance(n, str) else n)
-        for names, n in least
-    )
+    rule: Rule
+    defaults: Mapping[str, float]
+    triggered: bool
+    several: Sequence[tuple[Names, float | str]]
 
 
 @lru_cache(maxsize=100)
-def _triggers(rules: tuple[Rule, ...]) -> list[tuple[AbstractSet[Names], list[_Least]]]:
-    """Of each rule its triggers, and those of which it takes several."""
-    found = [[(names_of(one), least) for one, least in rule.least.items()] for rule in rules]
-    return [(frozenset(dict(some)), [one for one in some if one[1] != 1]) for some in found]
+def _candidates(rules: tuple[Rule, ...], there: AbstractSet[Names]) -> list[_Candidate]:
+    """The rules that names do not rule out, in order: all that a trace of such names is asked."""
+    found = []
+    for rule in rules:
+        least = {names_of(one): many for one, many in rule.least.items()}
+        triggered = least.keys() <= there
+        if triggered or rule.blind is not None:
+            defaults = {name: threshold.default for name, threshold in rule.thresholds.items()}
+            several = [(names, many) for names, many in least.items() if many != 1]
+            found.append(_Candidate(rule, defaults, triggered, several))
+    return found
+
+
+def _occur(trace: Trace, one: _Candidate, values: Mapping[str, float]) -> bool:
+    """Whether so many events have such names."""
+    return all(
+        count(trace, names) >= int(values[least] if isinstance(least, str) else least)
+        for names, least in one.several
+    )
 
 
 def _total(found: Matches) -> int:

@@ -33,7 +33,6 @@ from pytest_torchprof.rules import (
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
 from pytest_torchprof.rules.engine.warming import warm
-from pytest_torchprof.trace.names import names_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -82,11 +81,6 @@ RULES: Mapping[str, Rule] = {
     for found in vars(theme).values()
     if isinstance(found, Rule)
 }
-
-# Their expressions are known before the first trace, so that each name is looked at once.
-for _one in RULES.values():
-    for _pattern in _one.least:
-        names_of(_pattern)
 
 #: The codes that markers and options accept.
 CODES = tuple(RULES)

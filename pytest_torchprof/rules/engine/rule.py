@@ -12,6 +12,7 @@ from msgspec import field
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.units import SCALES
+from pytest_torchprof.trace.names import names_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -139,7 +140,8 @@ class Rule(Plain, frozen=True, eq=False):
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
             raise ValueError(f"rule code {self.code!r}: lower-case words joined by dashes, please")
-        for least in self.least.values():
+        for pattern, least in self.least.items():
+            names_of(pattern)  # known before the first trace, so that each name is looked at once
             if isinstance(least, str) and least not in self.thresholds:
                 raise ValueError(
                     f"rule {self.code}: triggers name {least!r}, which is no threshold"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_torchprof.core.uncollected import uncollected
 from pytest_torchprof.session import markers, options
 
 if TYPE_CHECKING:
@@ -60,15 +60,12 @@ def _quick_imports() -> Iterator[None]:
     Pytest loads a plugin's modules itself to rewrite their asserts. That is slow, and where it
     cannot cache byte code, it compiles all of them in each session.
     """
-    collects = gc.isenabled()
-    gc.disable()  # modules stay alive; collecting garbage among them takes as long as the import
     sys.meta_path.insert(0, PathFinder)
     try:
-        yield
+        with uncollected():
+            yield
     finally:
         sys.meta_path.remove(PathFinder)
-        if collects:
-            gc.enable()
 
 
 @pytest.fixture

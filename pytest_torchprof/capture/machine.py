@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -16,6 +17,7 @@ from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.uncollected import uncollected
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo
@@ -84,7 +86,8 @@ def probe_machine(threads: int | None) -> Machine:
         CaptureError: torch is not installed or cannot be imported.
     """
     try:
-        import torch
+        with nullcontext() if "torch" in sys.modules else uncollected():
+            import torch
     except ImportError as error:
         raise _no_torch(error) from error
     if threads is None:

@@ -1,0 +1,76 @@
+"""Imports without garbage collections."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_torchprof.core.uncollected import uncollected
+
+
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.enable()
+    yield
+    gc.enable() if enabled else gc.disable()
+
+
+def _is_old(one: object) -> bool:
+    return any(known is one for known in gc.get_objects(generation=2))
+
+
+def test_nothing_is_collected_within_and_the_collector_works_again_after() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_what_was_made_within_is_old_at_once() -> None:
+    """So the next quick collection does not walk through a million objects."""
+    with uncollected():
+        made: list[object] = [[]]
+    assert _is_old(made)
+    assert gc.get_freeze_count() == 0
+
+
+def test_it_can_still_be_collected() -> None:
+    class Cycle:
+        ended = False
+
+        def __del__(self) -> None:
+            Cycle.ended = True
+
+    with uncollected():
+        cycle = Cycle()
+        cycle.own = cycle  # type: ignore[attr-defined]
+        del cycle
+    assert not Cycle.ended
+    gc.collect()
+    assert Cycle.ended
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    with uncollected():
+        made: list[object] = [[]]
+    assert not gc.isenabled()
+    assert not _is_old(made)
+
+
+def test_what_other_code_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        with uncollected():
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_an_import_that_fails_leaves_the_collector_on() -> None:
+    with pytest.raises(ImportError), uncollected():
+        raise ImportError
+    assert gc.isenabled()

@@ -19,24 +19,13 @@ import numpy as np
 from pytest_torchprof.analysis.memory import ALLOCATORS
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.work.views import IDLE
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.diff import By
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Operators that compute nothing if no operator is nested in them: views, and casts without effect.
-VIEWS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("_has_compatible_shallow_copy_type", "_reshape_alias", "_unsafe_view", "alias"),
-        *("as_strided", "as_strided_", "chunk", "contiguous", "detach", "detach_", "dropout"),
-        *("expand", "expand_as", "flatten", "is_pinned", "lift_fresh", "narrow", "permute"),
-        *("reshape", "resolve_conj", "resolve_neg", "result_type", "select", "set_", "slice"),
-        *("split", "squeeze", "squeeze_", "t", "to", "transpose", "type_as", "unbind"),
-        *("unflatten", "unfold", "unsqueeze", "unsqueeze_", "view", "view_as"),
-    )
-) | {"detach", "detach_"}
 #: Called first by many operators: inside another operator they are part of it.
 _PRELUDES = frozenset({"aten::fill_", "aten::zero_"})
 
@@ -124,7 +113,7 @@ def _innermost(trace: Trace) -> Bools:
     """Operators without a nested operator that does work."""
     ops = trace.selection & trace.is_kind(Kind.OP)
     prelude = trace.names_where(_PRELUDES.__contains__)
-    works = ops & ~prelude & ~trace.names_where((ALLOCATORS | VIEWS).__contains__)
+    works = ops & ~prelude & ~trace.names_where((ALLOCATORS | IDLE).__contains__)
     levels = [*nesting.levels(trace.depth)]
     outer = np.zeros(len(trace), bool)
     for level in reversed(levels):

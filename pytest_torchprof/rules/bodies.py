@@ -15,6 +15,7 @@ from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.work.views import VIEWS
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.stretches import Sequence, Stretch
@@ -31,15 +32,6 @@ _LOOKED: Final = 16
 _NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "None", "Device", "Generator"})
 #: What a Python number is where an operator takes it as a tensor.
 _NUMBERS: Final = frozenset({"double", "long int", "long", "bool", "c10::complex<double>"})
-#: What makes a view, or nothing at all.
-_VIEWS: Final = late(
-    r"aten::(select|slice|narrow|unbind|split|chunk|split_with_sizes|tensor_split|view|view_as"
-    r"|reshape|reshape_as|_unsafe_view|unsqueeze|squeeze|transpose|swapaxes|swapdims|t|permute"
-    r"|movedim|expand|expand_as|broadcast_to|flatten|unflatten|ravel|detach|alias|as_strided"
-    r"|diagonal|real|imag|view_as_real|view_as_complex|T|mT|H|mH|adjoint|numpy_T|matrix_H|lift_fresh"
-    r"|to|type_as|contiguous|unfold|positive|atleast_[123]d|requires_grad_|resize_|resolve_conj"
-    r"|resolve_neg|(squeeze|unsqueeze|t|transpose|detach|swapaxes|swapdims)_)(\.\w+)?$"
-)
 _INDEX: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
 
 
@@ -92,7 +84,8 @@ class Call(Plain, frozen=True):
     @property
     def is_view(self) -> bool:
         """Whether it makes a view, or may."""
-        return _VIEWS.match(self.name) is not None
+        name = self.name.partition(".")[0]
+        return name in VIEWS or name == "aten::resize_"
 
     @property
     def in_place(self) -> bool:

@@ -12,17 +12,9 @@ import numpy as np
 
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.calls import called, step_of
-from pytest_torchprof.rules.sources import (
-    EXPANSIONS,
-    PARTS,
-    SPLITS,
-    Call,
-    Since,
-    Source,
-    parts_may_be,
-    since,
-)
+from pytest_torchprof.rules.sources import Call, Since, Source, parts_may_be, since
 from pytest_torchprof.trace.arguments import decode_part
+from pytest_torchprof.work.views import EXPANSIONS, PARTS, SPLITS
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.memory import ALLOCATORS
-from pytest_torchprof.analysis.replacements import VIEWS
 from pytest_torchprof.rules.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.names import count
 from pytest_torchprof.trace.tree import outermost
 from pytest_torchprof.work.counting import op_flops
+from pytest_torchprof.work.views import IDLE
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -72,7 +72,7 @@ def _allocated(trace: Trace) -> float:
     if len(memory.event):
         return float(memory.bytes[trace.selection[memory.event] & (memory.bytes > 0)].sum())
     operators = trace.is_kind(Kind.OP)
-    works = operators & ~trace.names_where(VIEWS.__contains__)
+    works = operators & ~trace.names_where(IDLE.__contains__)
     works &= ~trace.names_where(ALLOCATORS.__contains__)
     above = trace.parent[works]
     works[above[above >= 0]] = False

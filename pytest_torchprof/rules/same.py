@@ -13,9 +13,10 @@ import numpy as np
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.copy_runs import by_kind
 from pytest_torchprof.rules.engine import identity
-from pytest_torchprof.rules.sources import COPIES, PARTS, READS, VIEWS
+from pytest_torchprof.rules.sources import COPIES, READS, SAME_MEMORY
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
+from pytest_torchprof.work.views import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -166,7 +167,7 @@ def _roots(copies: list[tuple[int, int]], between: list[list[_View]]) -> list[in
 def _views(trace: Trace, tensors: set[int], copies: Ints) -> dict[int, list[_View]]:
     """The calls that look at these tensors in another way, by tensor, in time order."""
     found = defaultdict[int, list[_View]](list)
-    rows = _called(trace, copies, VIEWS | PARTS | {"aten::reshape", "aten::flatten"})
+    rows = _called(trace, copies, SAME_MEMORY | PARTS | {"aten::reshape", "aten::flatten"})
     for row, taken in zip(rows.tolist(), identity.taken(trace, rows) or [], strict=True):
         if (number := _first(taken)) in tensors:
             at = np.array([row])
@@ -226,7 +227,7 @@ def _called(trace: Trace, copies: Ints, names: frozenset[str] | None) -> Ints:
     rows: Ints = np.flatnonzero(called(trace) & trace.selection)
     rows = rows[np.isin(trace.thread[rows], trace.thread[copies])]
     other = names is None
-    listed = VIEWS | PARTS | READS | COPIES if names is None else names
+    listed = SAME_MEMORY | PARTS | READS | COPIES if names is None else names
     wanted = np.array([(name in listed) != other for name in trace.names], bool)
     found: Ints = rows[wanted[trace.name[rows]]]
     return found

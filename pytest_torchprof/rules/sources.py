@@ -10,6 +10,7 @@ from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+from pytest_torchprof.work.views import EXPANSIONS, PARTS, WHOLE, aten
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
@@ -27,33 +28,20 @@ class Source(NamedTuple):
     to: str
 
 
-def _aten(words: str) -> frozenset[str]:
-    return frozenset(f"aten::{word}" for word in words.split())
-
-
-COPIES = _aten(
+COPIES = aten(
     "to _to_copy type_as float half double contiguous clone reshape flatten ravel copy copy_"
 )
-#: As many elements out as in, and the same memory.
-VIEWS = _aten(
-    "t transpose permute view _unsafe_view detach alias unsqueeze squeeze as_strided numpy_T mT "
-    "adjoint movedim moveaxis swapaxes swapdims unflatten view_as detach_ requires_grad_ "
-    "lift_fresh resolve_conj resolve_neg matrix_H expand expand_as broadcast_to "
-    "result_type is_same_size"
-)
-#: Part of the same memory; which part is in their arguments.
-PARTS = _aten("select slice narrow split chunk unbind split_with_sizes tensor_split diagonal")
-EXPANSIONS = _aten("expand expand_as")
-SPLITS = _aten("split chunk unbind split_with_sizes tensor_split hsplit vsplit dsplit")
-READS = _aten("item _local_scalar_dense is_nonzero equal allclose record_stream")
+#: The same memory, or nothing of it.
+SAME_MEMORY = WHOLE | EXPANSIONS | aten("result_type is_same_size")
+READS = aten("item _local_scalar_dense is_nonzero equal allclose record_stream")
 #: Less out than in, unless an axis has one element.
-_REDUCTIONS = _aten(
+_REDUCTIONS = aten(
     "sum mean amax amin max min prod any all norm linalg_vector_norm argmax argmin var std "
     "var_mean std_mean logsumexp nansum median cross_entropy cross_entropy_loss nll_loss mse_loss "
     "l1_loss nll_loss_nd count_nonzero"
 )
 #: The result has the shape of the first tensor.
-_LIKE_FIRST = _aten(
+_LIKE_FIRST = aten(
     "softmax _softmax log_softmax layer_norm native_layer_norm rms_norm _fused_rms_norm batch_norm "
     "group_norm dropout native_dropout feature_dropout cumsum cumprod sort flip roll tril triu "
     "silu gelu celu elu selu leaky_relu hardtanh hardswish softplus masked_fill clamp clamp_min "
@@ -61,23 +49,23 @@ _LIKE_FIRST = _aten(
     "ones_like empty_like full_like rand_like randn_like"
 )
 #: The result has the shape that its tensors broadcast to.
-_BROADCAST = _aten(
+_BROADCAST = aten(
     "add sub rsub mul div true_divide pow relu relu6 sigmoid tanh exp log sqrt rsqrt neg abs sin "
     "cos erf square reciprocal maximum minimum where eq ne lt le gt ge logical_and logical_or "
     "logical_not bitwise_and bitwise_or bitwise_not addcmul addcdiv lerp floor ceil round sign "
     "floor_divide remainder fmod atan2 log1p expm1 isnan isinf threshold mish log2 sinh"
 )
-_CREATORS = _aten(
+_CREATORS = aten(
     "empty zeros ones full rand randn randint empty_strided new_empty new_zeros new_ones new_full"
 )
-_PRODUCTS = _aten("mm matmul bmm linear addmm baddbmm mv addmv dot vdot")
+_PRODUCTS = aten("mm matmul bmm linear addmm baddbmm mv addmv dot vdot")
 _CONVOLUTIONS = frozenset(f"aten::conv{i}d" for i in (1, 2, 3)) | {"aten::convolution"}
 #: Results that are truths or indices, whatever the inputs.
-_TESTS = _aten(
+_TESTS = aten(
     "eq ne lt le gt ge logical_and logical_or logical_not isnan isinf any all argmax argmin "
     "count_nonzero sort max min median"
 )
-_RAISED = _LIKE_FIRST | _REDUCTIONS | _aten("pow exp expm1 log log2 log1p reciprocal rsqrt sinh")
+_RAISED = _LIKE_FIRST | _REDUCTIONS | aten("pow exp expm1 log log2 log1p reciprocal rsqrt sinh")
 _KEEP_TYPE = _LIKE_FIRST | _BROADCAST | _REDUCTIONS | _PRODUCTS | _CONVOLUTIONS
 _INDICES = {"bool", "long", "long int"}
 _LOW = {"c10::Half", "c10::BFloat16"}
@@ -127,7 +115,9 @@ def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
             counts.add(prod(call.tensors[0][0]))
     if any(_may_make(call, source, counts) for call in calls):
         return "new", parts
-    used = any(call.name not in COPIES | VIEWS | PARTS or _is_back(call, source) for call in calls)
+    used = any(
+        call.name not in COPIES | SAME_MEMORY | PARTS or _is_back(call, source) for call in calls
+    )
     return "same" if used else "bare", parts
 
 
@@ -153,7 +143,7 @@ def parts_may_be(call: Call, source: Source) -> bool:
 def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
     """Whether the result may be the source, or what the source is a view of."""
     name, tensors = call.name, call.tensors
-    if name in VIEWS | PARTS | READS:
+    if name in SAME_MEMORY | PARTS | READS:
         return False
     if name == "aten::set_":  # a tensor gets a storage, as `copy.deepcopy` does, one by one
         return True

@@ -1,0 +1,46 @@
+"""Operators that make a view of a tensor: the same memory, and no work.
+
+Source: the views that https://docs.pytorch.org/docs/stable/tensor_view.html lists, and PyTorch's
+``native_functions.yaml`` for their overloads and for what they call.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def aten(words: str) -> frozenset[str]:
+    """Full names of these operators.
+
+    >>> sorted(aten("t view"))
+    ['aten::t', 'aten::view']
+    """
+    return frozenset(f"aten::{word}" for word in words.split())
+
+
+#: All elements of the tensor, each once, of the same dtype.
+WHOLE: Final = aten(
+    "_reshape_alias _unsafe_view adjoint alias as_strided as_strided_ detach detach_ "
+    "lift_fresh mH mT matrix_H moveaxis movedim numpy_T permute positive requires_grad_ "
+    "resolve_conj resolve_neg squeeze squeeze_ swapaxes swapaxes_ swapdims swapdims_ t t_ "
+    "transpose transpose_ unflatten unsqueeze unsqueeze_ view view_as"
+)
+#: All elements, some of them often.
+EXPANSIONS: Final = aten("broadcast_to expand expand_as")
+#: Several parts, which together are the whole.
+SPLITS: Final = aten("chunk dsplit hsplit split split_with_sizes tensor_split unbind vsplit")
+#: Part of the elements; the arguments say which.
+PARTS: Final = SPLITS | aten("diagonal narrow select slice")
+#: Of another dtype, or in windows that overlap.
+OTHERS: Final = aten("imag real unfold view_as_complex view_as_real")
+#: A view, or the tensor itself, unless a copy is necessary, which is then nested in the call.
+MAY_COPY: Final = aten(
+    "atleast_1d atleast_2d atleast_3d contiguous flatten ravel reshape reshape_as to type_as"
+)
+VIEWS: Final = WHOLE | EXPANSIONS | PARTS | OTHERS | MAY_COPY
+#: Operators that compute nothing if no operator is nested in them. Autograd has its own detach.
+IDLE: Final = (
+    VIEWS
+    | {"detach", "detach_"}
+    | aten("_has_compatible_shallow_copy_type dropout is_pinned result_type set_")
+)

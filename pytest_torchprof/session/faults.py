@@ -1,10 +1,12 @@
-"""Errors that no test is to blame for, told from those that are the user's to mend."""
+"""Errors that no test is to blame for: told from others, collected, and told at the end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import StorageError, TorchprofError
+from pytest_torchprof.render.summary import faults
 
 
 def is_fault(error: Exception) -> bool:
@@ -22,3 +24,54 @@ def said(error: Exception) -> str:
     where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
     message = str(error).partition("\n")[0]
     return f"internal error, please report it: {type(error).__name__}: {message}{where}"
+
+
+class SessionErrors:
+    """The errors of a session, each of which fails it."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        #: Fault → the tests that it hit.
+        self._hit: dict[str, list[str]] = {}
+        #: To be entered around our part of a hook: `SHELTER`, and what is raised is noted here.
+        self.careful = _Careful(self)
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each; of faults that hit tests, once they are settled."""
+        return list(self._lines)
+
+    def settle_faults(self) -> None:
+        """All tests are over: a line for each fault, with the number of tests that it hit."""
+        self._lines += faults(self._hit)
+        self._hit.clear()
+
+    def add(self, *lines: str) -> None:
+        """Errors beside any test."""
+        self._lines += lines
+
+    def add_error(self, error: Exception) -> None:
+        """One that was raised beside any test, noted once."""
+        if (text := said(error)) not in self._lines:
+            self._lines.append(text)
+
+    def add_fault(self, fault: str, *nodeids: str) -> None:
+        """A fault that hit these tests too."""
+        self._hit.setdefault(fault, []).extend(nodeids)
+
+
+class _Careful:
+    """Around our part of a hook: a fault of ours is noted, never raised."""
+
+    def __init__(self, errors: SessionErrors) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        SHELTER.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        SHELTER.__exit__()
+        if not isinstance(error, Exception):
+            return False
+        self._errors.add_error(error)
+        return True

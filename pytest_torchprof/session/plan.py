@@ -1,4 +1,4 @@
-"""How one test is to be measured, and against what."""
+"""The plan of a test: how it is to be measured, and against what; from options and markers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,20 @@ import msgspec
 
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.session.known_rules import rules_of
+from pytest_torchprof.session.markers import (
+    antipatterns_of,
+    beside_leaving_out,
+    budgets_of,
+    is_marked,
+    overrides_of,
+)
 
 if TYPE_CHECKING:
+    import pytest
+
     from pytest_torchprof.core.results import Budget
+    from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.rules.engine.rule import Rule
 
 Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
@@ -71,3 +82,38 @@ class Plan(Plain, frozen=True):
         modules: list[Kind] = ["modules"] if any(b.module for b in self.budgets) else []
         rounds = max(self.rounds, int(self.round_time_s > 0))  # `Gatherer.runs_of` adds to them
         return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]
+
+
+def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
+    """The plan that options and markers make for a test; None if it is not to be profiled.
+
+    Raises:
+        SettingsError: a marker that makes no sense.
+    """
+    overrides = overrides_of(item)
+    budgets = tuple(budgets_of(item))
+    forbidden, allowed = antipatterns_of(item)
+    known = {budget.label for budget in budgets}
+    budgets += tuple(budget for budget in forbidden if budget.label not in known)
+    if not overrides.pop("enabled", True):
+        kept = beside_leaving_out(item, budgets, forbidden)
+        return Plan(0, 0, budgets=kept, left_out=True) if kept else None
+    s = settings
+    if s.select == "marked" and not is_marked(item):
+        return None
+    rules = rules_of(item.config, item).rules
+    base = Plan(
+        s.warmup,
+        s.rounds,
+        s.threads,
+        budgets,
+        rules=tuple(rule for rule in rules.values() if rule.code not in s.ignore),
+        thresholds=s.thresholds,
+        allowed=allowed,
+        ignored=s.ignore,
+        min_time_s=s.min_time,
+        gate_time_s=s.gate_time_s,
+        time=s.time,
+        shares_laps=s.time == "advisory" and not s.accept,
+    )
+    return base.with_counts(**overrides)

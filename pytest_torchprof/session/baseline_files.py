@@ -1,0 +1,62 @@
+"""Which baseline files belong to the test files of a session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.baseline import store
+from pytest_torchprof.session.accept import shown
+
+if TYPE_CHECKING:
+    from pytest_torchprof.session.collected import Collected
+
+
+class BaselineFiles:
+    """Baseline files in the folder of this name beside test files, or in a tree of their own.
+
+    ``folder``: as `Settings.baselines` has it.
+    """
+
+    def __init__(self, folder: str, root: Path) -> None:
+        self._folder = folder
+        self._root = root
+        self._known: dict[Path, Path] = {}
+
+    def of(self, file: Path) -> Path:
+        """The one of a test file, whether it is there or not."""
+        if (path := self._known.get(file)) is None:
+            path = self._known[file] = store.path_for(file, self._folder, self._root)
+        return path
+
+    @property
+    def project(self) -> str | None:
+        """The name of this project in a folder of several."""
+        return store.project_of(self._folder, self._root)
+
+    def full(self, collected: Collected, ran: Iterable[str]) -> dict[str, list[str]]:
+        """Baseline path → all tests, of files that ran as a whole; ``ran`` are node ids."""
+        names_of: dict[str, set[str]] = {}
+        for nodeid in ran:
+            file, _, name = nodeid.partition("::")
+            names_of.setdefault(str(self._root / file), set()).add(name or nodeid)
+        found = {}
+        for file, names in collected.names.items():
+            if file in collected.partial or not set(names) <= names_of.get(file, set()):
+                continue
+            path = self.of(Path(file))
+            if os.path.exists(path):  # noqa: PTH110 - never raises
+                found[str(path)] = names
+        return found
+
+    def left_behind(self, collected: Collected) -> list[str]:
+        """Baselines whose test files are gone; another branch may want them, so they stay."""
+        files = [Path(file) for file in collected.names]
+        folders = {(file.parent, self.of(file).parent) for file in files}
+        project = self.project
+        found = sorted({path for pair in folders for path in store.orphans(*pair, project)})
+        return [
+            f"{shown(path, self._root)}: its test file is gone; delete it too" for path in found
+        ]

@@ -1,0 +1,36 @@
+"""The JSON report of a session: emptied when it begins, written when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchprof.core.files import why
+from pytest_torchprof.render.json_report import test_of, write_report
+from pytest_torchprof.render.summary import raised_rules
+from pytest_torchprof.verdict.found import RAISED
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Record
+
+
+def begin_report(path: Path, environment: Mapping[str, Any]) -> None:
+    """That of an earlier session is not to be taken for ours, should the process be killed."""
+    with suppress(OSError):  # it is said at the end
+        if path.is_file():
+            write_report(path, environment, (), interrupted=True)
+
+
+def end_report(
+    path: Path, environment: Mapping[str, Any], records: Sequence[Record], *, interrupted: bool
+) -> list[str]:
+    """Write what tests have come to; an error where that fails."""
+    raised = list(raised_rules(records, RAISED).values())
+    try:
+        write_report(path, environment, map(test_of, records), raised, interrupted=interrupted)
+    except OSError as error:
+        what = f"report {path} cannot be written: {why(error)}"
+        return [f"{what}; name another with --torchprof-json"]
+    return []

@@ -1,0 +1,109 @@
+"""What is known of a test rides on pytest's reports, also from the workers of xdist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.results import Record
+from pytest_torchprof.session.accept import Offer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pytest
+
+
+class Standing(Plain, frozen=True):
+    """What we say of a test: its record, its offer for ``--accept``, and whether we fail it."""
+
+    record: Record | None = None
+    offer: Offer | None = None
+    failed: bool = False
+
+
+def attach(report: pytest.TestReport, standing: Standing, *, ours: bool, runs: int) -> None:
+    """Let a test's standing ride on its report; ``ours``: we have failed it."""
+    riding: Any = report
+    riding.torchprof = standing.record.sent() if standing.record is not None else None
+    riding.torchprof_ours = ours
+    riding.torchprof_offer = standing.offer.sent() if standing.offer is not None else None
+    riding.torchprof_runs = runs
+
+
+def attach_faults(report: pytest.TestReport, faults: Iterable[str]) -> None:
+    """Let errors ride on it that no test is to blame for."""
+    riding: Any = report
+    riding.torchprof_faults = list(faults)
+
+
+def carries_faults(report: pytest.TestReport) -> bool:
+    """Whether such errors ride on it."""
+    return "torchprof_faults" in report.__dict__
+
+
+def faults_on(report: pytest.TestReport) -> list[str]:
+    """The errors that ride on it, each once."""
+    return list(dict.fromkeys(getattr(report, "torchprof_faults", ())))
+
+
+class Results:
+    """The records and offers of all tests, as their reports bring them."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._offers: dict[str, Offer] = {}
+        #: Node ids of tests that ran, profiled or not.
+        self.ran: set[str] = set()
+        #: Runs of all tests.
+        self.runs = 0
+
+    @property
+    def records(self) -> list[Record]:
+        """Of all tests that were to be profiled."""
+        return list(self._records.values())
+
+    @property
+    def offers(self) -> list[Offer]:
+        """Of tests whose values may be accepted."""
+        return list(self._offers.values())
+
+    def take(self, report: pytest.TestReport) -> None:
+        """Take in what rides on a report that `tells`."""
+        nodeid = report.nodeid
+        self.ran.add(nodeid)
+        record = getattr(report, "torchprof", None)
+        if record is not None:
+            self._records[nodeid] = Record.read(record)
+            self._offers.pop(nodeid, None)
+            if (offer := getattr(report, "torchprof_offer", None)) is not None:
+                self._offers[nodeid] = Offer.read(offer)
+            self.runs += getattr(report, "torchprof_runs", 0)
+        known = self._records.get(nodeid)
+        if known is None:
+            return
+        self._records[nodeid] = replace(known, outcome=_outcome(report))
+        if report.failed and not getattr(report, "torchprof_ours", False):
+            self._offers.pop(nodeid, None)
+
+
+def tells(report: pytest.TestReport) -> bool:
+    """Whether there is something to note: of a phase around the call only if it went wrong."""
+    return report.when == "call" or not report.passed
+
+
+def why_not(report: pytest.TestReport) -> str:
+    """Why a test has no numbers, as far as its report says."""
+    if hasattr(report, "wasxfail") and report.skipped:
+        return "xfailed"
+    if report.when == "setup":
+        return "setup failed" if report.failed else "skipped"
+    return "failed" if report.failed else "skipped" if report.skipped else "was not measured"
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return "error" if report.failed and report.when != "call" else report.outcome

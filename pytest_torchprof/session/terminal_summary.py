@@ -1,0 +1,52 @@
+"""Our part of pytest's summary: the table, messages, errors, and one line of totals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.render import escape
+from pytest_torchprof.render.summary import raised_rules, summary_table, totals, unchecked_rules
+from pytest_torchprof.rules.engine.registry import CODES
+from pytest_torchprof.verdict.found import RAISED
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.session.reports import Results
+
+
+def summarize(
+    terminal: pytest.TerminalReporter,
+    results: Results,
+    settings: Settings,
+    *,
+    messages: Sequence[str],
+    errors: Sequence[str],
+    verbosity: int,
+) -> None:
+    """Write it to the terminal, as much as pytest's ``verbosity`` asks for."""
+    records = results.records
+
+    def write(line: str, **markup: bool) -> None:
+        terminal.write_line(escape.line(line), **markup)
+
+    if errors or messages or (records and verbosity >= 0):
+        terminal.write_sep("=", "torchprof")
+    if records and verbosity >= 0:
+        s = settings
+        width = terminal._tw.fullwidth  # noqa: SLF001 - the only place that knows
+        for line in summary_table(records, s.columns, s.sort, s.top, width):
+            write(line)
+        for line in unchecked_rules(records, RAISED):
+            write(line)
+    for rule, line in raised_rules(records, RAISED).items():
+        if rule not in CODES:
+            write(line, yellow=True)
+    for line in messages:
+        write(line)
+    for line in errors:
+        write(f"ERROR: {line}", red=True)
+    if verbosity > -2:
+        write(totals(records, results.runs))

@@ -1,0 +1,141 @@
+"""What is said of each test: judged after its runs, kept on the item, attached to its report."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.results import Record
+from pytest_torchprof.render import escape
+from pytest_torchprof.session.accept import ab_command_for, command_for
+from pytest_torchprof.session.collected import name_of
+from pytest_torchprof.session.judge import Judge, Subject
+from pytest_torchprof.session.own_failure import OwnFailure
+from pytest_torchprof.session.reports import Standing, attach, why_not
+from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
+from pytest_torchprof.verdict.judgement import all_unchecked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.session.baseline_files import BaselineFiles
+    from pytest_torchprof.session.gather import Gatherer
+    from pytest_torchprof.session.plan import Plan
+    from pytest_torchprof.verdict.measured import Measured
+
+_STANDING = pytest.StashKey[Standing]()
+_SUBJECT = pytest.StashKey[Subject]()
+
+
+class Verdicts:
+    """The verdicts on the tests of a session."""
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        baselines: BaselineFiles,
+        *,
+        is_worker: bool,
+    ) -> None:
+        self._config = config
+        self._baselines = baselines
+        self._judge = Judge(settings, config.rootpath, is_worker=is_worker)
+
+    def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
+        """Nothing is said of the test so far; what tells later whether lines are to be located."""
+        item.stash[_STANDING] = Standing()
+        return partial(self._judge.wants_lines, self._subject(item))
+
+    def load(self, item: pytest.Item) -> None:
+        """Read the test's baseline file now; what is wrong with it is said when it is judged."""
+        with suppress(BaselineError):
+            self._judge.load(self._subject(item).baseline)
+
+    def judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
+        """Compare what was measured and note it; why the test fails, if it does."""
+        standing, message = Standing(), None
+        try:
+            judged = self._judge.judge(
+                self._subject(item),
+                gatherer.result(),
+                edits=gatherer.asked.edits,
+                export=gatherer.export,
+            )
+            gatherer.blame(*judged.faults)
+            standing, message = Standing(judged.record, judged.offer), judged.message
+        except BaselineError as error:
+            gatherer.refuse(str(error))
+            message = escape.line(f"torchprof: {error}")
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
+            gatherer.give_up(error)
+        item.stash[_STANDING] = replace(standing, failed=message is not None)
+        return message
+
+    def fail(self, item: pytest.Item) -> None:
+        """We fail the test whatever was measured: an inline expectation does not hold."""
+        item.stash[_STANDING] = replace(item.stash[_STANDING], failed=True)
+
+    def leave_out(self, item: pytest.Item, plan: Plan) -> str | None:
+        """Why a test fails that has limits and is not to be profiled, if it does."""
+        message = self._judge.left_out(plan)
+        item.stash[_STANDING] = Standing(failed=message is not None)
+        return message
+
+    def forget(self) -> None:
+        """Let go of the test's trace, judged or not."""
+        self._judge.forget()
+
+    def attach(
+        self,
+        item: pytest.Item,
+        call: pytest.CallInfo[None],
+        report: pytest.TestReport,
+        plan: Plan,
+        gatherer: Gatherer | None,
+    ) -> None:
+        """Let what is said of the test ride on its report."""
+        standing = item.stash.get(_STANDING, Standing())
+        own = call.excinfo is not None and isinstance(call.excinfo.value, OwnFailure)
+        ours = own and standing.failed
+        if call.when == "call" and report.failed and not ours:
+            # Failed by somebody else: a strict xfail that passed, another plugin's checks.
+            item.stash[_STANDING] = standing = Standing(failed=standing.failed)
+        if standing.record is None:
+            left_out = HOW_TO_LEAVE_OUT if plan.left_out else None
+            reason = (gatherer.reason if gatherer else left_out) or why_not(report)
+            record = Record(
+                item.nodeid,
+                "not_profiled",
+                reason,
+                {v.label: v for v in all_unchecked(plan.budgets, reason)},
+                # A test that failed by its own comparison of measured numbers has one.
+                trace=self._keep_trace(item.nodeid, gatherer, failed=report.failed),
+            )
+            standing = replace(standing, record=record)
+        runs = gatherer.runs if gatherer and call.when == "call" else 0
+        attach(report, standing, ours=ours, runs=runs)
+
+    def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
+        """Keep the trace of a test that was not judged; where it is then."""
+        if gatherer is None:
+            return None
+        kept = self._judge.traces.keep(nodeid, gatherer.export, failed=failed)
+        gatherer.blame(*kept.faults)
+        return kept.path
+
+    def _subject(self, item: pytest.Item) -> Subject:
+        if (known := item.stash.get(_SUBJECT, None)) is not None:
+            return known
+        path = self._baselines.of(item.path)
+        commands = (
+            partial(make, self._config, item.nodeid) for make in (command_for, ab_command_for)
+        )
+        item.stash[_SUBJECT] = made = Subject(item.nodeid, name_of(item), path, *commands)
+        return made

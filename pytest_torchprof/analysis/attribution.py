@@ -116,16 +116,9 @@ def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     notes = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
     counts = counts_flops(trace) | (op_flops(trace) > 0)
     formula = trace.names_where(FORMULAS.__contains__) & ops
-    call, note, counted, typed = (np.full(len(start), -1, np.int64) for _ in range(4))
-    above = start.copy()
-    todo = np.flatnonzero(above >= 0)
-    while len(todo):
-        at = above[todo]
-        for found, where in ((call, ops), (note, notes), (counted, counts), (typed, formula)):
-            new = todo[where[at] & (found[todo] < 0)]
-            found[new] = above[new]
-        above[todo] = trace.parent[at]
-        todo = todo[above[todo] >= 0]
+    call, note, counted, typed = (
+        nesting.nearest(where, trace.parent, start) for where in (ops, notes, counts, formula)
+    )
     return call, note, counted, typed
 
 

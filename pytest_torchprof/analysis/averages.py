@@ -140,10 +140,8 @@ def _net_bytes(
     groups = np.full(len(trace), count, np.int64)
     groups[events] = group
     groups[~trace.selection] = -1
-    calls = trace.is_kind(Kind.RUNTIME)
-    around = trace.enclosing(memory.event)
-    while len(inner := np.flatnonzero((around >= 0) & calls[around])):
-        around[inner] = trace.parent[around[inner]]
+    outside_calls = ~trace.is_kind(Kind.RUNTIME)
+    around = nesting.nearest(outside_calls, trace.parent, trace.enclosing(memory.event))
     inside = trace.in_region[memory.event] & (trace.scope is None)
     into = np.where(around >= 0, groups[around], np.where(inside, count, -1))
     total = np.zeros(count + 1, np.int64)

@@ -11,8 +11,10 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.core.plain import Open
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
+from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
@@ -132,20 +134,12 @@ def launching_operators(trace: Trace, device: Ints) -> Ints:
 
 def launchers(trace: Trace, device: Ints) -> Ints:
     """The innermost operator (else annotation) around the call behind each device event, or -1."""
-    ops = trace.is_kind(Kind.OP)
     annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
-    launch = trace.launch[device]
-    above = np.where(launch >= 0, trace.parent[launch], -1)
-    owner = np.full(len(device), -1, np.int64)
-    todo = np.flatnonzero(above >= 0)
-    while len(todo):
-        at = above[todo]
-        found = ops[at] | (annotations[at] & (owner[todo] < 0))
-        owner[todo[found]] = at[found]
-        todo = todo[~ops[at]]
-        above[todo] = trace.parent[above[todo]]
-        todo = todo[above[todo] >= 0]
-    return owner
+    above = parents(trace, trace.launch[device])
+    operators = operators_around(trace, above)
+    notes = nesting.nearest(annotations, trace.parent, above)
+    owners: Ints = np.where(operators >= 0, operators, notes)
+    return owners
 
 
 def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ import numpy as np
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -105,18 +106,6 @@ def called(trace: Trace, events: Ints, predicate: Callable[[str], object]) -> Bo
     verdicts = np.fromiter(map(bool, map(predicate, trace.names)), bool, len(trace.names))
     named: Bools = verdicts[trace.name[events]] if len(verdicts) else np.zeros(len(events), bool)
     return (events >= 0) & named
-
-
-def operators_around(trace: Trace, calls: Ints) -> Ints:
-    """The innermost operator around each of these events, itself included; -1 for none."""
-    found = calls.copy()
-    todo = np.flatnonzero(found >= 0)
-    todo = todo[trace.kind[found[todo]] != Kind.OP]
-    while len(todo):
-        found[todo] = trace.parent[found[todo]]
-        todo = todo[found[todo] >= 0]
-        todo = todo[trace.kind[found[todo]] != Kind.OP]
-    return found
 
 
 def _read(trace: Trace, events: Ints) -> tuple[Ints, list[tuple[str, Product | None]]]:

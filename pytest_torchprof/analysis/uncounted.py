@@ -23,6 +23,7 @@ from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.counting import (
     counts_flops,
@@ -232,14 +233,7 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 def _calls(trace: Trace, kernels: Ints) -> Ints:
     """The innermost operator around each kernel's launch, or -1."""
-    launch = trace.launch[kernels]
-    above = np.where(launch >= 0, trace.parent[launch], -1)
-    ops = trace.is_kind(Kind.OP)
-    todo = np.flatnonzero(above >= 0)
-    while len(todo := todo[~ops[above[todo]]]):
-        above[todo] = trace.parent[above[todo]]
-        todo = todo[above[todo] >= 0]
-    return above
+    return operators_around(trace, parents(trace, trace.launch[kernels]))
 
 
 def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:

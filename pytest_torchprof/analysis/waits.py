@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.products import called, operators_around
+from pytest_torchprof.analysis.products import called
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import D2H, LAUNCH_CALL, SYNC_CALL
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace

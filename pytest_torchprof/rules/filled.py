@@ -10,12 +10,12 @@ import numpy as np
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.chips import device_type
 from pytest_torchprof.rules.moves import (
-    called_around,
     from_maker,
     launchers,
     of_weights,
     what_is_copied,
 )
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.event_names import H2D
 from pytest_torchprof.trace.kinds import Kind
@@ -63,7 +63,7 @@ def filled(trace: Trace) -> list[Filled]:
     copies = copies[trace.names_where(H2D.search)[copies]]
     events = launchers(trace, copies)
     is_called = called(trace)
-    top = called_around(trace, events, is_called)
+    top = nesting.nearest(is_called, trace.parent, events)
     moves = (top >= 0) & trace.names_where(_MOVES.__contains__)[top]
     copies, events, top = copies[moves], events[moves], top[moves]
     makers = _makers(trace, np.flatnonzero(is_called & trace.selection), top)

@@ -19,7 +19,7 @@ from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import compiled
 from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_named
-from pytest_torchprof.trace.tree import rows_of, within
+from pytest_torchprof.trace.tree import operators_around, parents, rows_of, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -252,7 +252,7 @@ def _takes_another(trace: Trace, convolutions: Ints, norms: Ints) -> Bools:
 
 def _next_call(trace: Trace, rows: Ints) -> Ints:
     """The operator that the same code calls next, on the same thread; -1 for none."""
-    thread, enclosing = trace.thread, _enclosing(trace, rows)
+    thread, enclosing = trace.thread, operators_around(trace, parents(trace, rows))
     ops = np.flatnonzero(trace.is_kind(Kind.OP))
     end = trace.ts[rows] + trace.dur[rows]
     found = np.full(len(rows), -1, np.int64)
@@ -266,19 +266,8 @@ def _next_call(trace: Trace, rows: Ints) -> Ints:
         todo = todo[~hit]
         at[todo] += 1
     known = np.flatnonzero(found >= 0)
-    found[known[_enclosing(trace, found[known]) != enclosing[known]]] = -1
+    found[known[operators_around(trace, parents(trace, found[known])) != enclosing[known]]] = -1
     return found
-
-
-def _enclosing(trace: Trace, rows: Ints) -> Ints:
-    """The innermost operator around each event, whatever annotations are between; -1 for none."""
-    ops = trace.is_kind(Kind.OP)
-    at = trace.parent[rows]
-    todo = np.flatnonzero(at >= 0)
-    while len(todo := todo[~ops[at[todo]]]):
-        at[todo] = trace.parent[at[todo]]
-        todo = todo[at[todo] >= 0]
-    return at
 
 
 def _is_count(args: OpArgs) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.engine import identity
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.event_names import D2H, H2D
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.tree import parents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +57,7 @@ def of_weights(trace: Trace) -> Ints:
     ends = ~(marks | moves | are_named(trace, calls, _BETWEEN))
     ends[1:] |= np.diff(trace.thread[calls]) != 0
     go = np.cumsum(ends)
-    top = called_around(trace, trace.launch[copies], called(trace))
+    top = nesting.nearest(called(trace), trace.parent, trace.launch[copies])
     copies, top = copies[top >= 0], top[top >= 0]
     position = np.full(len(trace), -1, np.int64)
     position[calls] = np.arange(len(calls))
@@ -169,19 +171,8 @@ def _calls_between(trace: Trace, first: int, last: int) -> Ints:
 def launchers(trace: Trace, copies: Ints) -> Ints:
     """The host event to name for each copy: the operator that made it, or else its call."""
     call = trace.launch[copies]
-    around = np.where(call >= 0, trace.parent[call], -1)
+    around = parents(trace, call)
     return np.where(around >= 0, around, call)
-
-
-def called_around(trace: Trace, events: Ints, is_called: Any) -> Ints:
-    """The outermost operator around each event that a user's code called, or -1."""
-    at = events.copy()
-    todo = np.flatnonzero(at >= 0)
-    while len(todo):
-        todo = todo[~is_called[at[todo]]]
-        at[todo] = trace.parent[at[todo]]
-        todo = todo[at[todo] >= 0]
-    return at
 
 
 def what_is_copied(trace: Trace, events: Ints) -> list[tuple[tuple[int, ...], str] | None]:

@@ -85,12 +85,7 @@ def _is_node(trace: Trace) -> Bools:
 
 def node_around(trace: Trace, events: Ints) -> Ints:
     """The innermost node of the graph around each event, or the event itself; -1 for none."""
-    nodes, at = trace.once(_is_node), events.copy()
-    todo = np.flatnonzero(at >= 0)
-    while len(todo := todo[~nodes[at[todo]]]):
-        at[todo] = trace.parent[at[todo]]
-        todo = todo[at[todo] >= 0]
-    return at
+    return nesting.nearest(trace.once(_is_node), trace.parent, events)
 
 
 def _sequence(trace: Trace, rows: Ints) -> tuple[Ints, Bools]:

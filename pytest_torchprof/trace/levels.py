@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.names import (
@@ -102,19 +103,9 @@ def _elements(trace: Trace, rows: Ints) -> list[str]:
 
 def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:
     """The innermost Python function of such a name around each of these events, or -1."""
-    found = np.full(len(rows), -1, np.int64)
-    if not len(rows) or not has_frames(trace):
-        return found
-    marked = trace.is_kind(Kind.PYTHON) & trace.names_where(frame.search)
-    if not marked.any():
-        return found
-    above = trace.frames[0]
-    at = above[rows]
-    todo = np.flatnonzero(at >= 0)
-    while len(todo):
-        hit = marked[at[todo]]
-        found[todo[hit]] = at[todo[hit]]
-        todo = todo[~hit]
-        at[todo] = above[at[todo]]
-        todo = todo[at[todo] >= 0]
-    return found
+    if len(rows) and has_frames(trace):
+        marked = trace.is_kind(Kind.PYTHON) & trace.names_where(frame.search)
+        if marked.any():
+            above = trace.frames[0]
+            return nesting.nearest(marked, above, above[rows])
+    return np.full(len(rows), -1, np.int64)

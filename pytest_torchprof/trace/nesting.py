@@ -74,6 +74,19 @@ def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     return found
 
 
+def nearest(marked: Bools, parent: Ints, events: Ints) -> Ints:
+    """The innermost marked event around each of these, the event itself included; -1 for none."""
+    found: Ints = events.copy()
+    todo = (found >= 0).nonzero()[0]
+    while len(todo):
+        at = found[todo]
+        left = ~marked[at]
+        todo, at = todo[left], parent[at[left]]
+        found[todo] = at
+        todo = todo[at >= 0]
+    return found
+
+
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The values of a one-dimensional array, once each, in order.
 

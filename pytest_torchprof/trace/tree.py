@@ -56,6 +56,16 @@ def within_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
     return nesting.below(marked(trace, roots), trace.parent, rows)
 
 
+def operators_around(trace: Trace, events: Ints) -> Ints:
+    """The innermost operator around each of these events, itself included; -1 for none."""
+    return nesting.nearest(trace.kind == OPERATOR, trace.parent, events)
+
+
+def parents(trace: Trace, events: Ints) -> Ints:
+    """The event that encloses each of these; -1 where there is none, as for -1."""
+    return np.where(events >= 0, trace.parent[events], -1)
+
+
 def marked(trace: Trace, rows: Ints) -> Bools:
     """Of each event whether it is among these; the one after the last, which -1 is, is not."""
     mark = np.zeros(len(trace) + 1, bool)

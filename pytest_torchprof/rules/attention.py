@@ -32,7 +32,7 @@ _LARGEST_HEAD: Final = 256
 
 
 def _unseen_attention(trace: Trace) -> str | None:
-    """Attention on a device that nobody knows, or a softmax that graphs launched."""
+    """Attention on an unknown device, or a softmax that graphs launched."""
     kernel, _ = launched_in(trace, rows_of(trace, MATH_ATTENTION))
     for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
         if not chip_of(trace, device).is_known and not trace.once(_runs_fused, device):
@@ -42,7 +42,8 @@ def _unseen_attention(trace: Trace) -> str | None:
 
 @rule(
     "math-attention",
-    fix="give the fused ones what they take: 4 dimensions, fp16 or bf16, a padded head size",
+    fix="give the fused kernels inputs they support: 4 dimensions, fp16 or bf16, a padded head "
+    "size",
     triggers=MATH_ATTENTION + "$",
     needs="shapes device",
     blind=_unseen_attention,
@@ -51,28 +52,28 @@ def math_attention(trace: Trace) -> Matches:
     """Attention runs as separate products and a softmax, though the device has a fused kernel.
 
     What it does
-        Counts calls of ``scaled_dot_product_attention`` that came down to its math form, on a
-        device for which torch has a fused one: an NVIDIA device of compute capability 5.0 or later
-        (8.0 for bf16), AMD's MI200 and MI300, or any device that ran a fused one in the same trace.
-        Inputs that no fused kernel takes, such as fp64, are not counted.
+        Counts calls of ``scaled_dot_product_attention`` that used its math form, on a device for
+        which torch has a fused kernel: an NVIDIA device of compute capability 5.0 or later (8.0 for
+        bf16), AMD's MI200 and MI300, or any device that ran a fused kernel in the same trace.
+        Inputs that no fused kernel supports, such as fp64, are not counted.
 
     Why it is slow
         The math form writes the scores of each query against each key to memory, reads them for
         the softmax and again for the product with the values, and computes fp16 and bf16 in fp32. A
-        fused kernel keeps them on the chip, so memory grows with the length of the sequence and
-        not with its square.
+        fused kernel keeps them on the chip, so memory grows linearly with the sequence length
+        instead of quadratically.
 
     Example
         .. code:: python
 
-            # 3 dimensions: the fused kernels want (batch, heads, length, size)
+            # 3 dimensions: the fused kernels require (batch, heads, length, size)
             q = k = v = torch.rand(8, 1024, 64, device="cuda", dtype=torch.bfloat16)
             torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
     Use instead
         .. code:: python
 
-            # leave out what is not needed of masks and dropout, and ask torch for its reasons by
+            # leave out unneeded masks and dropout; torch gives its reasons with
             # torch.backends.cuda.can_use_flash_attention(params, debug=True)
             q, k, v = (x.unsqueeze(1) for x in (q, k, v))
             torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -102,7 +103,7 @@ class _Inputs(NamedTuple):
 
 
 def _inputs(args: OpArgs) -> _Inputs | None:
-    """What an attention is called with; None where the trace does not say, or if it is empty."""
+    """The inputs of an attention call; None if the trace does not have them, or if one is empty."""
     dims, types, concrete = (
         decode_part(bytes(part)) for part in (args.dims, args.types, args.concrete)
     )
@@ -126,14 +127,14 @@ def _has_fused(trace: Trace, device: int, dtype: str) -> bool:
 
 
 def _runs_fused(trace: Trace, device: int) -> bool:
-    """Whether a fused attention ran on this device."""
+    """Whether a fused attention kernel ran on this device."""
     calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
     kernel, _ = launched_in(trace, calls)
     return bool((trace.device[kernel[kernel >= 0]] == device).any())
 
 
 def _said(inputs: _Inputs) -> str:
-    """The sizes, and of what fused kernels do not take what can be seen."""
+    """The sizes, and the visible reasons why fused kernels do not support them."""
     sizes = [inputs.query] + [x for x in (inputs.key, inputs.value) if x != inputs.query]
     size, whole = inputs.query[-1], 4 if inputs.dtype == "float" else 8
     seen = [

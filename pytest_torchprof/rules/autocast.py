@@ -1,4 +1,4 @@
-"""Weights that autocast casts again: its cache does not hold them, or was emptied in between."""
+"""Weights that autocast casts again: its cache does not hold them, or was cleared in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Operators that autocast makes cast, to where their weight and bias stand.
+#: Operators whose inputs autocast casts, with the positions of their weight and bias.
 WEIGHTS = {"aten::linear": (1, 2), "aten::addmm": (0, 2), "aten::mm": (1,), "aten::matmul": (1,)}
 WEIGHTS |= {f"aten::conv{kind}": (1, 2) for kind in ("1d", "2d", "3d", "olution")}
 WEIGHTS |= {f"aten::conv_transpose{i}d": (1, 2) for i in (1, 2, 3)}
@@ -39,7 +39,7 @@ def of_weights(trace: Trace, rows: Ints, owner: Ints) -> Bools:
 def recast(
     trace: Trace, casts: tuple[Ints, Ints, Ints], kinds: list[Source], least: int
 ) -> Iterable[tuple[Ints, Source]]:
-    """Positions of casts, each in an operator, that are of one weight again and again, by shapes.
+    """Positions of casts, each in an operator, of one weight again and again; by shapes.
 
     ``casts``: each cast, the operator it is in, its kind.
     """
@@ -53,7 +53,7 @@ def recast(
 
 
 def _times(trace: Trace, rows: Ints, owner: Ints, source: Source) -> int:
-    """How often each weight of this kind is cast; 0 where nothing tells."""
+    """How often each weight of this kind is cast; 0 if unknown."""
     if params := gradients(trace, int(rows[0]), source):
         return len(rows) // params
     gone = freed(trace, rows)
@@ -63,7 +63,7 @@ def _times(trace: Trace, rows: Ints, owner: Ints, source: Source) -> int:
 
 
 def _next_call(trace: Trace, owner: Ints) -> Ints:
-    """When the user's code calls the next operator after each of these has ended."""
+    """When the user's code calls the next operator after the end of each of these."""
     starts = trace.ts[np.flatnonzero(called(trace))]
     after = np.searchsorted(starts, trace.ts[owner] + trace.dur[owner])
     return np.append(starts, np.iinfo(np.int64).max)[after]
@@ -98,7 +98,7 @@ def _weights(name: str, dims: Any, types: Any, casts: list[Source]) -> list[bool
     inputs = [op for i, op in enumerate(operands) if i not in at]
     of = [op for i, op in enumerate(operands) if i in at and op[0] is not None]
     out = []
-    for cast in reversed(casts):  # the input is the last to be cast
+    for cast in reversed(casts):  # the input is cast last
         mine = (cast.shape, cast.dtype)
         if mine in inputs:
             inputs.remove(mine)

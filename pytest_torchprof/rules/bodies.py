@@ -1,4 +1,4 @@
-"""A loop's body: what its operators take in each repetition, and which parts of which tensors."""
+"""A loop's body: what its operators take in each iteration, and which parts of which tensors."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = tuple[int, ...]
 
-#: So many repetitions tell what all of them do.
+#: The first iterations, which represent all of them.
 _LOOKED: Final = 16
-#: Arguments that are no tensors, by what the trace calls their types.
+#: Types of arguments other than tensors, as traces name them.
 _NO_TENSORS: Final = frozenset({"", "Scalar", "ScalarList", "None", "Device", "Generator"})
-#: What a Python number is where an operator takes it as a tensor.
+#: Types of Python numbers where an operator expects a tensor.
 _NUMBERS: Final = frozenset({"double", "long int", "long", "bool", "c10::complex<double>"})
 _INDEX: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
 
 
 class Part(Plain, frozen=True):
-    """What an index takes: along ``axis`` of a tensor of this shape, from ``low`` to ``high``."""
+    """What an index selects: along ``axis`` of a tensor of this shape, from ``low`` to ``high``."""
 
     shape: Shape
     axis: int
@@ -46,15 +46,15 @@ class Part(Plain, frozen=True):
 
     @property
     def result(self) -> Shape:
-        """The shape of what is taken."""
+        """The shape of the selection."""
         size = (self.high - self.low,) if self.keeps else ()
         return (*self.shape[: self.axis], *size, *self.shape[self.axis + 1 :])
 
 
 class Call(Plain, frozen=True):
-    """An operator of one repetition: its name, and its arguments as the trace tells them.
+    """An operator of one iteration: its name and its recorded arguments.
 
-    ``shapes``: of each argument, those of its tensors; none for anything else.
+    ``shapes``: for each argument, the shapes of its tensors; empty for anything else.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Call(Plain, frozen=True):
 
     @property
     def tensors(self) -> list[Shape]:
-        """The shapes of all tensors among the arguments, Python numbers left out."""
+        """The shapes of all tensors among the arguments, without Python numbers."""
         every = [
             (one, kind) for kind, some in zip(self.types, self.shapes, strict=True) for one in some
         ]
@@ -94,7 +94,7 @@ class Call(Plain, frozen=True):
 
 
 class Body:
-    """The first repetitions of a stretch: `calls`, one after the other, and where they are."""
+    """The first iterations of a stretch: `calls`, in order, and their positions."""
 
     def __init__(
         self, trace: Trace, sequence: Sequence, stretch: Stretch, most: int = _LOOKED
@@ -104,21 +104,21 @@ class Body:
         self.looked = min(stretch.repeats, most)
         self._all = sequence.rows[stretch.start : stretch.stop]
         self.rows: Ints = self._all[: self.looked * self.period]
-        #: The name of the call before the first.
+        #: The name of the call before the first one.
         self.after = trace.names[sequence.name[stretch.start - 1]] if stretch.start else ""
         ends = stretch.stop >= len(sequence.name)
-        #: The name of the call after the last.
+        #: The name of the call after the last one.
         self.before = "" if ends else trace.names[sequence.name[stretch.stop]]
 
     @cached_property
     def names(self) -> list[str]:
-        """Those of one repetition."""
+        """The names of one iteration."""
         numbers = self.trace.name[self.rows[: self.period]].tolist()
         return [self.trace.names[number] for number in numbers]
 
     @cached_property
     def calls(self) -> list[Call]:
-        """The operators of the repetitions that are looked at."""
+        """The operators of the analyzed iterations."""
         known: dict[tuple[str, bytes, bytes, bytes], Call] = {}
         out: list[Call] = []
         names = self.names * self.looked
@@ -127,7 +127,8 @@ class Body:
             if key not in known:
                 known[key] = call_of(name, args)
             call = known[key]
-            # torch 2.6 takes `x[i, :]` in two steps, of which the second is all of the first.
+            # torch 2.6 splits `x[i, :]` into two steps, of which the second selects all of the
+            # first.
             if out and _is_all_of(call.part, out[-1].part):
                 call = replace(call, part=out[-1].part)
             out.append(call)
@@ -135,32 +136,32 @@ class Body:
 
     @cached_property
     def taken(self) -> list[tuple[Taken, ...]] | None:
-        """Which tensors each takes."""
+        """The tensors that each call takes."""
         return identity.taken(self.trace, self.rows)
 
     @cached_property
     def made(self) -> list[frozenset[int]] | None:
-        """Which tensors each makes."""
+        """The tensors that each call makes."""
         return identity.made(self.trace, self.rows)
 
     def like(self, at: int) -> list[Call]:
-        """One operator of the body in each of its repetitions."""
+        """One operator of the body in each of the analyzed iterations."""
         return self.calls[at :: self.period]
 
     def every(self, at: int) -> Ints:
-        """The events of one operator of the body, in all repetitions."""
+        """The events of one operator of the body, in all iterations."""
         events: Ints = self._all[at :: self.period]
         return events
 
     def source(self, at: int) -> set[Taken]:
-        """Which tensors one operator of the body has as its first argument; empty: unknown."""
+        """The tensors that are an operator's first argument; empty if unknown."""
         if self.taken is None:
             return set()
         return {some[0] if some else -1 for some in self.taken[at :: self.period]}
 
 
 def _is_all_of(part: Part | None, before: Part | None) -> bool:
-    """Whether an index takes all of what the one before it has taken."""
+    """Whether an index selects all of what the previous one selected."""
     return (
         part is not None
         and before is not None
@@ -170,7 +171,7 @@ def _is_all_of(part: Part | None, before: Part | None) -> bool:
 
 
 def call_of(name: str, args: OpArgs) -> Call:
-    """An operator, from what the trace says of its arguments."""
+    """An operator, from its recorded arguments."""
     dims, types, concrete = (decode_part(part) for part in (args.dims, args.types, args.concrete))
     dims = dims if isinstance(dims, list) else []
     kinds = types if isinstance(types, list) and len(types) == len(dims) else ["?"] * len(dims)
@@ -220,7 +221,7 @@ def _whole(text: Any) -> int | None:
 
 
 class Pieces(Plain, frozen=True):
-    """A tensor that was taken apart: the event, of which shape each piece is, and how many."""
+    """A tensor that was split: the event, the shape of each piece, and their number."""
 
     row: int
     before: int
@@ -229,7 +230,7 @@ class Pieces(Plain, frozen=True):
 
 
 def pieces(trace: Trace, sequence: Sequence, least: int) -> list[Pieces]:
-    """Tensors that were taken apart into so many pieces of one shape."""
+    """Tensors that were split into at least this many pieces of one shape."""
     out = []
     found = zip(
         sequence.apart.tolist(),
@@ -259,7 +260,7 @@ def _piece(name: str, args: OpArgs) -> tuple[Shape, int] | None:
     how = concrete[1] if len(concrete) > 1 else ""
     each = _whole(how)
     if each is not None and each > 0:
-        if "chunk" in name or "tensor_split" in name:  # these take how many
+        if "chunk" in name or "tensor_split" in name:  # these take the number of pieces
             each = -(-size // each)
     elif "with_sizes" in name:
         sizes = {_whole(one) for one in re.findall(r"\d+", str(how))}
@@ -270,15 +271,15 @@ def _piece(name: str, args: OpArgs) -> tuple[Shape, int] | None:
 
 
 def elements(shape: Shape) -> int:
-    """How many numbers a tensor of this shape has."""
+    """The number of elements of a tensor of this shape."""
     return prod(shape)
 
 
 def differs(values: list[Any]) -> list[bool]:
-    """Whether each of these differs from that before it."""
+    """Whether each of these differs from the one before it."""
     return [one != other for one, other in pairwise(values)]
 
 
 def irregular(numbers: list[int]) -> bool:
-    """Whether these are no plain count, up or down, nor several such after one another."""
+    """Whether these do not simply count up or down, once or several times."""
     return len(set(np.diff(numbers).tolist())) > 2

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-    #: What is done to each tensor; and for each the calls, and its shape.
+    #: The operators on each tensor; and for each tensor the calls, and its shape.
     Loop = tuple[tuple[str, ...], list[tuple[Ints, tuple[int, ...]]]]
 Shape = tuple[int, ...]
 
@@ -29,31 +29,31 @@ ELEMENTWISE: Final = (
     r"add|sub|mul|div|lerp|addcmul|addcdiv|clamp|clamp_min|clamp_max|neg|sqrt|rsqrt|pow|exp|sign"
     r"|abs|reciprocal|square"
 )
-#: What writes to the tensor that it takes first.
+#: Operators that write to their first argument.
 WRITES: Final = Names(rf"aten::({ELEMENTWISE}|copy)_$")
-#: What makes another tensor of its shape.
+#: Operators that make another tensor of its shape.
 MAKES: Final = Names(rf"aten::({ELEMENTWISE}|rsub|maximum|minimum)$")
 NORM: Final = Names(r"aten::(norm|linalg_vector_norm|frobenius_norm)$")
 SUM: Final = Names(r"aten::sum$")
 READ: Final = Names(r"aten::item$")
-#: What is between them, and no work.
+#: What stands between them without doing work.
 BESIDE: Final = Names(r"aten::(detach|clone|alias|zeros_like|to)$|detach$")
-#: What ``p.data = …`` asks.
+#: What ``p.data = …`` calls.
 _ASSIGNS: Final = "aten::_has_compatible_shallow_copy_type"
 ALL: Final = (WRITES, MAKES, NORM, SUM, READ, BESIDE, Names(f"{_ASSIGNS}$"))
 _OPTIMIZER: Final = Names(r"Optimizer\.")
 _EMBEDDING: Final = Names(r"aten::embedding(_bag)?$")
-#: Operators in what is done to one parameter, at most.
+#: The most operators on one parameter.
 _LONGEST: Final = 24
-#: Shapes of a loop's tensors that are those of a model's, of all.
+#: The share of a loop's shapes that must be those of a model.
 _FITTING: Final = 0.9
-#: Calls in a row that are looked at, unless some of them are on other shapes.
+#: The most calls in a row on one shape, judged by a sample of them.
 _MOST: Final = 4096
 _SAMPLE: Final = 64
 
 
 def stretches(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
-    """Calls that follow one upon the other on a thread, all of which fit."""
+    """Consecutive calls on a thread, all of which fit."""
     edges = np.flatnonzero(np.diff(fits.astype(np.int8), prepend=0, append=0))
     found = []
     for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -69,8 +69,8 @@ def stretches(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
 
 
 def _is_of_one_tensor(trace: Trace, rows: Ints) -> bool:
-    """Whether more calls than a model has parameters are on tensors of one shape, as far as a look
-    at some of them tells.
+    """Whether more calls than a model has parameters are on tensors of one shape, judged by a
+    sample of them.
     """
     if len(rows) < _MOST:
         return False
@@ -79,7 +79,7 @@ def _is_of_one_tensor(trace: Trace, rows: Ints) -> bool:
 
 
 def repeated(trace: Trace, rows: Ints, least: int) -> Iterator[Loop]:
-    """What is done to so many tensors each, one loop after the other."""
+    """What is done to at least ``least`` tensors each, one loop after the other."""
     units = _units(trace, rows)
     names = [trace.names[number] for number in trace.name[rows].tolist()]
     said = [tuple(names[at] for at in unit) for unit, _ in units]
@@ -113,12 +113,12 @@ def repeated(trace: Trace, rows: Ints, least: int) -> Iterator[Loop]:
 
 
 def _units(trace: Trace, rows: Ints) -> list[tuple[list[int], Shape]]:
-    """Positions of calls that follow one upon the other on tensors of one shape, and the shape."""
+    """Positions of consecutive calls on tensors of one shape, and the shape."""
     shape = [_common(dims) for dims in shapes(trace, rows)]
     units: list[tuple[list[int], Shape]] = []
     for at, one in enumerate(shape):
         if one == () and units:
-            units[-1][0].append(at)  # of what was made of the tensor before
+            units[-1][0].append(at)  # on a result of the same tensor
         elif one and units and units[-1][1] == one:
             units[-1][0].append(at)
         elif one:
@@ -127,14 +127,14 @@ def _units(trace: Trace, rows: Ints) -> list[tuple[list[int], Shape]]:
 
 
 def _bodies(called: tuple[str, ...], least: int) -> list[tuple[str, ...]]:
-    """What is called again and again on tensors of one shape: one body, or one after the other."""
+    """What is called repeatedly on tensors of one shape: one body, or several in sequence."""
     root = _root(called)
     if len(root) <= _LONGEST or len(called) < 2 * least:
         return [root] * (len(called) // len(root))
     number = {name: i for i, name in enumerate(dict.fromkeys(called))}
     numbers = np.array([number[name] for name in called])
     length = len(numbers)
-    cover = np.zeros((_LONGEST, length), np.int64)  # how far each period goes from here
+    cover = np.zeros((_LONGEST, length), np.int64)  # how far each period extends from here
     for period in range(1, _LONGEST + 1):
         unlike = np.flatnonzero(numbers[:-period] != numbers[period:])
         ends = np.append(unlike, length - period)
@@ -152,7 +152,7 @@ def _bodies(called: tuple[str, ...], least: int) -> list[tuple[str, ...]]:
 
 
 def _tiled(called: tuple[str, ...], bodies: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Two loops meet at tensors of one shape: the bodies of both, or just what it is."""
+    """Where two loops share one shape: the bodies of both, else the sequence itself."""
     found, at = list[tuple[str, ...]](), 0
     while at < len(called):
         body = next((one for one in bodies if called[at : at + len(one)] == one), None)
@@ -164,7 +164,7 @@ def _tiled(called: tuple[str, ...], bodies: Sequence[tuple[str, ...]]) -> list[t
 
 
 def _common(dims: Sequence[Shape | None]) -> Shape | None:
-    """The one shape of all tensors of an operator that are no scalars; None where they differ."""
+    """The one shape of an operator's tensors other than scalars; None if they differ."""
     known = {one for one in dims if one}
     return None if len(known) > 1 else next(iter(known), ())
 
@@ -180,7 +180,7 @@ _NO_WORK: Final = frozenset({"aten::item", "aten::sum", "aten::copy_", _ASSIGNS}
 
 
 def is_work(base: tuple[str, ...]) -> bool:
-    """Whether this is an update, or a norm: what torch does for lists."""
+    """Whether this is an update, or a norm: torch has functions on lists for these."""
     work = [name.removeprefix("aten::") for name in base if not BESIDE.match(name)]
     kinds = {name for name in work if f"aten::{name}" not in _NO_WORK}
     if not kinds or ("item" in work and kinds & {"sub", "rsub"}):
@@ -196,7 +196,7 @@ def is_work(base: tuple[str, ...]) -> bool:
 
 
 def are_shapes_of_a_model(trace: Trace, kinds: Counter[Shape]) -> bool:
-    """Whether there are as many of each shape as parameters, or twice as many: of two loops."""
+    """Whether there are as many of each shape as parameters, or twice as many: two loops."""
     known, _ = trace.once(_parameters)
     total = sum(known.values())
     if not total:
@@ -207,18 +207,18 @@ def are_shapes_of_a_model(trace: Trace, kinds: Counter[Shape]) -> bool:
 
 
 def parameters_of(trace: Trace) -> set[int]:
-    """The numbers of what layers take besides their input, and of gradients."""
+    """The numbers of the tensors that layers take besides their input, and of gradients."""
     return trace.once(_parameters)[1]
 
 
 def shapes_of(trace: Trace) -> set[Shape]:
-    """Of these, the shapes."""
+    """The shapes of `parameters_of`."""
     return set(trace.once(_parameters)[0])
 
 
 def _parameters(trace: Trace) -> tuple[Counter[Shape], set[int]]:
     rows = operators_named(trace, LAYER)
-    rows = rows[are_called(trace, rows)]  # within others, they take what these have made
+    rows = rows[are_called(trace, rows)]  # nested ones take what their parents made
     tables = are_named(trace, rows, _EMBEDDING).tolist()
     taken: Sequence[Sequence[Any]] = identity.taken(trace, rows) or [()] * len(rows)
     kinds, numbers = Counter[Shape](), set[int]()

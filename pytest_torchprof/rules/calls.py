@@ -1,4 +1,4 @@
-"""Which operators a user's code called, and in which step: what repetition is counted in."""
+"""Which operators a user's code called, and in which step: the basis for counting repetition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Annotations of torch whose insides are torch's own: loading a batch, and the optimizers.
+#: Annotations around torch's own code: loading a batch, and the optimizers.
 _LIBRARY = Names(r"enumerate\(DataLoader\)|Optimizer\.")
 _STEP_ENDS = Names(r"Optimizer\.step#")
 _STEP_BEGINS = Names(rf"{STEP.pattern}|enumerate\(DataLoader\)#")
@@ -32,10 +32,10 @@ _CALLED = Names(r"(?!autograd::|torch::)(?s:.*)::")
 
 
 def called(trace: Trace) -> Bools:
-    """Operators that code outside torch called: those in no other operator, nor in a backward.
+    """Operators called by code outside torch: not nested in an operator, nor in a backward.
 
-    What `torch.autograd.Function`, compiled regions and annotations hold counts as outside; the
-    inside of a DataLoader's fetch and of an optimizer's step does not.
+    Operators in a `torch.autograd.Function`, a compiled region or an annotation count as called
+    from outside; those in a DataLoader's fetch or an optimizer's step do not.
     """
     return trace.once(_called)
 
@@ -49,7 +49,7 @@ def _called(trace: Trace) -> Bools:
 
 
 def are_called(trace: Trace, rows: Ints) -> Bools:
-    """The same of these events alone."""
+    """The same for these events only."""
     found = are_named(trace, rows, _CALLED)
     found &= trace.kind[rows] == OPERATOR
     found[found] = ~nesting.below(trace.once(_closed), trace.parent, rows[found])
@@ -57,19 +57,19 @@ def are_called(trace: Trace, rows: Ints) -> Bools:
 
 
 def _closed(trace: Trace) -> Bools:
-    """Of each event, whether it holds nothing that code outside torch called."""
+    """For each event, whether nothing nested in it was called by code outside torch."""
     closed = named(trace, _CLOSED)
     closed &= trace.kind == OPERATOR
     return closed | named(trace, _LIBRARY)
 
 
 def are_closed(trace: Trace, rows: Ints) -> Bools:
-    """Which of these events hold nothing that code outside torch called."""
+    """Which of these events contain nothing called by code outside torch."""
     return trace.once(_closed)[rows] & (rows >= 0)
 
 
 def in_backward(trace: Trace, rows: Ints) -> Bools:
-    """Which of these events an autograd node made, or an optimizer, or a DataLoader."""
+    """Which of these events belong to an autograd node, an optimizer, or a DataLoader."""
 
     def is_own(events: Ints) -> Bools:
         node = are_named(trace, events, _AUTOGRAD, _BACKWARD)
@@ -85,10 +85,10 @@ def passes(trace: Trace) -> Ints:
 
 
 def step_of(trace: Trace, rows: Ints) -> Ints:
-    """The number of the step that each event begins in.
+    """The number of the step in which each event begins.
 
-    A step begins with torch's annotation of one, or with a fetch of a DataLoader, and ends with
-    an optimizer's step; without any of these all is one step.
+    A step begins with torch's annotation of one, or with a fetch of a DataLoader, and ends with an
+    optimizer's step; without any of these everything is one step.
     """
     return np.searchsorted(trace.once(_bounds), trace.ts[rows], side="right")
 
@@ -99,7 +99,7 @@ def _bounds(trace: Trace) -> Ints:
 
 
 def sizes(dims: object) -> tuple[int, ...] | None:
-    """A decoded shape, or None where that is none."""
+    """A decoded shape, or None if it is not a shape."""
     if not isinstance(dims, list) or any(type(n) is not int or n < 0 for n in dims):
         return None
     return tuple(dims)

@@ -1,10 +1,10 @@
-"""Whether a loop carries something from one repetition to the next, by which tensor is which.
+"""Whether a loop carries something from one iteration to the next, by the identity of tensors.
 
-What an operator makes or writes is followed to what takes it. Where that leads back to the same
-operator of a later repetition, the repetitions have to run one after the other; so where each
-writes a part of a tensor that each takes as a whole, such as a ring. Only a sum that is added to,
-once or several times a repetition, and goes nowhere else, does not make it so: that is a reduction.
-One of which several take the same value is none: a tree, or two that feed each other.
+What an operator makes or writes is followed to what takes it. If that leads back to the same
+operator in a later iteration, the iterations must run in sequence. So they must where each writes a
+part of a tensor that each takes as a whole, such as a ring buffer. The exception is a sum that is
+only added to, once or several times per iteration: that is a reduction. If several operators take
+the same value of it, it is not one: a tree, or two sums that feed each other.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from pytest_torchprof.rules.bodies import Part, elements, irregular
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body, Call, Shape
 
-#: Where in a tensor something is read or written, by the shape that was indexed; None: anywhere.
+#: Where a tensor is read or written, by the shape that was indexed; None: anywhere.
 _Where: TypeAlias = Mapping["Shape", frozenset[tuple[int, int, int]]] | None
 
-#: What puts values into a tensor, and does not look at those that it had.
+#: Operators that put values into a tensor without reading the old ones.
 _STORES: Final = frozenset(
     {"copy_", "fill_", "zero_", "index_put_", "_index_put_impl_", "masked_fill_", "index_fill_",
      "index_copy_", "scatter_", "masked_scatter_", "put_", "normal_", "uniform_", "random_",
      "bernoulli_", "exponential_", "set_", "fill_diagonal_"}
 )  # fmt: skip
-#: Of these, those that put them everywhere.
+#: Those of them that overwrite the whole tensor.
 _WHOLE: Final = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "set_"})
-#: What adds to its first argument, or takes a product, a maximum and so on: a reduction, step by
-#: step. Of the first ones the operands may change places.
+#: Reductions, step by step: operators that add to their first argument, or multiply it, take a
+#: maximum and so on. The operands of this first group are interchangeable.
 _COMMUTES: Final = frozenset(
     {"add", "mul", "maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "logical_or",
      "logical_and", "logical_xor", "bitwise_or", "bitwise_and", "bitwise_xor", "__or__", "__and__"}
 )  # fmt: skip
 _PLUS: Final = "add"
-#: Those that add up, whatever is between them.
+#: Those that add, whatever comes in between.
 _SUMS: Final = frozenset(
     {_PLUS, "sub", "addmm", "addr", "addcmul", "addcdiv", "addbmm", "baddbmm", "addmv", "index_add",
      "scatter_add"}
 )  # fmt: skip
 _ADDS: Final = _COMMUTES | _SUMS | frozenset({"scatter_reduce", "__ior__", "__iand__"})
-#: What may have a sum besides the addition: it is kept, as it is.
+#: What a sum may pass through besides the addition: these keep it unchanged.
 _KEEPS: Final = frozenset({"copy_", "clone", "cat", "stack", "fill_", "index_put_"})
-#: Of operators that can write into a tensor they are given: how many arguments they have without.
+#: For operators that can write into a given tensor: the number of arguments without it.
 _OUT: Final = {
     "add": 3, "sub": 3, "mul": 2, "div": 2, "matmul": 2, "mm": 2, "bmm": 2, "mv": 2, "addmm": 5,
     "exp": 1, "tanh": 1, "sigmoid": 1, "sqrt": 1, "pow": 2, "maximum": 2, "minimum": 2, "neg": 1,
@@ -62,9 +62,9 @@ class _Flow:
     """What was written so far, and how the operators of a body depend on one another.
 
     ``edges``: from an operator to those that take what it wrote, and whether each only adds to it.
-    ``branches``: those of which something was taken twice, or later than in the next repetition.
+    ``branches``: operators whose result was taken twice, or later than in the next iteration.
     ``touched``: the tensors that each operator takes.
-    ``whole``: whether a tensor is taken as a whole of which earlier repetitions wrote parts.
+    ``whole``: whether a tensor is taken as a whole after earlier iterations wrote parts of it.
     """
 
     body: Body
@@ -81,9 +81,9 @@ class _Flow:
 
 
 def is_carried(body: Body, apart: Iterable[int]) -> bool:
-    """Whether a later repetition takes what one made, other than to add to it.
+    """Whether an iteration takes what an earlier one made, other than to add to it.
 
-    ``apart`` are tensors that were taken apart before, of which each repetition takes one piece.
+    ``apart`` are tensors that were split earlier; each iteration takes one piece.
     """
     taken, made = body.taken, body.made
     if taken is None or made is None:
@@ -114,7 +114,7 @@ def _take(
     places = _places(flow, call, arguments)
     flow.touched[at % flow.body.period] |= places.keys()
     if base == "copy_" and target in sum(arguments[1:], ()) and _alone(places.get(target)):
-        return  # ``x[i] += 1`` puts the part back where it is
+        return  # ``x[i] += 1`` writes the part back to itself
     for number, tensors in enumerate(arguments):
         if number or not call.in_place or base not in _STORES:
             for tensor in tensors:
@@ -127,7 +127,7 @@ def _take(
 
 
 def _places(flow: _Flow, call: Call, arguments: list[tuple[int, ...]]) -> dict[int, _Where]:
-    """Where in each tensor an operator is at work; everywhere, if one argument is all of it."""
+    """Where in each tensor an operator works; everywhere, if one argument is all of it."""
     out: dict[int, _Where] = {}
     for number, tensors in enumerate(arguments):
         for one, tensor in enumerate(tensors):
@@ -140,7 +140,7 @@ def _places(flow: _Flow, call: Call, arguments: list[tuple[int, ...]]) -> dict[i
 def _write(
     flow: _Flow, at: int, makes: set[int], target: int, where: _Where, *, whole: bool
 ) -> None:
-    """What was made is the operator's; what it wrote into is too, there."""
+    """What was made belongs to the operator; so does the written part of a tensor."""
     for tensor in makes:
         flow.writers[tensor] = [(at, None)]
     if target >= 0:
@@ -158,7 +158,7 @@ def _shape(call: Call, number: int, one: int) -> Shape | None:
 
 
 def _index(flow: _Flow, tensor: int, part: Part) -> None:
-    """Whatever takes this tensor next takes this part of it, too."""
+    """Whatever takes this tensor next takes only this part of it."""
     if tensor not in flow.pending:
         flow.parts[tensor] = []
         flow.pending.add(tensor)
@@ -166,9 +166,9 @@ def _index(flow: _Flow, tensor: int, part: Part) -> None:
 
 
 def _where(flow: _Flow, tensor: int, shape: Shape | None) -> _Where:
-    """Where in a tensor an operator is at work that takes it in this shape."""
+    """Where in a tensor an operator works that takes it in this shape."""
     if tensor in flow.apart and tensor not in flow.pending:
-        return {}  # a piece of it, and not what was indexed just before
+        return {}  # a piece of it, not what was just indexed
     parts = flow.parts.get(tensor)
     if not parts or (shape is not None and elements(shape) > elements(parts[-1].result)):
         return None
@@ -183,7 +183,7 @@ def _alone(where: _Where) -> bool:
 
 
 def _meet(one: _Where, other: _Where) -> bool:
-    """Whether two places have anything in common; pieces of a tensor taken apart have not."""
+    """Whether two places overlap; pieces of a split tensor do not."""
     if one == {} or other == {}:
         return one is None or other is None
     if one is None or other is None:
@@ -200,7 +200,7 @@ def _read(flow: _Flow, at: int, tensor: int, where: _Where, *, first: bool, base
     if not writers:
         return
     period = flow.body.period
-    if where is None:  # all of it, with the parts that were put there before
+    if where is None:  # all of it, with the parts written before
         flow.whole |= any(there and writer // period < at // period for writer, there in met)
     name = base.removesuffix("_") if not base.startswith("__") else base
     adds = name in _COMMUTES or (first and name in _ADDS)
@@ -215,15 +215,15 @@ def _read(flow: _Flow, at: int, tensor: int, where: _Where, *, first: bool, base
 
 
 def _link(flow: _Flow, writer: int, at: int, *, adds: bool) -> None:
-    """An operator takes what another wrote."""
+    """An operator takes what another one wrote."""
     to, here = flow.edges[writer % flow.body.period], at % flow.body.period
     to[here] = to.get(here, True) and adds
 
 
 def _read_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> None:
-    """The profiler does not tell the tensors that ``x[index]`` takes as its index.
+    """The profiler does not record the tensors that ``x[index]`` takes as its index.
 
-    It is the view of whole numbers that was made just before, or else the last tensor that was.
+    It is the last view of integers that was made just before, or else the last tensor.
     """
     before = flow.body.calls[at - 1] if at else None
     if before is not None and before.is_view and before.types[:1]:
@@ -238,7 +238,7 @@ def _read_unseen(flow: _Flow, at: int, arguments: list[tuple[int, ...]]) -> None
 
 
 def _feeds_itself(flow: _Flow) -> bool:
-    """Whether a way leads from an operator to itself, other than to add to a sum."""
+    """Whether an operator depends on itself, other than to add to a sum."""
     reached = {node: _reached(flow.edges, to) for node, to in flow.edges.items()}
     for node, found in reached.items():
         if node in found:
@@ -249,7 +249,7 @@ def _feeds_itself(flow: _Flow) -> bool:
 
 
 def _is_sum(flow: _Flow, ring: set[int]) -> bool:
-    """Whether operators that take one another's results only add to a sum, that goes nowhere."""
+    """Whether operators in a cycle only add to a sum that nothing else takes."""
     bases = [flow.body.calls[node].base.removesuffix("_") for node in ring]
     if len({_PLUS if base in _SUMS else base for base in bases}) > 1 or ring & flow.branches:
         return False
@@ -270,7 +270,7 @@ def _reached(after: Mapping[int, Iterable[int]], begin: Iterable[int]) -> set[in
 
 
 def _picks_its_index(flow: _Flow) -> bool:
-    """Whether a number that Python reads comes from a part that such a number may have picked."""
+    """Whether Python reads a number from a part that such a number may have selected."""
     body = flow.body
     picked = {
         source

@@ -1,4 +1,4 @@
-"""Tensors that get longer and longer: each was joined from the one before it and something new."""
+"""Tensors that grow: each was joined from the previous one and something new."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _Key: TypeAlias = tuple["Shape", ...]
 
 
 class Link(Plain, frozen=True):
-    """A join: its event, which of the tensors is the one before, and what comes out of it.
+    """A join: its event, which tensor is the previous one, and the result.
 
-    ``old``: the elements that were copied before, those of the tensor that grows.
+    ``old``: the elements that were copied before, those of the growing tensor.
     """
 
     row: int
@@ -43,19 +43,19 @@ class Link(Plain, frozen=True):
 
 @dataclass
 class Chain:
-    """Joins of which each takes what the one before it made; ``listed``: a list that grows."""
+    """Joins that each take the previous one's result; ``listed``: a growing list of tensors."""
 
     links: list[Link] = field(default_factory=list)
     listed: bool = False
 
     @property
     def rows(self) -> list[int]:
-        """Their events."""
+        """The events of the joins."""
         return [link.row for link in self.links]
 
 
 def chains(trace: Trace, least: int) -> list[Chain]:
-    """All that are so long, in the order in which they end."""
+    """All chains with at least ``least`` links, by their end."""
     return [one for one in trace.once(_chains) if len(one.links) >= least]
 
 
@@ -90,7 +90,7 @@ def _before(
     waiting: dict[_Key, deque[tuple[Chain, int]]],
     known: tuple[int, list[tuple[Taken, ...]] | None, list[frozenset[int]] | None],
 ) -> tuple[Chain | None, int, bool]:
-    """The chain that a join goes on with, how much of it is old, and whether as a list."""
+    """The chain that a join continues, how much of it is old, and whether it is a list."""
     at, taken, made = known
     elements = call.shapes[0] if call.shapes else ()
     for number, shape in enumerate(elements):
@@ -109,7 +109,7 @@ def _before(
 
 
 def _first(some: deque[tuple[Chain, int]] | None, fits: object) -> Chain | None:
-    """The one that has waited longest and whose last link it is; it waits no more."""
+    """Remove and return the longest waiting chain that fits."""
     for one in list(some or ()):
         chain, at = one
         if fits(at):  # type: ignore[operator]
@@ -125,7 +125,7 @@ def _is_it(
     at: int,
     number: int,
 ) -> bool:
-    """Whether an operand is what an earlier join made, as far as is known."""
+    """Whether an operand is the result of an earlier join, as far as known."""
     if taken is None or made is None:
         return True
     first = taken[at][0] if taken[at] else -1
@@ -134,7 +134,7 @@ def _is_it(
 
 
 def _begins(taken: list[tuple[Taken, ...]], before: int, at: int) -> bool:
-    """Whether a list of tensors begins with an earlier one."""
+    """Whether a list of tensors begins with an earlier list."""
     old, new = taken[before][:1], taken[at][:1]
     if not old or not new or isinstance(old[0], int) or isinstance(new[0], int):
         return False
@@ -142,7 +142,7 @@ def _begins(taken: list[tuple[Taken, ...]], before: int, at: int) -> bool:
 
 
 def _joined(call: Call) -> tuple[Shape, int] | None:
-    """The shape that a join makes, and along which axis it is longer than what it takes."""
+    """The shape of a join's result, and the axis along which it is longer than its input."""
     some = [shape for shape in call.shapes[0] if shape != (0,)] if call.shapes else []
     if not some:
         return None
@@ -187,7 +187,7 @@ def _padded(shape: Shape, concrete: object) -> tuple[Shape, int] | None:
 
 
 def between(trace: Trace, first: int, last: int) -> Ints:
-    """The calls of the thread of these two events that are between them."""
+    """The calls between these two events on their thread."""
     rows = calls(trace)
     rows = rows[trace.thread[rows] == trace.thread[first]]
     low, high = rows.searchsorted([first, last])

@@ -1,4 +1,4 @@
-"""What the rules have to know of the accelerator that a trace ran on."""
+"""What rules need to know about the accelerator that a trace ran on."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pytest_torchprof.work.devices import table as devices
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
-#: Kernels that are compiled for compute capability 8.0 and later, and run nowhere else.
+#: Kernels that are compiled for compute capability 8.0 and later, and run only there.
 _SINCE_AMPERE = late(
     r"ampere_|hopper_|blackwell_|sm(80|86|89|90|1[02]\d)_|cutlass_(8[069]|9\d|1[02]\d)_|nvjet"
 )
-#: Architectures of AMD for which torch has a fused attention.
+#: AMD architectures for which torch has a fused attention kernel.
 #: Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, the list for AOTriton.
 _AMD_FUSED = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201"}
 
-#: What fused attention computes in.
+#: Dtypes of fused attention.
 FUSED_TYPES = {"float", "c10::Half", "c10::BFloat16"}
 
 
 UNKNOWN_CHIP = "the trace does not say which device it ran on"
 
-#: Chips that multiply TF32 at least four times as fast as fp32, whatever they are called: GA100,
-#: GH100 and GB100. The others of a generation are sold at full and at half rate.
+#: Devices that multiply TF32 at least four times as fast as fp32, under any name: GA100, GH100 and
+#: GB100. Other chips of these generations are sold with full and with half rate.
 _WHOLE_RATE = {(8, 0), (9, 0), (10, 0), (10, 3)}
 
 
 class Chip(NamedTuple):
-    """``capability`` is CUDA's or HIP's, (0, 0) where unknown; ``name`` that of the table."""
+    """``capability`` is CUDA's or HIP's, (0, 0) if unknown; ``name`` is the table's."""
 
     vendor: str | None
     capability: tuple[int, int]
@@ -44,7 +44,7 @@ class Chip(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether a trace tells what the chip can do."""
+        """Whether the trace tells what the device supports."""
         return self.capability != (0, 0) or self.architecture is not None
 
     @property
@@ -54,14 +54,14 @@ class Chip(NamedTuple):
 
     @property
     def may_have_tf32(self) -> bool:
-        """Whether a trace leaves it open if they can."""
+        """Whether the trace leaves open if they can."""
         return self.vendor in {"nvidia", None} and not self.is_known
 
     @property
     def tf32_saves(self) -> float:
-        """The part of an fp32 product's time that TF32 saves at most; 0 where nobody knows.
+        """The largest share of an fp32 product's time that TF32 saves; 0 if unknown.
 
-        By the peaks; a half at most, for memory bounds what is faster.
+        It follows from the peaks; at most half, because faster kernels are bound by memory.
         """
         gain = self.tf32_gain
         if gain is None:
@@ -69,10 +69,10 @@ class Chip(NamedTuple):
         return min(max(1 - 1 / gain, 0.0), 0.5)
 
     def fuses_attention(self, dtype: str | None) -> bool:
-        """Whether torch has a fused attention for such inputs on this chip.
+        """Whether torch has a fused attention kernel for such inputs on this device.
 
-        Source: sdp_utils.cpp as above: the memory-efficient one takes fp32 and fp16 since 5.0, bf16
-        since 8.0; nothing takes fp64 or complex numbers.
+        Source: sdp_utils.cpp as above: the memory-efficient kernel supports fp32 and fp16 from 5.0
+        on, bf16 from 8.0 on; no kernel supports fp64 or complex numbers.
         """
         if self.vendor == "amd":
             return self.architecture in _AMD_FUSED and dtype in FUSED_TYPES
@@ -81,7 +81,7 @@ class Chip(NamedTuple):
 
 
 def chip_of(trace: Trace, device: int) -> Chip:
-    """The chip of this index, from what the driver said, else from the kernels that ran on it."""
+    """The device with this index, from the driver's properties, else from its kernels' names."""
     return trace.once(_chip_of, device)
 
 
@@ -108,7 +108,7 @@ def _chip_of(trace: Trace, device: int) -> Chip:
 
 
 def device_type(trace: Trace) -> str:
-    """What torch calls the accelerator: ``cuda``, also of AMD's, where nothing says another."""
+    """The accelerator's name in torch: ``cuda``, also for AMD, unless the trace says otherwise."""
     noted = trace.facts.get("device_type")
     if isinstance(noted, str):
         return noted

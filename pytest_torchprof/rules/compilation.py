@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools
 
 _REGION = "Torch-Compiled Region"
-#: What dynamo calls the rest of a function after a graph break, as a Python frame of a trace.
+#: dynamo's name for the rest of a function after a graph break, as a Python frame of a trace.
 #: Source: torch/_dynamo/resume_execution.py, ``TORCH_DYNAMO_RESUME_IN_PREFIX``.
 _RESUMED = late(r"(?P<file>.+)\(\d+\): torch_dynamo_resume_in_(?P<name>.+)_at_(?P<line>\d+)")
 
@@ -27,13 +27,13 @@ _VARIES = (
     "mark what varies: dynamic=True or mark_dynamic for sizes, tensors instead of Python numbers "
     "for values"
 )
-#: What to do of recompilations of some causes, see `capture.dynamo.cause`.
+#: Fixes for recompilations with specific causes, see `capture.dynamo.cause`.
 _FIXES = {
-    "rest": "mend the graph break, so that there is no rest to compile; or mark what varies there",
-    "wrapper": "compile the whole model, or a class of your own: built-in modules that are "
-    "compiled one by one share torch's wrapper; of one such module, mark what varies",
-    "model": "models of one class and of different sizes are compiled each, once, and marking "
-    "sizes dynamic does not help: allow it, or compile a function that calls them all",
+    "rest": "fix the graph break, so that there is no rest to compile; or mark what varies there",
+    "wrapper": "compile the whole model, or a class of your own: built-in modules compiled one "
+    "by one share torch's wrapper; for a single module, mark what varies",
+    "model": "each model of one class with a different size is compiled once, and marking sizes "
+    "dynamic does not help: allow it, or compile a function that calls them all",
 }
 
 
@@ -42,7 +42,7 @@ def _unknown(found: Compiled) -> str | None:
 
 
 def _is_ready_for_breaks(trace: Trace) -> str | None:
-    """What dynamo noted of the code that ran; else stacks tell, or there was nothing compiled."""
+    """What dynamo recorded about the code that ran; else stacks, or that nothing was compiled."""
     if "compiled" in trace.facts:
         return _unknown(trace.once(compilation.graph_breaks))
     compiled = any(name.startswith(_REGION) for name in trace.names)
@@ -50,11 +50,11 @@ def _is_ready_for_breaks(trace: Trace) -> str | None:
 
 
 def _is_ready_for_recompilations(trace: Trace) -> str | None:
-    """What dynamo noted of the code that ran, or numbers of compilations in the trace."""
+    """What dynamo recorded about the code that ran, or the trace's numbers of compilations."""
     if "compiled" in trace.facts:
         return _unknown(trace.once(compilation.recompilations))
     unnamed = not compilation.regions(trace) and _REGION in trace.names
-    return "this torch does not number what it compiles" if unnamed else None
+    return "this torch version does not number compilations" if unnamed else None
 
 
 @rule(
@@ -64,18 +64,18 @@ def _is_ready_for_recompilations(trace: Trace) -> str | None:
     gated_by="graph_breaks",
 )
 def graph_break(trace: Trace) -> Matches:
-    """torch.compile gives up on a graph, and the rest runs from Python or not compiled at all.
+    """torch.compile gives up on a graph, and the rest runs from Python or is not compiled at all.
 
     What it does
-        Counts the graph breaks that dynamo notes while it compiles what the first run of the test
-        calls, each with dynamo's reason and the line. A frame that is skipped altogether, because
-        it breaks in a loop or a ``try``, is one. So is a break that raised for ``fullgraph=True``,
-        in a test which expects that: dynamo notes both alike. A stored trace of another tool tells
-        it by the functions with which Python resumes, if it was recorded with stacks. The cost is
-        the time that compiling the broken frame took.
+        Counts the graph breaks that dynamo reports while it compiles what the first run of the test
+        calls, each with dynamo's reason and the line. A frame that is skipped entirely, because
+        it breaks in a loop or a ``try``, counts as one. So does a break that raised because of
+        ``fullgraph=True``, in a test that expects it: dynamo reports both alike. In a stored trace
+        of another tool, it is recognized by the functions with which Python resumes, if stacks were
+        recorded. The cost is the time to compile the broken frame.
 
     Why it is slow
-        Each piece is a graph of its own: it is called from Python, nothing is fused across the
+        Each piece is a separate graph: it is called from Python, nothing is fused across the
         break, and values return to Python between the two. In a loop, nothing is compiled.
 
     Example
@@ -111,21 +111,20 @@ def recompile(trace: Trace) -> Matches:
 
     What it does
         Counts the recompilations of the first run of the test, each with the guard that failed and
-        the function; where guards of different kinds failed for what was compiled before, with one
+        the function; where guards of different kinds failed for earlier compilations, with one
         of each kind. The attempt at which dynamo gives up compiles nothing and is counted too: it
-        is no graph break, and its message says that the function runs as plain Python from then on.
+        is not a graph break, and its message says that the function runs as plain Python from then
+        on. Dynamo compiles by function, not by object. Models of one class share their ``forward``,
+        so two of different sizes are a recompilation, and torch's own modules that are compiled
+        one by one share torch's wrapper. What resumes after a graph break is a function too.
+        Training and evaluation need one graph each, so a compilation for a new gradient mode does
+        not count. Nor does the first one in a test of a function that was compiled earlier, on
+        import, by another test or by a fixture that was set up for another test: in isolation, it
+        would not happen, or would differ. What the fixtures compile that are set up for the test
+        belongs to the test. The metric ``recompiles`` includes both.
 
-        Dynamo compiles by function, not by object. Models of one class share their ``forward``, so
-        two of different sizes are a recompilation, and modules of torch's own that are compiled
-        one by one share a wrapper of torch's. What resumes after a graph break is a function too.
-        Training and evaluation need a graph each, so that no compilation counts for which the
-        gradient mode is new. Nor does the first one in a test of a function that was compiled
-        before it, on import, by another test or by a fixture that was set up for another test:
-        alone, it would be none, or another. What the fixtures that are set up for the test compile
-        is the test's own. The metric ``recompiles`` has both.
-
-        In a stored trace of another tool these are the compiled regions whose number
-        is not their function's first. The cost is the time that compiling took.
+        In a stored trace of another tool, these are the compiled regions whose number
+        is not their function's first. The cost is the time to compile.
 
     Why it is slow
         Compiling takes seconds where a call takes milliseconds; after eight compilations dynamo
@@ -156,7 +155,7 @@ def recompile(trace: Trace) -> Matches:
 
 
 def _after_the_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Recompilations, but for those that are only such as others had compiled the function."""
+    """Recompilations, except those that only happen because others compiled the function."""
     begun = set[str]()
     for row in rows:
         frame = str(row.get("id")).rpartition("/")[0]
@@ -176,7 +175,7 @@ def _noted(trace: Trace, found: Compiled) -> Matches:
 
 
 def _matches(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> Matches:
-    """A match a row, at the place where the compiled code first ran."""
+    """One match per row, at the place where the compiled code first ran."""
     if not rows:
         return NO_MATCHES
     events = {row.get("id"): -1 for row in rows}
@@ -199,7 +198,7 @@ def _resumed(trace: Trace) -> Matches:
         if "torch_dynamo_resume_in_" in name and (found := _RESUMED.fullmatch(name)):
             event = _first(trace, trace.name == number)
             if event >= 0:
-                said = f"{found['name']} goes on in Python after a graph break"
+                said = f"{found['name']} continues in Python after a graph break"
                 rows.setdefault((found["file"], found["line"], found["name"]), (event, said))
     if not rows:
         return NO_MATCHES

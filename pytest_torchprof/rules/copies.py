@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: So many copies to the host are looked at for one back.
+#: For each copy to the device, at most this many earlier copies to the host are checked.
 _LATEST = 16
 _PAGEABLE = late(r"Pageable")
 
 
 @rule(
     "extra-cuda-copy",
-    fix="make it where it is used: pass device= to the function that makes it",
+    fix="create it on the device: pass device= to the function that creates it",
     triggers=r".*(HtoD|HostToDevice|M2D)",
     needs="shapes device",
     bytes=Threshold(1, "B", "any: a copy costs a launch and a wait, whatever its size"),
@@ -36,17 +36,17 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     """A tensor is filled or drawn on the CPU, and then moved to the device.
 
     What it does
-        Looks for a tensor which the operator just before has filled (``zeros``, ``full``,
-        ``arange``, ``fill_`` …) or drawn (``rand``, ``randn``, ``normal_`` …), and which is then
-        copied to the device: a real copy of at least ``bytes``, of its shape and dtype. A view or
-        ``pin_memory`` may stand in between, a computation or a cast may not, but ``.to`` may cast
-        while it moves. Data from Python, from a file or a loader, a move within the host or to
-        ``meta``, and the parameters of a module that is moved are left alone. A live test is
-        captured once more, to know whether it is that tensor which is moved, or another of its
-        shape, such as a batch.
+        Looks for a tensor that the preceding operator filled (``zeros``, ``full``, ``arange``,
+        ``fill_`` …) or drew (``rand``, ``randn``, ``normal_`` …), and that is then copied to the
+        device: a real copy of at least ``bytes``, with its shape and dtype. A view or
+        ``pin_memory`` may come in between, a computation or a cast may not, but ``.to`` may cast
+        as it moves. Data from Python, from a file or a loader, a move within the host or to
+        ``meta``, and the parameters of a module that is moved do not match. A live test is
+        captured once more to find out whether this tensor is moved, or another one of its shape,
+        such as a batch.
 
     Why it is slow
-        The CPU writes the tensor, the bus carries it, and the host mostly waits for that; the
+        The CPU writes the tensor, the bus transfers it, and the host usually waits for that; the
         device would have filled it in one short kernel.
 
     Example
@@ -79,7 +79,7 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
 
 
 def _has_operators(trace: Trace) -> str | None:
-    """A capture with operators: without them, nobody knows what the host did with a copy."""
+    """A capture with operators: without them, what the host did with a copy is unknown."""
     return None if trace.has(Kind.OP) else "recorded without operators"
 
 
@@ -106,18 +106,18 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     """A large copy between the device and pageable memory of the host.
 
     What it does
-        Counts copies from or to pageable memory of more than ``bytes``. The profiler says so in the
-        copy's name; where it does not, as on AMD, or says no size, there is no match. A copy that
-        ``extra-cuda-copy`` finds is left to that rule: pinned memory would not mend it. The weights
-        of a model that is moved, or saved, once are left alone: what ``torch.nn.Module.to`` moves,
-        and six tensors or more, of four sizes at least, that are moved one after the other and not
+        Counts copies of more than ``bytes`` from or to pageable memory, as the profiler names them.
+        Where the name does not say so, as on AMD, or has no size, there is no match. A copy that
+        ``extra-cuda-copy`` finds is left to that rule, because pinned memory would not fix it. The
+        weights of a model that is moved, or saved, once are ignored: what ``torch.nn.Module.to``
+        moves, and six tensors or more, of at least four sizes, that are moved in a row and not
         again in that direction.
 
     Why it is slow
         The driver first copies through a pinned buffer of its own, piece by piece, so the bus is
-        not filled, and the host waits whatever ``non_blocking`` says. CUDA's programming guide
+        not saturated, and the host waits in spite of ``non_blocking``. CUDA's programming guide
         ("Asynchronous Concurrent Execution") exempts host-to-device copies of up to 64 KiB from
-        the wait; its API reference ("API synchronization behavior") says how others wait.
+        the wait; its API reference ("API synchronization behavior") describes the other waits.
 
     Example
         .. code:: python
@@ -160,30 +160,31 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
 
 @rule(
     "copy-round-trip",
-    fix="leave it on the device: do there what is done on the host in between, or keep a reference",
+    fix="keep it on the device: do the host's work there, or keep a reference",
     triggers=r".*(HtoD|HostToDevice|M2D)",
     needs="device",
     ready=_has_operators,
     bytes=Threshold(
-        4096, "B", "smaller ones are results that are read, and the next inputs of that shape"
+        4096, "B", "smaller ones are results that are read, and the next inputs of the same shape"
     ),
 )
 def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
-    """Something is copied from the device to the host, and back to the device.
+    """A tensor is copied from the device to the host, and back to the device.
 
     What it does
         Pairs, within a step (of `torch.profiler`, of a DataLoader, or that an optimizer ends) and
         thread, each copy to the device with the latest earlier copy from it of the same size, and
-        of the same shape and dtype where the trace has them, from ``bytes`` on. A live test is
-        captured once more, to know whether what is copied back is what was copied out, or was
-        computed of it. A stored trace does not tell, so there is no match where the host makes any
-        new tensor in between, as ``from_numpy`` does. Neither is there one where nobody knows, as
-        after NumPy, and the first copy of that size in a step goes to the device: batches and their
-        results go to and fro like that. Activations that are offloaded on purpose are round trips.
+        of the same shape and dtype if the trace has them, from ``bytes`` on. A live test is
+        captured once more to find out whether what is copied back is what was copied out, or was
+        computed from it. A stored trace does not tell, so there is no match if the host makes any
+        new tensor in between, as ``from_numpy`` does. Nor is there one if the data's origin is
+        unknown, as after NumPy, and the first copy of that size in a step goes to the device:
+        batches and their results follow that pattern. Deliberately offloaded activations are round
+        trips too.
 
     Why it is slow
-        The host waits for the device to finish, the bus carries everything twice, and the device
-        idles until it is back.
+        The host waits for the device to finish, the bus transfers everything twice, and the device
+        is idle until the data is back.
 
     Example
         .. code:: python
@@ -238,8 +239,8 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
 
 
 def _costs(trace: Trace, copies: Ints, events: Ints) -> Ints:
-    """Time of each copy on the device, and for how long it kept the device idle by holding up the
-    host: while the host waits for work that the device still has, nothing is lost.
+    """Time of each copy on the device, plus the time that the device was idle because the copy
+    delayed the host: while the host waits for work that the device still has, nothing is lost.
     """
     begin = trace.ts[np.maximum(events, 0)]
     held = np.where(events >= 0, trace.dur[events], 0)
@@ -248,7 +249,7 @@ def _costs(trace: Trace, copies: Ints, events: Ints) -> Ints:
 
 
 def _spans(trace: Trace, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
-    """From the host event, if there is one, or the copy, to the end of both."""
+    """From the start of the host event (if any, else the copy) to the end of both."""
     rows = np.where(events >= 0, events, copies)
     begin = np.minimum(trace.ts[rows], trace.ts[copies])
     ends = (trace.ts[some] + trace.dur[some] for some in (rows, copies))
@@ -258,7 +259,7 @@ def _spans(trace: Trace, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
 def _round_trips(
     trace: Trace, events: Ints, members: list[int], up: Bools
 ) -> list[tuple[int, int]]:
-    """Pairs of one kind: each copy up with the latest copy down that it may be of."""
+    """Pairs of one kind: each copy up with the latest copy down that it may return."""
     from_host = bool(up[members[0]])
     waiting, pairs = list[int](), list[tuple[int, int]]()
     for i in members:

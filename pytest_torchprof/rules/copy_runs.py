@@ -1,4 +1,4 @@
-"""Runs of copies of one kind, of which nothing says that they are of different tensors."""
+"""Runs of copies of one kind that may be of the same tensor."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: Longer stretches between two copies are not looked through: they are no loop's body.
+#: Longer stretches between two copies are skipped: they are not a loop's body.
 _LONGEST = 2000
-#: So many calls are decoded at a time, from the later copy back.
+#: This many calls are decoded at a time, backwards from the later copy.
 _AT_ONCE = 16
 
 
 class Run(Plain, frozen=True):
-    """``tops`` are the calls that copied, in order; ``bare``: nothing says that any was used."""
+    """``tops`` are the calls that copied, in order; ``bare``: no copy is known to be used."""
 
     tops: Ints
     copies: Ints
@@ -48,7 +48,7 @@ class Finder:
         return {thread: rows[threads == thread] for thread in set(threads.tolist())}
 
     def runs(self, tops: Ints, copies: Ints, source: Source, repeats: int) -> Iterator[Run]:
-        """Runs of at least so many copies of a kind, made on one thread and in one step."""
+        """Runs of at least ``repeats`` copies of a kind, on one thread and in one step."""
         if len(tops) < repeats:
             return
         calls = self._calls[int(self.trace.thread[tops[0]])]
@@ -67,7 +67,7 @@ class Finder:
             start = i + 1
 
     def _verdicts(self, stretches: Sequence[Ints], source: Source) -> Iterator[Since]:
-        """For each stretch between two copies; one like an earlier one, name by name, is as it."""
+        """A verdict for each stretch between two copies; those with the same names share one."""
         found: list[Since] = []
         part_rows: list[Ints | None] = []
         for stretch in stretches:
@@ -105,9 +105,9 @@ class Finder:
         return tuple(str(c) if c else None for c in decoded)
 
     def _is_one(self, calls: Ints, first: int, stretches: Sequence[Ints], source: Source) -> bool:
-        """Whether what is copied one after the other are no parts of one split tensor.
+        """Whether the copied tensors are not parts of one split tensor.
 
-        In a loop over others' parts, what has the size of the source may be made of each part.
+        In a loop over another tensor's parts, each part may produce something of the source's size.
         """
         names, numbers = self.trace.names, self.trace.name
         body = len(stretches[0]) if len(stretches) else 0
@@ -124,7 +124,7 @@ class Finder:
 def by_kind(
     trace: Trace, rows: Ints, kind: Ints, least: int, also: Callable[[Ints], Ints] | None = None
 ) -> Iterator[Ints]:
-    """Positions of the rows of one kind, thread and step together, at least so many."""
+    """Positions of at least ``least`` rows that share kind, thread and step."""
     step = step_of(trace, rows)
     keys = [kind, trace.thread[rows].astype(np.int64), step]
     if also is not None:
@@ -139,16 +139,16 @@ def by_kind(
 
 
 def held(trace: Trace, copies: Ints) -> int | None:
-    """How many of these copies but the last are still there when the last one is made.
+    """How many of these copies, except the last, still exist when the last one is made.
 
-    None where the trace does not say: no memory was recorded.
+    None if the trace does not tell: no memory was recorded.
     """
     gone = freed(trace, copies)
     return None if gone is None else int((gone[:-1] > trace.ts[copies[-1]]).sum())
 
 
 def freed(trace: Trace, copies: Ints) -> Ints | None:
-    """When what each copy allocated was freed; the end of time if it was not. None: see `held`."""
+    """When each copy's memory was freed; the maximum if it was not. None: see `held`."""
     memory = trace.memory
     if memory.addr is None or not len(memory.event) or not len(copies):
         return None
@@ -164,7 +164,7 @@ def freed(trace: Trace, copies: Ints) -> Ints | None:
 
 
 def _next_at_address(trace: Trace) -> Ints:
-    """For each row of the memory its address's next row, or -1."""
+    """For each memory event the next one at its address, or -1."""
     address = trace.memory.addr
     if address is None:
         return np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""Rules about what is switched on to find a fault, and forgotten."""
+"""Rules about debugging modes that were left on."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: What anomaly mode asks of each gradient that a node of the graph has made, since torch 1.11.
+#: What anomaly mode calls on each gradient that a node computed, since torch 1.11.
 #: Source: torch/csrc/autograd/engine.cpp, call_function.
 _NAN: Final = "aten::isnan"
 _IS_ANY: Final = "aten::_is_any_true"
-#: What allocates, and in deterministic mode fills what it has allocated.
+#: Operators that allocate; deterministic mode fills what they allocate.
 #: Source: aten/src/ATen/native/TensorFactories.cpp, fill_empty_deterministic_.
 _EMPTY: Final = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::resize_")
 _FILL: Final = "aten::fill_"
-#: Bytes of a tensor that takes some time to be filled: a page.
+#: Bytes of a tensor that takes noticeable time to fill: a page.
 _PAGE: Final = 4096
-#: The share of operators that are as quick as views: three of four may compute something.
+#: The share of operators that are as fast as views: the other three quarters may compute something.
 _QUICK: Final = 0.25
 
 _ANOMALY_FIX: Final = (
-    "switch torch.autograd.set_detect_anomaly off, or have it around the one step in question"
+    "turn torch.autograd.set_detect_anomaly off, or use it only around the step in question"
 )
 _FILL_FIX: Final = (
     "set torch.utils.deterministic.fill_uninitialized_memory = False, which keeps deterministic "
-    "algorithms, or switch torch.use_deterministic_algorithms off where it is not needed"
+    "algorithms, or turn torch.use_deterministic_algorithms off where it is not needed"
 )
 
 
@@ -49,30 +49,30 @@ _FILL_FIX: Final = (
     "debug-left-on",
     fix=_ANOMALY_FIX,
     triggers=r"aten::(isnan|fill_)$",
-    passes=Threshold(3, "1", "in one or two backward passes somebody looks for a fault"),
-    filled=Threshold(2**20, "B", "less is filled in no time"),
+    passes=Threshold(3, "1", "one or two such passes are a search for a bug"),
+    filled=Threshold(2**20, "B", "filling less takes almost no time"),
 )
 def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
-    """A mode for finding faults is on while nobody looks for any.
+    """A debugging mode was left on.
 
     What it does
         Counts backward passes in which anomaly detection (``torch.autograd.set_detect_anomaly``)
-        looked for NaN in the gradients: ``passes`` (3) or more of them, or any, where it was on
-        already when the measured region of a live test began. And new tensors of 4 KiB or more that
+        checked the gradients for NaN: ``passes`` (3) or more of them, or any if it was already on
+        when the measured region of a live test began. Also counts new tensors of 4 KiB or more that
         deterministic mode (``torch.use_deterministic_algorithms``) filled with NaN or the largest
-        number, where that was ``filled`` (1 MiB) or more in all. A test of one step that switches
-        anomaly detection on itself is about it, and does not match. Not seen: anomaly detection
-        with ``check_nan=False``, and deterministic algorithms that are slower ones.
+        number, if they are ``filled`` (1 MiB) or more in total. A test of one step that turns
+        anomaly detection on itself is about it, and does not match. Not detected: anomaly detection
+        with ``check_nan=False``, and deterministic algorithms that are slower.
 
     Why it is slow
         Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth
-        back for each gradient: a step of a small model takes five times as long. Deterministic
-        mode writes all memory of new tensors once more than is needed.
+        value back for each gradient: a step of a small model takes five times as long.
+        Deterministic mode writes all memory of new tensors one extra time.
 
     Example
         .. code:: python
 
-            torch.autograd.set_detect_anomaly(True)  # since somebody looked for a NaN
+            torch.autograd.set_detect_anomaly(True)  # left over from a search for a NaN
             for batch in loader:
                 optimizer.zero_grad()
                 model(batch).sum().backward()
@@ -105,7 +105,7 @@ def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
 
 
 def _anomalies(trace: Trace, least: float) -> Matches | None:
-    """A row a backward pass whose gradients were looked through."""
+    """One row per backward pass whose gradients were checked."""
     checks = rows_of(trace, _NAN)
     if not len(checks):
         return None
@@ -114,7 +114,7 @@ def _anomalies(trace: Trace, least: float) -> Matches | None:
         return None
     any_true = rows_of(trace, _IS_ANY)
     if not np.isin(trace.parent[checks], trace.parent[any_true]).all():
-        return None  # a hook or a Function of the user's asks
+        return None  # called by a user's hook or Function
     steps = engine_steps(trace)
     steps = steps[trace.selection[steps]]
     of_pass = pass_of(trace, steps)
@@ -128,7 +128,7 @@ def _anomalies(trace: Trace, least: float) -> Matches | None:
     asking = np.bincount(np.searchsorted(which, number), _asking_ns(trace, checks), len(which))
     nodes, each, since = _tracebacks(trace, steps, of_pass, which)
     cost = (asking + nodes * each).astype(np.int64)
-    said = "anomaly detection looks for NaN in every gradient, and keeps a traceback for every node"
+    said = "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
     span = (np.minimum(begin, since), last)
     return Matches(
         rows, [said] * len(rows), cost_ns=cost, fix=[_ANOMALY_FIX] * len(rows), span_ns=span
@@ -136,7 +136,7 @@ def _anomalies(trace: Trace, least: float) -> Matches | None:
 
 
 def _asking_ns(trace: Trace, checks: Ints) -> Ints:
-    """From the start of each check to the end of the last call of the engine's step about it."""
+    """From the start of each check to the end of the engine's last call for it."""
     step = trace.parent[checks]
     until = np.append(trace.ts[checks[1:]], np.iinfo(np.int64).max)
     spent: Ints = np.minimum(until, _ends(trace, step)) - trace.ts[checks]
@@ -144,10 +144,10 @@ def _asking_ns(trace: Trace, checks: Ints) -> Ints:
 
 
 def _tracebacks(trace: Trace, steps: Ints, of_pass: Ints, which: Ints) -> tuple[Ints, int, Ints]:
-    """Of passes: how many nodes ran, what it took to make one, and when the first was made.
+    """For each pass: how many nodes ran, the time to make one, and when the first was made.
 
-    To make a node takes about as long as the quicker operators that made one spent on themselves:
-    those are views, which do nothing else.
+    Making a node takes about as long as the self time of the faster operators that made one: those
+    are views, which do nothing else.
     """
     numbers = _numbers(trace, steps)
     nodes = np.array([(numbers[of_pass == one] >= 0).sum() for one in which], np.int64)
@@ -159,7 +159,7 @@ def _tracebacks(trace: Trace, steps: Ints, of_pass: Ints, which: Ints) -> tuple[
     wanted = np.isin(made, numbers[numbers >= 0])
     if not wanted.any():
         return nodes, 0, start
-    # Of the operators with one number the last is that which made the node, within the others.
+    # Of nested operators with one number, the last one made the node.
     rows, made = forward[wanted][::-1], made[wanted][::-1]
     made, last = np.unique(made, return_index=True)
     rows = rows[last]
@@ -180,7 +180,7 @@ def _numbers(trace: Trace, rows: Ints) -> Ints:
 
 
 def _fills(trace: Trace, least: float) -> Matches | None:
-    """A row a fill of memory that was just allocated, where they are so many bytes in all."""
+    """One row per fill of newly allocated memory, if they are ``least`` bytes in total."""
     fills = operators_named(trace, _FILL)
     fills = fills[trace.selection[fills] & are_named(trace, trace.parent[fills], *_EMPTY)]
     if not len(fills):
@@ -190,7 +190,7 @@ def _fills(trace: Trace, least: float) -> Matches | None:
     if not len(fills) or moved.sum() < least:
         return None
     ends = _ends(trace, fills)
-    said = "deterministic mode fills new tensors, which are then written once more"
+    said = "deterministic mode fills new tensors, which are then overwritten"
     cost, span = trace.dur[fills], (trace.ts[fills], ends)
     return Matches(
         fills, [said] * len(fills), cost_ns=cost, fix=[_FILL_FIX] * len(fills), span_ns=span

@@ -23,52 +23,52 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: Layers with weights, and which of their arguments these are; attention has none.
+#: Layers with weights, and the positions of these; attention has none.
 _LAYER: Final = Names(
     r"aten::(linear|embedding|conv1d|matmul|addmm|mm|lstm|gru|rnn_\w+"
     r"|scaled_dot_product_attention)$"
 )
-#: What looks at several positions at once.
+#: Operators that combine several positions.
 _MIXES: Final = Names(r"aten::(scaled_dot_product_attention|softmax|lstm|gru|rnn_\w+|cumsum)$")
 _STORES: Final = Names(r"aten::(copy_|fill_)$")
 _INDEX: Final = Names(r"aten::(select|slice|narrow)$")
-#: So many positions more in each step, at most.
+#: The most new positions per step.
 _FEW: Final = 8
-#: What a FLOP takes on one thread of a CPU in products of few positions, and to have and to write
-#: a byte of what is computed.
+#: Time of a FLOP on one CPU thread in products of few positions, and time to allocate and write
+#: one byte of output.
 _FLOP_NS, _BYTE_NS = 0.0085, 0.09
 
 
 @rule(
     "decode-without-cache",
-    fix="keep what the layers have computed of earlier positions (use_cache=True, a cache of keys "
-    "and values, the state of a recurrent layer), and give the model the new position only",
+    fix="keep what the layers computed for earlier positions (use_cache=True, a cache of keys "
+    "and values, the state of a recurrent layer), and give the model only the new position",
     triggers={_LAYER.pattern: "repeats"},
     needs="shapes",
-    repeats=Threshold(16, "1", "a short answer is as quick without a cache"),
+    repeats=Threshold(16, "1", "a short sequence is as fast without a cache"),
 )
 def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
-    """A model generates, and computes all earlier positions again for each new one.
+    """A model generates, and recomputes all earlier positions for each new one.
 
     What it does
-        Counts runs of ``repeats`` (16) steps or more in which a layer's input gets longer each
-        time, by the same one to 8 positions, in the dimension of the sequence, and which between
-        them join something to a tensor of that length (``cat``), or write into a buffer at that
-        position, of which the next step takes as much.
+        Counts runs of ``repeats`` (16) steps or more in which a layer's input grows each time by
+        the same 1 to 8 positions, in the sequence dimension, and which in between join something to
+        a tensor of that length (``cat``), or write into a buffer at that position, of which the
+        next step takes as much.
 
-        Not: inputs of one position, as with a cache; a window that stays as long as it is;
-        batches of different lengths, which nothing of the step before goes into; a batch that gets
-        more samples; images that get larger; steps with a backward pass between them. Models that
-        see all positions again, as diffusion over a whole text or an encoder, cannot have a cache:
-        their input mostly does not get longer. Positions that are in a Python list, made a tensor
-        anew in each step (``torch.tensor(ids)``, ``torch.stack(embeddings)``), are not seen.
+        Not counted: inputs of one position, as with a cache; a window of constant length; batches
+        of different lengths that do not depend on the previous step; a batch that gets more
+        samples; images that get larger; steps with a backward pass between them. Models that
+        process all positions again, such as diffusion over a whole text or an encoder, cannot use a
+        cache: their input usually does not grow. Positions in a Python list that is converted to a
+        tensor in each step (``torch.tensor(ids)``, ``torch.stack(embeddings)``) are not detected.
 
-        The place is the line that calls the model in each step; where the loop is in the model's
-        own forward, the line that calls that.
+        The place is the line that calls the model in each step; if the loop is in the model's own
+        forward, the line that calls that.
 
     Why it is slow
-        Step n does the work for n positions, though all but one were computed before: n²/2 in all,
-        and attention more than that.
+        Step n does the work for n positions, though all but one were computed before: n²/2 in
+        total, and more for attention.
 
     Example
         .. code:: python
@@ -118,7 +118,7 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
 
 
 class _Run(Plain, frozen=True):
-    """Steps: by the first layer of each, how many positions it gets, and what made it so many."""
+    """Steps: the first layer of each, how many positions it gets, and what joined them."""
 
     rows: list[int]
     lengths: list[int]
@@ -128,7 +128,7 @@ class _Run(Plain, frozen=True):
 
     @property
     def end(self) -> int:
-        """The event that ends it, of those that are known."""
+        """The last known event of the run."""
         return max(self.rows[-1], self.grown[-1] if self.grown else -1)
 
 
@@ -149,7 +149,7 @@ def _runs(trace: Trace, layers: Ints, least: int) -> list[_Run]:
 
 
 def _kind(call: Call) -> tuple[object, Shape | None]:
-    """What tells a layer from others, and the shape of its input."""
+    """What distinguishes a layer from others, and the shape of its input."""
     shapes = [one[0] if one else None for one in call.shapes]
     if call.base == "embedding":
         return tuple(shapes[:1]), shapes[1] if len(shapes) > 1 else None
@@ -176,7 +176,7 @@ def _growing(firsts: list[tuple[int, Shape]], least: int, thread: object) -> lis
 
 
 def _step(old: Shape, new: Shape) -> tuple[int, int] | None:
-    """Along which axis, and by how much, a shape is longer than the one before."""
+    """The axis along which a shape is longer than the previous one, and by how much."""
     if len(old) != len(new):
         return None
     more = [(axis, b - a) for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
@@ -184,14 +184,14 @@ def _step(old: Shape, new: Shape) -> tuple[int, int] | None:
 
 
 def _grown(trace: Trace, every: Ints, run: _Run) -> list[int] | None:
-    """What made the input of each step longer than that before; None where it is no decoding."""
+    """What extended the input of each step; None if it is not decoding."""
     first, last = run.rows[0], run.rows[-1]
     backward = engine_steps(trace)
     if ((backward > first) & (backward < last)).any():
         return None
     inside = every[(every > first) & (every < last) & (trace.thread[every] == run.thread)]
     if run.axis == 0 and not are_named(trace, inside, _MIXES).any():
-        return None  # of a batch
+        return None  # of a batch of samples
     joins = _growth(trace, inside)
     steps = np.searchsorted(run.rows, joins, side="right")
     before = inside[np.maximum(np.searchsorted(inside, joins) - 1, 0)]
@@ -213,7 +213,7 @@ def _grown(trace: Trace, every: Ints, run: _Run) -> list[int] | None:
 
 
 def _growth(trace: Trace, every: Ints) -> Ints:
-    """What joins tensors, or writes into a part of one."""
+    """Operators that join tensors, or write into a part of one."""
     stores = are_named(trace, every, _STORES)
     stores[stores] = are_named(trace, every[np.flatnonzero(stores) - 1], _INDEX)
     growth: Ints = every[stores | are_named(trace, every, JOIN)]
@@ -221,7 +221,7 @@ def _growth(trace: Trace, every: Ints) -> Ints:
 
 
 def _joins(call: Call, old: int, new: int) -> bool:
-    """Whether a tensor of so many positions is joined with the new ones."""
+    """Whether a tensor of ``old`` positions is joined with the new ones."""
     some = call.shapes[0] if call.shapes else ()
     return len(some) > 1 and any(
         old in one and new - old in other and len(one) == len(other)
@@ -232,10 +232,10 @@ def _joins(call: Call, old: int, new: int) -> bool:
 
 
 def _saved(trace: Trace, run: _Run) -> int:
-    """What the steps take longer for all positions than for the new ones."""
+    """How much longer the steps take for all positions than for the new ones."""
     if trace.has(*DEVICE_KINDS):
         return _slope(trace, run)
-    # Times of single steps say little: the quickest take less than what disturbs them.
+    # Single steps are too noisy: the fastest take less time than the noise.
     begins, lengths = trace.ts[np.array(run.rows)], np.array(run.lengths, float)
     again = np.append(0, 1 - 1 / lengths)
     flops = np.flatnonzero(op_flops(trace))
@@ -249,15 +249,15 @@ def _saved(trace: Trace, run: _Run) -> int:
         step = np.searchsorted(begins, trace.ts[rows], "right")
         saved += each * float((amounts * again[step])[until].sum())
     took = int(trace.ts[run.end] - trace.ts[run.rows[0]])
-    # As the others' costs, in this run's time, of which the profiler is a part.
+    # Like other costs, in this run's time, which includes the profiler.
     return min(int(saved / slowdown_share(trace)), took)
 
 
 def _slope(trace: Trace, run: _Run) -> int:
-    """The same by how the steps' time grows, of which a device's operators say nothing."""
+    """The same from how the steps' time grows, which a device's operators do not tell."""
     took = np.diff(trace.ts[np.array(run.rows)]).astype(float)
     lengths = np.array(run.lengths[:-1], float)
-    # The median slope between steps some way apart: one step that was held up does not decide it.
+    # The median slope between distant steps, so that a single delayed step does not matter.
     far = max(len(took) // 2, 1)
     slopes = (took[far:] - took[:-far]) / (lengths[far:] - lengths[:-far])
     slope = float(np.median(slopes)) if len(slopes) else 0.0

@@ -1,4 +1,4 @@
-"""What a test does in all, by counts, which are the same in each run where times are not."""
+"""What a test does in total, by counts, which repeat from run to run while times do not."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.names import Names
 
-#: What it takes to call an operator, and one within it; a FLOP; to have a byte of memory and to
-#: write it. Fitted to 50 scripts and models of seven libraries, with torch 2.13 on one thread of a
-#: CPU, of 12 to 1,000 ms, with the Python around: half are within a factor of 1.4, four in
-#: five of 2.
+#: The time to call an operator, and one nested in it; a FLOP; to allocate a byte of memory and to
+#: write it. Fitted to 50 scripts and models of seven libraries, with torch 2.13 on one CPU thread,
+#: of 12 to 1,000 ms, including the Python around: half are within a factor of 1.4, four in five
+#: within 2.
 CALL_NS: Final = 5_000
 _INNER_NS: Final = 1_200
 FLOP_NS: Final = 0.007
 BYTE_NS: Final = 0.36
 #: Of a float32 number.
 _FLOAT_BYTES: Final = 4
-#: So many times the largest operand is allocated for outputs, gradients, and buffers of libraries:
-#: 2.6 to 7.9 in training steps with convolutions, so it is a guess.
+#: Outputs, gradients and library buffers allocate this many times the largest operand: 2.6 to 7.9
+#: in training steps with convolutions, so it is a guess.
 _TIMES: Final = 3
 _GUESSED: Final = (
-    "recorded without memory events (profile_memory=True gives them), so which matches are trifles "
-    "is a guess"
+    "recorded without memory events (profile_memory=True records them), so the size below which "
+    "matches are ignored is a guess"
 )
 
 
 def effort_ns(trace: Trace) -> float:
-    """About what all that counts would take on a CPU, by its operators, FLOPs and memory.
+    """The approximate time of all selected operators on a CPU, from calls, FLOPs and memory.
 
-    To say what is a trifle beside it: in a bare loop of operators rather too much, in scripts that
-    do much besides too little.
+    It is what a match is compared with to decide if it is too small to report. It is too high for a
+    bare loop of operators, and too low for scripts that do much besides.
     """
     return trace.once(_effort)
 
 
 def guessed(trace: Trace, *names: Names) -> str | None:
-    """Why it is not known what is a trifle, for a rule about events of these names on a CPU."""
+    """Why this size is uncertain, for a rule about events of these names on a CPU."""
     if trace.facts or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):
         return None
     return _GUESSED
@@ -65,8 +65,8 @@ def _effort(trace: Trace) -> float:
 
 
 def _allocated(trace: Trace) -> float:
-    """Bytes; without memory events those of the largest operand of each operator that calls no
-    other, and is no view.
+    """Bytes allocated; without memory events, the largest operand of each operator that contains no
+    other operator and is not a view.
     """
     memory = trace.memory
     if len(memory.event):

@@ -30,14 +30,14 @@ def _aten(words: str) -> frozenset[str]:
     return frozenset(f"aten::{word}" for word in words.split())
 
 
-#: Operators that make a tensor of numbers out of nothing, and those that overwrite one so.
+#: Operators that create or overwrite a tensor without reading data.
 _FILLED = _aten(
     "zeros ones full rand randn randint arange eye linspace logspace randperm normal scalar_tensor "
     "zeros_like ones_like full_like rand_like randn_like randint_like new_zeros new_ones new_full "
     "tril_indices triu_indices "
     "fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ cauchy_ geometric_"
 )
-#: What may stand between without a change of the numbers.
+#: What may come in between without changing the numbers.
 _PASSES = _aten(
     "pin_memory _pin_memory is_pinned detach alias view reshape unsqueeze squeeze t transpose "
     "permute lift_fresh detach_ requires_grad_ _unsafe_view expand"
@@ -80,13 +80,13 @@ def filled(trace: Trace) -> list[Filled]:
         if made[0] is None or prod(made[0]) == prod(copied[0]):
             name = trace.names[trace.name[maker]]
             words = f"{list(copied[0])} {torch_name(copied[1])} by {name}"
-            fix = f"make it where it is used: {_there(name, device)}"
+            fix = f"create it on the device: {_there(name, device)}"
             out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix))
     return out
 
 
 def _there(name: str, device: str) -> str:
-    """How to call what fills a tensor so that it does so on the device.
+    """How to call a filling function so that it works on the device.
 
     >>> _there("aten::randn", "cuda"), _there("aten::normal_", "cuda")
     ('torch.randn(…, device="cuda")', 'torch.empty(…, device="cuda").normal_(…)')
@@ -104,7 +104,7 @@ def _there(name: str, device: str) -> str:
 
 
 def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
-    """The call before on the same thread that filled a tensor, past what leaves it as it is."""
+    """The previous call on its thread that filled a tensor, past calls that keep its numbers."""
     order = np.lexsort((calls, trace.thread[calls]))
     before = np.full(len(calls), -1, np.int64)
     same = np.diff(trace.thread[calls[order]]) == 0
@@ -122,7 +122,7 @@ def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
 
 
 def _made(trace: Trace, row: int) -> tuple[tuple[int, ...] | None, str] | None:
-    """Shape (None if it is not written down) and dtype of what an operator fills."""
+    """Shape (None if not recorded) and dtype of what an operator fills."""
     end = trace.ts[row] + trace.dur[row]
     inside = np.arange(row, min(row + 32, len(trace)))
     inside = inside[(trace.ts[inside] <= end) & (trace.thread[inside] == trace.thread[row])]
@@ -135,7 +135,7 @@ def _made(trace: Trace, row: int) -> tuple[tuple[int, ...] | None, str] | None:
         for shape, dtype in zip(map(sizes, dims), types, strict=False):
             if dtype in {"", "Scalar", "ScalarList", "Device"} or shape is None:
                 continue
-            # An operator that sets the size itself starts with a tensor of no elements.
+            # An operator that sets the size itself starts with an empty tensor.
             best = (None if shape == (0,) else shape, dtype)
             break
     return best

@@ -1,4 +1,4 @@
-"""What flows from one run of the same layers into the next: whether each is a pass of its own."""
+"""How data flows between runs of the same layers: whether each run is a separate pass."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
-#: What draws, as a step of sampling does, and no layer but dropout.
+#: Operators that draw samples, as in a sampling step, and no layer except dropout.
 _DRAWS: Final = Names(
     r"aten::(randn?|randint|randn?_like|randint_like|normal_?|uniform_|exponential_|multinomial"
     r"|poisson|random_)$"
 )
-#: A step of so many layers is no cell of a recurrent network.
+#: A step with this many layers is not a cell of a recurrent network.
 _MANY_LAYERS: Final = 6
-#: So many runs are looked at, and so many calls before them.
+#: The number of runs analyzed, and of calls before them.
 _LOOKED: Final = 4
 _MOST_CALLS: Final = 5_000
 
 
 def are_passes(trace: Trace, layers: Ints, first: Ints) -> bool:
-    """Whether runs of layers, each of which begins with one of ``first``, are a pass each.
+    """Whether runs of layers, each of which begins with one of ``first``, are separate passes.
 
-    Not where each takes something else that was computed before them all, with a graph, as one head
-    takes several features; nor where each goes on with what came out of the layers before, as the
-    cell of a recurrent network does, unless it draws, or is many layers.
+    They are not if each takes a different tensor that was computed before all of them, with a
+    graph, as one head takes several features; nor if each continues with the output of the previous
+    layers, as the cell of a recurrent network does, unless it draws samples or has many layers.
     """
     first = first[:_LOOKED]
     called = np.sort(forward_calls(trace))
@@ -56,7 +56,7 @@ def are_passes(trace: Trace, layers: Ints, first: Ints) -> bool:
 
 
 def _taken(trace: Trace, begin: int, first: Ints, layers: Ints) -> set[int]:
-    """What the run that begins there takes: of its layers as far as the next run is known."""
+    """What the run that begins there takes: its layers, as far as the next run is known."""
     later = first[first > begin]
     end = int(later[0]) if len(later) else begin + 1
     rows = layers[(layers >= begin) & (layers < end)]
@@ -66,7 +66,7 @@ def _taken(trace: Trace, begin: int, first: Ints, layers: Ints) -> set[int]:
 def _goes_on(
     trace: Trace, inside: Ints, layers: Ints, later: set[int], made_by: dict[int, int]
 ) -> bool:
-    """Whether the next run takes something that these calls made of what their layers made."""
+    """Whether the next run takes something that these calls made from their layers' outputs."""
     flowing = set[int]()
     is_layer = np.isin(inside, layers)
     taken, made = identity.taken(trace, inside) or (), identity.made(trace, inside) or ()

@@ -1,4 +1,4 @@
-"""Rules about graphs that nobody uses."""
+"""Rules about graphs that no backward pass uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Operators of a module's own: products, convolutions, normalisations, look-ups, attention.
+#: Operators of modules: products, convolutions, normalizations, look-ups, attention.
 LAYER: Final = Names(
     r"aten::(linear|bilinear|einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv"
     r"|_?conv\w*|(_native_)?batch_norm|layer_norm|group_norm|instance_norm|rms_norm"
@@ -39,20 +39,20 @@ LAYER: Final = Names(
     r"|scaled_dot_product_attention)$"
     r"|(CompiledFunction|CheckpointFunction|forward)$"  # the last: TorchScript
 )
-#: What ends a forward pass, whatever follows.
+#: These end a forward pass.
 _BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 
 
 @rule(
     "missing-no-grad",
-    fix="wrap it in torch.inference_mode(), or under autocast in torch.no_grad(), which leaves it "
-    "its cache of weights",
+    fix="wrap it in torch.inference_mode(), or under autocast in torch.no_grad(), which keeps "
+    "autocast's cache of weights",
     triggers=LAYER.pattern,
-    layers=Threshold(2, "1", "an unused head or a metric within a training step is no forward"),
-    repeats=Threshold(3, "1", "a test that calls a model once or twice does not look at its speed"),
-    share=Threshold(0.1, "1", "one look at what long training came to costs next to nothing"),
-    bytes=Threshold(16 << 20, "B", "what is kept is soon dropped, and fits anywhere"),
+    layers=Threshold(2, "1", "an unused head or a metric in a training step is not a forward pass"),
+    repeats=Threshold(3, "1", "a test that calls a model once or twice is not about its speed"),
+    share=Threshold(0.1, "1", "one evaluation after long training costs almost nothing"),
+    bytes=Threshold(16 << 20, "B", "less is soon dropped, and always fits"),
 )
 def missing_no_grad(
     trace: Trace,
@@ -65,30 +65,29 @@ def missing_no_grad(
     """A forward pass records a graph for a backward pass that never comes.
 
     What it does
-        Looks for stretches of layers (products, convolutions, normalisations, embeddings,
-        attention, compiled code) that autograd recorded and of which no backward pass in the trace
-        ran anything. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end
-        a stretch; forward passes with none of these between them are one. Such a stretch counts
+        Looks for stretches of layers (products, convolutions, normalizations, embeddings,
+        attention, compiled code) that autograd recorded and that no backward pass in the trace
+        used. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end a
+        stretch; forward passes with none of these between them are one stretch. It counts
 
-        - where layers with the same weights run ``repeats`` times (3) so: validation, sampling,
+        - if layers with the same weights run ``repeats`` times (3) in it: validation, sampling,
           a preview, a teacher;
-        - beside training (an optimizer's step, or ``repeats`` backward passes) from ``layers`` (2)
-          on, products left out, if such stretches are ``share`` (0.1) of all that was recorded;
-        - where its layers, but for the first, keep ``bytes`` (16 MiB) of what they are given.
+        - next to training (an optimizer's step, or ``repeats`` backward passes) from ``layers`` (2)
+          on, without products, if such stretches are ``share`` (0.1) of everything recorded;
+        - if its layers, except the first, keep ``bytes`` (16 MiB) of their inputs.
 
-        In a training step, of which a backward pass uses other layers, it takes ``layers`` in any
-        case. Not counted: a test that calls a model once or twice and looks at what comes out; what
-        ``torch.autograd.gradcheck`` repeats; layers that run again within one pass, as the cell of
-        a recurrent network does, or a head on one feature after the other. (A step that goes on
-        with what came out of the one before is one of sampling if something is drawn in it, or if
-        it has six layers.) Products are layers
-        where their second factor is one tensor again and again, which only a live test knows. In a
-        stored trace, weights are told apart by their shapes: a stretch is repeated if all of at
-        least two layers are.
+        In a training step whose backward pass uses other layers, a stretch always needs ``layers``.
+        Not counted: a test that calls a model once or twice and checks the result; what
+        ``torch.autograd.gradcheck`` repeats; layers that run again within one pass, like the cell
+        of a recurrent network, or a head on one feature after the other. (A step that continues
+        with the result of the previous one is a sampling step if it draws samples, or if it has six
+        layers.) Products are layers if their second factor is the same tensor each time, which only
+        a live test knows. In a stored trace, weights are distinguished by their shapes: a stretch
+        is repeated if at least two layers are, and all of them.
 
         The place is the innermost line around the whole stretch, with all repetitions, that is
-        outside of any module's ``forward``: there, or around the loop it is in, ``no_grad``
-        belongs. The module is the outermost one.
+        outside of any module's ``forward``: ``no_grad`` belongs there, or around the loop that
+        contains the line. The module is the outermost one.
 
     Why it is slow
         Every operator makes a node of the graph, and the activations are kept until the result is
@@ -119,7 +118,7 @@ def missing_no_grad(
     ran = nesting.distinct(numbers(trace, nodes))
     stepped = bool(len(marks_named(trace, _OPTIMIZER_STEP)))
     if ran[-1:].max(initial=-1) < 0 and stepped:
-        return NO_MATCHES  # before a step there was a backward pass, on a thread not recorded
+        return NO_MATCHES  # an optimizer's step follows a backward pass, on a thread not recorded
     used = np.searchsorted(ran, found.first) < np.searchsorted(ran, found.after)
     boundaries = marks_named(trace, _BOUNDARY)
     part = _numbered(
@@ -132,7 +131,7 @@ def missing_no_grad(
     counts = ~used[starts] & trace.selection[found.rows[starts]]
     if trace.region is None and used.any():
         counts &= np.bincount(stretch, are_last(trace, found.rows)) == 0
-    # Of a part of which something was used, a stretch must be long enough.
+    # A stretch in a part that was used must be long enough.
     mixed = np.bincount(part, used)[part[starts]] > 0
     counts &= (size >= layers) | ~mixed
     if not counts.any():
@@ -151,7 +150,7 @@ def missing_no_grad(
     chosen = np.flatnonzero(match)
     of_each = [stretch == one for one in chosen.tolist()]
     parts = [found.rows[one] for one in of_each]
-    # With the nodes of all that is between the layers.
+    # Includes the nodes between the layers.
     cost = [
         recording_ns(
             trace,
@@ -177,13 +176,13 @@ def missing_no_grad(
 
 
 def _kept(trace: Trace, rows: Ints) -> int:
-    """What the graph of these layers keeps, and of what is between them."""
+    """What the graph keeps of these layers, and of what is between them."""
     made = made_bytes(trace, rows)
     return kept_bytes(trace, rows) if made is None else made
 
 
 def _numbered(*columns: Ints | Bools) -> Ints:
-    """Numbers from 0 on, one more wherever one of the columns changes."""
+    """Numbers from 0 on that increase wherever one of the columns changes."""
     change = np.zeros(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         change |= column[1:] != column[:-1]
@@ -191,14 +190,14 @@ def _numbered(*columns: Ints | Bools) -> Ints:
 
 
 def _of_passes(trace: Trace, rows: Ints, owns: list[Own | None]) -> list[Own | None]:
-    """The same without those layers that run again within one pass, as far as tensors tell."""
+    """The same without layers that run again within one pass, if tensors are identified."""
     if trace.tensors is None:
         return owns
     at: dict[Own, list[int]] = {}
     for row, own in zip(rows.tolist(), owns, strict=True):
         if own is not None:
             at.setdefault(own, []).append(row)
-    # Layers that run as often are those of one loop, which begins with the first of them.
+    # Layers with the same number of runs form one loop, which begins with the first of them.
     apart = dict[int, bool]()
     for runs in sorted(at.values()):
         if len(runs) not in apart:
@@ -207,7 +206,7 @@ def _of_passes(trace: Trace, rows: Ints, owns: list[Own | None]) -> list[Own | N
 
 
 def _kinds(owns: Sequence[Own | None], stretch: Ints, count: int) -> Ints:
-    """How many layers of each stretch run again and again; 0 where it is just one product."""
+    """How many layers of each stretch run again and again; 0 if it is a single product."""
     found: list[set[Own]] = [set() for _ in range(count)]
     for own, number in zip(owns, stretch.tolist(), strict=True):
         if own is not None:

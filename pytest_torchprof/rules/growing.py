@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: Layers with parameters for each of the features that were joined.
+#: Layers with parameters for each of the joined features.
 _PARAMETERS: Final = late(r"aten::(linear|addmm|matmul|mm|_?conv\w*|\w+_norm|prelu)$")
-#: Those that take the features along the last dimension.
+#: Layers that take the features along the last dimension.
 _PRODUCT: Final = late(r"aten::(linear|addmm|matmul|mm)$")
-#: Links of a chain that are looked at, and calls between one and the next.
+#: The number of links of a chain that are analyzed, and of calls between two links.
 _LINKS: Final = 16
 _LOOKED: Final = 200
-#: What is copied again of a tensor that doubles each time is once as much as it gets, in all.
+#: A tensor that doubles each time copies its final size once in total; above this, it counts.
 _AGAIN: Final = 2
 _STORE: Final = late(r"aten::(copy_|fill_|zero_)$")
 _COLLECT: Final = "collect the parts in a list, and join them once after the loop"
 _ALLOCATE: Final = (
-    "allocate it once, as long as it will get, and write each part into its place (for keys and "
-    "values: a static cache)"
+    "allocate it once at its final length, and write each part in place (for keys and values: a "
+    "static cache)"
 )
 
 
@@ -47,36 +47,36 @@ _ALLOCATE: Final = (
     fix=f"{_COLLECT}; or {_ALLOCATE}",
     triggers={JOIN.pattern: "repeats"},
     needs="shapes",
-    repeats=Threshold(10, "1", "a few parts are joined as quickly one after the other"),
-    operators=Threshold(50, "1", "beside so many others in each repetition a join is a trifle"),
+    repeats=Threshold(10, "1", "a few parts are joined as fast one by one"),
+    operators=Threshold(50, "1", "with more operators per iteration, the join hardly matters"),
     bytes=Threshold(
-        1 << 20, "B", "of a tensor that is needed each time; less is copied in no time"
+        1 << 20, "B", "of a tensor that is needed each time; copying less takes almost no time"
     ),
 )
 def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float) -> Matches:  # noqa: A002
-    """A tensor gets longer and longer, and is copied as a whole each time.
+    """A tensor grows by being copied as a whole each time.
 
     What it does
-        Counts tensors that ``cat``, ``hstack``, ``vstack`` and so on, or ``pad``, made longer
-        ``repeats`` (10) times or more, each time from what the last time made; and lists of tensors
-        that are joined again each time they are longer. A live test tells by which tensor is which
-        that it is the same; a stored trace by the shapes, which fit each time.
+        Counts tensors that ``cat``, ``hstack``, ``vstack`` and so on, or ``pad``, extended
+        ``repeats`` (10) times or more, each time from the previous result; and growing lists of
+        tensors that are joined again each time. A live test identifies the tensors; in a stored
+        trace, the shapes must fit each time.
 
-        It counts if ``bytes`` (1 MiB) or more were copied again in all, as for a cache of keys and
-        values that attention takes, longer by one each time: a tensor that is allocated once is
-        then quicker, and below that it is not. Where hardly anything else takes the tensor in
-        between, but to write the new part, parts were only collected: a list does that, so it
-        counts however small it is, where at most ``operators`` (50) run in each repetition. A list
-        that is joined again each time is needed each time: it counts from ``bytes`` only.
+        A tensor counts if ``bytes`` (1 MiB) or more were copied again in total, as for a cache of
+        keys and values that attention takes, longer by one each time: from there on, a tensor that
+        is allocated once is faster. Where almost nothing else takes the tensor in between, except
+        to write the new part, parts were only collected: a list can do that, so it counts at any
+        size, if at most ``operators`` (50) run in each iteration. A list that is joined again each
+        time is needed each time: it counts only from ``bytes`` on.
 
-        Not: a list that is joined once; a window that moves, which stays as long as it is; features
-        that layers with parameters for each of them take, as in DenseNet, where that is the
-        architecture; a tensor that doubles each time, or gets most of its size at once, so that
-        little of it is copied again; tensors that grow in one graph of ``torch.compile``.
+        Not counted: a list that is joined once; a moving window of constant length; features for
+        each of which layers have parameters, as in DenseNet, where this is the architecture; a
+        tensor that doubles each time, or gets most of its size at once, so that little of it is
+        copied again; tensors that grow in one graph of ``torch.compile``.
 
     Why it is slow
-        Each time, all that was there before is copied, and memory for it is allocated: for n parts,
-        n²/2 are copied.
+        Each time, everything so far is copied, and memory for it is allocated: for n parts, n²/2
+        are copied.
 
     Example
         .. code:: python
@@ -105,7 +105,7 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
         ns = trace.dur[rows]
         if trace.has(*DEVICE_KINDS):
             ns = ns + trace.once(launched_ns)[rows]
-        # What a list does not copy; what a tensor that is long enough need not copy again.
+        # What a list does not copy; what a preallocated tensor does not copy again.
         new = np.array([max(np.prod(link.out), 1) for link in chain.links], float)
         old = np.array([link.old for link in chain.links], float)
         saved = _called(trace, rows, ns)[:-1].sum() if kind else (ns * old / new).sum()
@@ -137,14 +137,14 @@ def _size(chain: Chain) -> int:
 def _said(chain: Chain) -> str:
     begin, end = chain.links[0].out, chain.links[-1].out
     name = chain.links[-1].call.name
-    return f"{name} makes a tensor longer by copying it, from {list(begin)} to {list(end)}"
+    return f"{name} grows a tensor by copying it, from {list(begin)} to {list(end)}"
 
 
 def _collects(trace: Trace, chain: Chain) -> bool | None:
-    """Whether hardly anything takes the tensor before it is longer again.
+    """Whether almost nothing takes the tensor before it is extended again.
 
-    None where it has to be so, as each layer has parameters for all that was joined; and where
-    shapes alone fit, but there are new tensors of them each time.
+    None if growing is necessary, because each layer has parameters for all that was joined; and if
+    only shapes fit, but new tensors of them are made each time.
     """
     taken, with_parameters, anew = 0, 0, 0
     links = list(pairwise(chain.links))
@@ -166,7 +166,7 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
 
 
 def _no_writes(some: Sequence[Call]) -> list[Call]:
-    """Calls without those that write into a part of a tensor, as ``rows[-1] = row``."""
+    """Calls except those that write into a part of a tensor, as ``rows[-1] = row``."""
     out: list[Call] = []
     for call in some:
         if not _STORE.match(call.name):
@@ -180,7 +180,7 @@ def _no_writes(some: Sequence[Call]) -> list[Call]:
 
 
 def _called(trace: Trace, rows: Ints, ns: Ints) -> Ints:
-    """What joins take, with what Python needs to call them: until the next call, twice at most."""
+    """Time of joins including their call from Python: until the next call, at most doubled."""
     every = calls(trace)
     every = every[trace.thread[every] == trace.thread[rows[0]]]
     after = every[np.minimum(every.searchsorted(rows) + 1, len(every) - 1)]
@@ -189,7 +189,7 @@ def _called(trace: Trace, rows: Ints, ns: Ints) -> Ints:
 
 
 def _every(trace: Trace, chain: Chain) -> float:
-    """How many calls there are for each join."""
+    """The number of calls per join."""
     return len(between(trace, chain.rows[0], chain.rows[-1])) / (len(chain.links) - 1)
 
 
@@ -199,7 +199,7 @@ def _has_parameters(call: Call, link: Link) -> bool:
         return False
     product = _PRODUCT.match(call.name) is not None
     if product and link.axis != len(link.out) - 1:
-        return False  # of which the samples are more: an attention's keys and values
+        return False  # more samples, not features: keys and values of attention
     first = 1 if call.base == "addmm" else 0
     inputs, weights = ([*call.shapes, (), ()])[first : first + 2]
     size = link.out[link.axis]

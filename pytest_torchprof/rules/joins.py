@@ -1,8 +1,8 @@
-"""Whether a loop may carry something from one repetition to the next, as far as shapes tell.
+"""Whether a loop may carry something from one iteration to the next, as far as shapes tell.
 
-Something is carried only where an operator joins it with the part that is taken, and makes a tensor
-of its shape again. Where no operator of the body does, nothing is; where one does, shapes do not
-tell whether it has the same tensor each time or what the last repetition made.
+Something is carried only if an operator joins it with the selected part, and the result has its
+shape again. If no operator of the body does, nothing is carried; if one does, shapes do not tell
+whether it takes the same tensor each time or the previous iteration's result.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _PRODUCT: Final = late(r"aten::(matmul|mm|bmm|mv|dot|inner|vdot|outer|ger)$")
 _SUM_IN_PLACE: Final = late(r"aten::(add|sub|addcmul|mul|addr|addmm|index_add|scatter_add)_$")
 _STORE: Final = late(r"aten::(copy_|fill_|zero_|index_put_|masked_fill_)$")
 _ITEM: Final = late(r"aten::(item|is_nonzero)$")
-#: What keeps something between its calls, or joins all that came before.
+#: Operators that keep something between calls, or combine all earlier inputs.
 _MODEL: Final = late(
     r"aten::(scaled_dot_product_attention|_transformer_encoder|lstm|gru|rnn_\w+|embedding|cumsum)$"
 )
 
 
 def may_carry(body: Body, pieces: set[Shape]) -> bool:
-    """Whether what one repetition makes may be what the next one takes.
+    """Whether an iteration may take what the previous one made.
 
-    ``pieces`` are the shapes of pieces of tensors that were taken apart before.
+    ``pieces`` are the shapes of pieces of tensors that were split earlier.
     """
     calls, period = body.calls, body.period
     parts = {call.part.result for call in calls if call.part is not None} | pieces
@@ -45,13 +45,13 @@ def may_carry(body: Body, pieces: set[Shape]) -> bool:
     sums = [at for at in joins if _SUM_IN_PLACE.match(calls[at].name)]
     rest = [at for at in joins if at not in sums]
     if not all(_is_harmless(body, at, parts) for at in rest):
-        return True  # a sum, or a tree: by shapes they are alike
+        return True  # a sum or a tree: shapes cannot distinguish them
     altered = [at for at in work if calls[at].in_place and not _STORE.match(calls[at].name)]
     return len(sums) > 1 or (bool(sums) and altered != sums)
 
 
 def _is_harmless(body: Body, at: int, parts: set[Shape]) -> bool:
-    """Whether what an operator makes cannot be one of the tensors that it takes."""
+    """Whether an operator's result cannot be one of the tensors that it takes."""
     call = body.calls[at]
     tensors = _tensors(call, parts)
     if _STORE.match(call.name):
@@ -67,19 +67,19 @@ def _is_harmless(body: Body, at: int, parts: set[Shape]) -> bool:
 
 
 def _tensors(call: Call, parts: set[Shape]) -> list[Shape]:
-    """The tensors that an operator takes; one of a single number is a factor, unless a part."""
+    """The tensors that an operator takes; a single number is a factor, unless it is a part."""
     every = call.tensors
     return every if () in parts or not any(every) else [shape for shape in every if shape]
 
 
 def _all_indexed(body: Body, at: int, tensors: list[Shape]) -> bool:
-    """Whether the calls just before took so many parts, of the shapes that this one takes."""
+    """Whether the preceding calls selected as many parts, with the shapes that this one takes."""
     count = len(tensors)
     before = [body.calls[one].part for one in range(max(at - count, 0), at)]
     parts = [part for part in before if part is not None]
     if len(parts) != count or sorted(part.result for part in parts) != sorted(tensors):
         return False
-    # Of a tensor that is written too, what was selected last may be what the last one made.
+    # If the tensor is also written, the last selection may be what the previous iteration made.
     if any(part.shape in _written(body) for part in parts):
         return len({(part.axis, part.low, part.high) for part in parts}) == 1
     return True
@@ -93,7 +93,7 @@ def _written(body: Body) -> set[Shape]:
 
 
 def _makes_another(call: Call, parts: set[Shape]) -> bool:
-    """Whether a product makes a tensor of another shape than that which is no part."""
+    """Whether a product's result and its operand other than a part differ in shape."""
     left, right = call.tensors
     if left in parts and right in parts:
         others = [left, right] if left != right or len(left) != 1 else []
@@ -129,7 +129,7 @@ def _reads(body: Body, work: list[int]) -> bool:
 
 
 def _made_anew(body: Body) -> bool:
-    """Whether what is indexed may be what the call before has made."""
+    """Whether the indexed tensor may be the previous call's result."""
     calls = body.calls[: 2 * body.period]
     return any(
         call.part is not None and not before.is_view and call.part.shape in before.tensors
@@ -139,7 +139,7 @@ def _made_anew(body: Body) -> bool:
 
 
 def _overlaps(body: Body) -> bool:
-    """Whether parts are written of a tensor of which the next repetition takes some again."""
+    """Whether an iteration writes a part of a tensor that the next one selects."""
     calls, period = body.calls, body.period
     if body.looked < 2 or not any(call.in_place for call in calls[:period]):
         return False
@@ -153,7 +153,7 @@ def _overlaps(body: Body) -> bool:
             a, b = call.part, next_.part
             if a.axis == b.axis and a.low < b.high and b.low < a.high:
                 same = other[at].part
-                # The same part each time is that of another tensor, or of another index.
+                # The same part each time is of another tensor, or selected by another index.
                 if same is None or (same.low, same.high) != (a.low, a.high):
                     return True
     written = _written(body)

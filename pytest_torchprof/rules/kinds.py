@@ -1,4 +1,4 @@
-"""Kinds of copies: of which shape and dtype they are, and what they were asked for by."""
+"""Kinds of copies: their shape, their dtype, and the call that requested them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:
 
 
 def kinds_of_casts(trace: Trace, rows: Ints, least: float) -> tuple[list[Source], Ints]:
-    """Distinct kinds, and that of each cast, by the copy in it.
+    """Distinct kinds, and the kind of each cast, from the copy in it.
 
-    -1 for a copy without a cast, and one of less than so many elements.
+    -1 for a copy without a cast, and for one of fewer than ``least`` elements.
     """
     copies = rows_of(trace, "aten::copy_")
     copies = copies[np.isin(trace.parent[copies], rows)]
@@ -61,9 +61,9 @@ def _kind(dims: Any, types: Any, kinds: dict[Source, int], least: float) -> int:
 
 
 def kinds_of_clones(trace: Trace, rows: Ints, least: float) -> tuple[list[Source], Ints]:
-    """Distinct shapes and dtypes, and a number of each clone's kind, which strides tell too.
+    """Distinct shapes and dtypes, and a number for each clone's kind, which includes strides.
 
-    -1 for what is not known, and less than so many elements.
+    -1 if unknown, or for fewer than ``least`` elements.
     """
     known: dict[tuple[bytes, bytes, bytes], int] = {}
     sources, kind = list[Source](), []

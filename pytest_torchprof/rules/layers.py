@@ -34,18 +34,19 @@ _NORM: Final = Names(
     r"aten::(batch_norm|_batch_norm_impl_index|_?native_batch_norm(_legit)?|cudnn_batch_norm"
     r"|miopen_batch_norm|_batch_norm_with_update|batch_norm_stats)$|SyncBatchNorm$"
 )
-#: Of these, no flag says whether they train: they always do.
+#: These have no training flag: they always train.
 _ALWAYS_TRAINS: Final = late(r"aten::(_batch_norm_with_update|batch_norm_stats)$|SyncBatch")
 _NORM_STEP: Final = Names(r"autograd::engine::evaluate_function: \w*BatchNorm\w*$")
-#: How a ``BatchNorm`` module counts its batches, only when it trains, between the two.
+#: A ``BatchNorm`` module counts its batches with these, between the two, only in training.
 _COUNTER: Final = Names(r"aten::add_?$")
-#: And how it then reads their number, for a plain average over them (``momentum=None``).
+#: It then reads their number for a plain average over them (``momentum=None``).
 _READ: Final = Names(r"aten::item$")
-#: What a bias costs: to add it, and with a backward pass, to sum and keep its gradient; and for
-#: each element of the result. Measured with torch 2.13 on one thread of a CPU, without it in turn:
-#: 15 to 60 us of linear layers, 30 to 150 us of convolutions of 1,000 to 130,000 elements.
+#: The cost of a bias: to add it, and with a backward pass, to sum and keep its gradient; and for
+#: each element of the result. Measured with torch 2.13 on one CPU thread, alternating with and
+#: without: 15 to 60 us for linear layers, 30 to 150 us for convolutions of 1,000 to 130,000
+#: elements.
 _FORWARD_NS, _BACKWARD_NS, _ELEMENT_NS = 2_000, 22_000, 0.22
-#: On a device, part of the convolution's own time.
+#: On a device, this fraction of the convolution's own time.
 _PART: Final = 20
 
 
@@ -53,7 +54,7 @@ _NORM_KERNEL: Final = late(r"batch_?norm|bn_fw|bn_bw", re.IGNORECASE)
 
 
 def _unseen_norms(trace: Trace) -> str | None:
-    """Batch norms that graphs launched: no operator says what is before them."""
+    """Batch norms that graphs launched: the operators before them are unknown."""
     return blind_kernels(trace, _NORM_KERNEL.search)
 
 
@@ -65,30 +66,29 @@ def _unseen_norms(trace: Trace) -> str | None:
     blind=_unseen_norms,
 )
 def conv_bias_batchnorm(trace: Trace) -> Matches:
-    """A convolution adds a bias that the batch norm after it subtracts at once.
+    """A convolution adds a bias that the batch norm after it subtracts right away.
 
     What it does
-        Counts convolutions and linear layers with a bias whose result goes directly into a batch
-        norm that trains (uses the statistics of the batch), and nowhere else: the next operator
-        that the same code calls, on that tensor. In evaluation the bias is not redundant; where
-        something else takes the result too, as in ``norm(y) + y``, it is not either, nor where the
-        layer is called once more without a norm after it. Old traces that do not say whether the
-        norm trains match where its module counted the batch.
+        Counts convolutions and linear layers with a bias whose result goes directly into a training
+        batch norm (one that uses the statistics of the batch), and nowhere else: the next operator
+        that the same code calls, on that tensor. The bias is not redundant in evaluation, nor if
+        something else takes the result too, as in ``norm(y) + y``, nor if the layer is also called
+        without a norm after it. In old traces that do not say whether the norm trains, a match
+        requires that its module counted the batch.
+        It does not matter if the norm has no bias of its own (``affine=False``): the layer's still
+        has no effect.
 
-        That the norm has no bias of its own (``affine=False``) changes nothing: the layer's has no
-        effect all the same.
-
-        A live test knows which tensor is which, except for what ``torch.func`` wraps (``grad``,
-        ``vjp``, ``vmap``). There, and in a stored trace, shapes tell; that something
-        else takes the result, by the gradients that its backward pass adds up there. Without a
-        backward pass, a later operator that takes two tensors, one of that shape, may be it: then
-        there is no match. It does not tell a norm of the layer's input, of one shape with its
-        result, from one of the result, unless the input needs no gradient: ``conv(x) + norm(x)``
-        matches in a stored trace, inside of a model.
+        A live test identifies tensors, except for what ``torch.func`` wraps (``grad``, ``vjp``,
+        ``vmap``). There, and in a stored trace, shapes decide; other users of the result are
+        recognized by the gradients that the backward pass adds up there. Without a backward pass, a
+        later operator that takes two tensors, one of that shape, may be such a user: then there is
+        no match. A norm of the layer's input, if that has the result's shape, looks like a norm of
+        the result unless the input needs no gradient: ``conv(x) + norm(x)`` matches in a stored
+        trace, inside of a model.
 
     Why it is slow
-        A batch norm subtracts the mean of each channel, and so the bias: adding it, its gradient,
-        and its optimizer state are for nothing.
+        A batch norm subtracts the mean of each channel, and with it the bias: adding it, its
+        gradient, and its optimizer state are wasted.
 
     Example
         .. code:: python
@@ -151,17 +151,17 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
 def _cost_ns(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Ints:
     elements = np.array([math.prod(shape) for shape in results], np.int64)
     ns = np.where(_backward_of(trace, norms) >= 0, _BACKWARD_NS, _FORWARD_NS)
-    # As others' costs, in this run's time, of which the profiler is a part.
+    # Like other costs, in this run's time, which includes the profiler.
     ns = ((ns + _ELEMENT_NS * elements) / slowdown_share(trace)).astype(np.int64)
     return np.where(launched_in(trace, layers)[0] >= 0, trace.dur[layers] // _PART, ns)
 
 
 def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:
-    """Which norms take the layer's result, and are all that takes it."""
+    """Which norms take the layer's result as its only users."""
     made = identity.made(trace, layers) or [frozenset[int]()] * len(layers)
     takes = identity.taken(trace, norms) or [()] * len(norms)
     inputs = [one[0] if one and isinstance(one[0], int) else -1 for one in takes]
-    unknown = np.array(inputs, np.int64) < 0  # torch.func wraps tensors, and hides which they are
+    unknown = np.array(inputs, np.int64) < 0  # torch.func wraps tensors, which hides their identity
     users = set[int]() if trace.tensors is None else _users(trace, layers, norms, results)
     own = np.array([n in new and n not in users for n, new in zip(inputs, made, strict=True)], bool)
     if unknown.any():
@@ -172,7 +172,7 @@ def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
 
 
 def _needed_elsewhere(trace: Trace, layers: Ints, others: Ints) -> Bools:
-    """Which layers another of these calls takes the bias of: there, no norm subtracts it."""
+    """Layers whose bias is also used by another of these calls, without a norm to subtract it."""
     others = others[np.isin(trace.name[others], trace.name[layers])]
     elsewhere = {one[2] for one in identity.taken(trace, others) or [] if len(one) > 2} - {-1}
     takes = identity.taken(trace, layers) or [()] * len(layers)
@@ -180,7 +180,7 @@ def _needed_elsewhere(trace: Trace, layers: Ints, others: Ints) -> Bools:
 
 
 def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> set[int]:
-    """The tensors that anything else takes than these norms, of what has such a shape."""
+    """The tensors of such shapes that anything other than these norms takes."""
     rows = np.flatnonzero(called(trace))
     rows = rows[(rows > layers.min()) & ~np.isin(rows, norms)]
     texts = {str(shape).replace(" ", "").encode() for shape in results}
@@ -194,7 +194,7 @@ def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
 
 
 def _may_have_others(trace: Trace, norms: Ints, results: Sequence[list[int]]) -> Bools:
-    """Of which results something else is made, by their gradients; without any, by shapes."""
+    """Which results may have other users: judged by their gradients, else by shapes."""
     back = _backward_of(trace, norms)
     adds = rows_of(trace, "aten::add", "aten::add_")
     added = set(trace.parent[adds].tolist())
@@ -209,7 +209,7 @@ def _may_have_others(trace: Trace, norms: Ints, results: Sequence[list[int]]) ->
 
 
 def _backward_of(trace: Trace, norms: Ints) -> Ints:
-    """The autograd engine's step that takes the gradient of each norm, or -1."""
+    """The autograd engine's step that computes each norm's gradient, or -1."""
     steps = operators_named(trace, _NORM_STEP)
     numbers = [args.sequence for args in decode(AutogradArgs, trace.args[steps])]
     known = dict(zip(numbers, steps.tolist(), strict=True))
@@ -218,7 +218,7 @@ def _backward_of(trace: Trace, norms: Ints) -> Ints:
 
 
 def _joining(trace: Trace, norms: Ints) -> list[tuple[int, list[Any]]]:
-    """Calls that take two tensors or more after the first norm, other than layers, with shapes."""
+    """Calls after the first norm, except layers, that take two or more tensors; with shapes."""
     rows = np.flatnonzero(called(trace))
     rows = rows[(rows > norms.min()) & ~are_named(trace, rows, _CONVOLUTION, _NORM)]
     found = []
@@ -231,14 +231,14 @@ def _joining(trace: Trace, norms: Ints) -> list[tuple[int, list[Any]]]:
 
 
 def _is_list(dims: Any) -> bool:
-    """Whether the shapes of a list of tensors."""
+    """Whether these are the shapes of a list of tensors."""
     return bool(dims) and isinstance(dims[0], list)
 
 
 def _takes_another(trace: Trace, convolutions: Ints, norms: Ints) -> Bools:
-    """Which norms take a tensor that needs no gradient, where the convolution's result needs one.
+    """Which norms take a tensor without a gradient, although the convolution's result has one.
 
-    Their backward pass leaves out the gradient of the input.
+    Their backward pass omits the gradient of the input.
     """
     backs = rows_of(trace, "aten::native_batch_norm_backward") if len(norms) else norms
     masks = [(decode_part(args.concrete) or [""])[-1] for args in trace.operands(backs)]
@@ -256,7 +256,7 @@ def _next_call(trace: Trace, rows: Ints) -> Ints:
     ops = np.flatnonzero(trace.is_kind(Kind.OP))
     end = trace.ts[rows] + trace.dur[rows]
     found = np.full(len(rows), -1, np.int64)
-    # The next that begins after the end is the one, unless it is on another thread: rarely.
+    # Usually the next one that begins after the end, except if that is on another thread.
     at = np.searchsorted(trace.ts[ops], end)
     todo = np.arange(len(rows))
     while len(todo := todo[at[todo] < len(ops)]):
@@ -271,7 +271,7 @@ def _next_call(trace: Trace, rows: Ints) -> Ints:
 
 
 def _is_count(args: OpArgs) -> bool:
-    """Whether it is an addition to a number, as of batches."""
+    """Whether it is an addition to a single number, such as a count of batches."""
     dims, types = decode_part(args.dims), decode_part(args.types)
     return bool(dims) and dims[0] == [] and (not types or types[0].startswith("long"))
 
@@ -309,7 +309,7 @@ def _first(dims: Any) -> list[int]:
 
 
 def _size(conv: OpArgs, source: list[int]) -> list[int] | None:
-    """Height, width … of a convolution's result; None where the trace does not say all of it."""
+    """Height, width … of a convolution's result; None if the trace lacks any of it."""
     concrete = decode_part(conv.concrete) or []
     parts = [decode_part(part.encode()) for part in concrete[3:6]]
     kernel = (decode_part(conv.dims) or [[], []])[1][2:]

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _INDEX: Final = Names(
     r"aten::(select|slice|narrow|index|index_select|index_put_|gather|take|masked_select)(\.\w+)?$"
 )
-#: Products that a loop over a tensor may have without being a model: one product does them all.
+#: Products that are allowed in a loop: one product could replace them all.
 _PRODUCT: Final = late(r"aten::(einsum|matmul|mm|bmm|mv|addmv|addbmm|baddbmm)$")
 
-#: These, and layers that look something up.
+#: The same, and look-up layers.
 _BY_ITSELF: Final = late(rf"{_PRODUCT.pattern}|aten::embedding(_bag)?$")
-#: Layers that take rows, of one sample or of several, which look alike.
+#: Layers on rows, whether of one sample or of several, which look the same.
 _OF_ROWS: Final = late(r"aten::(linear|(_native_)?batch_norm|layer_norm|rms_norm)$")
 
-#: So many repetitions are followed for what one takes of another, such as a year before.
+#: The number of iterations in which dependencies are followed, such as on the year before.
 _FOLLOWED: Final = 128
 
 
@@ -47,9 +47,11 @@ _FOLLOWED: Final = 128
     "torch.where, cumsum, index_add or scatter_reduce for groups, torch.vmap, or tolist() for the "
     "numbers",
     triggers=rf"{_INDEX.pattern}|{APART.pattern}",
-    repeats=Threshold(10, "1", "fewer are as often unrolled on purpose"),
-    operators=Threshold(24, "1", "a longer body is worth a repetition, such as a layer of a model"),
-    elements=Threshold(65536, "1", "so much work hides what its calls cost, or is cut up to fit"),
+    repeats=Threshold(10, "1", "fewer are often unrolled on purpose"),
+    operators=Threshold(24, "1", "a longer body is worth a loop, such as a model's layer"),
+    elements=Threshold(
+        65536, "1", "larger parts hide the cost of the calls, or are split to fit in memory"
+    ),
 )
 def for_loop_indexing(
     trace: Trace, *, repeats: float, operators: float, elements: float
@@ -57,45 +59,45 @@ def for_loop_indexing(
     """A Python loop goes through a tensor element by element.
 
     What it does
-        Counts loops: the same operators ``repeats`` (10) times or more, one repetition after the
-        other, at most ``operators`` (24) in each, which take another part of a tensor of one shape
-        each time, of at most ``elements`` (65,536): by an index or slice (``x[i]``, ``narrow``,
-        ``x[[i]]``, ``index_select`` of one element), as a piece of a tensor that was taken apart
-        before (``for row in x``, ``zip(x, y)``, ``unbind``, ``split``, ``chunk``), or by a mask of
-        one class, or range of numbers, after the other (``x[labels == c]``, by ``where`` or
-        ``nonzero`` too) of which a reduction is taken.
+        Counts loops: the same operators ``repeats`` (10) times or more in a row, at most
+        ``operators`` (24) per iteration, each of which selects another part of a tensor of one
+        shape, of at most ``elements`` (65,536) elements: by an index or slice (``x[i]``,
+        ``narrow``, ``x[[i]]``, ``index_select`` of one element), as a piece of a tensor that was
+        split earlier (``for row in x``, ``zip(x, y)``, ``unbind``, ``split``, ``chunk``), or by a
+        mask of one class, or range of numbers, after the other (``x[labels == c]``, also by
+        ``where`` or ``nonzero``) to which a reduction is applied.
 
-        Not where a repetition needs what an earlier one made, as in a recurrence, an integration,
-        a recursion over a table, a rollout, layers whose weights are one tensor, or a buffer that
-        is taken as a whole where each repetition writes a part (``ring[t] = x; model(ring)``). A
-        live test tells that by which tensor is which. A sum, a product or a maximum over the
-        repetitions counts, added to once or several times in each, where what is added to goes
-        nowhere else in the loop, and each of its values into one addition (not a tree). A stored
-        trace has only shapes: where an operator joins the part with a tensor of the shape that it
-        makes, nothing is said.
+        Not counted if an iteration needs what an earlier one made, as in a recurrence, an
+        integration, a recursion over a table, a rollout, layers that share one weight tensor, or a
+        buffer that is taken as a whole while each iteration writes a part (``ring[t] = x;
+        model(ring)``). A live test decides that by identifying tensors. A sum, a product or a
+        maximum over the iterations counts, if it is updated once or several times in each, is used
+        nowhere else in the loop, and each of its values goes into one addition (not a tree). A
+        stored trace only has shapes: if an operator joins the part with a tensor of its result's
+        shape, there is no match.
 
-        Not where parts are only written, with what comes from outside: a record that is parsed, an
-        image, a sample that is drawn, a model's output (``data[n] = row``). It counts if what is
-        written is computed from a part of a tensor, from ranges of numbers, or from the same
-        tensors in each repetition, as ``y[i] = x * i`` is, which a live test tells; and if one
-        number fills a part of several elements.
+        Not counted if parts are only written, with data from outside: a parsed record, an image, a
+        drawn sample, a model's output (``data[n] = row``). It counts if what is written is computed
+        from a part of a tensor, from ranges of numbers, or from the same tensors in each iteration,
+        like ``y[i] = x * i``, which a live test knows; and if one number fills a part of several
+        elements.
 
-        Not either: the same part each time, as the last token's or each layer's; pieces of
-        different sizes, growing ones too; shifts by which a stencil takes most of a tensor, and all
-        its pieces but one; blocks of which a picture is put together; the items of a DataLoader;
-        steps of training, and of an optimizer; slices of several elements put through layers, which
-        are batches, as are parts of several rows, unless a ``stack`` or ``y[i] = …`` puts the
-        results back; schedules that a model's steps look up; a tensor that is printed; rows that a
-        test compares (``allclose``, ``assert x[i] > 0``), from which an ``if`` does not differ;
-        ``torch.autograd.gradcheck``; numbers on the CPU that are read one by one (``int(i) for i in
-        x``), or parts that are kept in a list (``[x[i] for i in ids]``) without a ``stack``, and
-        nothing else: these are trifles.
-        What goes from one repetition to the next outside of tensors (``h = x.tolist()``) is not
-        seen, but for an index that Python read. Where the trace does not say which part is taken,
-        repetitions of at most 8 operators that have no layers and make no new tensor count.
+        Not counted either: the same part each time, such as the last token's or each layer's;
+        pieces of different sizes, including growing ones; shifts with which a stencil selects most
+        of a tensor, and all pieces of one but one; blocks from which a picture is assembled; the
+        items of a DataLoader; steps of training, and of an optimizer; slices of several elements
+        that go through layers, which are batches, and parts of several rows likewise, unless a
+        ``stack`` or ``y[i] = …`` collects the results; schedules that a model's steps look up; a
+        tensor that is printed; rows that a test compares (``allclose``, ``assert x[i] > 0``), and
+        ``if`` statements, which look the same; ``torch.autograd.gradcheck``; and two cheap cases,
+        numbers on the CPU that are only read one by one (``int(i) for i in x``), and parts that are
+        only kept in a list (``[x[i] for i in ids]``) without a ``stack``.
+        What iterations pass on outside of tensors (``h = x.tolist()``) is not seen, except for an
+        index that Python read. If the trace does not say which part is selected, iterations of at
+        most 8 operators count that have no layers and make no new tensor.
 
     Why it is slow
-        Each repetition pays for its Python code, its calls and its launches again, for the work on
+        Each iteration pays again for its Python code, its calls and its launches, for the work on
         one element.
 
     Example
@@ -130,7 +132,7 @@ def _matches(trace: Trace, calls: Sequence, loops: list[_Loop], *, wants_tensors
     first, last = calls.rows[bounds.reshape(-1, 2)].T
     ends = trace.ts[last] + trace.dur[last]
     repeats = np.array([loop.stretch.repeats for loop in loops], np.int64)
-    # Once instead of so often; Python's part between the calls too.
+    # One pass instead of many; includes Python's time between the calls.
     saved = (ends - trace.ts[first]) * (repeats - 1) // np.maximum(repeats, 1)
     return Matches(
         np.array([loop.row for loop in loops], np.int64),
@@ -150,7 +152,7 @@ class _Loop(Plain, frozen=True):
 
 
 class _Finder:
-    """Looks at stretches, the shortest repetition first, for those that go through a tensor."""
+    """Finds stretches that go through a tensor, the shortest iteration first."""
 
     def __init__(
         self, trace: Trace, calls: Sequence, apart: list[Pieces], repeats: int, most: float
@@ -193,7 +195,7 @@ class _Finder:
             self.found.append(_Loop(stretch, moving.row, moving.said))
 
     def _carried(self, body: Body, moving: Moving) -> bool | None:
-        """Whether a repetition needs what another made; None where only a live test can tell."""
+        """Whether an iteration needs what another one made; None if only a live test can tell."""
         layers = [name for name in body.names if LAYER.match(name)]
         model = any(not _BY_ITSELF.match(name) for name in layers)
         if model and not moving.part:
@@ -211,7 +213,7 @@ class _Finder:
 
 
 def _are_batches(body: Body, part: Shape) -> bool:
-    """Whether layers take parts of several rows, which are not put back beside one another."""
+    """Whether layers take parts of several rows whose results are not collected."""
     layer = next((c for c in body.calls[: body.period] if LAYER.match(c.name)), None)
     if layer is None or not _OF_ROWS.match(layer.name) or elements(part[:-1]) < 2:
         return False
@@ -220,7 +222,7 @@ def _are_batches(body: Body, part: Shape) -> bool:
 
 
 def _is_passed_on(body: Body, moving: Moving) -> bool:
-    """Whether a layer's first operand is of the part's size, and nothing joins two tensors."""
+    """Whether a layer's first operand has the part's size, and nothing joins two tensors."""
     layer = next((c for c in body.calls[: body.period] if LAYER.match(c.name)), None)
     if layer is None or not layer.shapes or not layer.shapes[0]:
         return False

@@ -1,4 +1,4 @@
-"""What is moved between host and device: a model's weights, and whose numbers they are."""
+"""Moves between host and device: whether of a model's weights, and the origin of the data."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Copies that are made in one go, by its number and whether they go to the device.
+#: Series of copies, by number and whether they go to the device.
 _Gos: TypeAlias = dict[tuple[int, bool], list[int]]
 
 _MOVE = Names(r"aten::(to|_to_copy|cuda|copy_)$")
-#: What ``torch.nn.Module.to`` asks after it has moved a parameter, and nobody else.
+#: Only ``torch.nn.Module.to`` calls this, after it has moved a parameter.
 _OF_A_MODULE = Names(r"aten::_has_compatible_shallow_copy_type$")
-#: What may stand between two moves that are made in one go.
+#: What may come between two moves of one series.
 _BETWEEN = Names(r"aten::(empty|empty_like|empty_strided|detach|alias|lift_fresh|requires_grad_)$")
-#: As many tensors of as many sizes in one go are more than a batch has.
+#: A series of at least this many tensors, of this many sizes, is more than a batch.
 _MANY, _SIZES = 6, 4
-#: What makes a tensor of numbers that it did not take from one.
+#: Operators that make a tensor without copying data from another one.
 _NEW = Names(
     r"aten::(empty|zeros|ones|full|rand|randn|randint|normal|arange|linspace|tensor|lift_fresh|"
     r"stack|cat|concat|concatenate|hstack|vstack|from_file|index|index_select|gather|embedding|"
@@ -68,7 +68,7 @@ def of_weights(trace: Trace) -> Ints:
     found = list[int]()
     for (one, _), some in _once(gos, trace.bytes[copies]):
         asked = np.flatnonzero(marks & (go == one))
-        if len(asked):  # buffers are moved between parameters, and not asked about
+        if len(asked):  # buffers are moved between parameters, without this call
             found += [i for i in some if asked[0] - 1 <= moved[i] < asked[-1]]
         elif _are_many(trace.bytes[copies[some]]):
             found += some
@@ -87,7 +87,7 @@ def _of_weights_by_time(trace: Trace, copies: Ints, up: Bools) -> Ints:
 
 
 def _once(gos: _Gos, size: Ints) -> Iterator[tuple[tuple[int, bool], list[int]]]:
-    """Those like no other, as a batch is, or a model that is offloaded in each step."""
+    """Series unlike any other; batches, or a model that each step offloads, are alike."""
     alike = {key: (key[1], tuple(size[some].tolist())) for key, some in gos.items()}
     times = Counter(alike.values())
     return ((key, some) for key, some in gos.items() if times[alike[key]] == 1)
@@ -101,7 +101,7 @@ def _are_many(size: Ints) -> bool:
 
 
 def from_maker(trace: Trace, maker: int, call: int) -> bool | None:
-    """Whether a call copies what another has filled; None where nobody knows."""
+    """Whether a call copies what another one filled; None if unknown."""
     if trace.tensors is None or (source := _source(trace, call)) is None:
         return None
     rows = _calls_between(trace, maker, call)
@@ -109,9 +109,9 @@ def from_maker(trace: Trace, maker: int, call: int) -> bool | None:
 
 
 def came_down(trace: Trace, down: int, up: int) -> bool | None:
-    """Whether one ``copy_`` takes to the device what another took from there; None: who knows.
+    """Whether one ``copy_`` returns to the device what another one took from it; None if unknown.
 
-    NumPy, between the two, makes tensors whose origin nobody knows.
+    In between, NumPy makes tensors whose origin is unknown.
     """
     rows = _calls_between(trace, down, up)
     if trace.tensors is None:
@@ -123,7 +123,7 @@ def came_down(trace: Trace, down: int, up: int) -> bool | None:
 
 
 def _comes_from(trace: Trace, numbers: set[int], rows: Ints, source: int) -> bool | None:
-    """Whether a tensor is among these, or made of them by these calls; None: made by none."""
+    """Whether a tensor is one of these, or made from them by these calls; None: made by none."""
     mine, others = set(numbers), set[int]()
     taken, made = identity.taken(trace, rows) or [], identity.made(trace, rows) or []
     writes = are_named(trace, rows, _IN_PLACE).tolist()
@@ -144,7 +144,7 @@ def _filled_by(trace: Trace, row: int) -> set[int]:
 
 
 def _source(trace: Trace, row: int) -> int | None:
-    """What ``x.to(…)`` or ``y.copy_(x)`` takes its numbers from."""
+    """The tensor that ``x.to(…)`` or ``y.copy_(x)`` copies from."""
     taken = (identity.taken(trace, np.array([row])) or [()])[0]
     at = 1 if trace.names[trace.name[row]] == "aten::copy_" else 0
     source = taken[at] if len(taken) > at else -1
@@ -157,7 +157,7 @@ def _first(trace: Trace, row: int) -> int | None:
 
 
 def _calls_between(trace: Trace, first: int, last: int) -> Ints:
-    """Calls of the same thread that begin after one has ended and before the other begins."""
+    """Calls on the same thread that begin after one call's end and before the other's start."""
     rows = np.flatnonzero(called(trace) & trace.selection)
     rows = rows[trace.thread[rows] == trace.thread[first]]
     since = trace.ts[first] + trace.dur[first]
@@ -169,14 +169,14 @@ def _calls_between(trace: Trace, first: int, last: int) -> Ints:
 
 
 def launchers(trace: Trace, copies: Ints) -> Ints:
-    """The host event to name for each copy: the operator that made it, or else its call."""
+    """The host event to report for each copy: the operator that made it, or else its call."""
     call = trace.launch[copies]
     around = parents(trace, call)
     return np.where(around >= 0, around, call)
 
 
 def what_is_copied(trace: Trace, events: Ints) -> list[tuple[tuple[int, ...], str] | None]:
-    """Shape and dtype of what each ``copy_`` copies from; None where the trace does not say."""
+    """Shape and dtype of what each ``copy_`` copies from; None if the trace lacks them."""
     is_copy = trace.is_kind(Kind.OP) & trace.named("aten::copy_")
     out: list[tuple[tuple[int, ...], str] | None] = []
     for row, args in zip(events.tolist(), trace.operands(np.maximum(events, 0)), strict=True):

@@ -1,4 +1,4 @@
-"""What a loop goes through: the tensor of which each repetition takes another part."""
+"""What a loop goes through: the tensor of which each iteration selects another part."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.tensors import Taken
 
-#: Those of which the trace tells which part they take.
+#: Operators for which the trace records which part they select.
 _TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
-#: Those that take what a tensor says, one element or those that a mask marks.
+#: Operators that select by a tensor: one element, or the elements of a mask.
 _BY_TENSOR: Final = late(r"aten::(index|index_select|index_put_|masked_select)(\.\w+)?$")
-#: What makes a tensor: parts of one that is made anew each time are no parts of the same.
+#: Operators that make a tensor: parts of one that is made anew each time do not count.
 _MAKER: Final = late(r"aten::(randn?|randint|randperm|normal|empty|zeros|ones|full)(_like)?$")
-#: Operators of a repetition, at most, where the trace does not say which element is selected.
+#: The most operators in an iteration if the trace does not say which element is selected.
 _SHORT: Final = 8
-#: So often another part is taken, at least: what data picks may be the same twice.
+#: The share of iterations that must select another part: data may select one twice in a row.
 _MOVES: Final = 0.6
 
 
 class Moving(Plain, frozen=True):
-    """What a stretch goes through: by which event it begins, and the shape of a part.
+    """What a stretch goes through: the event by which it begins, and the shape of a part.
 
-    ``pieces``: of tensors that were taken apart; ``apart``: which these are, where that is known.
+    ``pieces``: whether they are of split tensors; ``apart``: which tensors these are, if known.
     """
 
     row: int
@@ -49,7 +49,7 @@ class Moving(Plain, frozen=True):
 
 
 class Movers:
-    """Tells of a body what it goes through; ``apart`` are the tensors that were taken apart."""
+    """Finds what a body goes through; ``apart`` are the tensors that were split."""
 
     def __init__(self, trace: Trace, calls: Sequence, apart: list[Pieces], repeats: int) -> None:
         self._trace, self._calls, self._apart = trace, calls, apart
@@ -57,11 +57,11 @@ class Movers:
         self._before = np.array([one.before for one in apart], np.int64)
 
     def any_before(self, stop: int) -> bool:
-        """Whether a tensor was taken apart before this call."""
+        """Whether a tensor was split before this call."""
         return bool((self._before <= stop).any())
 
     def may_be(self, body: Body) -> bool:
-        """Whether there may be something, as far as is told without a look at every operand."""
+        """Whether there may be something, without looking at every operand."""
         if self.any_before(body.stretch.stop) or any(map(_BY_TENSOR.match, body.names)):
             return True
         for at, name in enumerate(body.names):
@@ -89,7 +89,7 @@ class Movers:
         return None
 
     def _told(self, body: Body, at: int) -> int | None:
-        """Where a select or slice begins to take another part of one shape each time."""
+        """The position of a select or slice that selects another part of one shape each time."""
         rows = body.every(at)
         operands = self._trace.operands(rows)
         dims = [bytes(args.dims) for args in operands]
@@ -114,7 +114,7 @@ class Movers:
         return None
 
     def _piece(self, body: Body) -> Moving | None:
-        """The tensor that was taken apart, of which each repetition takes a piece."""
+        """The split tensor of which each iteration takes a piece."""
         for one, source in self._taken_apart(body):
             if _is_several(self._trace, one) and _meets_others(body, one.piece):
                 continue
@@ -130,7 +130,7 @@ class Movers:
         return replace(moving, pieces=shapes, apart=moving.apart | known)
 
     def _taken_apart(self, body: Body) -> list[tuple[Pieces, frozenset[int]]]:
-        """Of those before or in the stretch: whose pieces an operator takes each time."""
+        """The tensors, split before or in the stretch, whose pieces an operator takes each time."""
         if not len(self._before):
             return []
         start, stop = body.stretch.start, body.stretch.stop
@@ -152,7 +152,7 @@ class Movers:
         return out
 
     def _in_turn(self, body: Body, piece: Shape, source: frozenset[int]) -> bool:
-        """Whether each piece is itself taken apart in the stretch."""
+        """Whether each piece is itself split in the stretch."""
         calls, start, stop = self._calls, body.stretch.start, body.stretch.stop
         inside = calls.apart[(calls.before >= start) & (calls.before <= stop)][: 2 * body.looked]
         if len(inside) < self._repeats - 1:
@@ -165,7 +165,7 @@ class Movers:
         return taken is None or sum(_is_of(one[:1], source) for one in taken) >= least
 
     def numbers(self, body: Body) -> frozenset[int]:
-        """The tensors that were taken apart into single numbers, which the body takes."""
+        """The tensors that were split into single numbers, which the body takes."""
         found = frozenset[int]()
         if any(
             not self._apart[at].piece for at in np.flatnonzero(self._before <= body.stretch.stop)
@@ -182,7 +182,7 @@ class Movers:
 
 
 def _takes(body: Body, pieces: Pieces, source: frozenset[int]) -> bool:
-    """Whether one operator of the body takes such a piece in each repetition, and not most."""
+    """Whether one operator of the body takes such a piece in each iteration, and not most."""
     least, piece, most = body.looked - 1, pieces.piece, pieces.count / 2
     for at in range(body.period):
         like = body.like(at)
@@ -200,10 +200,10 @@ def _takes(body: Body, pieces: Pieces, source: frozenset[int]) -> bool:
 
 
 def _is_number(body: Body, at: int, number: int) -> bool:
-    """Whether an argument may be a number of Python's, as far as is known."""
+    """Whether an argument may be a Python number, as far as known."""
     call = body.calls[at]
     if body.taken is not None or MARKS.match(call.name) or call.base == "embedding":
-        return False  # which take numbers as such, and which takes none
+        return False  # these take numbers as such, or take none
     return number > 0 and call.may_be_number(number)
 
 
@@ -222,18 +222,18 @@ def _is_batch(call: Call) -> bool:
 
 
 def _is_most(call: Call) -> bool:
-    """Whether it takes more than half of a dimension, as the shifts of a stencil do."""
+    """Whether it selects more than half of a dimension, as the shifts of a stencil do."""
     part = call.part
     return part is not None and 2 * (part.high - part.low) > part.shape[part.axis] > 2
 
 
 def _is_several(trace: Trace, one: Pieces) -> bool:
-    """Whether pieces have several elements of the dimension that was taken apart."""
+    """Whether pieces have several elements of the split dimension."""
     return not trace.names[trace.name[one.row]].endswith("unbind") and _along(trace, one) != 1
 
 
 def _meets_others(body: Body, piece: Shape) -> bool:
-    """Whether pieces go through layers, or meet larger tensors: they are batches, cut to fit."""
+    """Whether pieces go through layers, or are combined with larger tensors: they are batches."""
     calls = body.calls[: body.period]
     if any(LAYER.match(call.name) for call in calls):
         return True
@@ -248,7 +248,7 @@ def _along(trace: Trace, one: Pieces) -> int:
 
 
 def _said(call: Call) -> str:
-    shape = f" of a tensor of {list(call.shapes[0][0])}" if call.shapes and call.shapes[0] else ""
+    shape = f" on a tensor of {list(call.shapes[0][0])}" if call.shapes and call.shapes[0] else ""
     return f"a loop calls {call.name}{shape} for one part after the other"
 
 

@@ -1,8 +1,8 @@
-"""Nodes of autograd's graphs: which operators record them, and which of them a backward runs.
+"""Nodes of autograd graphs: which operators record them, and which ones a backward pass runs.
 
-An operator's sequence number is that which the next node of its thread will have. torch writes it
-where grad mode is on, whether or not a node is made, so an operator has made some if the next one's
-number is larger.
+An operator's sequence number is the one that its thread's next node will have. torch records it
+whenever grad mode is on, whether or not the operator makes a node, so an operator has made nodes if
+the next operator's number is larger.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: What torch.compile made of a function, written as an operator around what that calls.
+#: A function compiled by torch.compile, recorded as an operator around what it calls.
 _REGION: Final = Names(r"Torch-Compiled Region")
-#: A step of the engine; each but the gradients' is of a node that an operator has made.
+#: A step of the engine; each, except for accumulating gradients, runs an operator's node.
 _RUNS: Final = Names(r"autograd::engine::evaluate_function: ")
 _GRADIENT: Final = Names(r".*::AccumulateGrad$")
-#: Calls that are looked at for the number of the next node.
+#: How many calls ahead the number of the next node is searched.
 _FAR: Final = 100
 
 
-#: To record a node: allocating it, and keeping what its backward needs.
+#: Time to record a node: to allocate it, and to keep what its backward needs.
 _NODE_NS: Final = 1200
-#: To keep a byte and take another for what comes next, which is in no cache, and may be of a page
-#: that is mapped and filled with zeros. Measured: 0.08 for blocks of megabytes, 0.3 for 4 KiB.
+#: Time to keep a byte, so that the next operator needs another one, which is in no cache and may be
+#: in a page that must be mapped and zeroed. Measured: 0.08 for blocks of megabytes, 0.3 for 4 KiB.
 _FRESH_BYTE_NS: Final = 0.12
 
 
 def recording_ns(trace: Trace, nodes: int, kept_bytes: int = 0) -> int:
-    """What it costs to record nodes and to keep what they keep, in the trace's time.
+    """The time to record nodes and to keep their data, on the trace's clock.
 
-    A node and a page cost what they do whether or not a profiler slows down the operators around.
+    Nodes and pages cost the same whether or not a profiler slows down the operators around them.
     """
     return int((nodes * _NODE_NS + kept_bytes * _FRESH_BYTE_NS) / slowdown_share(trace))
 
 
 def made_bytes(trace: Trace, calls: Ints) -> int | None:
-    """What was allocated from the first to the last of these calls, and was still there at the end
-    of the call that did it; None where the trace has no memory events.
+    """What was allocated from the first to the last of these calls, and still existed at the end of
+    the allocating call; None if the trace has no memory events.
     """
     memory = trace.memory
     if not len(memory.event) or memory.addr is None:
@@ -58,7 +58,7 @@ def made_bytes(trace: Trace, calls: Ints) -> int | None:
     every = np.sort(forward_calls(trace))
     call = np.searchsorted(trace.ts[every], at[inside], "right")
     ends = np.append(0, trace.ts[every] + trace.dur[every])[call]
-    # An address is taken and given back in turn: what follows in the same call is its end.
+    # An address is allocated and freed in turn: the next event in the same call frees it.
     order = np.lexsort((at[inside], memory.addr[inside]))
     addr, sizes, when = memory.addr[inside][order], memory.bytes[inside][order], at[inside][order]
     freed = np.append(
@@ -68,24 +68,24 @@ def made_bytes(trace: Trace, calls: Ints) -> int | None:
 
 
 class Recorded(NamedTuple):
-    """Calls that recorded nodes, and the numbers of their first and of the next node."""
+    """Calls that recorded nodes, with the numbers of their first node and of the next one."""
 
     rows: Ints
     first: Ints
     after: Ints
 
     def where(self, chosen: Bools) -> Recorded:
-        """Some of them."""
+        """Select some of them."""
         return Recorded(self.rows[chosen], self.first[chosen], self.after[chosen])
 
 
 def has_regions(trace: Trace) -> bool:
-    """Whether compiled code ran, in which operators are called that others enclose."""
+    """Whether compiled code ran, whose operators are nested in others but count as called."""
     return bool(len(operators_named(trace, _REGION)))
 
 
 def forward_calls(trace: Trace) -> Ints:
-    """As `levels.calls`, without the engine's steps; what runs in a compiled region is called."""
+    """Like `levels.calls`, without the engine's steps, but with what compiled regions call."""
     return trace.once(_forward_calls)
 
 
@@ -106,7 +106,7 @@ def _forward_calls(trace: Trace) -> Ints:
 
 
 def recorded(trace: Trace, named: Names | None) -> Recorded:
-    """Calls of such names, or all, that recorded nodes of a graph."""
+    """Calls with such names, or all, that recorded nodes of a graph."""
     return trace.once(_recorded, named)
 
 
@@ -117,7 +117,7 @@ def _recorded(trace: Trace, named: Names | None) -> Recorded:
     at, number = at[number >= 0], number[number >= 0]
     after, last = _numbers_after(trace, rows, at)
     made = after > number
-    # Of the last one nothing tells, if it makes one node: it does as its like did before.
+    # Nothing tells if the last call made one node: assume what calls of its name did before.
     name = trace.name[rows[at]]
     alike = ~made & last & np.isin(name, name[made])
     after[alike] = number[alike] + 1
@@ -125,8 +125,8 @@ def _recorded(trace: Trace, named: Names | None) -> Recorded:
 
 
 def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
-    """The number of the next call on the thread that has one, or else the last within this one;
-    and where it is that.
+    """The number of the next call on the thread that has one, or else the last one within this
+    call; and whether it is the latter.
     """
     found = np.full(len(at), -1, np.int64)
     thread = np.append(trace.thread[rows], -1)
@@ -145,7 +145,7 @@ def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
 
 
 def steps(trace: Trace) -> Ints:
-    """The autograd engine's steps that ran a node which an operator has made."""
+    """The autograd engine's steps that ran a node made by an operator."""
     rows = calls(trace)
     return rows[are_engine_steps(trace, rows) & ~are_named(trace, rows, _GRADIENT)]
 
@@ -157,7 +157,7 @@ def numbers(trace: Trace, rows: Ints) -> Ints:
 
 
 def _last_number(trace: Trace, row: int) -> int:
-    """The largest sequence number within a call: those of the nodes before it are taken."""
+    """The largest sequence number within a call: the numbers of earlier nodes are used up."""
     stop = int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row]))
     later = np.arange(row, stop)
     inside = later[(trace.kind[later] == OPERATOR) & (trace.thread[later] == trace.thread[row])]
@@ -165,8 +165,9 @@ def _last_number(trace: Trace, row: int) -> int:
 
 
 def all_used(trace: Trace, named: Names) -> bool:
-    """A quick look, which mostly settles it in training: whether the number of each operator of
-    such a name is that of a node that ran. False settles nothing.
+    """Whether each operator with such a name has the number of a node that ran.
+
+    A quick check that usually settles the matter in training. False settles nothing.
     """
     ran = trace.once(_ran)
     return len(ran) > 1 and ran.issuperset(numbers(trace, operators_named(trace, named)).tolist())
@@ -179,7 +180,7 @@ def _ran(trace: Trace) -> set[int]:
 
 
 def engine_nodes(trace: Trace) -> tuple[Ints, list[AutogradArgs]]:
-    """The autograd engine's steps that run nodes, and which each of them runs."""
+    """The autograd engine's steps that run nodes, and the node that each one runs."""
     return trace.once(_engine_nodes)
 
 

@@ -1,4 +1,4 @@
-"""A rule about optimizers of torch that take one parameter after the other."""
+"""A rule about torch's optimizers that update one parameter after the other."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: The operator of the loops over single parameters that runs once for each, and one whose calls
-#: are to be taken off, by torch's class; of classes that have a foreach or a fused form.
+#: By torch's class: the operator that its loop over single parameters runs once for each, and one
+#: whose calls are to be subtracted; for classes with a foreach or a fused form.
 #: Source: the functions ``_single_tensor_…`` in torch/optim, 1.8 to 2.13.
 _UPDATES: Final[Mapping[str, tuple[str, str | None]]] = {
     "ASGD": ("aten::mul_", "aten::sub"),  # the second mul_ is of the average
@@ -42,11 +42,11 @@ _UPDATES: Final[Mapping[str, tuple[str, str | None]]] = {
     "Rprop": ("aten::clamp_", None),
     "SGD": ("aten::add_", "aten::mul_"),  # the second add_ is of the momentum
 }
-#: Other classes of torch, which have no form for all at once.
+#: torch's other classes, which have no form for all parameters at once.
 _NO_FORM: Final = frozenset({"LBFGS", "Muon", "SparseAdam"})
-#: What such a loop does to each parameter, for classes that a trace has under another name: those
+#: What such a loop does to each parameter, for classes that have another name in the trace: those
 #: that users derive from torch's. Each begins with torch's own count of steps, or has two of its
-#: operators that hand-written ones do not have. Source: as above, 2.6 to 2.13.
+#: operators that hand-written ones lack. Source: as above, 2.6 to 2.13.
 _LOOPS: Final = {
     name: late(pattern)
     for name, pattern in {
@@ -61,25 +61,26 @@ _LOOPS: Final = {
         "Adadelta": r"add_ (add )?mul_ addcmul_ add sqrt_ add sqrt_ div_ mul_ mul_ addcmul_ add_ ",
     }.items()
 }
-#: What is between them, for some options or in some versions.
+#: What may come between them, with some options or in some versions.
 _BETWEEN: Final = frozenset({"aten::item", "aten::neg", "aten::_local_scalar_dense"})
 
-#: Classes that take ``fused=True``; others raise. Adagrad's was for the CPU alone for long.
+#: Classes that take ``fused=True``; others raise. Adagrad's was CPU-only for a long time.
 #: Source: ``fused`` in torch/optim, 2.6 to 2.13.
 _FUSED_ANYWHERE: Final = frozenset({"SGD", "Adam", "AdamW"})
 _FUSED_ON_CPU: Final = frozenset({"Adagrad"})
-#: Classes whose foreach form gains on a CPU. That of ASGD takes 1.2 to 2.5 times as long as the
-#: loop there, those of Adafactor and Rprop gain a fifth at most.
+#: Classes whose foreach form is faster on a CPU. ASGD's takes 1.2 to 2.5 times as long as the
+#: loop there; Adafactor's and Rprop's gain a fifth at most.
 _FOREACH_ON_CPU: Final = frozenset({"Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"})
-#: What a form for all saves of a loop's time: a share for many parameters, and the number at which
-#: it is half of that, by class, for parameters of 16 to 262,144 elements on one thread of a CPU.
+#: What a form for all parameters saves of a loop's time: the share for many parameters, and the
+#: number at which it is half of that, by class, for parameters of 16 to 262,144 elements on one
+#: CPU thread.
 _SAVED: Final = {"SGD": (0.75, 4), "Adam": (0.8, 1.5), "AdamW": (0.8, 1.5), "Adagrad": (0.7, 2)}
 _SAVED_BY_FOREACH: Final = (0.5, 6)
 _SAVED_OF_PLAIN_SGD: Final = (0.6, 25)
 #: The same on a device, where each operator is a launch.
 _SAVED_ON_DEVICE: Final = (0.8, 2)
 
-#: What an operator of the loop takes, and for each element.
+#: The time of an operator of the loop, and for each element.
 _LOOP_CALL_NS, _LOOP_ELEMENT_NS = 3_000, 0.3
 
 _BY_FUNCTION: Final = {name.lower(): name for name in _UPDATES}
@@ -89,9 +90,9 @@ TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
 
 
 class Step(Plain, frozen=True):
-    """A step of an optimizer: its event and class, what torch's class it is by what it calls, the
-    operators that it calls directly once its loss is known, and their names; and how long it takes
-    from then on.
+    """An optimizer's step: its event and class, torch's class according to its calls, the operators
+    that it calls directly once its loss is known, and their names; and how long it takes from then
+    on.
     """
 
     event: int
@@ -103,7 +104,7 @@ class Step(Plain, frozen=True):
 
     @property
     def together(self) -> bool:
-        """Whether it has a form for all parameters at once already."""
+        """Whether it already uses a form for all parameters at once."""
         return any(call.startswith(TOGETHER) for call in set(self.calls))
 
     @property
@@ -113,7 +114,7 @@ class Step(Plain, frozen=True):
 
     @property
     def updated(self) -> int:
-        """How many parameters a class of torch's takes one by one."""
+        """How many parameters a class of torch's updates one by one."""
         if self.known is None:
             return 0
         if self.name != self.known and self.known in _LOOPS:
@@ -135,9 +136,11 @@ class Step(Plain, frozen=True):
         10, "1", "on a CPU, foreach=True, and fused=True of a plain SGD, take longer for fewer"
     ),
     cpu_elements=Threshold(
-        4096, "1", "on a CPU, what these save is less than memory takes for larger parameters"
+        4096, "1", "on a CPU, for larger parameters the time for memory outweighs the savings"
     ),
-    cpu_share=Threshold(0.02, "1", "beside a model that takes so much longer, a step is a trifle"),
+    cpu_share=Threshold(
+        0.02, "1", "next to a model that takes much longer, a step does not matter"
+    ),
 )
 def single_tensor_optimizer(
     trace: Trace, *, parameters: float, cpu_parameters: float, cpu_elements: float, cpu_share: float
@@ -145,34 +148,34 @@ def single_tensor_optimizer(
     """An optimizer updates its parameters one by one, though it has a form for all at once.
 
     What it does
-        Counts the steps of torch's optimizers which updated at least ``parameters`` (2) parameters
-        in a loop, where another form of that class is faster. It tells by the operators within
-        torch's annotation of the step, also for classes that are derived from torch's: by what such
-        a loop does to each parameter, or by torch's own functions where the trace has Python
-        frames. A derived class whose loop could as well be somebody's own, as that of SGD, is a
-        matter of `per-parameter-loop`. Updates with sparse gradients do not count, they have no
-        other form, nor have LBFGS, Muon and SparseAdam, nor has a step with
-        ``differentiable=True``, whose operators record a graph. Of complex parameters, which
-        ``fused=True`` does not take, ``foreach=True`` is advised on a device, and nothing on a CPU.
+        Counts the steps of torch's optimizers that updated at least ``parameters`` (2) parameters
+        in a loop, where another form of that class is faster. It recognizes them by the operators
+        within torch's annotation of the step, and also classes derived from torch's: by what such
+        a loop does to each parameter, or by torch's own functions if the trace has Python frames. A
+        derived class whose loop could just as well be hand-written, like that of SGD, is left to
+        `per-parameter-loop`. Updates with sparse gradients do not count, because they have no other
+        form; nor do LBFGS, Muon and SparseAdam, nor a step with ``differentiable=True``, whose
+        operators record a graph. For complex parameters, which ``fused=True`` does not support,
+        ``foreach=True`` is recommended on a device, and nothing on a CPU.
 
-        On a device, every class that takes ``foreach`` or ``fused`` counts. On a CPU, those where
-        it gains, measured with torch 2.13 on one thread: ``fused=True`` of Adam, AdamW, Adagrad and
-        SGD with momentum or weight decay from two parameters on, of any size (a step takes 0.2 to
-        0.8 of the time); ``fused=True`` of a plain SGD, and ``foreach=True`` of Adadelta, Adamax,
-        NAdam, RAdam and RMSprop, from ``cpu_parameters`` (10) on that have ``cpu_elements`` (4,096)
-        elements or fewer on average (0.5 to 0.9). ``foreach=True`` gains a fifth at most for
-        Adafactor and Rprop there, and loses for ASGD. All this is of parameters in one group, or a
-        few, which no trace has: where each is a group of its own, only ``fused=True`` of Adam,
-        AdamW and Adagrad still gains (0.5 to 0.8), and ``foreach=True`` takes half as long again.
-
-        On a CPU, it counts only where the other form would save at least the ``cpu_share`` (0.02)
-        of all that the test does: a few parameters beside large convolutions are a trifle. Counts
-        tell that, and no times: operators, FLOPs, and bytes of memory.
+        On a device, every class that takes ``foreach`` or ``fused`` counts. On a CPU, those count
+        that gain, measured with torch 2.13 on one thread: ``fused=True`` of Adam, AdamW, Adagrad
+        and SGD with momentum or weight decay from two parameters on, of any size (a step takes 0.2
+        to 0.8 of the time); ``fused=True`` of a plain SGD, and ``foreach=True`` of Adadelta,
+        Adamax, NAdam, RAdam and RMSprop, from ``cpu_parameters`` (10) on that have ``cpu_elements``
+        (4,096) elements or fewer on average (0.5 to 0.9). There, ``foreach=True`` gains a fifth at
+        most for Adafactor and Rprop, and loses for ASGD. All this holds for parameters in one
+        group, or a few, which traces do not record: if each is a separate group, only
+        ``fused=True`` of Adam, AdamW and Adagrad still gains (0.5 to 0.8), and ``foreach=True``
+        takes half as long again. On a CPU, a step counts only if the other form would save at least
+        ``cpu_share`` (0.02) of everything that the test does: a few parameters beside large
+        convolutions do not matter. That is decided by counts, not times: operators, FLOPs, and
+        bytes of memory.
 
     Why it is slow
-        Each parameter takes several small operators, each a launch of its own, where a few would do
-        for all. On the CPU, the default is this loop. What it costs is the part of the step's time,
-        without that of a closure, that the other form saved where it was measured, by class and
+        Each parameter takes several small operators, each with its own launch, where a few would do
+        for all. On the CPU, this loop is the default. The cost is the part of the step's time,
+        without that of a closure, that the other form saved in our measurements, by class and
         number of parameters.
 
     Example
@@ -222,10 +225,10 @@ def single_tensor_optimizer(
 #: In what is said of operators: of complex ones, which no fused form takes, and of a node's.
 _COMPLEX: Final = b"c10::complex"
 _NODE: Final = b"Sequence number"
-#: Operators of a step that are looked at to tell whether they record a graph.
+#: How many operators of a step are checked for whether they record a graph.
 _SOME: Final = 50
 _BY_FOREACH: Final = "pass foreach=True to the optimizer"
-#: Classes of which no form gains on a CPU.
+#: Classes without a form that is faster on a CPU.
 _SLOWER_ON_CPU: Final = frozenset(_UPDATES) - _FUSED_ANYWHERE - _FUSED_ON_CPU - _FOREACH_ON_CPU
 
 
@@ -246,8 +249,8 @@ def _saved(step: Step, count: int, *, on_device: bool) -> float:
 
 
 def _save(trace: Trace, steps: Sequence[tuple[Step, float]], least_ns: float) -> bool:
-    """Whether so much of these steps' loops on a CPU is saved, by the operators that they call and
-    what these take.
+    """Whether these steps' loops on a CPU would save at least ``least_ns``, by their operators and
+    the time that these take.
     """
     saved_ns = sum(share * len(step.rows) * _LOOP_CALL_NS for step, share in steps)
     if saved_ns >= least_ns:
@@ -298,7 +301,7 @@ def _steps(trace: Trace) -> list[Step]:
 
 
 def _by_loop(calls: Sequence[str]) -> str | None:
-    """The class of torch's whose loop these operators are; the text is made of few."""
+    """The class of torch with such a loop; cached by the text, of which there are few."""
     text = _text(calls)
     return next((name for name, loop in _LOOPS.items() if loop.search(text)), None)
 
@@ -308,7 +311,7 @@ def _text(calls: Sequence[str]) -> str:
 
 
 def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
-    """Python frames say which function of torch ran, whatever the class is called."""
+    """By the functions of torch that ran according to Python frames, for any class name."""
     updates = rows_of(trace, *{once for once, _ in _UPDATES.values()})
     updates = updates[np.isin(trace.parent[updates], events)]
     frames = frames_around(trace, _SINGLE, updates)
@@ -325,7 +328,7 @@ def _called(trace: Trace, events: Ints, *, sparse: bool) -> tuple[list[Ints], li
     left_out = _sparse_additions(trace) if sparse else None
     ends = ts[events] + trace.dur[events]
     stops = ts.searchsorted(ends)
-    # With a closure, the updates come after its backward pass.
+    # With a closure, the updates follow its backward pass.
     engine = ts[engine_steps(trace)]
     ran = engine.searchsorted(ts[stops - 1], "right")
     closure = ran != engine.searchsorted(ts[events], "right")

@@ -1,4 +1,4 @@
-"""Repetitions that are no loop over the elements of a tensor, by what their operators are."""
+"""Repetitions that are not a loop over the elements of a tensor, according to their operators."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pytest_torchprof.trace.kinds import DEVICE_KINDS
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body, Call
 
-#: Cells of recurrent models: each step needs what the last one made.
+#: Cells of recurrent models: each step needs the previous result.
 _CELL: Final = late(r"aten::\w+_cell$")
-#: Where a test compares tensors; no loop of a library does.
+#: Operators with which a test compares tensors; a library's loops do not call them.
 _CHECK: Final = late(r"aten::(allclose|equal|isclose)$")
 _COMPARISON: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|isnan|isfinite|isin)$"
 )
-#: What else is between a comparison and the truth that Python reads.
+#: What may come between a comparison and the truth value that Python reads.
 _COMPARED: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|all|any|abs|sub|rsub"
     r"|max|min|amax|amin|sum|norm|linalg_vector_norm|ceil|isfinite|isnan|isinf|div|item)$"
 )
 _READS: Final = ("aten::is_nonzero", "aten::item")
-#: What one row for each class may go through: a scatter or a one-hot product does all classes.
+#: What one row per class may go through: a scatter or a one-hot product handles all classes.
 _BY_CLASS: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|bitwise_and|logical_and|nonzero|nonzero_numpy|where|item|to"
     r"|index|index_put_|index_select|masked_select|empty|lift_fresh|mean|sum|nansum|prod|amax|amin"
@@ -34,21 +34,21 @@ _BY_CLASS: Final = late(
     r"|mul|div|pow|sqrt|rsqrt|exp|log|neg|copy_|fill_|add_|mul_|div_|clamp|sigmoid|tanh|stack"
     r"|scalar_tensor|\w+_like)$"
 )
-#: What marks the elements of one class, or of one range of numbers.
+#: Operators that mark the elements of one class, or of one range of numbers.
 MARKS: Final = late(r"aten::(eq|lt|le|gt|ge)$")
-#: What takes the elements that a mask marks.
+#: Operators that select the elements of a mask.
 _BY_MASK: Final = late(r"aten::(index|index_select|masked_select|index_put_)(\.\w+)?$")
-#: What takes a part and does nothing with it, and what makes one tensor of such.
+#: Operators that select a part and compute nothing, and those that join such parts.
 _PARTS: Final = late(r"aten::(select|slice|narrow|detach|alias|(un)?squeeze|view)(\.\w+)?$")
 _JOINS: Final = late(r"aten::(stack|cat|concat\w*|[hvd]stack|column_stack|pad_sequence)$")
-#: Repetitions that may have another shape, such as the first and the last.
+#: Iterations that may have another shape, such as the first and the last.
 ODD: Final = 2
 
 
 def is_apart(body: Body, numbers: frozenset[int]) -> bool:
-    """Whether a body is no loop over elements by its operators, or by sizes that differ.
+    """Whether a body is not a loop over elements, by its operators, or by sizes that differ.
 
-    ``numbers`` are tensors that were taken apart into single numbers; -1 for one that is not known.
+    ``numbers`` are tensors that were split into single numbers; -1 for an unknown one.
     """
     names = _work(body)
     every = set(body.names)
@@ -57,17 +57,17 @@ def is_apart(body: Body, numbers: frozenset[int]) -> bool:
     if set(names) == {"aten::is_nonzero"} or _is_compared(names):
         return True
     if set(names) == {"aten::copy_"} and any(map(_is_block, body.calls[: body.period])):
-        return True  # as a picture is put together
+        return True  # a picture is assembled
     if {"aten::detach", "aten::item"} <= every and set(names) == {"aten::item"}:
-        return True  # as torch formats numbers
+        return True  # torch formats numbers
     if set(names) == {"aten::item"} and body.after.startswith("aten::_nested"):
-        return True  # as torch reads the sizes in a nested tensor
+        return True  # torch reads the sizes in a nested tensor
     if {"aten::isfinite", "aten::masked_select"} <= every:
-        return True  # as torch prints
+        return True  # torch prints
     if names == ["aten::item"] and len(body.names) == 1 and not body.trace.has(*DEVICE_KINDS):
-        return True  # to read a number that the CPU has is a trifle
+        return True  # reading a number on the CPU is cheap
     if all(map(_PARTS.match, body.names)) and not _JOINS.match(body.before):
-        return True  # parts that are taken, and of which nothing is made at once
+        return True  # parts are selected, but nothing is computed from them
     if goes_through_classes(body, numbers):
         return False
     if any(_is_masked(body, at) and not picks(body, at) for at in range(body.period)):
@@ -77,7 +77,7 @@ def is_apart(body: Body, numbers: frozenset[int]) -> bool:
 
 
 def _is_compared(names: list[str]) -> bool:
-    """Whether Python reads what comparisons say, and nothing else is done."""
+    """Whether Python reads the results of comparisons, and nothing else is done."""
     if not any(re.match(r"aten::(eq|ne|lt|le|gt|ge|all|any)$", name) for name in names):
         return False
     rest = [name for name in names if name not in _READS]
@@ -85,12 +85,12 @@ def _is_compared(names: list[str]) -> bool:
 
 
 def _is_block(call: Call) -> bool:
-    """Whether it takes several elements of a dimension."""
+    """Whether it selects several elements of a dimension."""
     return call.part is not None and call.part.keeps and call.part.high - call.part.low > 1
 
 
 def _is_masked(body: Body, at: int) -> bool:
-    """Whether an operator makes a tensor of a size that its operands' shapes do not tell."""
+    """Whether the size of an operator's result does not follow from its operands' shapes."""
     name = body.names[at]
     if re.match(r"aten::(nonzero|masked_select|unique\w*|_unique2|where)$", name):
         return len(body.calls[at].tensors) < 3
@@ -109,7 +109,7 @@ def _is_ragged(body: Body, at: int) -> bool:
 
 
 def works_on_more(body: Body, most: float) -> bool:
-    """Whether an operator has more to do than the overhead of its call, whatever the part is."""
+    """Whether an operator does more work than its call's overhead, for any part."""
     masks = any(call.base == "eq" for call in body.calls[: body.period])
     for call in body.calls[: body.period]:
         if masks or call.is_view or LAYER.match(call.name) or call.in_place:
@@ -122,7 +122,7 @@ def works_on_more(body: Body, most: float) -> bool:
 
 
 def picks(body: Body, at: int) -> bool:
-    """Whether an index made of a number, or a mask of one class, takes part after part."""
+    """Whether an index made of a number, or a mask of one class, selects part after part."""
     like = body.like(at)
     if len({call.shapes[:1] for call in like}) > 1 or len(body.source(at)) > 1:
         return False
@@ -140,8 +140,8 @@ def picks(body: Body, at: int) -> bool:
 
 
 def goes_through_classes(body: Body, numbers: frozenset[int]) -> bool:
-    """Whether each repetition marks what equals the next number, or is within the next range, and
-    takes reductions of what is marked: of the same tensors each time.
+    """Whether each iteration marks what equals the next number, or is within the next range, and
+    reduces what is marked, of the same tensors each time.
     """
     if body.looked < 2 or not any(map(_BY_MASK.match, body.names)):
         return False

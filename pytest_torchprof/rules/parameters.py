@@ -48,11 +48,11 @@ _RANDOM: Final = Names(r"aten::(uniform|normal|bernoulli|erfinv)_$")
 _PRODUCT: Final = Names(
     r"aten::(linalg_(?!vector_norm)\w+|(add|b|ba)?(mm|mv|bmm)|matmul|dot|eigh)$"
 )
-#: So many shapes are a model's, whatever else is known.
+#: This many shapes are a model's, whatever else is known.
 _MANY_SHAPES: Final = 4
-#: What the functions for lists save of each call, and of a loop with one a parameter, measured with
-#: torch 2.13 on one thread of a CPU, in turn: 1.0 to 1.5 us, and 0.4 to 0.7; of a device, the part
-#: of the loop's time.
+#: What the functions for lists save per call, and in a loop with one call per parameter, measured
+#: alternately with torch 2.13 on one CPU thread: 1.0 to 1.5 us, and 0.4 to 0.7; on a device, the
+#: share of the loop's time.
 _CALL_NS, _ONLY_CALL_NS, _SAVED_ON_DEVICE = 1_200, 550, 0.75
 
 _AVERAGE: Final = (
@@ -69,7 +69,8 @@ _OF_LISTS: Final = (
 )
 _OF_STEP: Final = (
     "call the functions for lists of tensors in the optimizer's step (torch._foreach_mul_, "
-    "torch._foreach_add_ …), or where torch has the optimizer, pass it foreach=True or fused=True"
+    "torch._foreach_add_ …), or use torch's optimizer, if it has this one, with foreach=True or "
+    "fused=True"
 )
 
 
@@ -82,12 +83,12 @@ _OF_STEP: Final = (
     },
     needs="shapes",
     blind=lambda trace: guessed(trace, WRITES, MAKES, NORM),
-    parameters=Threshold(10, "1", "fewer gain some microseconds at most"),
+    parameters=Threshold(10, "1", "fewer gain a few microseconds at most"),
     cpu_elements=Threshold(
-        16_384, "1", "on a CPU, larger parameters take the time that memory takes, in a loop or not"
+        16_384, "1", "on a CPU, larger parameters are bound by memory, with or without a loop"
     ),
     cpu_share=Threshold(
-        0.005, "1", "of all that the test does on a CPU, by operators, FLOPs and memory"
+        0.005, "1", "of everything that the test does on a CPU, by operators, FLOPs and memory"
     ),
 )
 def per_parameter_loop(
@@ -96,35 +97,36 @@ def per_parameter_loop(
     """A Python loop does the same to each parameter of a model, one after the other.
 
     What it does
-        Counts loops that do the same few elementwise operations, or take the norm, of at least
-        ``parameters`` (10) tensors one by one: averages of weights, updates by hand, weight decay,
-        penalties, gradients that are scaled or whose norms are read. Operations that count are
-        those that torch has a function for lists of: ``add``, ``sub``, ``mul``, ``div``, ``lerp``,
+        Counts loops that do the same few elementwise operations on at least ``parameters`` (10)
+        tensors one by one, or take their norms: averages of weights, hand-written updates, weight
+        decay, penalties, gradients that are scaled or whose norms are read. The operations that
+        count have a torch function for lists: ``add``, ``sub``, ``mul``, ``div``, ``lerp``,
         ``addcmul``, ``addcdiv``, ``clamp``, ``neg``, ``abs``, ``sign``, ``sqrt``, ``rsqrt``,
-        ``reciprocal``, ``pow``, ``exp``, ``maximum``, ``minimum``. One of them alone counts where
-        it is in place or goes to ``p.data``; as in ``[m / 2 for m in moments]`` it does not. Loops
-        one after the other are matches of their own.
+        ``reciprocal``, ``pow``, ``exp``, ``maximum``, ``minimum``. A single one counts if it is in
+        place or assigned to ``p.data``; in ``[m / 2 for m in moments]`` it does not. Consecutive
+        loops are separate matches.
 
-        Tensors are a model's where a layer takes them, or gradients, or where there are as many of
-        each shape as parameters of layers that ran here; also others of several shapes, with one
-        dimension and with more, that the loop writes to. A live test knows whether they are as many
-        tensors; of a stored trace, shapes must be those of layers in it, or four different ones
-        that are written to. The steps of optimizers that are not torch's own count, too, if they do
-        the same to so many parameters, and no products.
+        Tensors are a model's if a layer takes them, if they are gradients, or if there are as many
+        of each shape as parameters of layers that ran here; also others of several shapes, with one
+        dimension and with more, that the loop writes to. A live test knows whether they are
+        different tensors; in a stored trace, their shapes must be those of layers in it, or four
+        different ones that are written to. Steps of optimizers other than torch's count too, if
+        they do the same to this many parameters, and no products.
 
-        Not: torch's optimizers (`single-tensor-optimizer` is about those); layers; random numbers
-        and fills, as when weights are initialised, nor scaling them before the model has run;
+        Not counted: torch's optimizers (see `single-tensor-optimizer`); layers; random numbers and
+        fills, as in the initialization of weights, nor scaling them before the model has run;
         copies alone, which look like ``load_state_dict``; results that go to ``out=``; differences
-        that are read, as when a test compares two models; clones. On a CPU, not where the functions
-        for lists gain nothing: parameters of more than ``cpu_elements`` (16,384) elements on
-        average; norms that are kept as tensors, and products with a tensor of one element, as in
-        torch's own ``clip_grad_norm_``; loops with which the functions for lists would save less
-        than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times.
+        that are read, as when a test compares two models; clones. On a CPU, it does not count where
+        the functions for lists gain nothing: parameters of more than ``cpu_elements`` (16,384)
+        elements on average; norms that are kept as tensors, and products with a tensor of one
+        element, as in torch's own ``clip_grad_norm_``; loops in which the functions for lists would
+        save less than ``cpu_share`` (0.005) of everything that the test does, decided by counts,
+        not times.
 
     Why it is slow
         Each operation on each parameter is a call from Python, and on a device a launch. Functions
-        for lists do with one call for all. On a CPU, an average of 20 parameters takes a fifth of
-        the time.
+        for lists need one call for all. On a CPU, an average of 20 parameters takes a fifth of the
+        time.
 
     Example
         .. code:: python
@@ -161,9 +163,9 @@ def per_parameter_loop(
 class _Loop(Plain, frozen=True):
     """What is done to ``count`` parameters, one after the other.
 
-    ``of_model``: they are a model's; ``unsure``: a capture that knows tensors may deny it.
-    ``step`` is the class of the optimizer that does it, with so many ``calls``. ``what`` they are
-    called: parameters, or gradients and the like, where that is known.
+    ``of_model``: they are a model's; ``unsure``: a capture that identifies tensors may refute it.
+    ``step`` is the class of the optimizer that does it, with this many ``calls``. ``what`` is their
+    name in the message: parameters, or gradients and the like, if known.
     """
 
     rows: Ints
@@ -192,7 +194,7 @@ class _Loop(Plain, frozen=True):
         return f"a loop calls {said} for each of {self.count} {self.what}"
 
     def pays(self, trace: Trace, most_elements: float) -> bool:
-        """Whether a CPU gains by doing it for all at once."""
+        """Whether a CPU gains from doing it for all at once."""
         if mean_elements(trace, self.rows) > most_elements:
             return False
         work = [name for name in self.names if not BESIDE.match(name)]
@@ -204,18 +206,18 @@ class _Loop(Plain, frozen=True):
         if self.on_device:
             end = trace.ts[self.rows[-1]] + trace.dur[self.rows[-1]]
             return float(end - trace.ts[self.rows[0]]) * _SAVED_ON_DEVICE
-        # As the others' costs, in this run's time, of which the profiler is a part.
+        # Like other costs, in this run's time, which includes the profiler.
         return self.called_ns / slowdown_share(trace)
 
     @property
     def called_ns(self) -> int:
-        """What calls less take on a CPU."""
+        """The time that the avoided calls take on a CPU."""
         calls = self.calls or len(self.rows)
         return calls * (_CALL_NS if calls > self.count else _ONLY_CALL_NS)
 
 
 def _is_by_tensor(trace: Trace, rows: Ints) -> bool:
-    """Whether tensors are scaled by one of one element, and not by a number of Python's."""
+    """Whether tensors are scaled by a tensor of one element, not by a Python number."""
     (args,) = trace.operands(rows[:1])
     (dims,) = shapes(trace, rows[:1])
     kinds = bytes(args.types).replace(b" ", b"").strip(b"[]").split(b",")
@@ -243,7 +245,7 @@ def _loops(trace: Trace, least: int) -> Iterator[_Loop]:
 def _judged(
     trace: Trace, base: tuple[str, ...], reps: list[tuple[Ints, Shape]], least: int
 ) -> _Loop:
-    """Whether these tensors are as many, and the parameters of a model."""
+    """Decide whether these are different tensors, and the parameters of a model."""
     kinds = {one for _, one in reps}
     mixed = len({len(one) for one in kinds}) > 1 and min(map(len, kinds)) == 1
     rows, count = np.concatenate([part for part, _ in reps]), len(reps)
@@ -272,14 +274,14 @@ def _judged(
 
 
 def _is_update(base: tuple[str, ...]) -> bool:
-    """Whether something is written to that was there before, as far as names tell."""
+    """Whether an existing tensor is written to, as far as names tell."""
     return bool(WRITES.match(base[0])) or "aten::copy_" in base
 
 
 def _writes_to_others(
     trace: Trace, rows: Ints, takes: Sequence[tuple[Taken, ...]], least: int
 ) -> bool:
-    """Whether so many tensors are written to that the loop did not make."""
+    """Whether at least ``least`` tensors are written to that the loop did not make."""
     own = frozenset[int]().union(*(identity.made(trace, rows) or []))
     writes = are_named(trace, rows, WRITES).tolist()
     written = {one[0] for one, write in zip(takes, writes, strict=True) if write and one}
@@ -287,7 +289,7 @@ def _writes_to_others(
 
 
 def _is_first(trace: Trace, base: tuple[str, ...], row: int) -> bool:
-    """Whether weights are scaled that were drawn just now, before any layer has taken them."""
+    """Whether weights are scaled that were just drawn, before any layer has used them."""
     if base not in {("aten::mul_",), ("aten::div_",)}:
         return False
     drawn, layers = operators_named(trace, _RANDOM), operators_named(trace, LAYER)
@@ -298,7 +300,7 @@ def _is_first(trace: Trace, base: tuple[str, ...], row: int) -> bool:
 
 
 def _custom_steps(trace: Trace, least: int) -> Iterator[_Loop]:
-    """Steps of optimizers that are not torch's, and do the same to each parameter."""
+    """Steps of optimizers other than torch's that do the same to each parameter."""
     for step in steps(trace):
         if not step.own or step.together or are_named(trace, step.rows, _PRODUCT, LAYER).any():
             continue

@@ -1,4 +1,4 @@
-"""Backward passes: which of the autograd engine's steps belong together, and who began them."""
+"""Backward passes: which of the autograd engine's steps belong together, and what began them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: With what ``backward`` begins, on the user's line: the gradient of the loss itself.
+#: ``backward`` begins with this, on the user's line: the gradient of the loss itself.
 _BEGINS = Names(r"aten::ones_like$")
 
 
 def pass_of(trace: Trace, steps: Ints) -> Ints:
     """The number of the backward pass of each of these steps, which are in time order.
 
-    Between two passes, the user calls something.
+    Between two passes, the user's code calls something.
     """
     if not len(steps):
         return np.zeros(0, np.int64)
@@ -30,7 +30,7 @@ def pass_of(trace: Trace, steps: Ints) -> Ints:
 
 
 def begun_by(trace: Trace, first: Ints) -> Ints:
-    """The call with which each pass began, by its first step; that step where nobody knows.
+    """The call with which each pass began, by its first step; that step if unknown.
 
     A step is placed where its node was recorded, this call where ``backward`` was called.
     """

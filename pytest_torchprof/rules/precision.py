@@ -1,4 +1,4 @@
-"""A rule about work in double precision that nobody has asked for."""
+"""A rule about unintended work in double precision."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: What takes any matrix, and not only a layer's.
+#: Products of any matrices, not only a layer's.
 _PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")
-#: What computes nothing: casts, copies, views, parts, comparisons.
+#: Operators that compute nothing: casts, copies, views, parts, comparisons.
 _IDLE: Final = Names(
     r"aten::(to|_to_copy|copy_|type_as|lift_fresh\w*|detach_?|alias|view\w*|reshape\w*|expand\w*"
     r"|permute|transpose_?|t_?|numpy_T|movedim|select|slice|narrow|diagonal|unsqueeze_?|squeeze_?"
@@ -35,38 +35,38 @@ _IDLE: Final = Names(
     r"|isfinite|isclose|allclose|equal|eq|ne|lt|gt|le|ge|bucketize|searchsorted|argmax|argmin"
     r"|requires_grad_|set_|resize_)$"
 )
-#: What needs double precision now and then.
+#: Operators that may need double precision.
 _ALGEBRA: Final = Names(
     r"aten::(linalg_(?!vector_norm|matmul)\w+|_linalg\w+|cholesky\w*|inverse|logdet|slogdet|svd|qr"
     r"|lu\w*|geqrf|lstsq|triangular_solve|pinverse|matrix_exp|ormqr|orgqr)$"
 )
 _DIFFERENCE: Final = Names(r"aten::(sub|rsub)$")
 _CAST: Final = Names(r"aten::(to|_to_copy)$")
-#: What computes all in float64 where only one of two tensors is of it, and the other of integers.
+#: Operators that compute in float64 if one of two tensors is float64 and the other of integers.
 _ARITHMETIC: Final = Names(
     r"aten::(add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|pow|maximum|minimum)$"
 )
 _SUBTRACTION: Final = Names(r"aten::(sub|subtract|rsub)$")
-#: Integers that float32 holds exactly, and others.
+#: Integers that float32 represents exactly, and others.
 _SMALL_WHOLES: Final = frozenset({"bool", "unsigned char", "signed char", "short", "short int"})
 _WHOLES: Final = _SMALL_WHOLES | {"int", "long", "long int"}
-#: What joins a list of tensors, whose dtypes no trace has, and how it casts those of another dtype.
+#: Joins of tensor lists, whose dtypes no trace has, and the cast of list items to another dtype.
 _JOIN: Final = Names(r"aten::_?cat$")
 _COPY: Final = Names(r"aten::copy_$")
-#: What makes a tensor of the dtype that it is told.
+#: Operators that make a tensor of a given dtype.
 _MAKERS: Final = Names(
     r"aten::(randn?|randperm|normal|zeros|ones|full|arange|linspace|logspace|eye|empty)(_like)?$"
 )
-#: torch's numbers of float32 and float64, as arguments of casts. Source: c10/core/ScalarType.h.
+#: torch's numbers for float32 and float64, as arguments of casts. Source: c10/core/ScalarType.h.
 _FLOAT32, _FLOAT64 = "6", "7"
-#: What is saved of an operator's time in double precision: half the bytes, half the lanes.
+#: The saved share of an operator's time in double precision: half the bytes, half the lanes.
 _SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
 
 
 class _Call(Plain, frozen=True):
-    """A call that takes tensors in double precision, with the shapes of those and of float32.
+    """A call that takes tensors in double precision, with their shapes and those of float32.
 
-    ``wholes``: with integers that it computes with, of this dtype and of so many elements.
+    ``wholes``: the dtype of integers that it computes with, and their number of elements.
     """
 
     row: int
@@ -83,33 +83,33 @@ class _Call(Plain, frozen=True):
 
 @rule(
     "float64",
-    fix="make the tensor float32 where it comes from: torch.from_numpy(array).float(), or "
-    "dtype=torch.float32 (numpy's arrays are float64 unless they are told)",
+    fix="create the tensor in float32: torch.from_numpy(array).float(), or dtype=torch.float32 "
+    "(NumPy arrays are float64 by default)",
     triggers=LAYER.pattern,
     needs="shapes",
-    elements=Threshold(16_384, "1", "fewer cost the call, in whatever precision"),
+    elements=Threshold(16_384, "1", "fewer cost only the call, in any precision"),
 )
 def float64(trace: Trace, *, elements: float) -> Matches:
-    """A model runs in float32, and what is around it in float64, by an array of numpy's.
+    """A model runs in float32, and code around it in float64, because of a NumPy array.
 
     What it does
-        Counts operators that take tensors of float32 and of float64 together, both with dimensions,
-        and at least ``elements`` (16,384) elements: all is then computed in float64, as are the
-        operators that take the result. Where there are none, it counts the operators on such
-        tensors of float64 whose result is cast to float32 later on, as that of a picture which is
-        normalised before it is cast; also those on tensors of integers, as a picture's, with such
-        of float64, however small. There must be layers in float32.
+        Counts operators that combine float32 and float64 tensors, both with dimensions, and at
+        least ``elements`` (16,384) elements: everything is then computed in float64, including the
+        operators that take the result. If there are none, it counts operators on float64 tensors
+        whose result is later cast to float32, such as those of a picture that is normalized before
+        it is cast; and operators that combine integer tensors, like a picture's, with float64
+        tensors of any size. There must be layers in float32.
 
-        Not, where double precision is meant: layers in float64, tensors of float32 that are cast to
-        float64, decompositions and other linear algebra in float64 (a Fourier transform is none);
-        tensors that torch makes in float64, unless they meet float32; a difference of tensors of
-        one shape without a backward pass, as when a test compares with a reference; differences to
-        int64 or int32, as of times, which float32 may not hold. Numbers and tensors without
-        dimensions do not promote others. What a DataLoader's dataset computes is
-        not looked at.
+        Not counted, because double precision is intended: layers in float64; float32 tensors that
+        are cast to float64; decompositions and other linear algebra in float64 (a Fourier transform
+        is none); tensors that torch creates in float64, unless they meet float32; a difference of
+        tensors of one shape without a backward pass, as when a test compares with a reference;
+        differences with int64 or int32, such as of times, which float32 may not represent. Numbers
+        and tensors without dimensions do not promote others. What a DataLoader's dataset computes
+        is ignored.
 
     Why it is slow
-        Each element takes twice the memory, and a processor does half as many at a time; on most
+        Each element takes twice the memory, and a processor handles half as many at a time; on most
         GPUs, a 32nd or a 64th.
 
     Example
@@ -151,7 +151,7 @@ def float64(trace: Trace, *, elements: float) -> Matches:
         return NO_MATCHES
     shown = np.array([call.row for call in found], np.int64)
     cost, until = _costs(trace, work, promoted)
-    # What follows a promotion is its cost.
+    # What follows a promotion counts toward its cost.
     at = np.maximum(np.searchsorted(shown, [call.row for call in work], side="right") - 1, 0)
     ends = trace.ts[shown] + trace.dur[shown]
     np.maximum.at(ends, at, until)
@@ -173,7 +173,7 @@ def _said(trace: Trace, call: _Call) -> str:
 
 
 def _costs(trace: Trace, work: list[_Call], promoted: set[int]) -> tuple[Ints, Ints]:
-    """What each operator costs for its precision, with its gradient's; and when it had ended."""
+    """What each operator costs for its precision, including its gradient; and when it ended."""
     rows = np.array([call.row for call in work], np.int64)
     share = np.where([call.row in promoted for call in work], _SAVED_OF_PROMOTION, _SAVED)
     first, below = launched_in(trace, rows)
@@ -183,7 +183,7 @@ def _costs(trace: Trace, work: list[_Call], promoted: set[int]) -> tuple[Ints, I
 
 
 def _calls(trace: Trace, rows: Ints) -> Iterator[_Call]:
-    """Those that take tensors with dimensions in double precision, or cast to it."""
+    """Calls that take tensors with dimensions in double precision, or cast to it."""
     casts = are_named(trace, rows, _CAST).tolist()
     adds, subtracts = (are_named(trace, rows, names) for names in (_ARITHMETIC, _SUBTRACTION))
     kinds = [
@@ -205,7 +205,7 @@ def _calls(trace: Trace, rows: Ints) -> Iterator[_Call]:
 
 
 def _joined(trace: Trace, rows: Ints) -> Iterator[_Call]:
-    """Of these calls, those that join tensors of float32 to such of float64."""
+    """Of these calls, those that join float32 tensors to float64 ones."""
     copies = operators_named(trace, _COPY)
     copies = copies[are_named(trace, trace.parent[copies], _JOIN)]
     types = [decode_part(args.types) or [] for args in trace.operands(copies)]
@@ -220,13 +220,13 @@ def _joined(trace: Trace, rows: Ints) -> Iterator[_Call]:
 
 
 def _target(concrete: bytes) -> str:
-    """The dtype that a cast is to."""
+    """The dtype that a cast converts to."""
     parts = decode_part(concrete) or []
     return next((part for part in parts[1:4] if part in {_FLOAT32, _FLOAT64}), "")
 
 
 def _casts_up(trace: Trace, rows: Ints) -> bool:
-    """Whether tensors of float32 with dimensions are cast to float64, as somebody wrote."""
+    """Whether float32 tensors with dimensions are explicitly cast to float64."""
     for args in trace.operands(rows[are_named(trace, rows, _CAST)]):
         types, dims = decode_part(args.types) or [""], decode_part(args.dims) or [[]]
         if types[0] == "float" and dims[0] and _target(args.concrete) == _FLOAT64:
@@ -249,14 +249,14 @@ def _is_fp32(trace: Trace) -> bool:
 
 
 def _compares(trace: Trace, call: _Call) -> bool:
-    """Whether it is a difference of two tensors of one shape of which nobody takes a gradient."""
+    """Whether it is a difference of two tensors of one shape without a gradient."""
     difference = bool(are_named(trace, np.array([call.row]), _DIFFERENCE)[0])
     alike = call.floats[:1] == call.doubles[:1]
     return difference and alike and not (engine_steps(trace) > call.row).any()
 
 
 def _makes_doubles(trace: Trace) -> bool:
-    """Whether torch makes tensors with dimensions in float64, as it was told to."""
+    """Whether torch creates tensors with dimensions in float64, as requested."""
     rows = np.flatnonzero(called(trace) & trace.selection)
     for args in trace.operands(rows[are_named(trace, rows, _MAKERS)]):
         parts = decode_part(args.concrete) or []

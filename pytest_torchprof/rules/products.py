@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 #: Calls that launch kernels: without one, nothing ran on a device.
 LAUNCHES: Final = r"\w*(Launch(Cooperative)?Kernel|ModuleLaunch|Enqueue(Cooperative)?KernelLaunch)"
 
-#: Kernels for products with a vector, and for outer products, that no tensor core speeds up.
+#: Kernels for products with a vector, and for outer products, which tensor cores do not speed up.
 _VECTOR_KERNEL: Final = late(r"^(?!\w* ?gemmSN).*gemv|gemmk1|dot_kernel|reduce_1Block")
-#: Single precision by its name alone; of mixed products, the name has the narrow type too.
+#: Single precision by name; the name of a mixed product has the narrow type too.
 _NAMED_SINGLE: Final = late(r"sgemm(?!\w*16)|gemm_f32f32_f32f32_f32")
 _NARROW: Final = late(r"16|half|Half")
 #: Kernels of CUTLASS and cuBLAS that load 16 bytes of 2-byte values at a time.
 _WHOLE_LOADS: Final = late(r"align8(?!\d)|ldg8(?!\d)")
-#: And others that load less than that at a time.
+#: Kernels that load less than that at a time.
 _NARROW_LOADS: Final = late(r"(align|ldg)[124](?!\d)")
 
 
 _TF32: Final = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'
 _NO_GAIN: Final = "autocast to bf16; TF32 gains nothing on this chip"
 _UNKNOWN_GAIN: Final = (
-    'autocast to bf16, or torch.set_float32_matmul_precision("high") where this chip, whose peaks '
-    "are not known here, multiplies TF32 faster than fp32"
+    'autocast to bf16, or torch.set_float32_matmul_precision("high") if this chip, whose peaks '
+    "are unknown, multiplies TF32 faster than fp32"
 )
-#: Kernels that certainly do not multiply fp32, and others that certainly do not multiply 16 bits.
+#: Kernels that certainly do not multiply fp32, and those that certainly do not multiply 16 bits.
 _SHORT_TYPES: Final = late(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|fp8|i8|int8")
 _LONG_TYPES: Final = late(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64")
 
 
 def _unseen_fp32(trace: Trace) -> str | None:
-    """Products on a device that nobody knows, or that graphs launched without their operators."""
+    """Products on an unknown device, or that graphs launched without their operators."""
     devices = nesting.distinct(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
     if trace.facts.get("allow_tf32") is True:
         return None
@@ -71,7 +71,7 @@ def _unseen_fp32(trace: Trace) -> str | None:
 
 
 def _unseen_16_bits(trace: Trace) -> str | None:
-    """Products that graphs launched: no operator says how large they are."""
+    """Products that graphs launched: their sizes are unknown."""
     return blind_kernels(
         trace,
         lambda name: (
@@ -94,21 +94,20 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
     What it does
         Counts calls of ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` (``linear``, ``matmul`` and
         ``einsum`` are made of them) on fp32 matrices, on an NVIDIA device of compute capability 8.0
-        or later, that ran without TF32. The names of the kernels tell; where a name says nothing,
-        the flag ``torch.backends.cuda.matmul.allow_tf32`` does, which live captures note, and
-        without either nothing is said. Where TF32 is on, or most fp32 products of a trace run in
-        it, cuBLAS has chosen fp32 for the others itself: those are none. Nor are products with a
-        dimension below ``smallest_dimension`` (8), which are products with vectors, and those of
-        the math form of attention and of its backward pass, of which ``math-attention`` speaks. Of
-        products in CUDA graphs the trace holds no operators: there the rule
-        is not checked.
+        or later, that ran without TF32. The names of the kernels decide; if a name is inconclusive,
+        the flag ``torch.backends.cuda.matmul.allow_tf32`` does, which live captures record; without
+        either, there is no match. If TF32 is on, or most fp32 products of a trace use it, cuBLAS
+        itself chose fp32 for the others, so they do not count. Nor do products with a dimension
+        below ``smallest_dimension`` (8), which are products with vectors, and those of the math
+        form of attention and its backward pass, see ``math-attention``. Traces have no operators
+        for products in CUDA graphs: there the rule is not checked.
 
     Why it is slow
-        Tensor cores of data center chips do TF32 products 2 to 16 times as fast as the other units
-        do fp32. TF32 has fp32's range and 10 bits of its fraction, sums are in fp32, and it is off
-        by default. On GeForce cards and their like (RTX 3090, RTX 4090, A10G, L40) TF32 is as slow
-        as fp32: there the match has no cost, and bf16 is what helps. What TF32 gains is taken from
-        the table of devices.
+        Tensor cores of data center chips compute TF32 products 2 to 16 times as fast as the other
+        units compute fp32. TF32 has the range of fp32 and 10 bits of its fraction, sums are in
+        fp32, and it is off by default. On GeForce cards and similar ones (RTX 3090, RTX 4090, A10G,
+        L40) TF32 is as slow as fp32: there the match has no cost, and bf16 helps instead. The gain
+        of TF32 is from the table of devices.
 
     Example
         .. code:: python
@@ -155,7 +154,7 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
 
 
 def _fix(chip: Chip) -> str:
-    """What to do, by what TF32 gains on the chip."""
+    """What to do, depending on the gain of TF32 on the chip."""
     if chip.tf32_saves:
         return _TF32
     return _UNKNOWN_GAIN if chip.tf32_gain is None else _NO_GAIN
@@ -180,7 +179,7 @@ def _is_fp32(product: Product | None, smallest: float) -> bool:
 
 
 def _in_attention(trace: Trace, events: Ints) -> Bools:
-    """What the math form of attention multiplies, forward and backward: a rule of its own tells."""
+    """Products in the math form of attention, forward and backward: another rule covers them."""
     attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
     found = np.zeros(len(events), bool)
     if len(events) and attention.any():
@@ -202,34 +201,36 @@ def _on_tf32_device(trace: Trace, products: DeviceProducts) -> Bools:
     needs="shapes device",
     blind=_unseen_16_bits,
     multiple=Threshold(8, "1", "8 values of 2 bytes are the 16 bytes of one load"),
-    smallest_dimension=Threshold(2, "1", "with a dimension of 1 it is a vector's product"),
+    smallest_dimension=Threshold(2, "1", "with a dimension of 1 it is a product with a vector"),
 )
 def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float) -> Matches:
-    """fp16 or bf16 matrix products have a dimension that is no multiple of 8.
+    """fp16 or bf16 matrix products have a dimension that is not a multiple of 8.
 
     What it does
         Counts calls of ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` on fp16 or bf16 matrices, on any
-        accelerator, in which M, N or K is no multiple of ``multiple`` (8); the batch of ``bmm`` is
-        free. A dimension counts, and is named, only if a matrix or the result lies along it in
-        memory, which the strides tell: M, the number of rows or tokens, mostly does not. A trace
-        without strides (torch until 2024) tells only of N, along which the result lies; there M and
-        K count if a kernel's name says that it loads less than whole vectors.
+        accelerator, in which M, N or K is not a multiple of ``multiple`` (8); the batch of ``bmm``
+        does not matter. A dimension counts, and is named, only if a matrix or the result is
+        contiguous along it, which the strides tell: M, the number of rows or tokens, usually is
+        not. A trace without strides (torch until 2024) only tells this for N, along which the
+        result is contiguous; there M and K count if a kernel's name says that it loads less than
+        whole vectors.
 
-        It does not count if the kernel's name says that it loads whole vectors all the same
-        (``align8``, ``ldg8``), or if the strides say that all rows begin at a multiple of 8, as in
+        It does not count if the kernel's name says that it loads whole vectors anyway (``align8``,
+        ``ldg8``), or if according to the strides all rows begin at a multiple of 8, as in
         ``padded[:, :50257]`` of rows of 50304, and no kernel's name says that it loads less
-        (``align1``, ``ldg2``). cuBLAS asks for such strides and addresses, and for a multiple of 8
-        as well; whether it then does without the latter, a trace does not say. Nor does it say
-        where in its memory a matrix begins.
+        (``align1``, ``ldg2``). cuBLAS requires such strides and addresses, and also a multiple of
+        8; whether it then does without the latter is not in a trace. Nor is the address at which a
+        matrix begins.
 
-        A product that has a dimension below ``smallest_dimension`` (2) is one with a vector, as in
-        decoding one token, and is not counted, and neither are those of the math form of attention
-        and of its backward pass, of which ``math-attention`` speaks.
+        A product with a dimension below ``smallest_dimension`` (2) is a product with a vector, as
+        in decoding one token, and is not counted; nor are those of the math form of attention and
+        its backward pass, see ``math-attention``.
 
     Why it is slow
-        Tensor cores are fed with loads of 16 bytes. Rows whose length is no multiple of that begin
-        anywhere, and the library takes a kernel with narrower loads, often of an older kind, at
-        half the speed or less. A number of rows (M) costs no more than the rest of its last tile.
+        Tensor cores are fed with loads of 16 bytes. Rows whose length is not a multiple of that
+        begin at unaligned addresses, and the library picks a kernel with narrower loads, often an
+        older one, at half the speed or less. The number of rows (M) only wastes the rest of its
+        last tile.
 
     Example
         .. code:: python
@@ -268,7 +269,7 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
 
 
 def _odd(product: Product | None, multiple: float, smallest: float) -> list[str]:
-    """The dimensions that are no multiple, of those along which a matrix lies in memory."""
+    """The dimensions that are not a multiple, of those along which a matrix is contiguous."""
     if product is None or not set(product.types) <= {"c10::Half", "c10::BFloat16"}:
         return []
     if min(product.sizes.values()) < smallest:
@@ -279,12 +280,12 @@ def _odd(product: Product | None, multiple: float, smallest: float) -> list[str]
 
 
 def _unaligned(product: Product | None, odd: list[str], multiple: float) -> list[str]:
-    """Those of them along which rows begin anywhere."""
+    """Of these, the dimensions along which rows begin at unaligned addresses."""
     rows = product.rows if product else {}
     return [name for name in odd if any(apart % multiple for apart in rows[name])]
 
 
 def _listed(product: Product, odd: list[str], multiple: float) -> str:
     sizes = ", ".join(f"{name}={product.sizes[name]}" for name in odd)
-    are = "are" if len(odd) > 1 else "is"
-    return f"in {SHORT.get(product.types[0])}: {sizes} {are} no multiple of {multiple:g}"
+    are = "are not multiples" if len(odd) > 1 else "is not a multiple"
+    return f"in {SHORT.get(product.types[0])}: {sizes} {are} of {multiple:g}"

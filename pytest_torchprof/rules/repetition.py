@@ -1,4 +1,4 @@
-"""Rules about the same work done again: casts, and copies that make a tensor contiguous."""
+"""Rules about repeated work: casts, and copies that make a tensor contiguous."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TO_COPY: Final = Names(r"aten::_to_copy$")
 _CAST: Final = Names(r"aten::(_to_copy|to|type_as)$")
 _COPY: Final = Names(r"aten::(clone|contiguous|reshape|flatten|ravel)$")
 _CLONE: Final = Names(r"aten::clone$")
-#: What casts a number of its own, or an operand, to its dtype; most casts are in one of these.
+#: Operators that cast their own number, or an operand, to their dtype; most casts are in these.
 _INNER: Final = Names(
     rf"aten::(?!(_to_copy|to|type_as|{'|'.join(n.removeprefix('aten::') for n in WEIGHTS)})$)"
 )
@@ -42,25 +42,28 @@ _WEIGHTED: Final = Names("|".join(f"{re.escape(name)}$" for name in WEIGHTS))
 
 _CAST_ONCE = "cast once, before the loop, or keep the tensor in the dtype in which it is used"
 _AUTOCAST = (
-    "cast the model once (model.to(torch.bfloat16)), or let autocast keep the casts: one context "
-    "around all calls, its cache on, weights with requires_grad=True, and no_grad rather than "
-    "inference_mode, in which it keeps none"
+    "cast the model once (model.to(torch.bfloat16)), or let autocast keep the casts: one "
+    "context around all calls, its cache on, weights with requires_grad=True, and no_grad "
+    "instead of inference_mode, in which it caches nothing"
 )
 _COPY_ONCE = (
-    "make it contiguous (or clone it) once, before the loop, and use that; or use the operator on "
-    "the view, which most of them take"
+    "make it contiguous (or clone it) once, before the loop, and use that; or use the operator "
+    "on the view, which most operators support"
 )
-_NEW = "write out of place: call what makes a new tensor (x.add(y)), not x.clone().add_(y)"
-_CAST_NEW = f"{_CAST_ONCE}, and then call what makes a new tensor (x.div(y), not x.div_(y))"
+_NEW = "write out of place: x.add(y) instead of x.clone().add_(y)"
+_CAST_NEW = f"{_CAST_ONCE}, and then write out of place (x.div(y) instead of x.div_(y))"
 _NO_MEMORY = (
-    "autocast's casts of weights: recorded without memory events (profile_memory=True gives them)"
+    "autocast's casts of weights: recorded without memory events (profile_memory=True records them)"
 )
-_TRIFLE = "a call is all that fewer cost: a mean of each channel, a step's number"
-_SHARE = "of all that the test does on a CPU, by operators, FLOPs and memory; less is a trifle"
+_TRIFLE = "fewer cost only the call: a mean per channel, a step number"
+_SHARE = (
+    "of everything that the test does on a CPU, by operators, FLOPs and memory; less does "
+    "not matter"
+)
 
 
 class _Found(NamedTuple):
-    """Calls that copied for nothing, and of what; ``fix``: what to do, if not the rule's own."""
+    """Unnecessary copies, and of what; ``fix``: what to do, if not the rule's own."""
 
     tops: Ints
     source: Source
@@ -72,8 +75,8 @@ _COPY_KERNEL: Final = late(r"copy|clone", re.IGNORECASE)
 
 
 def _unseen_casts(trace: Trace) -> str | None:
-    """Casts that graphs launched: no operator says what they cast. And autocast's of weights, where
-    neither gradients nor memory events say how many weights there are.
+    """Casts that graphs launched: what they cast is unknown. Also autocast's casts of weights, if
+    neither gradients nor memory events tell the number of weights.
     """
     gap = blind_kernels(trace, _CAST_KERNEL.search)
     if gap is None and trace.tensors is None and not len(trace.memory.event):
@@ -86,7 +89,7 @@ def _unseen_casts(trace: Trace) -> str | None:
 
 
 def _unseen_copies(trace: Trace) -> str | None:
-    """Copies that graphs launched: no operator says of what."""
+    """Copies that graphs launched: what they copy is unknown."""
     gap = blind_kernels(trace, _COPY_KERNEL.search)
     return gap or guessed(trace, _CLONE)
 
@@ -97,7 +100,7 @@ def _unseen_copies(trace: Trace) -> str | None:
     triggers={_TO_COPY.pattern: "repeats"},
     needs="shapes",
     blind=_unseen_casts,
-    repeats=Threshold(5, "1", "as often for one tensor; q, k and v of one input are three casts"),
+    repeats=Threshold(5, "1", "per tensor; q, k and v of one input are three casts"),
     elements=Threshold(16, "1", _TRIFLE),
     cpu_share=Threshold(0.005, "1", _SHARE),
 )
@@ -106,29 +109,29 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: f
 
     What it does
         Looks in each step for at least ``repeats`` casts of one tensor, or of the same part of it,
-        to one dtype, which the code asked for by ``.to(…)``, ``.half()`` and so on, while nothing
-        wrote to the tensor in between. A test in which as many casts look alike is captured once
-        more, to know which tensor is which. A tensor that is cast to another dtype and at once back
-        to its own counts as itself: its next cast there is a cast again. Under autocast only
-        weights count, which it casts again where its cache does not keep them: in a context for
-        each call, with ``cache_enabled=False``, weights with ``requires_grad=False``, and
-        always in ``torch.inference_mode()``. Counted are the casts after the first. A step ends
-        with that of an optimizer, with a backward pass that gives gradients, with a fetch of a
+        to one dtype, which the code requested with ``.to(…)``, ``.half()`` and so on, while nothing
+        wrote to the tensor in between. A test in which enough casts look alike is captured once
+        more to identify the tensors. A tensor that is cast to another dtype and immediately back
+        counts as itself: casting it again counts as a repeated cast. Under autocast only weights
+        count, which it casts again if its cache does not keep them: in a context for each call,
+        with ``cache_enabled=False``, weights with ``requires_grad=False``, and always in
+        ``torch.inference_mode()``. The casts after the first one are counted. A step ends with an
+        optimizer's step, with a backward pass that computes gradients, with a fetch of a
         DataLoader, and with a step of `torch.profiler`.
 
-        In a stored trace, which does not tell tensors apart, casts of one shape count where no
-        operator in between can have made another such tensor; several that were there before and
-        are cast one by one then look like one. Under autocast they count where gradients, or
-        memory events of its cache, say how many weights there are.
+        In a stored trace, which does not identify tensors, casts of one shape count if no operator
+        in between can have made another such tensor; several existing tensors that are cast one by
+        one then look like one. Under autocast they count if gradients, or memory events of its
+        cache, tell the number of weights.
 
-        Left alone are tensors of fewer than ``elements`` elements; on a CPU, casts that are less
-        than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
-        a cast a step, as of a batch, or of the same targets; one whose result is written to, unless
-        the very next call does, once and as a whole, by arithmetic that has a form which makes a
-        new tensor, as in ``x.float().div_(255)``; ``x.data``, which is another object each time;
-        and the casts that operators, backward passes, optimizers and loaders make within
-        themselves. Nobody sees that NumPy writes to a tensor in between; each ``torch.from_numpy``
-        counts as one of its own.
+        Ignored are tensors of fewer than ``elements`` elements; on a CPU, casts that are less than
+        ``cpu_share`` (0.005) of everything that the test does, decided by counts, not times; one
+        cast per step, as of a batch, or of the same targets; a cast whose result is written to,
+        unless the very next call writes all of it, once, with an arithmetic operator that could
+        make a new tensor instead, as in ``x.float().div_(255)``; ``x.data``, which is another
+        object each time; and the casts that operators, backward passes, optimizers and loaders make
+        internally. Writes by NumPy in between are not seen; each ``torch.from_numpy`` counts as a
+        separate tensor.
 
     Why it is slow
         Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
@@ -167,7 +170,7 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: f
         return NO_MATCHES
     top, owner = chain(trace, rows, _CAST)
     weighs = are_named(trace, owner, _WEIGHTED)
-    keep = weighs | (owner < 0) | ~are_closed(trace, owner)  # in others, they are torch's own
+    keep = weighs | (owner < 0) | ~are_closed(trace, owner)  # nested ones are torch's own
     if np.count_nonzero(keep) < least:
         return NO_MATCHES
     rows, top, owner, weighs = rows[keep], top[keep], owner[keep], weighs[keep]
@@ -210,7 +213,7 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: f
     triggers={_CLONE.pattern: "repeats"},
     needs="shapes",
     blind=_unseen_copies,
-    repeats=Threshold(5, "1", "as often for one tensor; fewer are the parts of one layer"),
+    repeats=Threshold(5, "1", "per tensor; fewer are the parts of one layer"),
     elements=Threshold(16, "1", _TRIFLE),
     cpu_share=Threshold(0.005, "1", _SHARE),
 )
@@ -219,28 +222,28 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share:
 
     What it does
         Looks in each step (see ``repeated-cast``) for at least ``repeats`` copies of one tensor, or
-        of the same part of it in the same strides, which the code asked for by ``contiguous``,
+        of the same part of it with the same strides, which the code requested with ``contiguous``,
         ``clone``, or a ``reshape`` or ``flatten`` that has to copy, while nothing wrote to it in
-        between. A test in which as many copies look alike is captured once more, to know which
-        tensor is which: activations that each layer copies, batches, and states of a trajectory
-        are other tensors each time. Counted are the copies after the first.
+        between. A test in which enough copies look alike is captured once more to identify the
+        tensors: activations that each layer copies, batches, and states of a trajectory are other
+        tensors each time. The copies after the first one are counted.
 
-        In a stored trace, which does not tell tensors apart, copies of one shape, strides and
-        dtype count where no operator in between can have made another such tensor; several that
-        were there before and are copied one by one then look like one.
+        In a stored trace, which does not identify tensors, copies of one shape, strides and dtype
+        count if no operator in between can have made another such tensor; several existing tensors
+        that are copied one by one then look like one.
 
-        Left alone are tensors of fewer than ``elements`` elements; on a CPU, copies that are less
-        than the ``cpu_share`` (0.005) of all that the test does, which counts tell, and no times;
-        a copy a step; clones that are kept side by side, be it by a graph that records them; copies
-        that are written to, which then are needed, as by a model that works in place. But a copy
-        counts that the very next call writes to, once and as a whole, by arithmetic that has a form
-        which makes a new tensor: ``x.clone().add_(y)`` is ``x.add(y)``. Left alone are ``x.data``,
-        too, which is another object each time; and the copies that operators, backward passes,
-        optimizers and loaders make within themselves. Nobody sees that NumPy writes to a tensor in
-        between; each ``torch.from_numpy`` counts as a tensor of its own.
+        Ignored are tensors of fewer than ``elements`` elements; on a CPU, copies that are less than
+        ``cpu_share`` (0.005) of everything that the test does, decided by counts, not times; one
+        copy per step; clones that exist side by side, even if only because a graph records them;
+        copies that are written to, which makes them necessary, as in a model that works in place.
+        However, a copy counts if the very next call writes all of it, once, with an arithmetic
+        operator that could make a new tensor instead: ``x.clone().add_(y)`` is ``x.add(y)``. Also
+        ignored are ``x.data``, which is another object each time; and the copies that operators,
+        backward passes, optimizers and loaders make internally. Writes by NumPy in between are not
+        seen; each ``torch.from_numpy`` counts as a separate tensor.
 
     Why it is slow
-        Each copy reads and writes the whole tensor, in an order that suits neither, and allocates.
+        Each copy allocates memory, and reads and writes the whole tensor, with strided access.
 
     Example
         .. code:: python
@@ -287,7 +290,7 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share:
 def _same_casts(
     trace: Trace, casts: tuple[Ints, Ints, Ints, Bools, Ints], kinds: list[Source], least: int
 ) -> list[_Found]:
-    """What is found where it is known which tensor is which."""
+    """What is found if tensors are identified."""
     rows, top, owner, explicit, kind = casts
     out: list[_Found] = []
     size = np.array([prod(one.shape) for one in kinds])
@@ -307,7 +310,7 @@ def _same_casts(
 def _same_copies(
     trace: Trace, copies: tuple[Ints, Ints, Ints], kinds: list[Source], least: int
 ) -> list[_Found]:
-    """What is found where it is known which tensor is which."""
+    """What is found if tensors are identified."""
     rows, top, kind = copies
     out: list[_Found] = []
     size = np.array([prod(one.shape) for one in kinds])
@@ -321,9 +324,9 @@ def _same_copies(
 def _unless_needed(
     trace: Trace, rows: Ints, top: Ints, source: Source, least: int, own: bool = False
 ) -> list[_Found]:
-    """Without the copies that are written to in a way that takes a copy.
+    """Without the copies that are written to in a way that needs a copy.
 
-    ``own``: nor those that are not written to, but kept: somebody may.
+    ``own``: also without those that are kept without being written to, in case that happens later.
     """
     written, needed = written_to(trace, rows, prod(source.shape))
     needed |= own & ~written
@@ -341,13 +344,13 @@ def _by_kind(trace: Trace, rows: Ints, kind: Ints, least: int) -> Iterator[Ints]
 
 
 def _are_kept(trace: Trace, copies: Ints, least: int) -> bool | None:
-    """Whether they are kept side by side, as what is to go separate ways; None: nobody knows."""
+    """Whether copies exist side by side, to be changed separately; None if unknown."""
     still = held(trace, copies)
     return None if still is None else len(copies) < least * max(1, still)
 
 
 def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
-    """Whether copies that nothing used were not kept side by side, as those of a model are."""
+    """Whether unused copies did not exist side by side, as those of a model do."""
     return not run.bare or _are_kept(trace, run.copies, least) is False
 
 

@@ -1,4 +1,4 @@
-"""Rules about graphs that are kept to be walked again."""
+"""Rules about graphs that are kept for another backward pass."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.tensors import Taken
 
 _OPTIMIZER: Final = Names(r"Optimizer\.")
-#: The operator that puts a gradient where the optimizer finds it; `autograd.grad` runs none.
+#: The operator that stores a gradient for the optimizer; `autograd.grad` does not run it.
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-#: What ``backward`` calls first, to have a gradient to begin with.
+#: ``backward`` calls this first, to make the initial gradient.
 _BEGINS: Final = "aten::ones_like"
-#: With what a hook keeps a gradient that it gets.
+#: A hook keeps a gradient with this.
 _KEEPS: Final = "aten::clone"
 
 
@@ -34,17 +34,17 @@ _KEEPS: Final = "aten::clone"
     "backward-twice",
     fix="add the losses up and call backward once, without retain_graph=True",
     triggers=r"torch::autograd::AccumulateGrad$",
-    nodes=Threshold(4, "1", "so few nodes are soon walked again"),
+    nodes=Threshold(4, "1", "running so few nodes again is fast"),
 )
 def backward_twice(trace: Trace, *, nodes: float) -> Matches:
-    """A backward pass walks a graph that another one has walked, to add to the same gradients.
+    """A backward pass goes through a graph again, to add to the same gradients.
 
     What it does
-        Counts the backward passes that run ``nodes`` (4) or more nodes of a graph which an earlier
-        pass has run, and add what comes out to the gradients which that pass has left. Not where
-        something takes what the earlier pass has made before the later one begins, a hook keeps a
-        gradient, the gradients are set to None or to zero, or an optimizer steps: then each loss
-        needs its own. Not ``torch.autograd.grad``, of which each call returns gradients of its own,
+        Counts the backward passes that run ``nodes`` (4) or more nodes of a graph that an earlier
+        pass has run, and add the result to the gradients of that pass. Not counted if something
+        takes the earlier pass's results before the later one begins, a hook keeps a gradient, the
+        gradients are set to None or to zero, or an optimizer steps: then each loss needs its own
+        pass. Nor does ``torch.autograd.grad`` count, each call of which returns separate gradients,
         such as the rows of a Jacobian, nor what follows a pass with ``create_graph=True``. The
         place is the line that leads to the later pass, and not to the first one.
 
@@ -81,7 +81,7 @@ def backward_twice(trace: Trace, *, nodes: float) -> Matches:
             first.append(first[number] if ours else early)
     if not found:
         return NONE_SO_FAR if asks else NO_MATCHES
-    # With what is between the nodes: gradients that are added, and the engine itself.
+    # Includes what is between the nodes: additions of gradients, and the engine itself.
     spans = [reach(trace, again) for _, again in found]
     begin = np.array([starts.min() for starts, _ in spans], np.int64)
     end = np.array([ends.max() for _, ends in spans], np.int64)
@@ -89,11 +89,11 @@ def backward_twice(trace: Trace, *, nodes: float) -> Matches:
     before = np.array([_begin(trace, one) for one in first], np.int64)
     return Matches(
         event,
-        "backward walks a graph that an earlier one has walked",
+        "backward runs a graph that an earlier backward has already run",
         cost_ns=end - begin,
         span_ns=(begin, end),
         wants_tensors=asks,
-        # Where the two part: one function of the user's may call backward for both.
+        # Their place is where the two differ: one function may call backward for both.
         parts=list(np.stack([event, before], axis=1)),
         apart=before,
     )
@@ -101,7 +101,7 @@ def backward_twice(trace: Trace, *, nodes: float) -> Matches:
 
 class _Pass(NamedTuple):
     """Steps of the engine in one backward pass, in time order; the nodes that they run, by number
-    and name; the operators that put gradients into place.
+    and name; the operators that store gradients.
     """
 
     steps: Ints
@@ -109,7 +109,7 @@ class _Pass(NamedTuple):
     puts: Ints
 
     def within(self, trace: Trace, rows: Ints) -> Ints:
-        """Those of these events that happened meanwhile."""
+        """Those of these events that happened during the pass."""
         begin = trace.ts[self.steps[0]]
         end = (trace.ts[self.steps] + trace.dur[self.steps]).max()
         found: Ints = rows[(trace.ts[rows] >= begin) & (trace.ts[rows] <= end)]
@@ -117,7 +117,7 @@ class _Pass(NamedTuple):
 
 
 def _passes(trace: Trace) -> list[_Pass]:
-    """All of them; none if no node runs twice."""
+    """All passes; none if no node runs twice."""
     steps, args = engine_nodes(trace)
     names = trace.name[steps].tolist()
     nodes = [
@@ -142,7 +142,7 @@ def _passes(trace: Trace) -> list[_Pass]:
 
 
 def _pairs(passes: list[_Pass]) -> Iterator[tuple[_Pass, _Pass, Ints]]:
-    """Passes that run nodes again, with the last that ran them and the steps that do."""
+    """Passes that run nodes again, with the last pass that ran them and the steps that do."""
     ran = dict[tuple[int, int, int], int]()
     for number, late in enumerate(passes):
         before = [ran[node] for node in late.nodes if node in ran]
@@ -153,7 +153,7 @@ def _pairs(passes: list[_Pass]) -> Iterator[tuple[_Pass, _Pass, Ints]]:
 
 
 def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
-    """Whether the later pass adds to gradients, as far as the trace tells to those of the other."""
+    """Whether the later pass adds to the gradients of the earlier one, as far as known."""
     if not trace.selection[late.steps[0]] or not len(early.puts) or not len(_adding(trace, late)):
         return False
     marks = marks_named(trace, _OPTIMIZER)
@@ -167,14 +167,14 @@ def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
 
 
 def _adding(trace: Trace, one: _Pass) -> Ints:
-    """The additions to gradients that are there already."""
+    """The additions to existing gradients."""
     adds = rows_of(trace, "aten::add_", "aten::add")
     found: Ints = adds[np.isin(trace.parent[adds], one.puts)]
     return found
 
 
 def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
-    """Calls after one pass and before the other, but for the one that begins it."""
+    """Calls after one pass and before the other, except for the one that begins it."""
     called = forward_calls(trace)
     begin, end = trace.ts[early.steps[-1]], trace.ts[late.steps[0]]
     called = called[(trace.ts[called] > begin) & (trace.ts[called] < end)]
@@ -183,8 +183,8 @@ def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
 
 
 def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | None:
-    """Whether both add to the same gradients, and nothing takes what the earlier one has made
-    before the later one begins; None if nobody knows.
+    """Whether both add to the same gradients, and nothing takes the earlier one's results before
+    the later one begins; None if unknown.
 
     ``ours``: the earlier one is known to have added to gradients of such passes.
     """
@@ -201,7 +201,7 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | N
         looks = any(not dims or not shapes.isdisjoint(dims) for dims in operands)
         if identity.wanted(trace):
             return None
-        # Where the earlier pass has added too, the gradients may all be older.
+        # If the earlier pass has added too, all gradients may be older.
         fresh = ours or len(adds) < len(early.puts)
         return not looks and not shapes.isdisjoint(others) and fresh
     put, added, again, calls = (
@@ -219,7 +219,7 @@ def _keeps(trace: Trace, one: _Pass) -> bool:
 
 
 def _dims(args: OpArgs) -> list[str]:
-    """The shapes of the tensors that a call takes, those in lists too."""
+    """The shapes of the tensors that a call takes, including those in lists."""
     found = list[str]()
     dims = decode_part(args.dims)
     for one in dims if isinstance(dims, list) else ():
@@ -235,7 +235,7 @@ def _flat(taken: Iterable[Sequence[Taken]]) -> set[int]:
 
 
 def _begin(trace: Trace, one: _Pass) -> int:
-    """The event that tells where a pass was called: its first gradient, or where one is put."""
+    """The event with the place of a pass's call: its first gradient, or where one is stored."""
     called = forward_calls(trace)
     before = called[trace.ts[called] < trace.ts[one.steps[0]]]
     if len(before):

@@ -1,4 +1,4 @@
-"""Copies of one tensor again, unchanged in between, where a capture knows which tensor is which."""
+"""Repeated copies of one unchanged tensor, for captures that identify tensors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.tensors import Taken
 
-#: Operators that write to a tensor that was there before.
+#: Operators that write to an existing tensor.
 _IN_PLACE = Names(r"(?!aten::(detach_|requires_grad_)$)(.*[^_]_|.*::__i\w+__)$")
 #: Those that write to their running statistics.
 _STATISTICS = Names(r"aten::\w*batch_norm$")
-#: Operators of others, which may write to what they take.
+#: Operators of other libraries, which may write to their inputs.
 _FOREIGN = Names(r"(?!aten::|autograd::|torch::|prim)\w+::\w+$")
 _FRESH = Names(r"aten::(clone|_to_copy)$")
-#: In place, and as quick where they make a new tensor: no copy is needed for these. Not ``relu_``,
-#: which models begin with, that were handed a copy for it: nn.ReLU(inplace=True).
+#: In-place operators that are as fast when they make a new tensor: these need no copy. Without
+#: ``relu_``: nn.ReLU(inplace=True) at the start of a model that gets a copy for it.
 _ELEMENTWISE = Names(
     r"aten::(add|sub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|tanh|sigmoid|clamp|clamp_min|"
     r"clamp_max|square|round|floor|ceil|reciprocal|remainder|lerp|addcmul|addcdiv)_$"
@@ -41,7 +41,7 @@ _ELEMENTWISE = Names(
 
 
 class _View(NamedTuple):
-    """A call that looks at a tensor in another way; ``part``: at less of it, by its arguments."""
+    """A call that makes a view of a tensor; ``part``: of less of it, by its arguments."""
 
     at: int
     object: int
@@ -54,10 +54,10 @@ def again(
 ) -> Iterator[Ints]:
     """Positions of copies of one tensor, each time the same part of it, in order.
 
-    ``rows``: operators that copy their first argument, ``kind`` is the same for those that do it
-    alike, ``elements`` how many they copy. Between two, nothing has written to the tensor, no
-    optimizer has made its step, and no backward pass has given gradients. ``backs``: a copy counts
-    as the tensor it was copied from.
+    ``rows``: operators that copy their first argument; ``kind`` is equal for those that copy in the
+    same way; ``elements`` is how many they copy. Between two of them, nothing has written to the
+    tensor, no optimizer has made its step, and no backward pass has computed gradients. ``backs``:
+    a copy counts as the tensor it was copied from.
     """
     taken = identity.taken(trace, rows)
     if taken is None:
@@ -82,7 +82,7 @@ def again(
         number = int(tensor[group[0]])
         changes = np.sort(trace.ts[np.array(written[number], np.int64)])
         change = np.searchsorted(changes, trace.ts[rows[group]]).tolist()
-        parts: list[Any] = [None] * len(group)  # of what was cast back, all
+        parts: list[Any] = [None] * len(group)  # a tensor cast back is whole
         if (itself[group] == number).all():
             mine = [(int(trace.ts[rows[i]]), objects[i]) for i in group.tolist()]
             parts = _parts(mine, views[number], int(elements[group[0]]))
@@ -93,8 +93,8 @@ def again(
 
 
 def written_to(trace: Trace, rows: Ints, elements: int) -> tuple[Bools, Bools]:
-    """Which copies are written to, and which so that it takes a copy: all but those that the next
-    call writes to, and none later, as a whole.
+    """Which copies are written to, and which of them need to be copies: all except those that the
+    next call, and none later, writes to as a whole.
     """
     results = [set(made) for made in identity.made(trace, rows) or []]
     written = _written(trace, set().union(*results), rows, after=True)
@@ -120,7 +120,7 @@ def _first(taken: tuple[Taken, ...]) -> int:
 
 
 def _copied_from(trace: Trace, rows: Ints, tensor: Ints) -> dict[int, int]:
-    """Of copies that are copied themselves, the tensor that the first of them was copied from."""
+    """For copies that are copied themselves, the tensor that the first of them was copied from."""
     sources = set(tensor.tolist())
     origin: dict[int, int] = {}
     for number, made in zip(tensor.tolist(), identity.made(trace, rows) or [], strict=True):
@@ -130,10 +130,10 @@ def _copied_from(trace: Trace, rows: Ints, tensor: Ints) -> dict[int, int]:
 
 
 def _parts(copies: list[tuple[int, int]], views: list[_View], elements: int) -> list[Any]:
-    """What part of the tensor each of these copies (when, of which object) is of.
+    """Which part of the tensor each of these copies (when, of which object) is of.
 
-    Told by the calls that took it, the last of them from the object that the first part was taken
-    from; and by which of the objects that there were since then it was taken from.
+    Decided by the calls that selected it, the last of them from the object that the first part was
+    taken from; and by which of the objects that existed since then it was taken from.
     """
     before = [bisect_left(views, time, key=lambda view: view.at) for time, _ in copies]
     between = [views[a:b] for a, b in pairwise([0, *before])]
@@ -151,10 +151,10 @@ def _parts(copies: list[tuple[int, int]], views: list[_View], elements: int) -> 
 
 
 def _roots(copies: list[tuple[int, int]], between: list[list[_View]]) -> list[int]:
-    """The object that each of these copies comes from, by the views made since the one before.
+    """The object that each of these copies comes from, by the views made since the previous one.
 
-    The first of them, as one view is made of the other; but what the next copy comes from, if that
-    was there: a parameter is made as a view of the tensor that it was given.
+    It is the first one, as each view is made of another; but the object that the next copy comes
+    from, if that existed: a parameter is made as a view of the given tensor.
     """
     roots = [some[0].object if some else of for (_, of), some in zip(copies, between, strict=True)]
     for i in reversed(range(len(roots) - 1)):
@@ -165,7 +165,7 @@ def _roots(copies: list[tuple[int, int]], between: list[list[_View]]) -> list[in
 
 
 def _views(trace: Trace, tensors: set[int], copies: Ints) -> dict[int, list[_View]]:
-    """The calls that look at these tensors in another way, by tensor, in time order."""
+    """The calls that make views of these tensors, by tensor, in time order."""
     found = defaultdict[int, list[_View]](list)
     rows = _called(trace, copies, SAME_MEMORY | PARTS | {"aten::reshape", "aten::flatten"})
     for row, taken in zip(rows.tolist(), identity.taken(trace, rows) or [], strict=True):
@@ -196,7 +196,7 @@ def _written(
     rows = operators_named(trace, _IN_PLACE, _STATISTICS, _FOREIGN)
     rows = rows[(trace.ts[rows] > begin) & (trace.ts[rows] < end)]
     rows = rows[~are_named(trace, trace.parent[rows], _FRESH)]
-    outer = ~are_named(trace, trace.parent[rows], _IN_PLACE)  # not what is within another
+    outer = ~are_named(trace, trace.parent[rows], _IN_PLACE)  # not nested in another
     rows = rows[outer]
     statistics, foreign = are_named(trace, rows, _STATISTICS), are_named(trace, rows, _FOREIGN)
     where = zip(rows.tolist(), statistics.tolist(), foreign.tolist(), strict=True)
@@ -209,7 +209,7 @@ def _written(
             hit = taken[:1]
         for number in tensors.intersection(_flat(hit)):
             found[number].append(row)
-    if after:  # results are taken last by what writes to nothing, too
+    if after:  # other operators take results last, too
         return found
     rows = _called(trace, copies, None)
     rows = rows[(trace.ts[rows] > begin) & (trace.ts[rows] < end)]
@@ -223,7 +223,7 @@ def _written(
 
 
 def _called(trace: Trace, copies: Ints, names: frozenset[str] | None) -> Ints:
-    """Calls of these names, or of all that neither view nor read, on the threads of the copies."""
+    """Calls of these names, or all except views and reads, on the threads of the copies."""
     rows: Ints = np.flatnonzero(called(trace) & trace.selection)
     rows = rows[np.isin(trace.thread[rows], trace.thread[copies])]
     other = names is None
@@ -239,7 +239,7 @@ def _flat(taken: Iterable[Taken]) -> Iterator[int]:
 
 
 def _elements(trace: Trace, rows: Ints) -> list[int]:
-    """How many elements the first argument of each has; -1 if that is unknown."""
+    """The number of elements of each call's first argument; -1 if unknown."""
     out = []
     for args in trace.operands(rows):
         dims = decode_part(bytes(args.dims))

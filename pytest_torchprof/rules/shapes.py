@@ -1,4 +1,4 @@
-"""What tensors operators take, by shapes: of candidates only, as each is decoded."""
+"""Shapes of operators' operands; only for candidates, because each is decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def shapes(trace: Trace, rows: Ints) -> list[list[tuple[int, ...] | None]]:
-    """The shape of each argument of each operator; None for what is no tensor, or unknown."""
+    """The shape of each argument of each operator; None if it is not a tensor, or unknown."""
     known: dict[bytes, list[tuple[int, ...] | None]] = {}
     found = []
     for args in trace.operands(rows):
@@ -26,6 +26,8 @@ def shapes(trace: Trace, rows: Ints) -> list[list[tuple[int, ...] | None]]:
 
 
 def mean_elements(trace: Trace, rows: Ints) -> float:
-    """Elements of what these operators take first, on average; scalars apart, inf if unknown."""
+    """The mean number of elements of these operators' first operands, without scalars; inf if
+    unknown.
+    """
     first = [one[0] for one in shapes(trace, rows) if one and one[0]]
     return sum(map(math.prod, first)) / len(first) if first else math.inf

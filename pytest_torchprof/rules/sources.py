@@ -1,4 +1,4 @@
-"""Whether what was copied again may have been a new tensor, by what ran since the copy before."""
+"""Whether a repeated copy may be of a new tensor, by what ran since the previous copy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pytest_torchprof.work.views import EXPANSIONS, PARTS, WHOLE, aten
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
 
-#: "bare": nothing ran that may have used the copy, but views and copies of something else. "same":
-#: more, of which nothing can have made the source anew. "new": something can.
+#: "bare": nothing ran that may have used the copy, except views and copies of other tensors.
+#: "same": more ran, but nothing that can have made the source anew. "new": something can have.
 Since = Literal["bare", "same", "new"]
 
 
@@ -34,7 +34,7 @@ COPIES = aten(
 #: The same memory, or nothing of it.
 SAME_MEMORY = WHOLE | EXPANSIONS | aten("result_type is_same_size")
 READS = aten("item _local_scalar_dense is_nonzero equal allclose record_stream")
-#: Less out than in, unless an axis has one element.
+#: Fewer elements out than in, unless an axis has one element.
 _REDUCTIONS = aten(
     "sum mean amax amin max min prod any all norm linalg_vector_norm argmax argmin var std "
     "var_mean std_mean logsumexp nansum median cross_entropy cross_entropy_loss nll_loss mse_loss "
@@ -60,7 +60,7 @@ _CREATORS = aten(
 )
 _PRODUCTS = aten("mm matmul bmm linear addmm baddbmm mv addmv dot vdot")
 _CONVOLUTIONS = frozenset(f"aten::conv{i}d" for i in (1, 2, 3)) | {"aten::convolution"}
-#: Results that are truths or indices, whatever the inputs.
+#: Results that are truth values or indices, whatever the inputs.
 _TESTS = aten(
     "eq ne lt le gt ge logical_and logical_or logical_not isnan isinf any all argmax argmin "
     "count_nonzero sort max min median"
@@ -82,7 +82,7 @@ class Call(Plain, frozen=True):
 
     @classmethod
     def of(cls, name: str, args: OpArgs) -> Call:
-        """From what a trace says; empty lists for what it does not."""
+        """From the recorded arguments; empty lists for missing ones."""
         parts = [decode_part(bytes(p)) for p in (args.dims, args.types, args.concrete)]
         return cls(name, *([p if isinstance(p, list) else [] for p in parts]))
 
@@ -95,14 +95,14 @@ class Call(Plain, frozen=True):
 
     @property
     def has_list(self) -> bool:
-        """Whether there is a list of tensors, of which a trace has no types."""
+        """Whether there is a list of tensors, whose types no trace has."""
         return "TensorList" in self.types or any("TensorList" in str(t) for t in self.types)
 
 
 def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
-    """What the calls between two copies of such a source say, and which of them take a part.
+    """What the calls between two copies of such a source mean, and which of them select a part.
 
-    If there are any of the latter, "same" holds only where they take the same part again.
+    If any do, "same" holds only if they select the same part again.
     """
     counts, parts = {prod(source.shape)}, []
     for i, call in enumerate(calls):
@@ -122,7 +122,7 @@ def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
 
 
 def parts_may_be(call: Call, source: Source) -> bool:
-    """Whether the source may be, or be a view of, all of a part of what this call split."""
+    """Whether the source may be, or be a view of, all of a part that this call split off."""
     if not call.tensors:
         return True
     shape, dtype = call.tensors[0]
@@ -145,12 +145,12 @@ def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
     name, tensors = call.name, call.tensors
     if name in SAME_MEMORY | PARTS | READS:
         return False
-    if name == "aten::set_":  # a tensor gets a storage, as `copy.deepcopy` does, one by one
+    if name == "aten::set_":  # assigns a storage, as `copy.deepcopy` does for each tensor
         return True
     if name in COPIES and name != "aten::copy_":
         return _copy_makes(call, source, counts)
     if name.endswith("_") and not name.endswith("__"):
-        # To the source, or to a part of it.
+        # Writes to the source, or to a part of it.
         return (
             bool(tensors) and tensors[0][1] == source.dtype and prod(tensors[0][0]) <= max(counts)
         )
@@ -169,12 +169,12 @@ def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
 
 
 def _is_back(call: Call, source: Source) -> bool:
-    """Whether it casts the copy to the dtype of the source again."""
+    """Whether it casts the copy back to the source's dtype."""
     return source.dtype != source.to and call.tensors[:1] == [(source.shape, source.to)]
 
 
 def _copy_makes(call: Call, source: Source, counts: set[int]) -> bool:
-    """A copy of something else may be the source; the copy cast back is not counted as one."""
+    """Whether a copy of something else may be the source; the copy cast back does not count."""
     if not call.tensors:
         return True
     shape, dtype = call.tensors[0]
@@ -191,16 +191,16 @@ def _may_have_type(call: Call, source: Source) -> bool:
         return True
     if source.dtype in _INDICES:
         return call.name in _TESTS or call.name not in _KEEP_TYPE
-    # Under autocast, and where a dtype is asked for, these give float32 whatever they take.
+    # Under autocast, or with a requested dtype, these return float32 for any input.
     if source.dtype == "float" and call.name in _RAISED and types & _LOW:
         return True
-    # Under autocast, products of floats are of the lower type.
+    # Under autocast, products of floats have the lower precision.
     lowered = call.name in _PRODUCTS | _CONVOLUTIONS or "attention" in call.name
     return lowered and source.dtype in _LOW and bool(types & _REAL)
 
 
 def _count(call: Call) -> int | None:
-    """Elements of the result, an upper bound for a reduction; None where nobody knows."""
+    """Elements of the result, an upper bound for a reduction; None if unknown."""
     name, shapes = call.name, [shape for shape, _ in call.tensors]
     if not shapes or call.has_list:
         return None

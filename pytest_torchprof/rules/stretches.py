@@ -1,4 +1,4 @@
-"""Calls that repeat: the same operators one repetition after the other, as a loop's body makes."""
+"""Calls that repeat: the same operators in one iteration after the other, like a loop's body."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: Parts of others, which a clock of whole microseconds sometimes puts beside what they are in.
+#: Nested operators that may appear next to their parent on a clock of whole microseconds.
 _PARTS: Final = Names(r"aten::(as_strided|resolve_conj|resolve_neg|_local_scalar_dense)$")
-#: What no loop over the elements of a tensor has in its body: training, and batches of a loader.
+#: Never in the body of a loop over a tensor's elements: training, and batches of a loader.
 _BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
-#: What is inside is torch's own.
+#: What is nested in these is torch's own.
 _LIBRARY: Final = Names(rf"{re.escape(FETCH)}|Optimizer\.step#")
-#: What takes a tensor apart, all at once: ``for row in x`` is an unbind.
+#: Operators that split a tensor at once: ``for row in x`` is an unbind.
 APART: Final = Names(r"aten::(unbind|(unsafe_)?(split|split_with_sizes|chunk)|tensor_split)$")
 
 
 class Sequence(Plain, frozen=True):
-    """Calls one after the other, thread by thread: event and name; ``key`` tells parts of the trace
-    that hang together too. ``apart`` are the events that took a tensor apart, which are no calls
-    here, and ``before`` how many calls came before each.
+    """Calls in order, thread by thread: event and name; ``key`` also distinguishes separate parts
+    of the trace. ``apart`` are the events that split a tensor, which are not included as calls, and
+    ``before`` is the number of calls before each of them.
     """
 
     rows: Ints
@@ -43,7 +43,7 @@ class Sequence(Plain, frozen=True):
 
 
 class Stretch(Plain, frozen=True):
-    """Calls of a sequence, from ``start`` to ``stop``: each has the name of that a period on."""
+    """Calls of a sequence from ``start`` to ``stop``, whose names repeat with this period."""
 
     start: int
     stop: int
@@ -51,7 +51,7 @@ class Stretch(Plain, frozen=True):
 
     @property
     def repeats(self) -> int:
-        """Whole repetitions."""
+        """The number of whole iterations."""
         return (self.stop - self.start) // self.period
 
 
@@ -75,10 +75,9 @@ def _sequence(trace: Trace) -> Sequence:
 
 
 def stretches(key: Ints, repeats: int, longest: int) -> Iterator[Stretch]:
-    """All stretches of so many repetitions, those with the shortest first.
+    """All stretches with at least ``repeats`` iterations, those with the shortest period first.
 
-    One that another with a shorter period, of which its own is a multiple, already covers is not
-    another one.
+    A stretch is left out if another one, whose period divides its own, covers it.
     """
     known: dict[int, list[Stretch]] = {}
     for period in range(1, min(longest, len(key) // repeats) + 1):
@@ -101,6 +100,6 @@ def stretches(key: Ints, repeats: int, longest: int) -> Iterator[Stretch]:
 
 
 def _covered(one: Stretch, others: list[Stretch]) -> bool:
-    """Whether one of these, which are in order, has all of it."""
+    """Whether one of these, which are in order, covers all of it."""
     at = bisect_right(others, one.start, key=lambda other: other.start) - 1
     return at >= 0 and one.stop <= others[at].stop

@@ -1,4 +1,4 @@
-"""Rules about what is summed over steps."""
+"""Rules about sums over steps."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ if TYPE_CHECKING:
 
 _JOINS: Final = Names(r"aten::(add_?|sub_?|lerp_?|mul_?|div_?|stack|cat)$")
 _GATHERS: Final = frozenset({"aten::stack", "aten::cat"})
-#: They make no sum, but one that has gone through them is still one.
+#: These are not sums, but a sum that passes through them still is one.
 _SCALES: Final = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
-#: In a trace of more calls, nobody looks for what made each term.
+#: In a trace with more calls, the origin of each term is not searched.
 _MANY: Final = 10_000
 
 
 @rule(
     "accumulated-graph",
-    fix="sum what has no graph: loss.item(), or loss.detach(), which does not wait for the device",
+    fix="sum without the graph: loss.item(), or loss.detach(), which does not wait for the device",
     triggers=_JOINS.pattern,
-    steps=Threshold(3, "1", "so few graphs are soon dropped"),
+    steps=Threshold(3, "1", "a few graphs are soon dropped"),
 )
 def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
-    """A loss is summed over steps together with its graph, so that all steps' graphs are kept.
+    """A loss is summed over steps with its graph, which keeps the graphs of all steps.
 
     What it does
-        Counts sums that autograd recorded, of which no backward pass in the trace ran anything, and
-        whose terms were made in ``steps`` (3) steps or more, by the same operator. Between two
-        steps of training there is a backward pass, and an optimizer's step where there are any; two
-        steps of an evaluation run the same layers, and the later takes nothing that was computed
-        before. A sum is ``+=``, a moving average, ``sum`` or ``torch.stack`` of a list. Not:
-        losses that are summed for one backward pass, of heads, of batches or of times; what is
-        detached. Which tensor is which tells what is summed, so only live tests are checked.
+        Counts sums that autograd recorded, that no backward pass in the trace used, and whose terms
+        were made in ``steps`` (3) steps or more, by the same operator. Between two training steps
+        there is a backward pass, and an optimizer's step if there are any; two evaluation steps run
+        the same layers, and the later one takes nothing that was computed before. A sum is ``+=``,
+        a moving average, or ``sum`` or ``torch.stack`` of a list. Not counted: losses that are
+        summed for one backward pass, of heads, of batches or of time steps; what is detached. What
+        is summed depends on the identity of tensors, so only live tests are checked.
 
     Why it is slow
-        As long as the sum is there, no node of any step's graph is freed, nor what a node keeps:
+        As long as the sum exists, no node of any step's graph is freed, nor what a node keeps:
         memory grows with each step. After a backward pass that is little of each, without one it is
-        all activations. The cost is that of the sum's own nodes; what memory costs, nobody can tell
-        from a trace.
+        all activations. The cost is that of the sum's own nodes; the cost of memory cannot be
+        told from a trace.
 
     Example
         .. code:: python
@@ -106,15 +106,15 @@ def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
             cost.append(recording_ns(trace, len(one.rows)))
     return Matches(
         np.array([one.last for one in found], np.int64),
-        "a sum keeps the graph of each step whose loss it has",
+        "a sum of losses keeps the graph of each step",
         cost_ns=np.array(cost, np.int64),
     )
 
 
 @dataclass
 class _Sum:
-    """A sum: the operators that made it, of these the last that summed; the tensors that it is, and
-    those that it is of.
+    """A sum: the operators that made it, and the last of them that summed; the tensors that it is,
+    and those that it sums.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _Sum:
 
 
 def _unused_joins(trace: Trace) -> Ints:
-    """Operators that may sum, recorded a node, and whose node no backward pass ran."""
+    """Operators that may sum and recorded a node that no backward pass ran."""
     if all_used(trace, _JOINS):
         return np.zeros(0, np.int64)
     found = recorded(trace, _JOINS)
@@ -140,7 +140,7 @@ def _unused_joins(trace: Trace) -> Ints:
 
 
 def _bounds(trace: Trace) -> Ints:
-    """When the steps of training end: each optimizer's step, or else each backward pass."""
+    """When the training steps end: each optimizer's step, or else each backward pass."""
     marks = trace.ts[marks_named(trace, _OPTIMIZER_STEP)]
     if len(marks):
         return np.sort(marks)
@@ -152,7 +152,7 @@ def _bounds(trace: Trace) -> Ints:
 
 
 def _may_repeat(trace: Trace, steps: float) -> bool:
-    """A quick look: whether so many steps may have ended, or layers of one name run so often."""
+    """A quick check whether enough steps may have ended, or layers of one name run often enough."""
     stepped = len(marks_named(trace, _OPTIMIZER_STEP))
     if stepped >= steps or (not stepped and len(engine_steps(trace)) >= steps):
         return True
@@ -164,7 +164,7 @@ def _may_repeat(trace: Trace, steps: float) -> bool:
 
 
 def _has_layers(trace: Trace, repeats: float) -> bool:
-    """Whether layers of one name run as often as there must be steps."""
+    """Whether layers of one name run at least as often as there must be steps."""
     rows = recorded(trace, LAYER).rows
     return bool(np.bincount(trace.name[rows]).max(initial=0) >= repeats)
 
@@ -173,7 +173,7 @@ def _has_layers(trace: Trace, repeats: float) -> bool:
 
 
 def _sums(trace: Trace, rows: Ints) -> list[_Sum] | None:
-    """The sums that these operators make; None where nobody knows which tensor is which."""
+    """The sums that these operators make; None if tensors are not identified."""
     taken, made = identity.taken(trace, rows), identity.made(trace, rows)
     if taken is None or made is None:
         return None

@@ -1,4 +1,4 @@
-"""A rule about loaders of data."""
+"""A rule about data loaders."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 _SYNC_FETCH = r"enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__"
 
 _FETCH: Final = Names(_SYNC_FETCH + "$")
-#: Fewer fetches have nothing to be loaded beside.
+#: With fewer fetches, there is nothing to load in parallel with.
 _FEW: Final = 3
-#: What the profiler adds to an operator in a fetch, at least: selecting an item takes no longer.
+#: The least overhead of the profiler per operator in a fetch: selecting an item takes no longer.
 _PROFILED_NS: Final = 1_500
-#: What workers take to hand over a batch, and how many are meant. Measured with torch 2.13 on two
-#: cores: two workers take 49 ms to start, and 0.9 ms a batch where a fetch takes 0.1 ms without.
+#: The time for workers to hand over a batch, and the assumed number of workers. Measured with torch
+#: 2.13 on two cores: two workers take 49 ms to start, and 0.9 ms per batch where a fetch without
+#: workers takes 0.1 ms.
 _HAND_OVER_NS, _WORKERS = 1_000_000, 2
-#: An iterator over a DataLoader begins so, outside of its fetches: it draws a seed for workers.
+#: An iterator over a DataLoader begins with these, outside of its fetches: it draws a seed.
 #: Source: torch/utils/data/dataloader.py, ``_BaseDataLoaderIter.__init__``.
 _SEED: Final = ("aten::empty", "aten::random_", "aten::item")
 
@@ -44,33 +45,34 @@ _PERSISTENT: Final = (
     triggers={_FETCH.pattern: _FEW},
     timed=True,
     fetch=Threshold(5, "ms", "a worker takes a millisecond or more to hand a batch over"),
-    start=Threshold(50, "ms", "workers take so long to start: once, if they persist"),
-    share=Threshold(0.1, "1", "less is saved only where as many processors are free"),
+    start=Threshold(50, "ms", "the time to start workers: once, if they persist"),
+    share=Threshold(0.1, "1", "less is saved only if enough processors are free"),
 )
 def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -> Matches:
     """Batches are loaded in the process that trains, while the device waits.
 
     What it does
-        Counts the fetches of a ``DataLoader`` that has no workers, the one that finds the loader
-        exhausted included, where workers pay: there are three fetches or more, and in the median,
-        one takes ``fetch`` (5 ms) or more, and two workers would save at least the ``share`` (0.1)
-        of it and a step: what they load during the steps and beside one another, less a millisecond
-        a batch and ``start`` (50 ms) once. The first batch of each iterator is waited for all the
-        same, so that they save nothing where each is asked for one, as in ``next(iter(loader))``.
-        Where there are several iterators, as for epochs, workers start once only if they persist,
-        which the fix then says; else they cost ``start`` with every epoch. Data in memory take far
-        less: there, workers made an epoch 14 to 85 times slower. A loader that reads from another
-        one is one loader; fetches that end in the same operator are those of one. Not those of a
-        thread that does nothing else while another one computes. That a dataset asks the model that
-        is trained, so that no worker could load it, as for rollouts of a policy, nobody sees.
+        Counts the fetches of a ``DataLoader`` without workers, including the one that finds the
+        loader exhausted, if workers would pay off: there are three fetches or more, the median one
+        takes ``fetch`` (5 ms) or more, and two workers would save at least ``share`` (0.1) of it
+        and a step: what they load during the steps and in parallel, less a millisecond per batch
+        and ``start`` (50 ms) once. The first batch of each iterator is waited for in any case, so
+        workers save nothing if each iterator is asked for only one, as in ``next(iter(loader))``.
+        With several iterators, as for epochs, workers start only once if they persist, which the
+        fix then says; otherwise they cost ``start`` in every epoch. Data in memory takes much less
+        time: there, workers made an epoch 14 to 85 times slower. A loader that reads from another
+        one counts as one loader; fetches that end in the same operator belong to one loader. Not
+        counted are fetches in a thread that does nothing else while another one computes. It is not
+        seen if a dataset uses the model that is trained, as for rollouts of a policy, so that no
+        worker could load it.
 
-        Nothing but time tells reading and decoding from a look-up, so time decides here whether
-        there is a match. It is therefore compared with no baseline: a test never fails by it,
-        unless a marker forbids it (``no_antipatterns("sync-dataloader")``).
+        Only time distinguishes reading and decoding from a look-up, so time decides here whether
+        there is a match. Therefore it is not compared with a baseline: a test never fails because
+        of it, unless a marker forbids it (``no_antipatterns("sync-dataloader")``).
 
     Why it is slow
-        Reading, decoding and collating a batch takes place between two steps: nothing else runs
-        meanwhile. The cost is what two workers would save, less their start and the handing over.
+        Reading, decoding and collating a batch takes place between two steps, and nothing else runs
+        at that time. The cost is what two workers would save, less their start and the hand-over.
 
     Example
         .. code:: python
@@ -110,7 +112,7 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
             continue
         iterator = np.cumsum(first[loader == one])
         batches = _batches(iterator, calls[loader == one])
-        # By the usual one: what held up a single fetch holds up a worker, too.
+        # By the median: what delayed a single fetch delays a worker, too.
         start_ns = start * 1e6 / len(mine)
         if _saved(usual, step, start_ns, batches).mean() < max(share * (usual + step), 1):
             continue
@@ -131,10 +133,10 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
 
 
 def _loaders(trace: Trace, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Of each fetch, a number of what it calls last, what it takes without the profiler, and how
-    many operators it calls.
+    """For each fetch: a number for what it calls last, its time without the profiler, and how many
+    operators it calls.
 
-    A fetch that calls nothing is of the loader before it: it has found it exhausted.
+    A fetch that calls nothing belongs to the loader before it: it found that exhausted.
     """
     stops = np.searchsorted(trace.ts, trace.ts[rows] + trace.dur[rows]).tolist()
     numbers: dict[int, int] = {}
@@ -169,7 +171,7 @@ def _begin_iterators(trace: Trace, rows: Ints) -> Bools:
 
 
 def _batches(iterator: Ints, calls: Ints) -> Ints:
-    """How many batches come from the iterator of each fetch, one at least."""
+    """How many batches come from the iterator of each fetch, at least one."""
     _, number, count = np.unique(iterator, return_inverse=True, return_counts=True)
     last = np.cumsum(count) - 1
     exhausted = (calls[last] == 0) & (np.maximum.reduceat(calls, last - count + 1) > 0)
@@ -177,7 +179,7 @@ def _batches(iterator: Ints, calls: Ints) -> Ints:
 
 
 def _is_beside(trace: Trace, fetches: Ints, end: int) -> bool:
-    """Whether all that computes from the first of these fetches to the end is on other threads."""
+    """Whether everything that computes between the first fetch and the end is on other threads."""
     rows = outermost(trace)
     rows = rows[(rows > fetches[0]) & (trace.ts[rows] < end)]
     rows = rows[~are_engine_steps(trace, rows)]
@@ -186,10 +188,10 @@ def _is_beside(trace: Trace, fetches: Ints, end: int) -> bool:
 
 
 def _saved(took: Any, step_ns: float, start_ns: float, batches: Ints) -> Any:
-    """What workers save of a fetch: what they load during a step and beside one another, less its
-    part of their start.
+    """What workers save of each fetch: what they load during a step and in parallel, less its share
+    of their start.
 
-    The first of so many batches is waited for, and so are those beside it.
+    The first of an iterator's batches is waited for, and so are those loaded in parallel with it.
     """
     later = (batches - 1) / batches
     beside = batches // _WORKERS / batches * took

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _Shape = tuple[int, ...]
 
 _PRODUCT: Final = Names(r"aten::(linear|matmul|mm|addmm|einsum)$")
-#: What makes all of them once more, or just looks at them in another way.
+#: Operators that copy all positions, or make a view of them.
 _PASSES: Final = late(
     r"aten::(to|_to_copy|float|half|double|bfloat16|contiguous|detach|alias|view_as|clone"
     r"|div_?|mul_?|true_divide_?|tanh_?|softmax|log_softmax)$"
@@ -38,42 +38,42 @@ _SELECT, _SLICE, _NARROW = "aten::select", "aten::slice", "aten::narrow"
 _SQUEEZE: Final = "aten::squeeze"
 _VIEWS: Final = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view"})
 _WHOLE: Final = 2**62
-#: Calls after a product that are looked at for what takes its result.
+#: How many calls after a product are searched for those that take its result.
 _FAR: Final = 100
-#: Products of a trace that are looked at, from the first.
+#: The number of a trace's products that are checked, from the first.
 _MOST: Final = 2000
-#: Calls that are decoded at a time: mostly the first takes all of the result.
+#: The number of calls decoded at a time: usually the first takes all of the result.
 _AT_ONCE: Final = 4
-#: Of a slice that takes everything.
+#: The position of a slice that takes everything.
 _ALL: Final = -1
 
 
 @rule(
     "all-logits",
-    fix="take the position before the product: lm_head(hidden[:, -1:]); transformers has "
+    fix="select the position before the product: lm_head(hidden[:, -1:]); transformers has "
     "logits_to_keep=1",
     triggers={r"aten::(select|slice|narrow)$": 1, _PRODUCT.pattern: 1},
     needs="shapes",
     vocabulary=Threshold(4, "1", "a layer inside a model makes at most a few times its input"),
-    wasted=Threshold(2**16, "B", "less is computed in no time"),
+    wasted=Threshold(2**16, "B", "computing less takes almost no time"),
 )
 def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
     """A product with a vocabulary is computed for all positions, and one is used.
 
     What it does
         Counts products (``linear``, ``matmul``, ``mm``, ``addmm``, ``einsum``) of sequences with at
-        least ``vocabulary`` (4) times as many outputs as inputs, of whose result nothing is taken
-        but one position, by an index or a slice: ``logits[:, -1]``. What casts or scales all of it,
-        or takes its softmax, may come between. The rest of the result must be ``wasted`` (64 KiB)
-        or more. Not: results of which anything takes more, such as a loss or two positions; one
+        least ``vocabulary`` (4) times as many outputs as inputs, of whose result only one position
+        is taken, by an index or a slice: ``logits[:, -1]``. Casts or scaling of all of it, or a
+        softmax, may come in between. The rest of the result must be ``wasted`` (64 KiB) or more.
+        Not counted: results of which anything takes more, such as a loss or two positions; one
         sample of a batch, ``logits[0]``, unless it is the only one; positions that a tensor
-        chooses, one for each sample. Positions are the last dimension but one of three or more,
-        also where a matrix of all rows is viewed so right after the product. Other rows of a
-        matrix, and a first dimension, may as well be the samples of a batch.
+        selects, one for each sample. Positions are the second-to-last dimension of three or more,
+        also if a matrix of all rows is viewed that way right after the product. Other rows of a
+        matrix, and a first dimension, may just as well be the samples of a batch.
 
     Why it is slow
         The vocabulary is the widest layer of a language model: a prompt of 1,000 tokens costs 1,000
-        times what its last position does, in time and in memory.
+        times as much as its last position, in time and in memory.
 
     Example
         .. code:: python
@@ -117,7 +117,7 @@ def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
 
 
 def _backward(trace: Trace, products: Ints) -> Ints:
-    """How many products there are for each: two more where the backward pass came there."""
+    """The number of products per product: three if a backward pass includes it, else one."""
     steps = engine_steps(trace)
     if not len(steps):
         return np.ones(len(products), np.int64)
@@ -127,9 +127,9 @@ def _backward(trace: Trace, products: Ints) -> Ints:
 
 
 class _Result(Plain, frozen=True):
-    """What a product makes; its positions are along the last dimension but one.
+    """A product's result; its positions are along the second-to-last dimension.
 
-    ``dtype``: of its elements; empty where what takes it has to tell.
+    ``dtype``: of its elements; empty if its users must tell.
     """
 
     shape: _Shape
@@ -137,7 +137,7 @@ class _Result(Plain, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """How large it is; as large as it may be where its type is not known."""
+        """Its size; an upper bound if its type is unknown."""
         return prod(self.shape) * ELEMENT_BYTES.get(self.dtype, 2 if self.dtype else 8)
 
     @property
@@ -151,13 +151,13 @@ class _Result(Plain, frozen=True):
 
 
 def _result(args: OpArgs, vocabulary: float) -> _Result | None:
-    """Of a product of sequences, or of all their rows, with a vocabulary; None for any other."""
+    """For a product of sequences, or of all their rows, with a vocabulary; else None."""
     dims, types = decode_part(args.dims), decode_part(args.types)
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
     known = [(sizes(d), str(t)) for d, t in zip(dims, types, strict=False)]
     matrices = [(d, t) for d, t in known if d is not None and len(d) > 1]
-    if len(matrices) < 2:  # an einsum's are in a list, of which nobody knows the types
+    if len(matrices) < 2:  # an einsum's are in a list, whose types are unknown
         listed = next((d for d in dims if isinstance(d, list) and d and isinstance(d[0], list)), [])
         matrices = [(shape, "") for d in listed if (shape := sizes(d)) is not None]
     if len(matrices) < 2 or len(matrices[-1][0]) != 2:
@@ -171,16 +171,16 @@ def _result(args: OpArgs, vocabulary: float) -> _Result | None:
 
 
 def _of_one_position(trace: Trace, rows: Ints, place: int, result: _Result) -> _Result | None:
-    """The result of a product, if all that takes it soon after takes one position of it.
+    """The result of a product, if all its users soon after take one position of it.
 
-    Rows of a matrix are positions once they are viewed as sequences.
+    Rows of a matrix become positions once they are viewed as sequences.
     """
     after = rows[place + 1 : place + 1 + _FAR]
     after = after[trace.thread[after] == trace.thread[rows[place]]]
     product = trace.names[trace.name[rows[place]]]
     taken = set[int]()
     made = result.shape
-    shapes = [made]  # of what has all positions
+    shapes = [made]  # of tensors with all positions
     for name, args in _calls(trace, after):
         dims = decode_part(args.dims)
         if name == product and (again := _result(args, 0)) is not None and again.shape == made:
@@ -221,7 +221,7 @@ def _type_of(args: OpArgs) -> str:
 
 
 def _viewed(name: str, concrete: Any, shape: _Shape) -> _Shape:
-    """The shape as which a call views rows, with their elements as they are; empty for others."""
+    """The shape as which a call views rows, keeping the order of elements; empty for others."""
     text = concrete[1] if isinstance(concrete, list) and len(concrete) > 1 else ""
     sizes = [int(one) for one in re.findall(r"-?\d+", str(text))]
     if name not in _VIEWS or not sizes or sizes[-1] not in (shape[-1], -1):
@@ -233,13 +233,13 @@ def _viewed(name: str, concrete: Any, shape: _Shape) -> _Shape:
 
 
 def _is_first(name: str, concrete: Any) -> bool:
-    """Whether a call takes the first of a dimension, or does without it."""
+    """Whether a call selects the first element of a dimension, or removes the dimension."""
     parts = [str(part) for part in concrete] if isinstance(concrete, list) else []
     return name in (_SELECT, _SQUEEZE) and parts[1:2] in ([], ["0"])
 
 
 def _position(name: str, concrete: Any, shape: _Shape) -> int | None:
-    """The number of the one that a call takes; `_ALL` for all, None for anything else."""
+    """The position that a call selects; `_ALL` for all, None for anything else."""
     parts = [str(part) for part in concrete] if isinstance(concrete, list) else []
     numbers = [int(part) if re.fullmatch(r"-?\d+", part) else None for part in parts[1:4]]
     if len(numbers) < 2 or numbers[0] is None or name not in (_SELECT, _SLICE, _NARROW):
@@ -264,7 +264,7 @@ def _position(name: str, concrete: Any, shape: _Shape) -> int | None:
 
 
 def _calls(trace: Trace, rows: Ints) -> Iterator[tuple[str, OpArgs]]:
-    """Names and operands, a few decoded at a time; not those of a backward pass."""
+    """Names and operands, a few decoded at a time; without those of a backward pass."""
     for start in range(0, len(rows), _AT_ONCE):
         some = rows[start : start + _AT_ONCE]
         some = some[~are_engine_steps(trace, some)]

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 def _has_accelerator(trace: Trace) -> str | None:
-    """An accelerator in the capture, even one without records: the calls that wait are seen."""
+    """An accelerator in the capture, even one without records: the waiting calls are visible."""
     return None if trace.once(waits_gap) is None else trace.once(absent_gap)
 
 
 def _knows_waits(trace: Trace) -> str | None:
-    """The calls in which the host waits, as they are on CUDA and ROCm."""
+    """The calls in which the host waits, which are known on CUDA and ROCm."""
     return trace.once(waits_gap)
 
 
 _READ_LATE: Final = "keep the value on the device, or read it once, late, with non_blocking=True"
 _LEAVE_OUT: Final = (
-    "leave the synchronisation out, or wait for the one event that matters: streams keep the order"
+    "remove the synchronization, or wait only for the event that matters: streams keep the order"
 )
 
 
@@ -43,25 +43,24 @@ _LEAVE_OUT: Final = (
     blind=waits_gap,
 )
 def host_sync(trace: Trace) -> Matches:
-    """The host waits for the device, to read a value or because it is told to.
+    """The host waits for the device, to read a value or by request.
 
     What it does
-        Counts copies from the device that the host waits for, each with the synchronisation that
-        belongs to it as one, and calls that synchronise with the device, a stream or an event
-        without a copy. They are told by the innermost operator: ``item``, ``tolist``, ``if tensor``
-        come down to ``_local_scalar_dense``; masks as indices, ``unique`` and ``where`` with one
-        argument to ``nonzero``; ``.cpu()``, ``.numpy()`` and ``print`` to ``copy_``. Copies to
-        pinned memory that nobody waits for, copies to the device, waits of one stream for another,
-        those in collective operations, and those of DDP's own log of times are none. Neither is a
-        synchronisation that keeps nothing
-        waiting: one after the last work of the device, as benchmarks and the profiler end with,
-        also if only copies follow that the host waits for anyway; and one with nothing to wait
-        for, before the first work or with none launched since the device was last synchronised as
-        a whole. On XPU, torch's profiler
-        records no calls that synchronise: copies count there, and of the rest there is no telling.
+        Counts copies from the device that the host waits for, each as one with its synchronization,
+        and calls that synchronize with the device, a stream or an event without a copy. The
+        innermost operator identifies them: ``item``, ``tolist``, ``if tensor`` lead to
+        ``_local_scalar_dense``; masks as indices, ``unique`` and ``where`` with one argument to
+        ``nonzero``; ``.cpu()``, ``.numpy()`` and ``print`` to ``copy_``. Not counted are copies to
+        pinned memory that the host does not wait for, copies to the device, waits of one stream for
+        another, those in collective operations, and those of DDP's own time log; nor is a
+        synchronization that delays nothing: one after the last work of the device, at the end of
+        benchmarks and the profiler, even if copies follow that the host waits for anyway; and one
+        with nothing to wait for, before the first work or with none launched since the whole device
+        was last synchronized. On XPU, torch's profiler records no synchronizing calls: only copies
+        count there.
 
-        A wait costs at most the time in which no device had anything to do, in it and until the
-        next kernel: while the device works, nothing is lost by waiting for it.
+        A wait costs at most the time in which no device had anything to do, during it and until the
+        next kernel: while the device works, waiting for it loses nothing.
 
     Why it is slow
         The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
@@ -86,7 +85,7 @@ def host_sync(trace: Trace) -> Matches:
     known = (first >= 0) & (found.last >= 0)
     begin = np.where(known, trace.ts[first], 0)
     end = np.where(known, trace.ts[found.last] + trace.dur[found.last], 0)
-    # Had the host not waited, it would have been ahead by as long as it did.
+    # Without the wait, the host would have been ahead by the time it waited.
     cost = np.zeros(len(found), np.int64)
     cost[known] = np.minimum(idle_by_waits(trace, begin[known], end[known]), found.ns[known])
     return Matches(
@@ -117,7 +116,7 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     waits = f"the host waits in {call}" if call else "the host waits"
     if copies:
         return f"{operator or 'a copy'} reads back from the device: {waits}"
-    return f"{operator}: {waits}" if operator else f"a call to synchronise: {waits}"
+    return f"{operator}: {waits}" if operator else f"a call to synchronize: {waits}"
 
 
 @rule(
@@ -126,9 +125,9 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     triggers=LAUNCHES,
     needs="device",
     ready=_knows_waits,
-    kernels=Threshold(50, "1", "of a few kernels nobody can make many fewer"),
-    idle_share=Threshold(0.5, "1", "below, the device has as much to do as it is kept waiting"),
-    pause=Threshold(1, "ms", "a host that launches nothing for so long does something else"),
+    kernels=Threshold(50, "1", "a few kernels cannot become many fewer"),
+    idle_share=Threshold(0.5, "1", "below, the device works at least as long as it waits"),
+    pause=Threshold(1, "ms", "a host that launches nothing for this long does something else"),
 )
 def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: float) -> Matches:
     """The device is idle for most of the time while the host launches kernels one by one.
@@ -136,14 +135,14 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
     What it does
         Matches once for a device on which at least ``kernels`` (50) kernels were launched one by
         one, if they take less time than the host takes from launch to launch (by the medians), if
-        most of them found the device with nothing to do, and if it was idle so for ``idle_share``
-        (0.5) or more of the time in which it was either busy or idle so. Idle time does not count
-        if the host waited for the device or loaded data before the launch, or launched nothing for
-        ``pause`` (1 ms): then it was busy with something else. A graph of kernels is one launch,
-        and its kernels are none of these. In a live test, the device must also be idle for such a
-        share of the unprofiled time, since the profiler makes launches slower.
+        most of them found the device with nothing to do, and if it was idle in this way for
+        ``idle_share`` (0.5) or more of the time in which it was either busy or idle in this way.
+        Idle time does not count if the host waited for the device or loaded data before the launch,
+        or launched nothing for ``pause`` (1 ms): then it was busy with something else. A graph of
+        kernels is one launch, and its kernels do not count. In a live test, the device must also be
+        idle for such a share of the unprofiled time, since the profiler makes launches slower.
 
-        It is the only rule that times decide, so its matches may change with the machine.
+        Times decide here, so the matches may change with the machine.
 
     Why it is slow
         Each operator takes the host 5 to 50 us, of which a launch is a few. A kernel that is
@@ -182,7 +181,7 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
 
 
 def _unprofiled_share(trace: Trace, busy_ns: int) -> float:
-    """The share of the test's own time in which the device is idle; 1 where that is not known."""
+    """The share of the test's unprofiled time in which the device is idle; 1 if unknown."""
     wall = wall_ns(trace)
     return 1.0 if wall is None else 1 - busy_ns / wall
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
-#: Those that anybody may use for something else than a layer.
+#: Operators that are often used for something other than a layer.
 PRODUCT: Final = Names(r"aten::(einsum|matmul|mm|bmm|addmm|addbmm|baddbmm|addmv|mv)$")
-#: Which arguments of an operator are a layer's own; of others, such as compiled code, any may be.
+#: The positions of a layer's own arguments; for others, such as compiled code, any may be.
 _OWN: Final = (
     (late(r"aten::(linear|_?conv\w*)$"), (1, 2)),
     (late(r"aten::bilinear$"), (2, 3)),
@@ -31,19 +31,19 @@ _OWN: Final = (
     (late(r"aten::(rms_norm|addmm|addbmm|baddbmm)$"), (2,)),
     (late(r"aten::(embedding(_bag)?|mv)$"), (0,)),
     (late(r"aten::(matmul|mm|bmm|addmv|einsum)$"), (1,)),
-    # A cell is applied again and again within one forward pass, attention has nothing of its own.
+    # A cell is applied repeatedly within one forward pass, attention has no arguments of its own.
     (late(r"aten::(\w+_cell|scaled_dot_product_attention)$"), ()),
 )
-#: What tells a layer from others: its operator's name, and the number or shape of such a tensor.
+#: Identifies a layer: its operator's name, and the number or shape of such a tensor.
 Own: TypeAlias = tuple[str, object]
 
 
 def running_again(trace: Trace, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:
-    """Of each layer what tells it from others, where one with the same weights runs so often; and
-    whether a capture that knows tensors may tell more.
+    """For each layer its identity, if a layer with the same weights runs often enough; and whether
+    a capture that identifies tensors may tell more.
 
-    By shapes nobody can tell a layer that runs again from others like it: there, all of at least
-    two kinds of layers must run so often, and products are none.
+    Shapes cannot distinguish a layer that runs again from similar ones: with shapes, at least two
+    kinds of layers must run often enough, and all of them, and products do not count.
     """
     nothing: list[Own | None] = [None] * len(rows)
     if max(Counter(trace.name[rows].tolist()).values(), default=0) < repeats:
@@ -68,7 +68,7 @@ def running_again(trace: Trace, rows: Ints, repeats: float) -> tuple[list[Own | 
 
 
 def kept_bytes(trace: Trace, rows: Ints) -> int:
-    """What a graph keeps of these layers' inputs, all but the first's, as far as shapes tell."""
+    """What a graph keeps of these layers' inputs, except the first's, as far as shapes tell."""
     rows = rows[1:]
     found = 0
     for name, args in zip(trace.name[rows].tolist(), trace.operands(rows), strict=True):
@@ -99,7 +99,7 @@ def _numbers(name: str, taken: Sequence[Taken]) -> set[Own]:
 
 
 def _shape(name: str, dims: object) -> set[Own]:
-    """The layer by the shapes of all that is its own."""
+    """The layer by the shapes of all its own tensors."""
     at = _positions(name)
     if at == () or not isinstance(dims, list):
         return set()

@@ -1,8 +1,8 @@
-"""Whether a loop only writes one part after the other, and what it writes comes from outside.
+"""Whether a loop only writes one part after the other, with data from outside.
 
-Rows that are read, drawn, or made by a model one by one have to be written one by one, and into its
-place is the best way. Rows that are computed from the loop's index, or from the same tensors each
-time, can be computed and written at once.
+Rows that are read, drawn, or made by a model one by one have to be written one by one, and writing
+them in place is the best way. Rows that are computed from the loop's index, or from the same
+tensors each time, can be computed and written at once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ if TYPE_CHECKING:
 
 _STORE: Final = late(r"aten::(copy_|fill_)$")
 _TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
-#: What else takes a part that may be another each time.
+#: Other operators that may select another part each time.
 _TAKES: Final = late(
     r"aten::(index|index_select|index_put_|gather|take|take_along_dim|masked_select|unbind|split"
     r"|chunk)(\.\w+)?$"
 )
-#: What makes a tensor of numbers that follow from those that it is given.
+#: Operators that make a tensor computed from their number arguments.
 _FROM_NUMBERS: Final = late(r"aten::(arange|range|linspace|logspace|full|eye)(\.\w+)?$")
 
 
 def is_written_only(body: Body) -> bool:
-    """Whether all parts are places that are written to, with something from outside.
+    """Whether all parts are only written to, with data from outside.
 
-    Where the trace does not know which tensor is which, that is all that no range of numbers goes
-    into.
+    If tensors are not identified, this means that the data does not depend on a range of numbers.
     """
     stores = [at for at, name in enumerate(body.names) if _STORE.match(name)]
     written = {at: places for at in stores if (places := _places(body, at))}
@@ -58,7 +57,7 @@ def _places(body: Body, store: int) -> set[int]:
         at -= 1
         part = body.calls[at].part
         if part is None or part.result != into:
-            # An older trace does not tell the part: it is that just before.
+            # An older trace does not record the part: it is the preceding one.
             unknown = part is None and not out and _TOLD.match(body.calls[at].name)
             return {at % body.period} if unknown else out
         out.add(at % body.period)
@@ -67,7 +66,7 @@ def _places(body: Body, store: int) -> set[int]:
 
 
 def _is_from_outside(body: Body, store: int) -> bool:
-    """Whether what is written is no number for many places, and not the same tensor each time."""
+    """Whether the written data is not one number for many elements, and not always one tensor."""
     first = body.calls[store]
     values = first.shapes[1] if len(first.shapes) > 1 else ()
     if elements(first.shapes[0][0]) > 1 and values in ((), ((),)):
@@ -79,13 +78,13 @@ def _is_from_outside(body: Body, store: int) -> bool:
 
 
 def _lifted(body: Body) -> set[Taken]:
-    """Tensors made of what is none; numpy may give them the same memory each time."""
+    """Tensors made from Python data; NumPy may give them the same memory each time."""
     at = [n for n, name in enumerate(body.names) if name == "aten::lift_fresh"]
     return {one for n in at for one in body.source(n)}
 
 
 def _computes_with_numbers(body: Body) -> bool:
-    """Whether an operator takes the same tensors each time, and numbers that may be others."""
+    """Whether an operator takes the same tensors each time, and numbers that may differ."""
     if body.taken is None:
         return False
     lifted = _lifted(body)

@@ -29,20 +29,20 @@ _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
 _ZERO_GRAD_FRAME: Final = late(
     r"torch[/\\](nn[/\\]modules[/\\]module|optim[/\\]optimizer)\.py\(\d+\): zero_grad$"
 )
-#: The operator that puts a gradient where the optimizer finds it.
+#: The operator that stores a gradient for the optimizer.
 _PUTS: Final = "torch::autograd::AccumulateGrad"
-#: What fills a tensor with zeros, or with a number that torch may write or not.
+#: Operators that fill a tensor with zeros, or with a number that torch may or may not record.
 _ZEROES: Final = ("aten::zero_", "aten::_foreach_zero_")
 _SETS: Final = ("aten::fill_", "aten::mul_", "aten::_foreach_mul_")
-#: What makes a tensor of zeros, which may become a gradient.
+#: Operators that make a tensor of zeros, which may become a gradient.
 _MAKES: Final = ("aten::zeros_like", "aten::zeros", "aten::new_zeros")
-#: To fill a small gradient and to add to it.
+#: Time to fill a small gradient and to add to it.
 _GRADIENT_NS: Final = 1000
-#: So many calls are looked at for what is done with gradients that were multiplied.
+#: The number of calls searched for uses of gradients that were multiplied.
 _NEAR: Final = 200
 _ZERO: Final = late(r"-?0+\.?0*(e[-+]?\d+)?$")
 
-#: What to do where torch's version is not known, and before 2.0, when zeros were the default.
+#: The fix if torch's version is unknown, or before 2.0, when zeros were the default.
 _SINCE_2: Final = (
     "call zero_grad(set_to_none=True), the default since torch 2.0: gradients then become None"
 )
@@ -56,27 +56,27 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
     "grad-not-none",
     fix=_SINCE_2,
     triggers=r"aten::((_foreach_)?(zero|mul)_|fill_|zeros_like|zeros|new_zeros)$",
-    gradients=Threshold(2, "1", "a test of its own derivative zeroes one, to take another"),
+    gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
 )
 def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
     """Gradients are filled with zeros, where they could just be dropped.
 
     What it does
-        Counts how often gradients were filled with zeros before another backward pass, and not
-        after the last one of a live test, if it has any, as nothing is added to the zeros: by an
-        optimizer's ``zero_grad``, as torch's annotation says; by hand or by a module's, where
-        ``gradients`` (2) or more are filled so in the trace, or one as often. By hand are
+        Counts how often gradients were filled with zeros before another backward pass (in a live
+        test with backward passes, not after the last one, when nothing is added to the zeros): by
+        an optimizer's ``zero_grad``, according to torch's annotation; by hand or by a module's, if
+        ``gradients`` (2) or more are filled this way in the trace, or one as often. By hand means
         ``zero_``, ``fill_(0)``, ``*= 0``, ``grad[:] = 0`` and
         ``grad = torch.zeros_like(parameter)``, of one gradient or of a list.
-        What a gradient is, a live test knows by the tensors that backward passes have put there;
-        in a stored trace, only annotations and frames tell. Not: parts of a gradient, those that
-        are zeroed between a backward pass and the optimizer's step, which then leaves its
-        parameters, and any other tensor, whatever its shape. Before torch 2.0, ``zero_grad()``
-        itself did so.
+        A live test recognizes gradients as the tensors that backward passes have stored; in a
+        stored trace, only annotations and frames tell. Not counted: parts of a gradient, gradients
+        that are zeroed between a backward pass and the optimizer's step, which then leaves their
+        parameters unchanged, and any other tensor, whatever its shape. Before torch 2.0,
+        ``zero_grad()`` itself filled them.
 
     Why it is slow
-        Each gradient is written once to be zero, and read and added to once more in the next
-        backward pass, which would else just store it. Until then its memory stays taken.
+        Each gradient is written once to become zero, and read and added to in the next backward
+        pass, which would otherwise just store it. Until then its memory stays allocated.
 
     Example
         .. code:: python
@@ -129,7 +129,7 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
 
 class _Call(NamedTuple):
     """Gradients that are filled one after the other: where, by which operators, what to do, and how
-    many they are, 0 for not known.
+    many they are, 0 if unknown.
     """
 
     event: int
@@ -150,14 +150,14 @@ def _annotated(trace: Trace, rows: Ints, event: int) -> _Call:
 
 
 def _fix(trace: Trace) -> str:
-    """What to do, by the version of torch that a live capture notes."""
+    """What to do, by the version of torch that a live capture records."""
     major = str(trace.facts.get("torch", "")).partition(".")[0]
     return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
 
 
 def _costs_ns(trace: Trace, calls: list[_Call], adds: Ints) -> list[int]:
-    """What it takes to fill the gradients, and to add the next ones to the zeros; without the
-    profiler, at least what calling the operators takes.
+    """The time to fill the gradients, and to add the next ones to the zeros; without the profiler,
+    at least the time to call the operators.
     """
     out = []
     ends = [*(call.event for call in calls[1:]), len(trace)]
@@ -173,7 +173,7 @@ def _costs_ns(trace: Trace, calls: list[_Call], adds: Ints) -> list[int]:
 
 
 def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
-    """Calls that fill gradients, and whether only a capture that knows tensors can tell."""
+    """Calls that fill gradients, and whether only a capture that identifies tensors can tell."""
     makes = rows_of(trace, *_MAKES) if len(adds) else adds
     rows = np.sort(np.concatenate([zeroes, rows_of(trace, *_SETS), makes]))
     rows = rows[are_free(trace, rows)]
@@ -231,7 +231,7 @@ class _Gradients:
         self._steps = np.sort(marks_named(trace, _OPTIMIZER_STEP)).tolist()
 
     def learn(self, row: int, taken: tuple[Taken, ...]) -> None:
-        """An operator that puts its first argument in place, or adds to it."""
+        """Record an operator that stores its first argument as a gradient, or adds to it."""
         self._puts.append(row)
         self._puts.sort()
         for number, shape in zip(_flat(taken[:1]), _shapes(self._trace, row), strict=False):
@@ -274,10 +274,10 @@ class _Gradients:
 
 
 def _is_zero(trace: Trace, row: int) -> bool:
-    """Whether it is 0 that a call fills a tensor with, or multiplies it by.
+    """Whether a call fills a tensor with 0, or multiplies it by 0.
 
-    torch writes no number where Python gave one to an operator on tensors: a tensor of a gradient
-    is set to nothing else, and multiplied by no other whole number, once it has been used.
+    torch omits a Python number that is passed to an operator on tensors: a used gradient's tensor
+    is set to nothing else, and multiplied by no other integer.
     """
     (args,) = trace.operands(np.array([row]))
     concrete, types = decode_part(args.concrete), decode_part(args.types)
@@ -291,8 +291,8 @@ def _is_zero(trace: Trace, row: int) -> bool:
 
 
 def _shapes(trace: Trace, row: int) -> list[str]:
-    """The shapes of what an operator fills or makes, one or those of a list; none where a list is
-    so long that torch writes none.
+    """The shapes of what an operator fills or makes, one or those of a list; none for a list so
+    long that torch omits it.
     """
     (args,) = trace.operands(np.array([row]))
     name = trace.names[trace.name[row]]

@@ -19,7 +19,7 @@ Need = Literal["rounds", "shapes", "memory", "device", "device_memory", "calls"]
 
 NO_REGION = "failed capture: the trace lacks the measured region"
 NO_DURATIONS = "the events of this trace have no durations"
-NO_MEMORY = "recorded without memory events (profile_memory=True gives them)"
+NO_MEMORY = "recorded without memory events (profile_memory=True records them)"
 NO_SIZES = "the copies of this trace have no sizes"
 
 
@@ -141,7 +141,7 @@ def _lacking(trace: Trace, needs: frozenset[Need]) -> str | None:
         if need in needs and (reason := trace.once(question)):
             return reason
     if "shapes" in needs and not has_shapes(trace):
-        return "recorded without shapes (record_shapes=True gives them)"
+        return "recorded without shapes (record_shapes=True records them)"
     if "memory" in needs and not _has_memory(trace):
         return str(trace.facts.get("no_memory") or NO_MEMORY)
     return None

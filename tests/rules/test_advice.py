@@ -84,7 +84,7 @@ def test_where_tf32_is_as_slow_as_fp32_no_gain_of_it_is_claimed(
 @pytest.mark.parametrize("capability", [(8, 6), (8, 9), (12, 0)])
 def test_of_an_unknown_card_nobody_knows_what_tf32_gains(capability: tuple[int, int]) -> None:
     finding = product("NVIDIA GeForce RTX 9999", capability, 77, 20)
-    assert "where this chip" in finding.fix
+    assert "if this chip" in finding.fix
     assert finding.cost_ms == 0
 
 
@@ -140,7 +140,7 @@ def moved(name: str, device_type: str | None = None) -> Finding:
 )
 def test_the_function_that_fills_is_named(name: str, call: str) -> None:
     finding = moved(name)
-    assert finding.fix == f"make it where it is used: {call}"
+    assert finding.fix == f"create it on the device: {call}"
     assert f"by {name} on the CPU" in finding.message
 
 
@@ -196,14 +196,14 @@ def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
     b.launch("first")
     b.sync("cudaDeviceSynchronize")
     b.launch("second")
-    assert "leave the synchronisation out" in found(recorded(b), "host-sync").fix
+    assert "remove the synchronization" in found(recorded(b), "host-sync").fix
 
 
 @pytest.mark.parametrize(
     ("cause", "said"),
     [
         (None, "mark what varies: dynamic=True"),
-        ("rest", "mend the graph break"),
+        ("rest", "fix the graph break"),
         ("wrapper", "compile the whole model, or a class of your own"),
         ("model", "marking sizes dynamic does not help"),
     ],
@@ -223,8 +223,8 @@ def test_what_helps_against_a_recompilation_depends_on_its_cause(
 @pytest.mark.parametrize(
     ("strides", "said"),
     [
-        ([[512, 1], [1, 512]], "N=30522 is no multiple of 8"),  # M lies along nothing
-        ([[1, 141], [1, 512]], "M=141, N=30522 are no multiple of 8"),
+        ([[512, 1], [1, 512]], "N=30522 is not a multiple of 8"),  # M lies along nothing
+        ([[1, 141], [1, 512]], "M=141, N=30522 are not multiples of 8"),
     ],
 )
 def test_only_dimensions_that_do_harm_are_named(strides: list[list[int]], said: str) -> None:

@@ -97,7 +97,9 @@ def test_a_threshold_that_a_user_sets_counts_for_its_trigger(trace: Trace) -> No
 
 
 def test_a_trigger_names_a_threshold_that_there_is() -> None:
-    with pytest.raises(ValueError, match="rule one: triggers name 'time', which is no threshold"):
+    with pytest.raises(
+        ValueError, match="rule one: triggers name 'time', which is not a threshold"
+    ):
         always("one", {"aten::": "time"})
 
 

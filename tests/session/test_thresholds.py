@@ -78,7 +78,7 @@ def test_thresholds_are_read(text: str, expected: dict[str, dict[str, float]]) -
         ("large-copy.bytes=inf", "not a finite number"),
         ("large-copy.bytes=much", "large-copy.bytes"),
         ("large-copy.bytes=1,large-copy.bytes=2", "given twice"),
-        ("large-copy.bytes=1,000", "'000' is no threshold"),
+        ("large-copy.bytes=1,000", "'000' is not a threshold"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_what_would_do(text: str, said: str) -> None:

@@ -99,7 +99,7 @@ def test_a_rule_may_stand_alone_in_a_list_or_in_a_module() -> None:
     [
         ([("conftest.py", [made("sync-dataloader")])], [BUILT_IN, "conftest.py"]),
         ([("a.py", made()), ("b.py", made())], ["a.py", "b.py", "'mine'"]),
-        ([("a.py", [made(), made()])], ["a.py has one of this code"]),
+        ([("a.py", [made(), made()])], ["a.py has a rule with this code"]),
     ],
 )
 def test_a_code_that_is_taken_is_an_error_that_names_both(
@@ -112,7 +112,7 @@ def test_a_code_that_is_taken_is_an_error_that_names_both(
 
 @pytest.mark.parametrize("answer", [42, "mine", [made(), len], {"mine": made()}, made])
 def test_what_is_no_rule_is_an_error(answer: object) -> None:
-    with pytest.raises(SettingsError, match=r"of conftest\.py is no anti-pattern rule"):
+    with pytest.raises(SettingsError, match=r"of conftest\.py is not an anti-pattern rule"):
         gather([("conftest.py", answer)], [])
 
 
@@ -185,11 +185,11 @@ def test_an_option_and_a_marker_know_the_rules_of_a_conftest(pytester: pytest.Py
     [
         (
             "[my_rules.additions, 42]",
-            "42 of conftest.py is no anti-pattern rule: its type is int; make one with @pytest_",
+            "42 of conftest.py is not an anti-pattern rule: its type is int; make one with ",
         ),
         (
             "[my_rules.additions, my_rules.additions]",
-            "the anti-pattern rule 'additions' of conftest.py: conftest.py has one of this code",
+            "the anti-pattern rule 'additions' of conftest.py: conftest.py has a rule with ",
         ),
         ("1 / 0", "pytest_torchprof_rules in conftest.py raised: ZeroDivisionError"),
     ],
@@ -209,7 +209,7 @@ def test_a_duplicate_below_names_both_files(pytester: pytest.Pytester) -> None:
     text = "\n".join(line.strip("\n") for line in marked.splitlines())
     (folder / "test_below.py").write_text(f"import pytest\n{_dedented(text)}")
     error = run(pytester, "--torchprof").usage_error()
-    assert "'additions' of below/conftest.py: conftest.py has one of this code" in error
+    assert "'additions' of below/conftest.py: conftest.py has a rule with this code" in error
 
 
 def _dedented(text: str) -> str:

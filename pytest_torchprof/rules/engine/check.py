@@ -1,4 +1,4 @@
-"""Runs rules over a trace: what they find, and which of them could not be checked, and why."""
+"""Run rules over a trace: what they match, and which rules could not be checked and why."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-_NO_SHAPES = "recorded without shapes (record_shapes=True gives them)"
+_NO_SHAPES = "recorded without shapes (record_shapes=True records them)"
 _NOT_LIVE = "only a live test measures it"
 _NO_REGION = "failed capture: the trace lacks the measured region"
 _NO_EVENTS = "no operators in this trace"
 
 
 class Checked(Plain, frozen=True):
-    """Matches by rule; ``unchecked`` and ``errors`` by rule say why there are none.
+    """Matches by rule; ``unchecked`` and ``errors`` give the reason for rules without any.
 
-    ``partly``: of rules that were checked, why they cannot have seen all that ran.
+    ``partly``: why rules that were checked may have missed some of what ran.
     ``unsettled``: why another run of the same test may have more matches, if it may.
-    ``wants_tensors``: a capture that knows which tensor is which may have other matches.
+    ``wants_tensors``: a capture that identifies tensors may have other matches.
     """
 
     trace: Trace
@@ -50,16 +50,16 @@ class Checked(Plain, frozen=True):
 
     @property
     def gaps(self) -> dict[str, str]:
-        """Why there is no telling, or not of all that ran, by rule."""
+        """Why a rule could not be checked, or only partly, by rule."""
         return {**self.unchecked, **self.partly}
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each rule matched, of those that did."""
+        """How often each rule matched, for rules with matches."""
         return {rule.code: _total(found) for rule, found in self.matches.items()}
 
     def findings(self, placing: Placing = by_frames) -> tuple[Finding, ...]:
-        """One finding a rule, message and place; the costliest first."""
+        """One finding per rule, message and place; the costliest first."""
         if not self.matches:
             return ()
         places, at = placing(self.trace, *_asked(self.matches.values()))
@@ -74,7 +74,7 @@ class Checked(Plain, frozen=True):
 
 
 def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, Stretch]]:
-    """The events of all matches, and by position the stretches that matches are of."""
+    """The events of all matches, and by position the stretches that matches cover."""
     parts: dict[int, Stretch] = {}
     start = 0
     for one in matches:
@@ -92,9 +92,9 @@ def check(
     ignore: Collection[str] = (),
     thresholds: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Checked:
-    """Run these rules; one that raises is noted among ``errors`` and breaks nothing.
+    """Run these rules; one that raises is recorded in ``errors`` and does not stop the others.
 
-    ``thresholds``: rule → name → value, for those that are not to have their default.
+    ``thresholds``: rule → name → value, for values other than the default.
     """
     wanted = tuple([rule for rule in rules if rule.code not in ignore] if ignore else rules)
     if (gap := nothing_seen(trace)) is not None:
@@ -144,7 +144,7 @@ def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, str]) -> str | Non
 
 
 def _fault(error: BaseException) -> str:
-    """What was raised, and on which line."""
+    """The error, and the line that raised it."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -155,7 +155,7 @@ def _fault(error: BaseException) -> str:
 
 
 def nothing_seen(trace: Trace) -> str | None:
-    """Why no rule can say anything about a trace: it does not hold what ran."""
+    """Why no rule can be checked on a trace: it does not contain what ran."""
     if trace.region is not None:
         return None
     if trace.facts:
@@ -164,7 +164,7 @@ def nothing_seen(trace: Trace) -> str | None:
 
 
 def lacking(trace: Trace, rule: Rule) -> str | None:
-    """What the rule needs and the trace does not hold."""
+    """What the rule needs and the trace lacks."""
     if not rule.needs:
         return None if rule.ready is None else rule.ready(trace)
     if "live" in rule.needs and not trace.facts:
@@ -203,7 +203,7 @@ def _candidates(rules: tuple[Rule, ...], there: AbstractSet[Names]) -> list[_Can
 
 
 def _occur(trace: Trace, one: _Candidate, values: Mapping[str, float]) -> bool:
-    """Whether so many events have such names."""
+    """Whether enough events have such names."""
     return all(
         count(trace, names) >= int(values[least] if isinstance(least, str) else least)
         for names, least in one.several

@@ -1,4 +1,4 @@
-"""Users' rules beside the built-in ones: from a hook's answers, and from entry points."""
+"""Collect users' rules, from a hook's results and from entry points, beside the built-in ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BUILT_IN = "pytest-torchprof itself"
 
 
 class Rulebook(Plain, frozen=True):
-    """All rules by code, the built-in ones first, and where each is from.
+    """All rules by code, the built-in ones first, and the source of each.
 
-    ``errors`` are entry points that could not be loaded, a sentence each.
+    ``errors`` are entry points that could not be loaded, one sentence each.
     """
 
     rules: Mapping[str, Rule]
@@ -30,10 +30,10 @@ class Rulebook(Plain, frozen=True):
 def gather(
     hooked: Iterable[tuple[str, object]] = (), points: Iterable[EntryPoint] | None = None
 ) -> Rulebook:
-    """The built-in rules, those of entry points, and those of ``hooked``: (source, its answer).
+    """The built-in rules, those of entry points, and those of ``hooked``: (source, its result).
 
     Raises:
-        SettingsError: a rule of a code that is taken, or something that is no rule.
+        SettingsError: a rule with a code that is in use, or an object that is not a rule.
     """
     rules: dict[str, Rule] = dict(RULES)
     sources = dict.fromkeys(rules, BUILT_IN)
@@ -52,7 +52,7 @@ def gather(
             if rule.code in rules:
                 raise SettingsError(
                     f"the anti-pattern rule {rule.code!r} of {source}",
-                    f"{sources[rule.code]} has one of this code",
+                    f"{sources[rule.code]} has a rule with this code",
                     "give it another code",
                 )
             rules[rule.code], sources[rule.code] = rule, source
@@ -60,13 +60,13 @@ def gather(
 
 
 def _rules_in(answer: object, source: str) -> list[Rule]:
-    """The rules of a rule, of a list of them, or of a module."""
+    """The rules in a rule, a list of rules, or a module."""
     if answer is None:
         return []
     if isinstance(answer, Rule):
         return [answer]
     if isinstance(answer, ModuleType):
-        # A module may import a built-in rule, or have two names for its own.
+        # A module may import a built-in rule, or have two names for one of its own.
         known = {id(rule) for rule in RULES.values()}
         found = {id(v): v for v in vars(answer).values() if isinstance(v, Rule)}
         return [rule for number, rule in found.items() if number not in known]
@@ -76,7 +76,7 @@ def _rules_in(answer: object, source: str) -> list[Rule]:
             return answers
         answer = next(one for one in answers if not isinstance(one, Rule))
     raise SettingsError(
-        f"{answer!r} of {source} is no anti-pattern rule",
+        f"{answer!r} of {source} is not an anti-pattern rule",
         f"its type is {type(answer).__name__}",
         "make one with @pytest_torchprof.rule(code, fix=…)",
     )

@@ -1,8 +1,8 @@
-"""From a rule's matches to findings: one a message and place, none costlier than there was time.
+"""Turn a rule's matches into findings: one per message and place, with plausible costs.
 
-What a finding costs is at most the span of what it is of, and all of them together at most that of
-the trace: rules may see one stretch of time twice, and what runs side by side adds up to more. Of a
-test that was timed without the profiler, costs are those of such a run.
+A finding costs at most the span of its matches, and all findings together at most the span of the
+trace: rules may count the same time twice, and parallel work adds up to more. For a test that was
+timed without the profiler, costs are scaled to such a run.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 
-#: Shapes in messages, and what stands for several.
+#: Shapes in messages, and the placeholder for several.
 _SIZES = late(r"\[\d+(, \d+)*\]")
 _SEVERAL = "[…]"
 
 
 @dataclass
 class _Group:
-    """Sums over matches of one message, but for sizes, and place; -1 bytes for unknown.
+    """Sums over matches with one place, and one message except for sizes; -1 bytes if unknown.
 
-    ``place``: of the first of them.
+    ``place``: the first match's.
     """
 
     message: str
@@ -78,7 +78,7 @@ def grouped(
         end.tolist(),
         strict=False,
     ):
-        # Of several sizes at one place, one cause: batches and sequences have others each time.
+        # Several sizes at one place have one cause: batches and sequences differ in size each time.
         key = (module[at] if own else line[at], _SIZES.sub("", message), own, fix)
         group = groups.setdefault(key, _Group(message, places[at]))
         if group.message != message:
@@ -105,10 +105,10 @@ def grouped(
 
 
 def within_span(trace: Trace, found: list[Finding], elsewhere: Collection[str]) -> list[Finding]:
-    """The findings with costs whose sum is at most the span of the trace: all scaled alike, to what
-    they are without the profiler where that is known.
+    """The findings with costs whose sum is at most the span of the trace: all scaled by the same
+    factor, to the time without the profiler if known.
 
-    ``elsewhere`` are rules whose costs arose in another run.
+    ``elsewhere`` are rules whose costs are from another run.
     """
     begin, end = trace.once(_span)
     total = sum(one.cost_ms for one in found if one.rule not in elsewhere)
@@ -122,7 +122,7 @@ def within_span(trace: Trace, found: list[Finding], elsewhere: Collection[str]) 
 
 
 def _spans(trace: Trace, found: Matches) -> tuple[Ints, Ints]:
-    """When what each match is of began and ended."""
+    """Start and end of each match."""
     if found.span_ns is not None:
         return found.span_ns
     if found.cost_ns is None:
@@ -133,7 +133,7 @@ def _spans(trace: Trace, found: Matches) -> tuple[Ints, Ints]:
 
 
 def _span(trace: Trace) -> tuple[int, int]:
-    """From the first to the last that counts, on host and device."""
+    """From the first to the last selected event, on host and device."""
     rows = np.flatnonzero(trace.selection)
     if not len(rows):
         return trace.region or (0, 0)
@@ -141,7 +141,7 @@ def _span(trace: Trace) -> tuple[int, int]:
 
 
 def reach(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
-    """When each of these host events began, and when it and all that it launched had ended."""
+    """Start of each of these host events, and end of the event and all that it launched."""
     begin, end = trace.ts[events], trace.ts[events] + trace.dur[events]
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS) & (trace.launch >= 0))
     launch = trace.launch[device]

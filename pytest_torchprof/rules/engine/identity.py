@@ -1,4 +1,4 @@
-"""Which tensor is which: what operators took and made, where a capture knows it."""
+"""Which tensors operators took and made, if a capture identifies them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def taken(trace: Trace, rows: Ints) -> list[tuple[Taken, ...]] | None:
-    """Of each operator, which tensor each of its arguments is, see `events.Tensors`.
+    """The tensors that each operator's arguments are, see `events.Tensors`.
 
-    None where the trace does not know: a rule then says what it can by shapes, and asks for a
-    capture that does (`Matches.wants_tensors`).
+    None if the trace does not identify tensors: a rule then goes by shapes, and requests a capture
+    that does (`Matches.wants_tensors`).
     """
     if trace.tensors is None:
         return None
@@ -22,9 +22,9 @@ def taken(trace: Trace, rows: Ints) -> list[tuple[Taken, ...]] | None:
 
 
 def made(trace: Trace, rows: Ints) -> list[frozenset[int]] | None:
-    """Of each operator, which tensors got their memory within it; None as above.
+    """The tensors whose memory was allocated within each operator; None as above.
 
-    Only those that something took later on: of others, nobody needs to know.
+    Only tensors that something took later; others do not matter.
     """
     if trace.tensors is None:
         return None
@@ -32,9 +32,9 @@ def made(trace: Trace, rows: Ints) -> list[frozenset[int]] | None:
 
 
 def objects(trace: Trace, rows: Ints) -> list[int] | None:
-    """Of each operator, the object that its first argument is; None as above.
+    """The object that each operator's first argument is; None as above.
 
-    A tensor's views are objects of their own. One that is gone may lend its number to a later one.
+    A tensor's views are separate objects. A deleted object's number may be reused.
     """
     if trace.tensors is None:
         return None
@@ -42,7 +42,7 @@ def objects(trace: Trace, rows: Ints) -> list[int] | None:
 
 
 def wanted(trace: Trace) -> bool:
-    """Whether another run of what was captured could tell which tensor is which."""
+    """Whether another capture of the test could identify tensors."""
     return trace.tensors is None and trace.region is not None
 
 

@@ -87,15 +87,15 @@ CODES = tuple(RULES)
 
 
 def check_all(trace: Trace) -> Checked:
-    """Every rule there is, with its own thresholds."""
+    """Check all rules, with their default thresholds."""
     from pytest_torchprof.rules.engine.gathering import gather
 
     return check(trace, gather().rules.values())
 
 
 def warm_up() -> Trace:
-    """Pay before the first test what its check would: some milliseconds, once a process.
+    """Do the first check's one-time work, some milliseconds, before the first test.
 
-    Returns the trace that was checked, for others to warm up with.
+    Returns the trace that was checked, for other warm-ups.
     """
     return warm(RULES.values())

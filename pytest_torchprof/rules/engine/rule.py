@@ -1,4 +1,4 @@
-"""What a rule is: a row of data, and one function from a trace to where it matches."""
+"""What a rule is: a row of data, and one function from a trace to its matches."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-#: What a trace must hold for a rule to say anything about it, see `rules.check.lacking`.
+#: What a trace must contain for a rule to be checked on it, see `rules.check.lacking`.
 Need = Literal["shapes", "device", "live"]
 
-#: Expressions that begin names of events, and how many events each takes: see `Rule.triggers`.
+#: Regular expressions for the start of event names, and how many events each needs: see
+#: `Rule.triggers`.
 Triggers: TypeAlias = str | Mapping[str, float | str] | None
 
-#: The headings of a rule's docstring, in order; its page is made of them.
+#: The headings of a rule's docstring, in order; its page is generated from them.
 HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
 
 _CODE = late(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 class Threshold(Plain, frozen=True):
-    """A number below (or above) which a match is a trifle; users may set another.
+    """The size below (or above) which a rule ignores a match; users may change it.
 
     ``unit`` is a key of `units.SCALES`: ``1``, ``B``, ``ms``, ``FLOP`` or a rate.
     """
@@ -48,28 +49,28 @@ class Threshold(Plain, frozen=True):
 
 
 class Matches(Plain, frozen=True):
-    """Where a rule matched, a row a match.
+    """Where a rule matched, one row per match.
 
     Attributes:
-        event: the host event (operator or annotation) whose place is reported, int64; -1 where no
-            event tells the place.
-        message: what was found, one for all rows or one a row; rows of one message and one place
-            become one finding.
-        count: how many of the rule's matches a row stands for; None: 1 each.
-        cost_ns: the time that it costs in this run, an estimate; None: the event's duration.
-            More than what it is of lasted is never reported, see ``span_ns``.
-        bytes: bytes that it moves for nothing, -1 where unknown; None: not that kind of rule.
-        location: ``file:line`` of each row where the rule itself knows it, else None.
-        fix: what to do instead, a row each, where it is not the rule's own for all.
-        span_ns: when what a row is of began and when it ended, on host and device; None: with the
-            event, where its duration is the cost; else not known.
-        wants_tensors: a capture that knows which tensor is which may have other matches, see
+        event: the host event (operator or annotation) whose place is reported, int64; -1 if no
+            event has the place.
+        message: what was found, one for all rows or one per row; rows with the same message and
+            place become one finding.
+        count: how many matches a row stands for; None: 1 each.
+        cost_ns: the estimated time that it costs in this run; None: the event's duration. The
+            reported cost is at most the duration of the match, see ``span_ns``.
+        bytes: bytes that it moves needlessly, -1 if unknown; None: not that kind of rule.
+        location: ``file:line`` of each row if the rule itself knows it, else None.
+        fix: what to do instead, one per row, if it differs from the rule's own.
+        span_ns: start and end of each row's match, on host and device; None: those of the event,
+            where its duration is the cost; otherwise unknown.
+        wants_tensors: a capture that identifies tensors may have other matches, see
             `rules.identity`; a live test is then captured once more.
-        parts: the events that a row is of, where it is of a stretch of them and not of ``event``
-            alone: its place is then the innermost line around them all that is outside of any
-            module's forward, and its module the outermost; None: each row is of its event.
-        apart: events that must not be within the place of a stretch, such as what would be wrong to
-            wrap with it; the place is then nearer to the first of the stretch.
+        parts: the events of each row, if it stands for a stretch of events instead of only
+            ``event``. Its place is then the innermost line around all of them outside of any
+            module's forward, and its module the outermost one; None: each row has one event.
+        apart: events that the place of a stretch must not enclose, such as what must not be wrapped
+            with it; the place is then nearer to the first event of the stretch.
     """
 
     event: Ints
@@ -88,7 +89,7 @@ class Matches(Plain, frozen=True):
         return len(self.event)
 
 
-#: Columns of matches, and the kinds of numbers that are in them.
+#: Columns of matches, and the kinds of their numbers.
 _COLUMNS: Final = (
     ("message", ""),
     ("count", "iu"),
@@ -99,7 +100,7 @@ _COLUMNS: Final = (
     ("parts", ""),
 )
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
-#: None by what is known, but a capture that knows tensors may have some.
+#: No matches by what is known, but a capture that identifies tensors may have some.
 NONE_SO_FAR = Matches(np.zeros(0, np.int64), "", wants_tensors=True)
 
 
@@ -107,23 +108,24 @@ class Rule(Plain, frozen=True, eq=False):
     """One row of the registry.
 
     Attributes:
-        code: what markers, options and reports call it, lower case with dashes.
-        find: from a trace, and the thresholds by name, to its matches: `Matches`, or just the
-            numbers of the events. Pure. Its docstring is the rule's page, see `HEADINGS`.
-        fix: what to do instead, in a line.
-        triggers: a trace has a match only if some event's name begins with a match of this
-            expression; most rules are done with after that look. Or several expressions, each with
-            how many events it takes: a number, or the threshold that says so. None: always look.
-        needs: what the trace must hold, else the rule is *not checked* on it.
-        thresholds: by name, as ``find`` takes them.
-        ready: what else a trace lacks for this rule, in words, or None. The first line of its
-            docstring says on the rule's page what it looks for.
-        blind: why it cannot see some of what ran, in words, or None: what it matches counts all the
-            same, and that it matches nothing says nothing.
-        gated_by: the metric that is compared with a baseline in place of the rule's matches,
-            where what ran earlier in the process decides whether a trace is ready for it.
-        timed: time decides whether it matches, so its matches are compared with no baseline; a
-            marker may forbid them all the same.
+        code: its name in markers, options and reports, lower case with dashes.
+        find: the function from a trace, and the thresholds by name, to the matches: `Matches`, or
+            just event indices. It is pure. Its docstring is the rule's page, see `HEADINGS`.
+        fix: what to do instead, in one line.
+        triggers: a trace has a match only if some event's name starts with a match of this regular
+            expression; for most traces, the rule is finished after that check. Or several
+            expressions with the number of events that each needs: a number, or the name of a
+            threshold. None: always run the rule.
+        needs: what the trace must contain; otherwise the rule is *not checked* on it.
+        thresholds: by name, as keyword arguments of ``find``.
+        ready: returns what else a trace lacks for this rule, in words, or None. The first line of
+            its docstring describes the condition on the rule's page.
+        blind: returns why the rule cannot see some of what ran, in words, or None: its matches
+            still count, but without matches the trace is not clean.
+        gated_by: the metric that is compared with a baseline instead of the rule's matches, for a
+            rule whose readiness depends on what ran earlier in the process.
+        timed: its matches depend on time, so they are not compared with a baseline; a marker may
+            still forbid them.
     """
 
     code: str
@@ -139,29 +141,29 @@ class Rule(Plain, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not _CODE.fullmatch(self.code):
-            raise ValueError(f"rule code {self.code!r}: lower-case words joined by dashes, please")
+            raise ValueError(f"rule code {self.code!r}: use lower-case words joined by dashes")
         for pattern, least in self.least.items():
             names_of(pattern)  # known before the first trace, so that each name is looked at once
             if isinstance(least, str) and least not in self.thresholds:
                 raise ValueError(
-                    f"rule {self.code}: triggers name {least!r}, which is no threshold"
+                    f"rule {self.code}: triggers name {least!r}, which is not a threshold"
                 )
 
     @property
     def least(self) -> Mapping[str, float | str]:
-        """How many events each expression takes."""
+        """How many events each expression needs."""
         if self.triggers is None:
             return {}
         return {self.triggers: 1} if isinstance(self.triggers, str) else self.triggers
 
     @property
     def summary(self) -> str:
-        """The first sentence of the docstring, on however many lines."""
+        """The first sentence of the docstring, joined into one line."""
         return " ".join(self.page.partition("\n\n")[0].split())
 
     @property
     def page(self) -> str:
-        """The whole docstring."""
+        """The whole docstring, or the fix without one."""
         return inspect.getdoc(self.find) or self.fix
 
 
@@ -177,10 +179,10 @@ def rule(
     timed: bool = False,
     **thresholds: Threshold,
 ) -> Callable[[Callable[..., Matches | Iterable[int]]], Rule]:
-    """Make a `Rule` of the function below; ``needs`` are words, thresholds its keyword arguments.
+    """Make a `Rule` of the decorated function; ``needs`` are words, thresholds keyword arguments.
 
     Raises:
-        ValueError: a code that is none, an unknown need, or a trigger's threshold that is none.
+        ValueError: an invalid code, an unknown need, or a trigger that names an unknown threshold.
     """
     wanted = frozenset(needs.split())
     if unknown := wanted - {"shapes", "device", "live"}:
@@ -204,10 +206,10 @@ def rule(
 
 
 def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matches:
-    """What a rule has returned, in full; a plain list of events has the rule's summary to say.
+    """A rule's result in full; a plain list of events gets the rule's summary as its message.
 
     Raises:
-        TypeError: it is neither, or a mask, or a column is of another type.
+        TypeError: it is neither, or a mask, or a column has the wrong type.
         ValueError: columns of different lengths.
         IndexError: events that the trace does not have.
     """
@@ -215,22 +217,22 @@ def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matche
         return found
     if not isinstance(found, Matches):
         if isinstance(found, np.ndarray) and found.dtype.kind == "b":
-            raise TypeError("a rule returns the numbers of events, not a mask: np.flatnonzero(…)")
+            raise TypeError("a rule returns event indices, not a mask: use np.flatnonzero(…)")
         found = Matches(np.fromiter(found, np.int64), by.summary)
     events = np.asarray(found.event)
     if events.ndim != 1 or events.dtype.kind not in "iu":
-        raise TypeError(f"events are one column of whole numbers, not {events.dtype}")
+        raise TypeError(f"events must be one column of integers, not {events.dtype}")
     for name, kinds in _COLUMNS:
         column = getattr(found, name)
         if column is None or isinstance(column, str):
             continue
         if len(column) != len(events):
-            raise ValueError(f"{len(events)} events, and {len(column)} of {name}")
+            raise ValueError(f"{len(events)} events, but {len(column)} values of {name}")
         if kinds and np.asarray(column).dtype.kind not in kinds:
-            raise TypeError(f"{name} is a column of numbers, not {np.asarray(column).dtype}")
+            raise TypeError(f"{name} must be a column of numbers, not {np.asarray(column).dtype}")
     messages = (found.message,) if isinstance(found.message, str) else found.message
     if not all(isinstance(said, str) for said in messages):
-        raise TypeError("a message is text")
+        raise TypeError("a message must be text")
     every = events if found.parts is None else np.concatenate([events, *found.parts])
     if len(every) and (every.min() < -1 or every.max() >= len(trace)):
         raise IndexError(f"event {int(every.max())} of a trace of {len(trace)}")

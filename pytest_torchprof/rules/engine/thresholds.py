@@ -11,17 +11,17 @@ from pytest_torchprof.core.units import parse_quantity
 if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule
 
-#: What a rule's thresholds are called by it, once more by name.
+#: Thresholds by rule, then by name.
 Thresholds = dict[str, dict[str, float]]
 
 
 def words(text: str) -> list[str]:
-    """What stands between commas, or in lines of its own."""
+    """Words separated by commas or line ends."""
     return [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
 
 
 def codes(text: str, known: Iterable[str]) -> frozenset[str]:
-    """The rules that are named, between commas.
+    """The named rules, separated by commas.
 
     Raises:
         SettingsError: there is no such rule.
@@ -30,7 +30,7 @@ def codes(text: str, known: Iterable[str]) -> frozenset[str]:
 
 
 def checked(named: Iterable[str], known: Iterable[str]) -> frozenset[str]:
-    """These rules.
+    """These rules, if all are known.
 
     Raises:
         SettingsError: there is no such rule, with the near matches.
@@ -43,7 +43,7 @@ def checked(named: Iterable[str], known: Iterable[str]) -> frozenset[str]:
 
 
 def parse(text: str, rules: Iterable[Rule]) -> Thresholds:
-    """Rule → name → value in the threshold's unit. A number alone is in that unit already.
+    """Rule → name → value in the threshold's unit. A plain number is in that unit already.
 
     Raises:
         SettingsError: an unknown rule, name or unit, with the near matches.
@@ -54,7 +54,7 @@ def parse(text: str, rules: Iterable[Rule]) -> Thresholds:
         place, equals, written = (part.strip() for part in word.partition("="))
         code, dot, name = place.partition(".")
         if not (equals and dot and code and name and written):
-            raise SettingsError(f"{word!r} is no threshold", "", "write RULE.NAME=VALUE")
+            raise SettingsError(f"{word!r} is not a threshold", "", "write RULE.NAME=VALUE")
         codes(code, known)
         thresholds = known[code].thresholds
         if not thresholds:

@@ -1,4 +1,4 @@
-"""What the first check of a process would pay for, paid in advance."""
+"""Do the one-time work of a process's first check in advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule
 
 _STEP = "Optimizer.step#Adam.step"
-#: A small step of training: names, and how often one after the other.
+#: A small training step: names, and how often in a row.
 _PAYLOAD = (
     *[("aten::linear", 1), ("aten::addmm", 1), ("aten::relu", 1), ("aten::clone", 5)],
     *[("aten::select", 12), ("aten::zero_", 3)],
@@ -33,9 +33,9 @@ _ARGUMENTS = (
 
 
 def warm(rules: Iterable[Rule]) -> Trace:
-    """Check a trace that is made up: expressions are compiled, and what numpy loads late is there.
+    """Check a made-up trace: this compiles expressions, and loads what numpy loads late.
 
-    It takes some milliseconds, once a process.
+    It takes some milliseconds, once per process.
     """
     trace = _trace()
     check(trace, rules).findings()
@@ -51,7 +51,7 @@ def _trace() -> Trace:
     kind = np.full(total, Kind.OP, np.int8)
     kind[step] = Kind.ANNOTATION
     duration = np.full(total, 5, np.int64)
-    duration[step] = 10 * total  # and what follows is in it
+    duration[step] = 10 * total  # the following events are nested in it
     return Trace(
         ts=np.arange(total, dtype=np.int64) * 10,
         dur=duration,

@@ -27,8 +27,7 @@ from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render import tables
 from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.rules.engine.gathering import gather
-from pytest_torchprof.rules.engine.registry import check_all
+from pytest_torchprof.rules.engine.gathering import check_all, gather
 from pytest_torchprof.rules.engine.thresholds import codes, parse
 from pytest_torchprof.trace import ranks
 from pytest_torchprof.trace.read import read

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import muted
@@ -46,9 +45,8 @@ class FirstTeardown:
         self._sections: list[tuple[str, str, str]] = []
         self._terminal = ""
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keep from report and terminal what the block says."""
+    def keep(self, teardown: Callable[[], BaseException | None]) -> None:
+        """Tear down: its error, and what it says, stay from report and terminal."""
         known = self._item._report_sections
         before = len(known)
         terminal = terminal_of(self._item)
@@ -57,7 +55,7 @@ class FirstTeardown:
                 write_to(terminal, sink := io.StringIO(), undo)
                 if self._item.config.getoption("capture", "no") == "tee-sys":
                     undo.enter_context(muted(1, 2))
-                yield
+                self.error = teardown()
         finally:
             self._sections = known[before:]
             del known[before:]

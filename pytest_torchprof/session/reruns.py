@@ -280,8 +280,7 @@ class Runner:
             return None
         self._state.add_stash()
         self._first_teardown = first = FirstTeardown(item)
-        with first.kept():
-            first.error = self._teardown_run(item)
+        first.keep(lambda: self._teardown_run(item))
         self._state.restore_stash()
         return first.error
 

@@ -284,7 +284,7 @@ def _host_peak(trace: Trace) -> Value:
 
 def _findings(trace: Trace) -> Value:
     from pytest_torchprof.rules.engine.check import nothing_seen
-    from pytest_torchprof.rules.engine.registry import check_all
+    from pytest_torchprof.rules.engine.gathering import check_all
 
     if (reason := nothing_seen(trace)) is not None:
         return _unknown(reason)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Rule
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Trace
 
 #: The group of entry points that name rules.
 GROUP = "torchprof.rules"
@@ -57,6 +62,11 @@ def gather(
                 )
             rules[rule.code], sources[rule.code] = rule, source
     return Rulebook(rules, sources, tuple(errors))
+
+
+def check_all(trace: Trace) -> Checked:
+    """Check all rules, with their default thresholds."""
+    return check(trace, gather().rules.values())
 
 
 def _rules_in(answer: object, source: str) -> list[Rule]:

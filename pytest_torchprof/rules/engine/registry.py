@@ -45,7 +45,6 @@ __all__ = [
     "Rule",
     "Threshold",
     "check",
-    "check_all",
     "rule",
     "warm_up",
 ]
@@ -84,13 +83,6 @@ RULES: Mapping[str, Rule] = {
 
 #: The codes that markers and options accept.
 CODES = tuple(RULES)
-
-
-def check_all(trace: Trace) -> Checked:
-    """Check all rules, with their default thresholds."""
-    from pytest_torchprof.rules.engine.gathering import gather
-
-    return check(trace, gather().rules.values())
 
 
 def warm_up() -> Trace:

@@ -1,8 +1,8 @@
 """A timer that calls back in the main thread, on a signal that tests do not use.
 
-A test could mistake a visible alarm for its own: `signal.alarm(0)` tells whether there is one, and
-stops it. So this uses a separate timer (`timer_create`) that sends a real-time signal. On systems
-without such timers it falls back to the alarm.
+A test could mistake a visible alarm for its own: `signal.alarm(0)` reports whether there is one,
+and stops it. So this uses a separate timer (`timer_create`) that sends a real-time signal. On
+systems without such timers it falls back to the alarm.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-#: Not the last signal, which other code may pick because it is the last.
+#: Not the last signal, which other code may choose for the same reason.
 _NUMBER = getattr(signal, "SIGRTMAX", 0) - 1
 _CLOCK_MONOTONIC = 1  # as Linux numbers it
 _SIGEV_SIGNAL = 0
 
 _getpid = os.getpid  # bound here, as a test may replace it
-#: Without the enumerations around them, which take longer than they do.
+#: Without the enums around these functions, which take longer than the functions.
 _signals: Any = getattr(signal, "_signal", signal)
 
 
@@ -37,13 +37,13 @@ class _Event(ctypes.Structure):
 
 
 class _Times(ctypes.Structure):
-    """``struct itimerspec``: seconds and nanoseconds of the interval, and until the first ring."""
+    """``struct itimerspec``: seconds and ns of the interval, and until the first signal."""
 
     _fields_ = tuple((name, ctypes.c_long) for name in ("again_s", "again_ns", "s", "ns"))
 
 
 class Bell:
-    """Within the block: calls ``ring`` in the main thread, in which we are, and again later."""
+    """Within the block: calls ``ring`` in the main thread, where we are, and again later."""
 
     __slots__ = ("_after_s", "_again_s", "_before", "_number", "_ring", "_timer")
 
@@ -68,7 +68,7 @@ class Bell:
             signal.setitimer(signal.ITIMER_REAL, 0)
         else:
             _set(self._timer, 0, 0, 0, 0)
-        # What has rung and was not heard, as the test blocks signals, would end the process.
+        # A signal still pending, because the test blocks signals, would end the process.
         ours = _signals.getsignal(number) == self._heard and number not in _signals.sigpending()
         if ours and before is not None:
             _signals.signal(number, before)
@@ -79,7 +79,7 @@ _MADE: list[tuple[int, ctypes.c_void_p]] = []
 
 
 def _timer() -> ctypes.c_void_p | None:
-    """The timer of this process, not set; None where there can be none."""
+    """This process's timer, not armed; None if unsupported."""
     if _TIMERS is None:
         return None
     if _MADE and _MADE[0][0] == _getpid():
@@ -96,15 +96,14 @@ def _set(timer: ctypes.c_void_p, *times: int) -> None:
 
 
 def _split(seconds: float) -> tuple[int, int]:
-    ns = max(int(seconds * 1e9), 1)  # of zeros none would ring
+    ns = max(int(seconds * 1e9), 1)  # zero would disarm it
     return ns // 1_000_000_000, ns % 1_000_000_000
 
 
 def _library() -> Any:
     """The C library's timers; None where it has none."""
-    if (
-        sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8
-    ):  # only there are the structures so
+    if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        # The structures are those of 64-bit Linux.
         return None
     names = {"create": "timer_create", "settime": "timer_settime"}
     for file in (None, "librt.so.1"):  # before glibc 2.34
@@ -118,5 +117,5 @@ def _library() -> Any:
     return None
 
 
-#: Bound before the tests, which may replace what ctypes offers.
+#: Bound before the tests, which may replace ctypes functions.
 _TIMERS = _library()

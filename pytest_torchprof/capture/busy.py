@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from pytest_torchprof.capture.real import REAL
 
-#: Where Linux tells about its CPUs; a test of ours puts others in their place.
+#: Linux's CPU statistics; our tests replace these paths.
 STAT = Path("/proc/stat")
 THROTTLES = Path("/sys/devices/system/cpu")
 CGROUP = Path("/sys/fs/cgroup/cpu.stat")
 
-#: Shorter windows say nothing: the system counts CPU time in ticks of 10 ms.
+#: Shorter windows are too coarse: the system counts CPU time in ticks of 10 ms.
 LEAST_S = 0.2
 
-#: Share of all CPUs that others may have, of which a desktop's idle programs need a tenth; and that
+#: Share of all CPUs that other processes may use (a desktop's idle programs need a tenth), and that
 #: the hypervisor may take.
 _OTHERS, _STOLEN = 0.25, 0.05
 
@@ -35,10 +35,10 @@ class Window(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """One sign of a busy machine: a counter that only grows, and what an increase says.
+    """One sign of a busy machine: a counter that only grows, and how to explain an increase.
 
-    ``read`` raises OSError or ValueError where there is no such counter; ``explain`` returns None
-    for a negligible increase.
+    ``read`` raises OSError or ValueError if there is no such counter; ``explain`` returns None for
+    a negligible increase.
     """
 
     read: Callable[[], float]
@@ -55,7 +55,7 @@ def _cpu_seconds() -> list[float]:
 
 
 def _others() -> float:
-    """CPU seconds of everybody but this process and the children that it has waited for."""
+    """CPU seconds of everything except this process and the children that it has waited for."""
     user, nice, system, _, _, irq, softirq, *_ = _cpu_seconds()
     return user + nice + system + irq + softirq - sum(os.times()[:4])
 
@@ -88,7 +88,7 @@ def _text(path: Path) -> str:
 def _share(limit: float, text: str) -> Callable[[Window], str | None]:
     def explain(window: Window) -> str | None:
         share = window.increase / (window.seconds * window.cpus)
-        # In tens, so that many tests have one reason.
+        # In tens of percent, so that many tests share a reason.
         return (
             text.format(f"about {round(min(max(share, 0.1), 1.0), 1):.0%}")
             if share > limit
@@ -114,7 +114,7 @@ PROBES: dict[str, Probe] = {
 
 
 class BusyWatch:
-    """Reads the probes on creation, and reports at the end what they have seen since."""
+    """Reads the probes on creation, and reports at the end what changed since."""
 
     def __init__(self) -> None:
         self._began = REAL.clock()

@@ -1,6 +1,6 @@
 """Compilations, recompilations and graph breaks of torch.compile in this process.
 
-Dynamo records all of it anyway: each compilation, and the reason and user stack of each graph
+Dynamo records all of this anyway: each compilation, and the reason and user stack of each graph
 break. Reading the records is free, invisible to the user, and imports nothing: until dynamo has
 been used, there is nothing to read.
 """
@@ -26,9 +26,10 @@ from pytest_torchprof.capture.dynamo import (
 )
 from pytest_torchprof.core.plain import Plain
 
-#: Source: torch/_dynamo/utils.py, DEFAULT_COMPILATION_METRICS_LIMIT: as many records dynamo keeps.
+#: dynamo keeps this many records. Source: torch/_dynamo/utils.py,
+#: DEFAULT_COMPILATION_METRICS_LIMIT.
 _KEPT_RECORDS = 64
-#: A large model with graph breaks makes more of them in one test.
+#: A large model with graph breaks makes more than that in one test.
 _WANTED_RECORDS = 1024
 _LOST = "torch keeps at most {} compilations"
 _LEFT = "{} ran in Python, and this torch does not say whether because of a graph break"
@@ -51,7 +52,7 @@ class _Log:
         self._breaks_read = 0
 
     def read(self) -> Mapping[str, int]:
-        """Take over new records; return dynamo's counts of graph breaks by reason."""
+        """Read new records; return dynamo's counts of graph breaks by reason."""
         utils = sys.modules.get("torch._dynamo.utils")
         if utils is None:
             return {}
@@ -65,7 +66,7 @@ class _Log:
     def _add(self, made: Compilation) -> None:
         if made.forward and made.id == "0/0" and self.known("0/0"):
             self.numbered_from, self.complete = len(self.compilations), True
-        if not made.name:  # one attempt too many, of which dynamo notes no more than the number
+        if not made.name:  # one attempt too many: dynamo only records its number
             frame = made.id.rpartition("/")[0]
             same = (one for one in self._numbered() if one.id.rpartition("/")[0] == frame)
             if (first := next(same, None)) is not None:
@@ -82,7 +83,7 @@ class _Log:
         return self.compilations[self.numbered_from :]
 
     def known(self, name: str) -> bool:
-        """Whether a frame of this number was compiled, since frames are numbered so."""
+        """Whether a frame with this number was compiled since the numbering began."""
         return any(one.id == name for one in self._numbered())
 
     def _new_records(self, utils: Any) -> Sequence[Any]:
@@ -174,10 +175,10 @@ class CompileCount(Plain, frozen=True):
         }
 
     def _unplaced(self, before: CompileCount, made: Iterable[Compilation]) -> Iterable[Break]:
-        """Breaks of no known compilation, and those only counted: a reset has cleared the rest."""
+        """Breaks without a known compilation, and those only counted: a reset cleared the rest."""
         loose = _LOG.loose[before.loose : self.loose]
         yield from loose
-        # A test may clear dynamo's counters: then what is there now is all its own.
+        # A test may clear dynamo's counters: then all current counts are its own.
         cleared = sum(self.counted.values()) < sum(before.counted.values())
         left = Counter(self.counted)
         left.subtract({} if cleared else before.counted)
@@ -186,7 +187,7 @@ class CompileCount(Plain, frozen=True):
         yield from (Break(text, None) for text in (+left).elements())
 
     def _earlier(self, before: CompileCount) -> dict[str, list[dict[str, Any]]] | None:
-        """Graph breaks by compile id in what was compiled before; None where not all is known."""
+        """Graph breaks by compile id in earlier compilations; None if not all are known."""
         if not _LOG.complete:
             return None
         earlier = _LOG.compilations[_LOG.numbered_from : before.compilations]

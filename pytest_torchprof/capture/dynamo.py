@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from pytest_torchprof.capture.frames import is_users
 from pytest_torchprof.core.late import late
 
-#: Failures after which dynamo leaves the frame to Python, without a word.
+#: Failures after which dynamo silently leaves the frame to Python.
 #: Source: torch/_dynamo/convert_frame.py, ``soft_fail``.
 _SOFT_FAILURES = frozenset(
     {"Unsupported", "UserError", "AttributeMutationError", "ArgsMismatchError"}
 )
-#: Of these, what is no graph break: the code raises anyway, or was compiled too often.
+#: Those of them that are not graph breaks: the code raises anyway, or was compiled too often.
 _NO_BREAK = late(
     r"observed exception|raised exception|dynamo recompile limit"
     r"|(accumulated_)?(cache_size|recompile)_limit",
@@ -33,18 +33,18 @@ _CONTINUING = tuple(_CONTINUATIONS)
 _RESUMED = late(r"torch_dynamo_resume_in_(.*)_at_(\d+)")
 #: The attempt after the last one that dynamo allows. Source: torch/_dynamo/exc.py
 _TOO_OFTEN = late(r"(cache_size|recompile)[_ ]limit|RecompileLimit|CacheSizeLimit", re.IGNORECASE)
-#: What dynamo compiles of a module of torch's own, one function for all of them.
+#: What dynamo compiles for a module of torch's own, one function for all of them.
 #: Source: torch/_dynamo/external_utils.py, ``wrap_inline``.
 _WRAPPER = late(r"[/\\]torch[/\\]_dynamo[/\\]external_utils\.py$")
-#: A guard on the size of a tensor that a module keeps.
+#: A guard on the size of a tensor that a module holds.
 _OF_MODULE = late(r"_(parameters|buffers)\[|guard failed on a parameter", re.IGNORECASE)
 _OLDER = late(r"!?\d+/(\d+)(?:_\d+)?: ")
-#: Ends what a guard is on; the rest is the value that it wants.
+#: Ends the subject of a guard; the rest is the expected value.
 _WANTED = late(r" mismatch| (==|!=|<|>|<=|>=|is|in) |\(")
 _TYPE = late(r"___check_type_id\(([^,]+),.*type=<class '(?:.*\.)?(\w+)'>.*")
 _FRAME = late(r"Line: (\d+), Name: .*, Filename: (.*)")
 _EXPLANATION = late(r"^ *Explanation: (.*)$", re.MULTILINE)
-#: What differs from run to run: addresses, and numbers that are addresses; and what says nothing.
+#: What differs from run to run (addresses, and numbers that are addresses), or means nothing.
 _ADDRESS = late(r" at 0x[0-9a-f]+| ?\(id=0x[0-9a-f]+\)|\. Message: None$|0x[0-9a-f]+|\b\d{9,}\b")
 _LONGEST = 160
 
@@ -58,14 +58,14 @@ class Break(NamedTuple):
 
 
 class Compilation(NamedTuple):
-    """One attempt to compile a frame; ``reason``: the guard that failed, if it is a recompilation.
+    """One attempt to compile a frame; ``reason``: the guard that failed, for a recompilation.
 
-    ``location`` is the function, if it is of the ``users``, else where one of them called it. A
-    ``forward`` is compiled by dynamo itself; other records are of what a backend does later.
-    ``others``: the guards that failed of what had been compiled before that. ``line``: where the
-    rest of a function begins that resumes after a graph break. ``gave_up``: dynamo has compiled
-    nothing, since it had done so too often. ``wrapper``: torch's around a module of its own.
-    ``left``: dynamo has left the frame to Python, and is of a version that does not say why.
+    ``location`` is the function if it is one of the ``users``, else where such a function called
+    it. A ``forward`` is compiled by dynamo itself; other records are of later work by a backend.
+    ``others``: failed guards of earlier compilations. ``line``: where the rest of a function begins
+    that resumes after a graph break. ``gave_up``: dynamo has compiled nothing, because it had
+    compiled too often. ``wrapper``: torch's wrapper around a module of its own. ``left``: dynamo
+    has left the frame to Python, in a version that does not record why.
     """
 
     id: str
@@ -92,12 +92,12 @@ def break_of(reason: Any) -> Break:
 
 
 def _field(record: Any, name: str) -> Any:
-    """Of a record that may be of a version without it."""
+    """A field of a record, whose version may lack it."""
     return getattr(record, name, None)
 
 
 def own_breaks(record: Any, waiting: list[Break]) -> tuple[Break, ...]:
-    """The graph break that ended this compilation, taken from those waiting; or what failed it."""
+    """The graph break that ended this compilation, taken from those waiting; else its failure."""
     failed = _field(record, "fail_type") in _SOFT_FAILURES
     text = str(_field(record, "fail_reason"))
     restarts = _field(record, "restart_reasons")
@@ -150,14 +150,14 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
 
 
 def _is_left(record: Any) -> bool:
-    """Whether nothing was compiled, be it for a graph break in a loop or for want of operators."""
-    if hasattr(record, "recompile_reason"):  # newer records have a failure for the former
+    """Whether nothing was compiled, because of a graph break in a loop or for lack of operators."""
+    if hasattr(record, "recompile_reason"):  # newer records have a failure for a graph break
         return False
     return _field(record, "has_guarded_code") is False and not _field(record, "fail_type")
 
 
 def _guard_failure(record: Any, utils: Any) -> str | None:
-    """The last guard of this code that failed, for versions whose records do not say it."""
+    """The last guard of this code that failed, for versions whose records lack it."""
     for code, reasons in getattr(utils, "guard_failures", {}).items():
         place = (getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None))
         if reasons and place == (_field(record, "co_filename"), _field(record, "co_firstlineno")):
@@ -166,9 +166,9 @@ def _guard_failure(record: Any, utils: Any) -> str | None:
 
 
 def _other_failures(name: str, reason: str, utils: Any) -> tuple[str, ...]:
-    """The guards that failed of older code of the same function, the last used first.
+    """The failed guards of older code of the same function, the most recently used first.
 
-    Dynamo's record has the first one only. It notes all of one attempt one after the other.
+    Dynamo's record has only the first one. It logs all guards of an attempt in sequence.
     """
     attempt = int(name.rpartition("/")[2]) if name.rpartition("/")[2].isdecimal() else 0
     found: list[str] = []
@@ -187,14 +187,14 @@ def _other_failures(name: str, reason: str, utils: Any) -> tuple[str, ...]:
 
 
 def _place_of(record: Any) -> str | None:
-    """The compiled function where it is the user's, else the line of his that led to it."""
+    """The compiled function if it is the user's, else the user's line that led to it."""
     file = _field(record, "co_filename")
     if file and is_users(file):
         return f"{file}:{_field(record, 'co_firstlineno')}"
     lines = list(_field(record, "stack_trace") or ())[:-1]  # the last one is the function
     frames = [(found[2], int(found[1])) for line in lines if (found := _FRAME.match(str(line)))]
-    # Dynamo leaves out the innermost callers: they are torch's only where others of torch's lead
-    # to them.
+    # Dynamo leaves out the innermost callers: they are torch's only if called by other code of
+    # torch's.
     return None if not frames or is_users(frames[-1][0]) else _innermost(frames)
 
 
@@ -207,13 +207,13 @@ def _innermost(frames: Sequence[tuple[str, int | None]]) -> str | None:
 
 
 def _bare(name: str | None) -> str | None:
-    """The function's own name, also where a part of it resumes after a graph break."""
+    """The function's own name, also for a part of it that resumes after a graph break."""
     found = _RESUMED.fullmatch(name) if name else None
     return _bare(found[1]) if found else name
 
 
 def broke(text: str) -> str:
-    r"""Why the graph broke, in a line: what dynamo calls it, and its explanation.
+    r"""Why the graph broke, in one line: dynamo's title and explanation.
 
     >>> broke("Call to `f`\n  Explanation: It is skipped.\n  Hint: Do not.")
     'Call to `f`: It is skipped'
@@ -227,7 +227,7 @@ def broke(text: str) -> str:
 
 
 def recompiled(one: Compilation) -> str:
-    """Why a function was recompiled, in a line.
+    """Why a function was recompiled, in one line.
 
     >>> recompiled(Compilation("0/1", "f", None, "0/0: n == 4   # x * n", 0, True, True, ()))
     'f was recompiled: n == 4 does not hold'
@@ -248,14 +248,14 @@ def recompiled(one: Compilation) -> str:
 
 
 def _guards(one: Compilation) -> Sequence[str]:
-    """The guards that failed, without those of code that a profiled run with fewer threads made."""
+    """The failed guards, without those of code compiled in a profiled run with fewer threads."""
     every = [guard for guard in (one.reason, *one.others) if guard]
     return [guard for guard in every if not _THREADS.search(guard)] or every
 
 
-#: What failed where the number of threads is another than when the code was compiled.
+#: This guard fails if the number of threads has changed since the code was compiled.
 _THREADS = late(r"GLOBAL_STATE changed: .*\bnum_threads\b")
-#: What failed where code runs with gradients and without: each mode has a graph of its own, once.
+#: This guard fails if code runs with and without gradients: each mode has one graph of its own.
 _OTHER_MODE = "GLOBAL_STATE changed: grad_mode"
 
 
@@ -275,8 +275,8 @@ def _failed(reason: str | None) -> str:
     """Dynamo's description of a failed guard, in one line."""
     line = (reason or "").strip().partition("\n")[0]
     guard = re.split(r"\s+# ", re.sub(r"^!?[\d/_]+: ", "", line))[0].strip()
-    guard = guard.partition(". Guard failed on a parameter")[0]  # its advice is for few
-    # A condition is told by its code, a tensor by a sentence.
+    guard = guard.partition(". Guard failed on a parameter")[0]  # its advice rarely applies
+    # A condition is reported as code, a tensor as a sentence.
     if typed := _TYPE.fullmatch(guard):
         return f"{typed[1]} is not a {typed[2]}"
     code = "mismatch" not in guard and re.search(r" (==|!=|<|>|<=|>=|is|in) |^not |\)$", guard)

@@ -20,24 +20,24 @@ from pytest_torchprof.core.errors import StorageError
 from pytest_torchprof.core.files import why
 
 _NEXT_STEP = "free some space there, or set TMPDIR to a folder with more"
-#: A folder in memory, where a file comes and goes in a third of the time, and the one instead of
-#: which it is taken: not of one that somebody has named.
+#: An in-memory folder, where creating and deleting a file takes a third of the time, and the folder
+#: that it replaces: a folder chosen by the user is not replaced.
 _MEMORY, _INSTEAD_OF = "/dev/shm", "/tmp"  # noqa: S108 - only its owner can read or replace a file
 #: Bytes that must be free there: more than a small trace can have.
 _ROOM = 2**25
-#: One of so many bytes stays in memory once it was read.
+#: A file up to this size stays in memory after it is read.
 SMALL_BYTES = 2**20
-#: Without the enumerations around them, which take longer than they do.
+#: Without the enums around these functions, which take longer than the functions.
 _signals: Any = getattr(signal, "_signal", signal)
 
 
 @contextmanager
 def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator[Path]:
-    """A private file with an unguessable name, which is unlinked at the end of the block.
+    """A private file with an unguessable name, which is deleted at the end of the block.
 
-    It lies in this folder, or in the system's for temporary files; a ``small`` one in memory, where
-    there is room for it. A SIGTERM that would end the process ends it after the file. Nobody sees
-    that we wait for one: the block is ours, not a test's.
+    It is in this folder, or in the system's folder for temporary files; a ``small`` one in memory,
+    if there is room for it. A SIGTERM that would end the process deletes the file first. The test
+    cannot see our handler: the block runs our code, not a test's.
 
     Raises:
         StorageError: the system has no folder for temporary files.
@@ -71,7 +71,7 @@ def _folder(*, small: bool) -> str:
 
 
 def _has_memory() -> bool:
-    """Whether a small file has room in memory."""
+    """Whether a small file fits in memory."""
     if not memory_works():
         return False
     try:
@@ -83,7 +83,7 @@ def _has_memory() -> bool:
 
 @cache
 def memory_works() -> bool:
-    """Whether there is a folder in memory that we may use; tried once, before the tests."""
+    """Whether there is a usable in-memory folder; tried once, before the tests."""
     path = Path(_MEMORY, f"torchprof-{secrets.token_hex(16)}")
     try:
         reserve(path)
@@ -100,12 +100,12 @@ def _clear(path: Path) -> None:
 
 
 def _unfinished(path: Path) -> str:
-    """What Kineto writes to, and renames at the end."""
+    """The file that Kineto writes to, and renames at the end."""
     return f"{path}.tmp"
 
 
 def reserve(path: Path) -> None:
-    """Have the file that torch is about to write be its owner's only, and nobody else's link."""
+    """Make the file that torch is about to write, private to its owner and not somebody's link."""
     handle = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     REAL.close(handle)
 
@@ -117,10 +117,10 @@ def no_room(path: Path, error: Exception | str) -> StorageError:
 
 
 def hold(path: Path, text: bytes | None = None) -> IO[bytes]:
-    """The file, open; it may lose its name. Its ``text`` will do where it is at hand."""
+    """The file, open; it may be unlinked. Its ``text`` is used instead if given."""
     if text is not None:
         return io.BytesIO(text)
-    if os.name == "nt":  # where an open file keeps it
+    if os.name == "nt":  # an open file cannot be unlinked
         return io.BytesIO(path.read_bytes())
     file: IO[bytes] = REAL.open(path, "rb")
     return file

@@ -16,13 +16,13 @@ _catch, _ignore, _warn = warnings.catch_warnings, warnings.filterwarnings, warni
 
 _PYTHON: tuple[int, ...] = sys.version_info[:2]
 
-#: Threads that the first profiler session has left behind, by native id: they run for good.
+#: Threads that the first profiler session leaves running, by native id.
 _PROFILERS: set[str] = set()
 _HELD: list[warnings.catch_warnings[None]] = []
 
 
 def threads_now() -> set[str]:
-    """Native ids of this process's threads; none where the system does not list them."""
+    """Native ids of this process's threads; empty if the system does not list them."""
     try:
         return set(REAL.listdir("/proc/self/task"))
     except OSError:
@@ -30,11 +30,11 @@ def threads_now() -> set[str]:
 
 
 def expect_threads(started: Iterable[str]) -> None:
-    """These are the profiler's: a test that forks is warned of all others, as without us."""
+    """Declare these threads as the profiler's: a fork is still warned about for all others."""
     if not (started := set(started)) or _PYTHON < (3, 12):
         return
     if not _PROFILERS:
-        if _PYTHON >= (3, 13):  # warns last, and of the threads that are left
+        if _PYTHON >= (3, 13):  # warns last, about the remaining threads
             os.register_at_fork(after_in_parent=_ignore_once)
         else:  # warns before the parent's hooks run
             os.register_at_fork(before=_hold, after_in_parent=_say, after_in_child=_release)
@@ -46,7 +46,7 @@ def _alone() -> bool:
 
 
 def _ignore_once() -> None:
-    """Until the next fork, or pytest, or a block of the test's own, puts the filters back."""
+    """Until the next fork, or until pytest or a block of the test restores the filters."""
     filters: Any = warnings.filters
     for one in [one for one in filters if getattr(one[1], "pattern", None) == _SAID]:
         filters.remove(one)

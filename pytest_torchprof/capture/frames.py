@@ -17,7 +17,7 @@ _FRAMEWORK = ("pytest", "_pytest", "pluggy")
 def is_users(file: str) -> bool:
     """Whether code of this file is the user's: not a library's, not ours, not generated."""
     if file.startswith("<") or not file:
-        return file.startswith("<ipython")  # a notebook's cell
+        return file.startswith("<ipython")  # a notebook cell
     folders = file.replace("\\", "/").split("/")
     if "site-packages" in folders or "dist-packages" in folders:
         return False
@@ -28,7 +28,7 @@ def is_users(file: str) -> bool:
 
 @cache
 def foreign() -> tuple[str, ...]:
-    """Folders of which nothing is the user's, wherever they are installed."""
+    """Folders without user code, wherever they are installed."""
     paths = ("stdlib", "platstdlib", "purelib", "platlib")
     folders: set[str | None] = {sysconfig.get_path(name) for name in paths}
     folders |= {_PACKAGE, os.environ.get("TORCHINDUCTOR_CACHE_DIR")}

@@ -1,8 +1,8 @@
-"""States of random generators, decoded only if they changed, which most tests do not do.
+"""States of random generators, decoded only if they changed, which few tests cause.
 
-To decode one takes as long as a small test, and to put it back as long again. CPython's generator
-and numpy's keep all of it within objects of C, whose bytes tell whether it is another one. Where
-that does not hold, which is tried out, each look decodes.
+Decoding a state takes as long as a small test, and restoring it just as long. The generators of
+CPython and NumPy keep all of their state inside C objects, whose bytes show whether it changed. If
+that does not hold, which is tried out, each check decodes the state.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _read = ctypes.string_at
 
 
 class State(NamedTuple):
-    """A state, and what tells it from others; None where nothing does."""
+    """A state, and a fingerprint of it; None if there is none."""
 
     fingerprint: tuple[Any, ...] | None
     whole: Any
 
 
 class Generator:
-    """One generator of the process; ``tell`` says what tells its states apart."""
+    """One generator of the process; ``tell`` returns the fingerprint of its state."""
 
     def __init__(self, tell: Callable[[], tuple[Any, ...] | None]) -> None:
         self._tell = tell
         self._last = State(None, None)
 
     def now(self, decode: Callable[[], Any]) -> State:
-        """Its state, which ``decode`` knows."""
+        """Its state, which ``decode`` reads."""
         fingerprint = self._tell()
         if fingerprint is None or fingerprint != self._last.fingerprint:
             self._last = State(fingerprint, decode())
         return self._last
 
     def restore(self, state: State, put: Callable[[Any], object]) -> None:
-        """Put the state back, unless it is there."""
+        """Restore the state, unless it is unchanged."""
         if state.fingerprint is None or state.fingerprint != self._tell():
             put(state.whole)
 
@@ -63,7 +63,7 @@ def _tell_numpy() -> tuple[Any, ...] | None:
     generator = getattr(sys.modules["numpy.random"].get_state, "__self__", None)
     bits = getattr(generator, "_bit_generator", None)
     kinds = type(generator).__name__, type(bits).__module__, type(bits).__name__
-    return _numpy(generator, bits) if kinds == _KINDS else None  # a user set other functions
+    return _numpy(generator, bits) if kinds == _KINDS else None  # else replaced functions
 
 
 _KINDS = "RandomState", "numpy.random._mt19937", "MT19937"
@@ -109,7 +109,7 @@ def _tells(
     draws: list[Callable[[], object]],
     same: Callable[[], object],
 ) -> bool:
-    """Whether it tells of each drawn number, and of nothing else."""
+    """Whether the fingerprint changes with each drawn number, and only then."""
     if sys.implementation.name != "cpython":
         return False
     for draw in draws:

@@ -1,8 +1,8 @@
 """Collect the graphs with matrix products that inductor has compiled in this process.
 
-Torch keeps the text of each graph with what it compiled of it, also where that came from a cache on
-disk. The objects are found by the garbage collector, after something was compiled: nothing of
-torch's is replaced, and while inductor is not imported there is nothing to look for.
+Torch keeps the text of each graph with the compiled code, even if that came from a disk cache. The
+objects are found through the garbage collector, after something was compiled: nothing of torch's is
+replaced, and if inductor is not imported there is nothing to search.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo
 
 _objects = gc.get_objects
-#: Longer texts would take a second to read.
+#: Longer texts would take more than a second to read.
 _LONGEST = 20_000_000
-#: What dynamo counts whenever something is compiled, or taken from a cache.
+#: Counters that dynamo increases whenever something is compiled, or loaded from a cache.
 _COUNTERS = ("inductor", "aot_autograd", "stats")
-#: Where the class of a package is, by version.
+#: Modules with the class of a package, by version.
 _PACKAGE_ROOMS = ("torch.export.pt2_archive._package", "torch._inductor.package.package")
 
 
 class _Graphs:
-    """Everything found so far; one for the process."""
+    """Everything found so far; one per process."""
 
     def __init__(self) -> None:
         self.known: dict[str, Graph] = {}
-        #: By the key of the code: its loops of products, where there is no graph of it.
+        #: By the key of the code: its loops of products, if there is no graph of it.
         self.lost: dict[str, list[str]] = {}
         self._seen: set[str] = set()
         self._modules = 0
         self._counted: Any = None
 
     def look(self) -> None:
-        """Take over what is new."""
+        """Add what is new."""
         codecache = sys.modules.get("torch._inductor.codecache")
         room = sys.modules.get("torch._inductor.output_code")
         modules = getattr(getattr(codecache, "PyCodeCache", None), "modules", [])
@@ -79,7 +79,7 @@ _GRAPHS = _Graphs()
 
 
 def look_for_graphs() -> None:
-    """Find what was compiled since somebody looked, before objects are hidden from collections."""
+    """Find what was compiled since the last call, before objects are hidden from collections."""
     _GRAPHS.look()
 
 
@@ -103,7 +103,7 @@ class Packages:
         self.calls = 0
 
     def watch(self, replace: Callable[..., None], undo: Undo) -> None:
-        """Until ``undo``, if there can be a package at all."""
+        """Watch until ``undo``, if there can be a package at all."""
         rooms = map(sys.modules.get, _PACKAGE_ROOMS)
         kinds = {kind for room in rooms if (kind := getattr(room, "AOTICompiledModel", None))}
         for kind in kinds:

@@ -1,7 +1,7 @@
 """Start torch's profiler without the seconds that its first start in a process takes.
 
-It evaluates ``hasattr(torch, "_inductor")`` to learn whether CUDA graphs are in use, and that alone
-imports inductor and dynamo. Until other code has imported them, the answer is no.
+It evaluates ``hasattr(torch, "_inductor")`` to find out whether CUDA graphs are used, and that
+alone imports inductor and dynamo. Until other code has imported them, the answer is no.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ASKING = ("prepare_trace", "start_trace")
 
 
 class _WithoutInductor:
-    """The module ``torch``, as one function sees it: nothing is imported by a look at it."""
+    """The module ``torch`` as a single function sees it: looking at it imports nothing."""
 
     def __init__(self, torch: ModuleType) -> None:
         self._torch = torch
@@ -30,13 +30,13 @@ class _WithoutInductor:
 def lean_profile() -> Any:
     """A class like ``torch.profiler.profile`` without a schedule, which imports nothing.
 
-    No module of torch is changed for it, not even for a moment.
+    No module of torch is changed for it, not even temporarily.
     """
     import torch
 
     base = getattr(torch.profiler, "_KinetoProfile", torch.profiler.profile)
     if base is torch.profiler.profile:
-        return base  # of another shape
+        return base  # an unknown implementation
     asking = {name: copy for name in _ASKING if (copy := _blind(getattr(base, name, None), torch))}
     if not asking:
         return torch.profiler.profile  # other code has replaced it
@@ -50,7 +50,7 @@ def lean_profile() -> Any:
 
 
 def _blind(original: Any, torch: ModuleType) -> FunctionType | None:
-    """The function as it is, but for what it sees of torch; None where it does not ask."""
+    """The same function with another view of torch; None if it does not ask."""
     if not isinstance(original, FunctionType) or "_inductor" not in original.__code__.co_consts:
         return None
     return FunctionType(
@@ -63,9 +63,9 @@ def _blind(original: Any, torch: ModuleType) -> FunctionType | None:
 
 
 def lean_region() -> Any:
-    """As ``torch.profiler.record_function``, without the way through an operator of Python.
+    """Like ``torch.profiler.record_function``, without the detour through a Python operator.
 
-    Only where torch is new enough that both are known to record the same.
+    Only for torch versions that are known to record the same for both.
     """
     import torch
 
@@ -93,10 +93,10 @@ def lean_region() -> Any:
 
 
 def trace_only() -> Any:
-    """A configuration for sessions that are only exported, never looked at through Python.
+    """A configuration for sessions that are only exported, never read through Python.
 
-    Torch then makes no second copy of each event, which it takes as long to free as to write the
-    file; what is exported stays the same. None where torch has no such choice (before 2.13).
+    Torch then makes no second copy of each event, which takes as long to free as the file takes to
+    write; the exported file is the same. None if torch has no such option (before 2.13).
     """
     import torch
 

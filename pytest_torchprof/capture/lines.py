@@ -1,8 +1,9 @@
-"""Mark the user's line that runs: a tracer opens and closes markers in the profile.
+"""Mark the user's running line: a tracer opens and closes markers in the profile.
 
 ``with_stack`` is not enough: torch records where a Python function starts, not which line runs.
-A marker is open while a line is, those of callees within it, so the innermost marker around an
-operator names the line that called it; another kind of marker is open while an ``nn.Module`` runs.
+A line's marker is open while the line runs, including its callees' markers, so the innermost marker
+around an operator names the line that called it. Another kind of marker is open while an
+``nn.Module`` runs.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.places.located import LINE, MODULE
 
 _OWN_TRACER = "the test uses sys.settrace itself"
-#: Each is an event of the trace; a test that runs more of its lines is located up to there.
+#: Each is an event of the trace; beyond this number, a test's lines are not located.
 _MOST_MARKS = 200_000
-#: How much deeper than its caller we switch the tracer on, to have room when we switch it off.
+#: How much deeper than its caller the tracer is switched on, to have room for switching it off.
 _SPARE_DEPTH = 30
 
 
 class LineTracer:
     """Marks lines and modules of the thread that calls `start`, until `stop`.
 
-    ``own`` are files that are the user's wherever they lie. ``gap`` says why lines are missing,
-    ``usable`` whether those that are there are right.
+    ``own`` are files that count as the user's in any folder. ``gap`` says why lines are missing,
+    ``usable`` whether the existing ones are correct.
     """
 
-    #: Whether numbers are taken from the run, so that shapes and memory are recorded.
+    #: Whether metrics are taken from the run, so that shapes and memory are recorded.
     measures = False
     _MARKED = "of your lines"
 
     def __init__(self, own: Collection[str] = ()) -> None:
         self.gap: str | None = None
         self.usable = True
-        #: (file, line) → its marker's name, which ends in its number in order; and so for modules.
+        #: (file, line) → its marker's name, which ends in its number; the same for modules.
         self._lines: dict[tuple[str, int | None], str] = {}
         self._modules: dict[str, str] = {}
         self._users: dict[str, bool] = dict.fromkeys(own, True)
@@ -74,7 +75,7 @@ class LineTracer:
     # ---------------------------------------------------------------- on and off
 
     def start(self) -> None:
-        """Begin, with the lines that the frames around are at."""
+        """Begin, with the current lines of the frames around."""
         self._previous = REAL.gettrace()
         if _debugs(self._previous):
             self.gap, self.usable = "a debugger traces the test", False
@@ -85,7 +86,7 @@ class LineTracer:
         _deeper(_SPARE_DEPTH, self._switch_on)
 
     def _begin(self, innermost: FrameType) -> None:
-        """Take up what runs already, from this frame outwards."""
+        """Mark what is already running, from this frame outwards."""
         older = [f for f in frames_of_test(innermost) if self._is_users(f)]
         for frame in reversed(older):
             self._older.append((frame, frame.f_trace))
@@ -93,11 +94,11 @@ class LineTracer:
             frame.f_trace = self._local
 
     def stop(self) -> None:
-        """End, and give the thread's tracer back; at any time, again too."""
+        """End, and restore the thread's tracer; can be called at any time, and repeatedly."""
         if not self._on:
             self._give_frames_back()
             return
-        if REAL.current_thread() != self._thread:  # which cannot be traced from here
+        if REAL.current_thread() != self._thread:  # its tracing cannot be ended from here
             self.gap, self.usable = (
                 "the test starts and ends its region in different threads",
                 False,
@@ -105,12 +106,12 @@ class LineTracer:
             self._left = 0
             return
         self._on = False
-        # A tracer that counts calls and returns, as coverage's does, must find none missing: it is
-        # taken away and given back at one depth.
+        # A tracer that counts calls and returns, as coverage's does, must not miss any: it is
+        # replaced and restored at the same depth.
         _deeper(self._depth - _depth() - 2, self._switch_off)
         self._give_frames_back()
         self._close(0)
-        # Generators that are never finished hold on to us, and we to the test's modules.
+        # Unfinished generators keep us alive, and through us the test's modules.
         self._names.forget()
 
     def _give_frames_back(self) -> None:
@@ -127,11 +128,11 @@ class LineTracer:
     def _switch_off(self) -> None:
         if REAL.gettrace() is (self._ours if self._left else None):
             REAL.settrace(self._previous)
-        elif self._left:  # and what was open when it did has stayed so
+        elif self._left:  # markers that were open then have stayed open
             self.gap, self.usable = _OWN_TRACER, False
 
     def _give_up(self, why: str) -> None:
-        """From here on nothing is known; the previous tracer comes back at the end."""
+        """From here on nothing is known; the previous tracer is restored at the end."""
         self.gap = self.gap or why
         self._left = 0
         self._close(0)
@@ -141,7 +142,7 @@ class LineTracer:
     # ---------------------------------------------------------------- what Python calls
 
     def _called(self, frame: FrameType, _: str, __: object) -> Any:
-        """A function begins, or a generator goes on."""
+        """A function begins, or a generator continues."""
         if not (self._on and self._left):
             if self._on and REAL.gettrace() is self._ours:  # another thread has ended the region
                 REAL.settrace(self._previous)
@@ -158,7 +159,7 @@ class LineTracer:
         return None
 
     def _stepped(self, frame: FrameType, event: str, _: object) -> Any:
-        """A line of a user's function begins, or the function is left."""
+        """A line of a user's function begins, or the function returns."""
         if event == "exception" or not (self._on and self._left):
             return self._local
         try:
@@ -206,14 +207,14 @@ class LineTracer:
             self._give_up(f"it runs more than {_MOST_MARKS:,} {self._MARKED}")
 
     def _place(self, frame: FrameType) -> int:
-        """The place of the frame's marker among the open ones, or behind all."""
+        """The index of the frame's marker among the open ones, or their number."""
         for place in range(len(self._open) - 1, -1, -1):
             if self._open[place][0] is frame:
                 return place
         return len(self._open)
 
     def _close(self, place: int) -> None:
-        """Close this marker, and whatever is left open within it."""
+        """Close this marker, and all that are still open within it."""
         while len(self._open) > place:
             _, marker, module = self._open.pop()
             marker.__exit__(None, None, None)
@@ -232,7 +233,7 @@ class LineTracer:
 
 
 def _debugs(tracer: Any) -> bool:
-    """Whether a debugger looks on: pdb and its kind, or pydevd's."""
+    """Whether it belongs to a debugger: pdb and its kind, or pydevd's."""
     if tracer is None:
         return False
     owner = type(getattr(tracer, "__self__", tracer))
@@ -240,7 +241,7 @@ def _debugs(tracer: Any) -> bool:
 
 
 def _depth() -> int:
-    """How many frames the caller has below it."""
+    """The depth of the caller's stack."""
     depth, frame = -1, REAL.frame()
     while frame.f_back is not None:
         depth, frame = depth + 1, frame.f_back
@@ -256,7 +257,7 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 
 @cache
 def _hide_from_dynamo() -> None:
-    """Dynamo compiles what runs under compiled code, and our functions do."""
+    """Dynamo compiles what compiled code calls, which includes our functions."""
     rooms = (LineTracer, *LineTracer.__subclasses__(), ModuleNames)
     methods = [method for room in rooms for method in vars(room).values()]
     functions: list[Any] = [*methods, is_users, frames_of_test, _debugs, _depth, _deeper]

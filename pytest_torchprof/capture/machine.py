@@ -44,7 +44,7 @@ class Machine(Plain, frozen=True):
 
 @contextmanager
 def kineto_quietened() -> Iterator[None]:
-    """Keep Kineto's messages off stderr, for good if the process's first session starts within.
+    """Keep Kineto's messages off stderr, permanently if the process's first session starts within.
 
     Kineto reads its variable once; tests and their children must not see it.
     """
@@ -59,7 +59,7 @@ def kineto_quietened() -> Iterator[None]:
 
 
 def require_torch() -> None:
-    """Look for torch, without the seconds that importing it takes.
+    """Check for torch, without the seconds that importing it takes.
 
     Raises:
         CaptureError: it is not installed.
@@ -101,7 +101,7 @@ def probe_machine(threads: int | None) -> Machine:
 
 
 def _host() -> str:
-    """The CPU's model and number, for telling one machine's times from another's."""
+    """The CPU's model and number, to distinguish machines when times are compared."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -113,7 +113,7 @@ def _host() -> str:
 
 @cache
 def accelerator() -> str | None:
-    """Asked once: a test that pretends there is a device, or none, does not change the answer."""
+    """The accelerator's name; cached, so a test that fakes devices does not change it."""
     import torch
 
     probe = getattr(torch, "accelerator", None)
@@ -123,9 +123,9 @@ def accelerator() -> str | None:
 
 
 def lend_threads(wanted: int | None, undo: Undo) -> Callable[[], None]:
-    """Set the intra-op threads until ``undo``, or until what is returned is called.
+    """Set the intra-op threads until ``undo``, or until the returned function is called.
 
-    Whoever has set others meanwhile keeps them. None leaves them as they are.
+    If other code has changed them in the meantime, its setting stays. None leaves them unchanged.
     """
     t = real_torch()
     if wanted is None or wanted == (old := t.get_threads()):
@@ -181,18 +181,18 @@ def real_torch() -> SimpleNamespace:
 
 
 def _module_calls(module: Any) -> frozenset[CodeType]:
-    """The code through which every module is called."""
+    """The code objects through which every module is called."""
     names = ("_wrapped_call_impl", "_call_impl")
     return frozenset(getattr(module, name).__code__ for name in names if hasattr(module, name))
 
 
 def _skip_code() -> Callable[[CodeType], object]:
-    """Dynamo's function that has it leave code alone; its C part is there without dynamo."""
+    """Dynamo's function that excludes code objects; its C part exists without dynamo."""
     try:
         import torch._C._dynamo.eval_frame as room
     except ImportError:
         room = None  # type: ignore[assignment]
-    # Until 2.6 it was a function of the C part; since then, a strategy.
+    # Up to 2.6 it was a function of the C part; since then, a strategy.
     older: Callable[[CodeType], object] | None = getattr(room, "skip_code", None)
     set_strategy = getattr(room, "set_code_exec_strategy", None)
     if older is not None or set_strategy is None:
@@ -203,20 +203,20 @@ def _skip_code() -> Callable[[CodeType], object]:
 
 
 def synchronize() -> None:
-    """Wait for the accelerator, where there is one."""
+    """Wait for the accelerator, if there is one."""
     if accelerator() is not None and real_torch().initialized():
         real_torch().synchronize()
 
 
 def allows_tf32() -> bool | None:
-    """Whether fp32 products may run as TF32 right now; None where there is no such choice."""
+    """Whether fp32 products may run as TF32 right now; None if there is no such setting."""
     import torch
 
     if accelerator() != "cuda" or torch.version.hip is not None:
         return None
     t = real_torch()
     try:
-        # The older question raises once a test has set the newer flags, since torch 2.9.
+        # The older query raises if a test has set the newer flags, since torch 2.9.
         if t.fp32_precision is not None:
             return bool(t.fp32_precision("cuda", "matmul") == "tf32")
         return bool(t.matmul_precision() != "highest")

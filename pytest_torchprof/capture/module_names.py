@@ -11,22 +11,22 @@ from pytest_torchprof.capture.machine import real_torch
 
 
 class ModuleNames:
-    """Paths of the modules that run, such as ``model.layers.3.attn``.
+    """Paths of the running modules, such as ``model.layers.3.attn``.
 
-    The outermost has the name under which a user's frame knows it, else that of its class.
+    The outermost has the name that a user's frame has for it, else that of its class.
     """
 
     def __init__(self, is_users: Callable[[FrameType], bool]) -> None:
         self._is_users = is_users
         self._kind: type = real_torch().module
-        #: Those that run: the root, and the root's path.
+        #: The running ones: the root, and the root's path.
         self._running: list[tuple[Any, str]] = []
-        #: By id: the module, which is kept so that the id is not given again, and names below it.
+        #: By id: the module, kept alive so that its id is not reused, and names below it.
         self._known: dict[int, tuple[Any, dict[int, str]]] = {}
         self._roots: dict[tuple[int, CodeType | None], str] = {}
 
     def enter(self, frame: FrameType) -> str:
-        """The path of the module of which this is the call."""
+        """The path of the module whose call this frame is."""
         module = frame.f_locals["self"]
         if self._running:
             root, path = self._running[-1]
@@ -46,18 +46,18 @@ class ModuleNames:
         return self._roots[key]
 
     def leave(self) -> None:
-        """The last one that was entered has been left."""
+        """The module that was entered last has returned."""
         self._running.pop()
 
     def forget(self) -> None:
-        """Let go of all modules."""
+        """Release all modules."""
         for known in (self._running, self._known, self._roots):
             known.clear()
 
     def _below(self, root: Any, *, anew: bool = False) -> dict[int, str]:
         if anew or id(root) not in self._known:
             try:
-                # What torch.compile wraps is known by the wrapper's name.
+                # A module wrapped by torch.compile has the wrapper's name.
                 names = {
                     id(module): ".".join(p for p in name.split(".") if p != "_orig_mod")
                     for name, module in root.named_modules()
@@ -70,10 +70,10 @@ class ModuleNames:
     def _as_known(self, module: Any, callers: list[FrameType]) -> str:
         tail = ""
         for frame in callers:
-            # Those that pytest gives to what an ``assert`` has in between are no user's.
+            # pytest's own names for the intermediate values of an ``assert`` are not the user's.
             names = {n: value for n, value in frame.f_locals.items() if n.isidentifier()}
             me = names.pop("self", None)
-            if me is module:  # a method of its own: look who called it
+            if me is module:  # its own method: check the caller
                 continue
             if isinstance(me, self._kind):
                 below = self._below(me).get(id(module)) or self._below(me, anew=True).get(

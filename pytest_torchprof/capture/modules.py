@@ -1,4 +1,4 @@
-"""Mark the ``nn.Module`` that runs: a tracer opens and closes markers in a measuring profile.
+"""Mark the running ``nn.Module``: a tracer opens and closes markers in a measuring profile.
 
 ``with_stack`` is not an option: torch keeps an event for each call of a Python function, so a test
 that compiles, or makes a million calls, exhausts the memory.
@@ -15,9 +15,9 @@ from pytest_torchprof.trace.event_names import MODULE_MARK
 
 
 class ModuleTracer(LineTracer):
-    """Marks modules by their class, of the thread that calls `start`, until `stop`.
+    """Marks modules by their class, in the thread that calls `start`, until `stop`.
 
-    A module runs while it is called, hooks and all, or while its ``forward`` is called directly.
+    A module runs while it is called, including hooks, or while its ``forward`` is called directly.
     """
 
     measures = True
@@ -30,10 +30,10 @@ class ModuleTracer(LineTracer):
         self._entries = {*self._call_names, "forward"}
 
     def _begin(self, innermost: FrameType) -> None:
-        """Modules that run already are none of the measured region's."""
+        """Modules that are already running do not belong to the measured region."""
 
     def _called(self, frame: FrameType, event: str, arg: object) -> Any:
-        """A function begins: all but those of modules go on untraced."""
+        """A function begins: all except modules' calls continue untraced."""
         if not (self._on and self._left):
             return super()._called(frame, event, arg)
         code = frame.f_code
@@ -43,7 +43,7 @@ class ModuleTracer(LineTracer):
             module = frame.f_locals.get(code.co_varnames[0])
             if self._inside.innermost is not module and issubclass(type(module), self._module):
                 self._inside.modules.append(module)
-                # What torch.compile wraps is known by its own class.
+                # A module wrapped by torch.compile has its own class.
                 kind = type(vars(module).get("_modules", {}).get("_orig_mod", module))
                 self._push(frame, f"{MODULE_MARK}{kind.__name__}", module=True)
                 frame.f_trace_lines = False
@@ -54,7 +54,7 @@ class ModuleTracer(LineTracer):
 
 
 class _Inside:
-    """The modules that run, from the outermost in."""
+    """The running modules, from the outermost in."""
 
     def __init__(self) -> None:
         self.modules: list[Any] = []
@@ -64,9 +64,9 @@ class _Inside:
         return self.modules[-1] if self.modules else None
 
     def leave(self) -> None:
-        """The last one has been left."""
+        """The last module has returned."""
         self.modules.pop()
 
     def forget(self) -> None:
-        """Let go of all of them."""
+        """Release all of them."""
         self.modules.clear()

@@ -1,14 +1,14 @@
 """Names that our code uses, directly or through libraries, and that tests may patch: see `Shelter`.
 
-A ``*`` stands for all that can be called, ``Class.*`` for all methods of a class. What a version of
-Python or of a library does not have is passed over. The test that replaces everything our path
-calls, one after the other, says what is missing here. Of values there are those that our path
-reads: flags, the name of the system, the folder for temporary files.
+A ``*`` stands for everything callable, ``Class.*`` for all methods of a class. Names that a version
+of Python or of a library lacks are skipped. A test that replaces everything our code calls, one
+name after the other, finds what is missing here. Included are also values that our code reads:
+flags, the name of the system, the folder for temporary files.
 """
 
 from __future__ import annotations
 
-#: Module → names, with a dot those of a class.
+#: Module → names; names with a dot are of a class.
 NAMES = {
     "builtins": "*",
     "sys": (
@@ -252,15 +252,15 @@ NAMES = {
     ),
 }
 
-# Before numpy 2 the same functions were in modules of other names.
+# Before NumPy 2 the same functions were in modules with other names.
 NAMES |= {
     name.replace("numpy._core", "numpy.core").removesuffix("_impl").replace("lib._", "lib."): names
     for name, names in NAMES.items()
     if name.startswith(("numpy._core.", "numpy.lib._"))
 }
 
-#: Modules of these packages are put back in `sys.modules` together, once one of `WATCHED` or
-#: `NAMES` is not there as it was.
+#: Modules of these packages are restored in `sys.modules` together, if one of `WATCHED` or `NAMES`
+#: has changed there.
 ROOTS = frozenset({"torch", "numpy", "msgspec", "expecttest", "tabulate", "pytest_torchprof"})
 WATCHED = (
     "torch.nn",

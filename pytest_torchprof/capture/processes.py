@@ -1,8 +1,9 @@
 """Detect work that child processes do for a test, which the profiler does not see.
 
-What a child may have run is judged by what can be known of it. A fork of this process has torch in
-it. A program that was started must import torch first, which takes a while, and one that is there
-still tells what it has loaded. A DataLoader's workers are no surprise: see `analysis.elsewhere`.
+Whether a child may have run torch is judged by what is known about it. A fork of this process has
+torch loaded. A program that was started must import torch first, which takes a while, and a running
+program can be inspected for what it has loaded. A DataLoader's workers are handled separately: see
+`analysis.elsewhere`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 FORKED = "a process that the test forked did work too, which is not recorded"
 STARTED = "another process did work for the test, and torch in it is not recorded: {}"
 
-#: To import torch takes at least so much CPU time: 1.4 s on our machine, 0.5 s on the quickest.
+#: Importing torch takes at least this much CPU time: 1.4 s on our machine, 0.5 s on the fastest.
 _IMPORT_S = 0.25
-#: CPU time that a process has used which has worked; one that waits uses none.
+#: CPU time above which a process has done work; a waiting one uses none.
 _WORKED_NS = 100_000
 #: Programs that never run torch, however long they take, by the last part of their names.
 _HARMLESS = late(
@@ -34,26 +35,26 @@ _HARMLESS = late(
     r"pt_data_worker|pt_compile_worker)"
     r"(-?[\d.]+)?$"
 )
-#: Processes of torch's own that run no operators of a test, as their command lines name them.
+#: torch's own processes that run no operators of a test, as named in their command lines.
 _TORCHS_OWN = (b"torch._inductor.compile_worker", b"_inductor/compile_worker")
 _DATALOADER, _WORKER = "torch.utils.data._utils.worker", "pt_data_worker"
 _COMPILER = "pt_compile_worker"
-#: Of a program that was started with neither `subprocess` nor `os.posix_spawn`, as by `os.system`.
+#: A program started with neither `subprocess` nor `os.posix_spawn`, as by `os.system`.
 _UNNAMED = "a program of unknown name"
 
-#: The hook stays for good, as Python has no way to take it back: it counts while there is somebody.
+#: Python cannot remove the hook, so it stays; it does nothing while this is empty.
 _WATCHING: list[Children] = []
 
 
 def watch_forks() -> None:
-    """Have forks noticed from here on; once a process."""
+    """Notice forks from here on; once per process."""
     if not _FORKS_WATCHED and hasattr(os, "register_at_fork"):
         _FORKS_WATCHED.append(True)
         os.register_at_fork(after_in_parent=_forked, after_in_child=_WATCHING.clear)
 
 
 _FORKS_WATCHED: list[bool] = []
-#: Of functions that start a program.
+#: Code objects of functions that start a program.
 _STARTS: set[CodeType] = set()
 
 
@@ -67,7 +68,7 @@ def _forked() -> None:
 
 
 def _known(frame: FrameType | None) -> str | None:
-    """The name of a DataLoader's worker; empty for a program, which is noted as such."""
+    """The name of a DataLoader's worker; empty for a program, which is recorded as such."""
     for _ in range(8):
         if frame is None:
             return None
@@ -82,19 +83,19 @@ def _known(frame: FrameType | None) -> str | None:
 
 
 class Children:
-    """What child processes do between `begin` and `end`."""
+    """Child processes' work between `begin` and `end`."""
 
     def __init__(self) -> None:
-        #: Forks, and programs that were started, other than a DataLoader's workers.
+        #: Forks, and started programs, other than a DataLoader's workers.
         self.forks = 0
-        #: The names of what was started meanwhile.
+        #: The names of programs started since `begin`.
         self.programs: list[str] = []
         self._ended_ns = 0
         self._alive: dict[int, int] = {}
         self._names: dict[int, str] = {}
 
     def watch(self, replace: Callable[..., None], undo: Undo) -> None:
-        """Note forks and programs that are started until ``undo``; ``replace`` wraps a function."""
+        """Record forks and started programs until ``undo``; ``replace`` wraps a function."""
         _WATCHING.append(self)
         undo.callback(self._unwatch)
         for room, name in (
@@ -112,7 +113,7 @@ class Children:
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def start(*args: Any, **options: Any) -> Any:
-            with suppress(Exception):  # what cannot be started is for the original to say
+            with suppress(Exception):  # the original reports what cannot be started
                 path = args[0] if isinstance(args[0], (str, bytes, os.PathLike)) else args[0][0]
                 name = os.path.basename(os.fsdecode(path))  # noqa: PTH119
                 if (known := _known(REAL.frame(1))) != "":
@@ -123,7 +124,7 @@ class Children:
         return start
 
     def begin(self) -> None:
-        """From here on."""
+        """Watch from here on."""
         self._ended_ns = _ended_ns()
         self._alive = _alive()
         self._names = {pid: _name(pid) for pid in self._alive}
@@ -136,7 +137,8 @@ class Children:
     def end(self) -> str | None:
         """Why this process did not do all the work; None if it (almost certainly) did."""
         ended, alive = _ended_ns() - self._ended_ns, _alive()
-        # What had run before, and was waited for meanwhile, has worked before.
+        # Children from before that were waited for in the meantime: their earlier work does not
+        # count.
         ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)
         grown = {pid: ns - self._alive.get(pid, 0) for pid, ns in alive.items()}
         worked = [pid for pid, ns in grown.items() if ns > _WORKED_NS]
@@ -144,7 +146,7 @@ class Children:
             return FORKED
         names = self.programs + [name for pid, name in self._names.items() if pid not in alive]
         for pid in worked:
-            if _is_zombie(pid):  # it has ended too, and no more can be known of it
+            if _is_zombie(pid):  # it has ended too, and cannot be inspected
                 ended += grown[pid]
                 names.append(_name(pid))
             elif (torchs := _torch_in(pid)) is not None:
@@ -156,7 +158,7 @@ class Children:
 
 
 def _ended_ns() -> int:
-    """CPU time of all children that have ended and were waited for, and of theirs."""
+    """CPU time of all children that ended and were waited for, including their own children."""
     if REAL.rusage is None:
         return 0
     used = REAL.rusage(_CHILDREN)
@@ -164,12 +166,12 @@ def _ended_ns() -> int:
 
 
 def _alive() -> dict[int, int]:
-    """CPU time in ns of each living descendant, with that of its own ended children."""
+    """CPU time in ns of each living descendant, including that of its ended children."""
     if REAL.waitid is None or REAL.any_clock is None:
         return {}
     try:
         REAL.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # ChildProcessError: there are none, which is the rule
+    except OSError:  # ChildProcessError: there are none, as usual
         return {}
     me, found = REAL.getpid(), dict[int, int]()
     parents = None if _lists_children(me) else _parents()
@@ -195,7 +197,7 @@ def _stat(pid: int) -> list[bytes]:
 
 
 def _lists_children(pid: int) -> bool:
-    """Whether the system says which children a process has."""
+    """Whether the system lists a process's children."""
     try:
         with REAL.open(f"/proc/{pid}/task/{pid}/children", "rb"):
             return True
@@ -211,7 +213,7 @@ def _children_of(pid: int) -> Iterator[int]:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of each process there is: slow, and only for systems that do not say it."""
+    """The parent of each process: slow, and only for systems that do not list children."""
     parents: dict[int, int] = {}
     with suppress(OSError):
         for entry in filter(str.isdigit, REAL.listdir("/proc")):
@@ -225,7 +227,7 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def _torch_in(pid: int) -> str | None:
-    """The name of a process that has torch loaded, or of which that is not known."""
+    """The name of a process that has torch loaded, or for which that is unknown."""
     name = _name(pid)
     try:
         with REAL.open(f"/proc/{pid}/maps", "rb") as file:
@@ -236,7 +238,7 @@ def _torch_in(pid: int) -> str | None:
 
 
 def _name(pid: int) -> str:
-    """What a process calls itself."""
+    """The name that a process gives itself."""
     try:
         with REAL.open(f"/proc/{pid}/comm", "rb") as file:
             name = file.read().decode("utf-8", "replace").strip()

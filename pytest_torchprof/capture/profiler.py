@@ -51,23 +51,23 @@ FIRST_OF_POOL = (
     "other threads did work too, which only another run can count: give the test a warm-up run"
 )
 _FILE_NUMBERS = itertools.count()
-#: What a shorter region records on the CPU is some megabytes at most.
+#: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
 
 
 def prime(*, whole: bool = False) -> None:
-    """Pay for the first profiler session of the process, outside any test.
+    """Start and stop the process's first profiler session, which is slow, outside any test.
 
-    ``whole``: for the import of dynamo too (1 to 2 s), because a first run is to be measured, in
-    which an optimizer or a compiled function would do it.
+    ``whole``: also import dynamo (1 to 2 s), because a first run is to be measured, in which an
+    optimizer or a compiled function would import it.
     """
     import torch
 
     if whole:
         import torch._dynamo
-    with suppress(OSError):  # of a system that has none a test says it
-        tempfile.gettempdir()  # keeps it as a module's value, which tests may replace
-    foreign()  # looks at the file system as it is now
+    with suppress(OSError):  # if there is none, a test reports it
+        tempfile.gettempdir()  # caches it in the module, before tests may replace it
+    foreign()  # caches a look at the file system
     memory_works()
     watch_forks()
     Threads.settle()
@@ -78,7 +78,7 @@ def prime(*, whole: bool = False) -> None:
         before = threads_now()
         profiler = _profiler()
         profiler.start()
-        del older  # torch warns of it, once in a process
+        del older  # torch warns about it, once per process
         torch.ones(1)
         if (device := accelerator()) is not None:
             torch.ones(1, device=device)
@@ -98,7 +98,7 @@ def _session() -> None:
     profiler.stop()
 
 
-#: Whether a session writes nothing to stderr, once that is known: none has to be muted then.
+#: Whether a session writes nothing to stderr, once that is known: then it need not be muted.
 _SILENT: list[bool] = []
 #: Whether the first session saw the accelerator work, once that is known.
 _DEVICE_RECORDS: list[bool] = []
@@ -130,7 +130,7 @@ def _profiler(*, everywhere: bool = False, details: bool = True, tensors: bool =
     device = accelerator()
     if device is not None:
         name = device.upper() if hasattr(ProfilerActivity, device.upper()) else "PrivateUse1"
-        # One that this build cannot record would give zeros for numbers.
+        # An activity that this build cannot record would give zeros.
         if (activity := getattr(ProfilerActivity, name)) in t.supported():
             activities.append(activity)
     extra: dict[str, Any] = {}
@@ -147,13 +147,13 @@ def _profiler(*, everywhere: bool = False, details: bool = True, tensors: bool =
 
 
 def profiler_active() -> bool:
-    """Whether somebody's session runs in this thread."""
+    """Whether any profiler session runs in this thread."""
     return bool(real_torch().active())
 
 
 @cache
 def sees_threads() -> bool:
-    """Whether torch can profile all threads; by default it sees only the one that began."""
+    """Whether torch can profile all threads; by default it only sees the one that began."""
     try:
         real_torch().config(profile_all_threads=True)
     except TypeError:
@@ -164,8 +164,8 @@ def sees_threads() -> bool:
 class Others:
     """Notices other profiler sessions before they start; one per process.
 
-    The functions that begin one are wrapped before the tests, for all of them: torch's are looked
-    up at each use, so a test that replaces one has its way.
+    The functions that begin a session are wrapped before the tests, once for all of them: torch's
+    are looked up at each use, so a test can still replace one.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Others:
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
 
     def watch(self) -> None:
-        """From here on, until `forget`."""
+        """Watch from here on, until `forget`."""
         import torch.autograd.profiler as room
 
         self.forget()
@@ -186,11 +186,11 @@ class Others:
                     self._wrapped.append((where, name, original, wrapped))
 
     def tell(self, on_start: Callable[[], None] | None) -> None:
-        """Whom to tell from here on, while a test's block is measured; None for nobody."""
+        """Set the callback while a test's block is measured; None for none."""
         self._on_start = on_start
 
     def forget(self) -> None:
-        """Put back what is wrapped."""
+        """Restore what is wrapped."""
         while self._wrapped:
             where, name, original, wrapped = self._wrapped.pop()
             if getattr(where, name) is wrapped:
@@ -203,7 +203,8 @@ class Others:
             try:
                 return original(*args, **kwargs)
             except RuntimeError:
-                # Beside a session of another thread torch 2.6 cannot prepare one, and can begin it.
+                # With a session in another thread, torch 2.6 cannot prepare a new one, but can
+                # begin it.
                 if prepares and Capture.current is not None and Capture.current.taken_over:
                     return None
                 raise
@@ -215,7 +216,7 @@ OTHERS = Others()
 
 
 def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: Undo) -> None:
-    """Wrap a function as the test sees it; ``undo`` takes that back, unless the test has."""
+    """Wrap a function as the test sees it; ``undo`` restores it, unless the test has."""
     old = SHELTER.seen_by_test(where, name)
     new = wrap(old)
     SHELTER.show_test(where, name, new)
@@ -230,16 +231,16 @@ def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], u
 class Capture:
     """One profiled block: `start`, then `stop` for its `Trace`, or `abandon`.
 
-    ``first``: the block decides the test's outcome too, so what it can see of us is kept to a
-    minimum. ``everywhere``: all threads are seen, at the price of memory events. ``watchdog``: a
-    capture that outgrows the machine is ended, see `Watchdog`. ``tracer``: marks what runs;
-    one that does not measure goes without shapes and memory. ``tensors``: the trace knows which
-    tensor is which, at the price of what torch then keeps of each event.
+    ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
+    ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
+    outgrows the machine is ended, see `Watchdog`. ``tracer``: marks what runs; with one that does
+    not measure, shapes and memory are not recorded. ``tensors``: the trace identifies tensors,
+    which takes memory for each event.
     """
 
-    #: A session of ours is about to start, so `OTHERS` has nothing to tell.
+    #: A session of ours is about to start, so `OTHERS` does not report it.
     starting: ClassVar[bool] = False
-    #: The one whose session runs: there can be no other of ours.
+    #: The capture whose session runs; there is only one of ours.
     current: ClassVar[Capture | None] = None
 
     def __init__(
@@ -256,7 +257,7 @@ class Capture:
         self._first = first
         self._everywhere = everywhere
         self._tracer = tracer
-        self._tensors = tensors and not everywhere  # without memory events numbers are no identity
+        self._tensors = tensors and not everywhere  # needs memory events
         self._details = tracer is None or tracer.measures
         self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_SAID)) if watchdog else None
         self._running = False
@@ -266,7 +267,7 @@ class Capture:
         self._thread = REAL.current_thread()
         self._undo = Undo()
         self.aside: str | None = None
-        #: Python threads were started in the block; others were there before.
+        #: Python threads were started in the block; ``other_threads``: others existed before.
         self.started_threads = False
         self.other_threads = False
         self._threads_at_work = Threads()
@@ -275,9 +276,9 @@ class Capture:
         self._began = 0
         #: Anomaly detection was on before the region.
         self._anomaly = False
-        #: The region's time, once it is over.
+        #: The region's time, once it has ended.
         self._spent_ns: int | None = None
-        #: A small trace as torch has written it, after `stop`; a large one is in its file only.
+        #: A small trace as torch has written it, after `stop`; a large one is only in its file.
         self.text: bytes | None = None
         self.packages = Packages()
 
@@ -288,11 +289,11 @@ class Capture:
             CaptureError: another profiler session is active.
         """
         if Capture.current is not None:
-            Capture.current.abandon()  # left over from a capture that could not end
+            Capture.current.abandon()  # left over from a capture that could not be ended
         if profiler_active():
             raise CaptureError("another profiler session is active while the test runs")
         synchronize()
-        look_for_graphs()  # the collector will not see them
+        look_for_graphs()  # the collector will not see them later
         with Undo() as undo:
             self._set_threads(undo)
             self._set_collector(undo)
@@ -356,9 +357,9 @@ class Capture:
 
     def _set_collector(self, undo: Undo) -> None:
         """No collection within the block, and nothing from before it to be collected."""
-        # Freezing hides older garbage from the collector in no time; a full collection would find
-        # it in 50 to 100 ms. Either way nothing from before is freed inside the region.
-        # Asking whether other code has frozen objects takes time proportional to their number.
+        # Freezing hides older garbage from the collector instantly; a full collection would take 50
+        # to 100 ms to find it. Either way nothing from before is freed inside the region. Checking
+        # whether other code has frozen objects takes time proportional to their number.
         if not (self._first or Tidy.at_work) and gc.get_freeze_count() == 0:
             gc.freeze()
             undo.callback(gc.unfreeze)
@@ -367,7 +368,7 @@ class Capture:
         undo.enter_context(no_collection())
 
     def _watch_threads(self, undo: Undo) -> None:
-        """Note threads that start; `threading.Thread` itself stays as the test knows it."""
+        """Record threads that start; `threading.Thread` itself looks unchanged to the test."""
 
         def recording(original: Callable[..., Any]) -> Callable[..., Any]:
             def start(*args: Any, **kwargs: Any) -> Any:
@@ -387,7 +388,7 @@ class Capture:
     # ---------------------------------------------------------------- the end
 
     def end_region(self) -> None:
-        """End the measured region; the session goes on, to see what a collection frees."""
+        """End the measured region; the session continues, to see what a collection frees."""
         if REAL.getpid() != self._pid:
             return
         self._end_lines()
@@ -420,15 +421,15 @@ class Capture:
 
     @property
     def is_small(self) -> bool:
-        """Whether so little can have been recorded that a file in memory will do."""
+        """Whether so little can have been recorded that an in-memory file is enough."""
         spent = self._spent_ns
         return spent is not None and spent < _SHORT_NS and accelerator() is None
 
     def stop(self, place: Path, facts: Mapping[str, Any]) -> tuple[Trace, Path]:
         """The trace of the region, and the file that holds it: ``place``, or one in this folder.
 
-        ``facts`` go into the trace's metadata, so that the file says all that was known; with the
-        work of other processes, if there was any.
+        ``facts`` go into the trace's metadata, so that the file is complete, together with the work
+        of other processes, if there was any.
 
         Raises:
             CaptureError: other code took over or ended the session, or it is empty.
@@ -455,7 +456,7 @@ class Capture:
             self._halt()
         profiler = self._profiler
         del self._profiler, self._region
-        # Torch crashes on writing a session that another one has ended.
+        # Torch crashes when it writes a session that another one has ended.
         if self._everywhere and not profiler.profiler.kineto_results.events():
             raise CaptureError("other code ended the profiler session of the test")
         path = place
@@ -484,12 +485,12 @@ class Capture:
         return trace, path
 
     def _own_facts(self) -> dict[str, Any]:
-        """What the capture knows and events do not tell."""
+        """What the capture knows beyond its events."""
         found: dict[str, Any] = {"anomaly_before": True} if self._anomaly else {}
         return found if self._elsewhere is None else {**found, "elsewhere": self._elsewhere}
 
     def abandon(self) -> None:
-        """End the session and forget it; safe at any time, and in a forked child."""
+        """End the session and discard it; safe at any time, and in a forked child."""
         if self._running and REAL.getpid() == self._pid:
             self.end_region()
             self._halt()
@@ -518,27 +519,27 @@ class Capture:
 
 
 def _base_ns(trace: Trace) -> int:
-    base = trace.metadata.get("baseTimeNanoseconds")  # not there before torch 2.4
+    base = trace.metadata.get("baseTimeNanoseconds")  # missing before torch 2.4
     return base if isinstance(base, int) else 0
 
 
 def _disable() -> None:
-    """End a session of which torch's own way has failed: it must not outlive the test."""
+    """End a session that torch's own function failed to end: it must not outlive the test."""
     if profiler_active():
-        with suppress(RuntimeError):  # it did not get so far as to have one
+        with suppress(RuntimeError):  # it had not begun yet
             real_torch().disable()
 
 
 def _empty(profiler: Any) -> None:
-    """Let go of all events now: torch's profile is a cycle, and collections are rare under us."""
+    """Release all events now: torch's profile is a cycle, and collections are rare here."""
     vars(profiler).clear()
 
 
 def _begin_elsewhere() -> None:
-    """Begin a session in a thread of its own, for ours to end.
+    """Begin a session in a separate thread, for ours to end.
 
-    When a test's thread has run a session, the backend has ended ours with it, and torch crashes
-    on stopping what the backend does not run.
+    If a test's thread has run a session, the backend has ended ours with it, and torch crashes when
+    it stops what the backend does not run.
     """
 
     def begin() -> None:
@@ -552,7 +553,7 @@ def _begin_elsewhere() -> None:
     with muted(2):
         thread.start()
         thread.join()
-        # Torch complains of what the thread leaves, when the system has ended it too.
+        # Torch complains about the thread's leftovers until the system has ended it too.
         for _ in range(100):
             if not os.path.exists(f"/proc/self/task/{thread.native_id}"):  # noqa: PTH110 - quick
                 break

@@ -16,9 +16,10 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-#: What runs while a test's patches are in place, bound before them: a test that replaces `open`,
-#: the clock or `gc.collect` must neither break us nor count our calls. In a namespace, because
-#: tools that replace the file system or the clock look through the globals of all modules.
+#: Functions for code that runs while a test's patches are in place, bound before them: a test that
+#: replaces `open`, the clock or `gc.collect` must neither break us nor count our calls. They are in
+#: a namespace, because tools that replace the file system or the clock search the globals of all
+#: modules.
 REAL = SimpleNamespace(
     clock=time.perf_counter_ns,
     cpu_clock=time.process_time_ns,
@@ -52,9 +53,9 @@ REAL = SimpleNamespace(
 
 @contextmanager
 def muted(*fds: int, flush: bool = True) -> Iterator[None]:
-    """Send what is written to these file descriptors nowhere, C++ code's lines included.
+    """Discard what is written to these file descriptors, including output of C++ code.
 
-    Without ``flush``, only C++ code's: what Python holds back is written later, as it would be.
+    Without ``flush``, only C++ code's: Python's buffered output is written later, as usual.
     """
     if flush:
         _flush()
@@ -77,8 +78,8 @@ def muted(*fds: int, flush: bool = True) -> Iterator[None]:
 
 
 def is_silent(call: Callable[[], object]) -> bool:
-    """Whether a call of it writes nothing to stderr; what it writes is lost."""
-    if os.name == "nt":  # where a pipe cannot be asked without waiting
+    """Whether a call writes nothing to stderr; what it writes is lost."""
+    if os.name == "nt":  # a pipe cannot be polled there
         return False
     try:
         copy = os.dup(2)
@@ -86,7 +87,7 @@ def is_silent(call: Callable[[], object]) -> bool:
         return False
     read, write = os.pipe()
     try:
-        os.set_blocking(read, False)  # a process that starts meanwhile may hold the other end
+        os.set_blocking(read, False)  # a new process may hold the other end
         os.dup2(write, 2)
         os.close(write)
         try:
@@ -110,7 +111,7 @@ def _flush() -> None:
 
 
 class no_collection:  # noqa: N801 - read as the statement that it stands for
-    """No automatic collection, though `gc.isenabled` says what the test expects."""
+    """No automatic collection, though `gc.isenabled` reports what the test expects."""
 
     __slots__ = ("_old",)
 
@@ -119,5 +120,5 @@ class no_collection:  # noqa: N801 - read as the statement that it stands for
         gc.set_threshold(0, *self._old[1:])
 
     def __exit__(self, *_: object) -> None:
-        if gc.get_threshold()[0] == 0:  # otherwise the test has set its own
+        if gc.get_threshold()[0] == 0:  # else the test has set its own
             gc.set_threshold(*self._old)

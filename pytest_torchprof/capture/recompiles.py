@@ -1,8 +1,8 @@
-"""What dynamo compiles in our runs for another number of threads does not use up a test's limit.
+"""Keep our runs' compilations from using up a test's recompile limit.
 
 Compiled code has a guard on the number of intra-op threads, so a run with one thread compiles every
 variant of a function once more. After ``recompile_limit`` variants dynamo gives up on the function,
-and with ``fullgraph=True`` it raises: in a later test, which had been far from the limit.
+and with ``fullgraph=True`` it raises, in a later test that would have been far from the limit.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NOBODY = _Nobody()
 
 
 def exempt_from_limit() -> Callable[[], None]:
-    """Call what this returns when a run is over: what dynamo compiled in between does not count.
+    """Call the returned function after a run: what dynamo compiled in between does not count.
 
-    Dynamo counts the variants that were compiled for the same objects as the frame has now.
+    Dynamo counts the variants that were compiled for the objects that the frame has now.
     Source: torch/_dynamo/cache_size.py, ``_has_same_id_matched_objs``.
     """
     before = {id(guards) for guards in _guards()}
@@ -41,7 +41,7 @@ def _guards() -> Iterator[Any]:
     """The guards of each variant of each function that dynamo has compiled."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     room = sys.modules.get("torch._C._dynamo.eval_frame")
-    # Private names, there since torch 2.6 at least; without them, dynamo counts as it always did.
+    # Private names, since torch 2.6 at least; without them, dynamo counts as usual.
     with suppress(AttributeError, TypeError):
         for known in list(dynamo.input_codes.seen):  # type: ignore[union-attr]
             if (code := known()) is not None:

@@ -1,9 +1,9 @@
 """The reference kernel: a fixed workload that measures the machine's current speed.
 
-A stored time compares with a new one only as a multiple of what the same machine took for work that
-never changes, measured within the same second. The work is a bit of everything that a test on the
-CPU spends its time on: operators that are hardly more than their dispatch, small matrix products,
-element by element work on more than a core's nearest caches hold, and plain Python.
+A stored time compares with a new one only as a multiple of the time that the same machine took for
+constant work, measured within the same second. The work is a mix of what a test on the CPU spends
+its time on: operators that are mostly dispatch, small matrix products, elementwise work on more
+data than a core's nearest caches hold, and plain Python.
 
 It runs on the CPU, in one thread, whatever the test runs on. On an accelerator it would need memory
 there, which a test could see. It writes into tensors that it keeps, so it allocates nothing.
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.real import REAL, no_collection
 
-#: To be raised with any change of the work, so that no times of different work are compared.
+#: Increase with any change of the work, so that times of different work are not compared.
 VERSION = 1
 
-#: Side of the matrices (0.5 MFLOP a product), and elements of the long vectors (1 MiB each).
+#: Side of the matrices (0.5 MFLOP per product), and elements of the long vectors (1 MiB each).
 _SIDE, _LENGTH = 64, 2**18
 _PRODUCTS, _LOOPS = 8, 2000
 
@@ -34,12 +34,12 @@ class Lap(NamedTuple):
 
 
 def run_reference(times: int) -> list[Lap]:
-    """Run the kernel, in one thread and without garbage collection; about 0.2 ms a run."""
+    """Run the kernel, in one thread and without garbage collection; about 0.2 ms per run."""
     t = real_torch()
     threads = t.get_threads()
     t.set_threads(1)
     try:
-        work = _work()  # in one thread too: torch's pool begins with the test that needs it
+        work = _work()  # in one thread too: torch's pool starts with the first test that needs it
         with no_collection():
             return [_lap(work) for _ in range(times)]
     finally:
@@ -47,9 +47,9 @@ def run_reference(times: int) -> list[Lap]:
 
 
 def conditions(threads: int | None = None) -> str:
-    """What a normalised time depends on besides the machine; times compare only if it is equal.
+    """What a normalized time depends on besides the machine; times compare only if it is equal.
 
-    ``threads`` are those of the rounds; None for those that torch has now.
+    ``threads`` are those of the rounds; None for torch's current number.
     """
     return f"reference {VERSION}, {threads or real_torch().get_threads()} torch threads"
 
@@ -65,7 +65,7 @@ def _work() -> Callable[[], object]:
     """The kernel with its tensors, made once, and run once before it counts."""
     import torch
 
-    # Bound now: a test may replace them, or what is the default for new tensors.
+    # Bound now: a test may replace them, or the defaults for new tensors.
     mm, add, mul, clamp = torch.mm, torch.add, torch.mul, torch.clamp
     with torch.inference_mode(mode=False):
 

@@ -1,8 +1,8 @@
 """Protect our code from a test's patches by restoring the originals while it runs.
 
-A test or a fixture may replace anything: `os.getcwd`, `re.sub`, `sys.modules["torch"]`. Our hooks
-run in the middle of that, and so do the libraries below them. While the shelter is entered, all
-that `originals` names is as it was when the session started; on leaving, the patches are back.
+A test or a fixture may replace anything: `os.getcwd`, `re.sub`, `sys.modules["torch"]`. Our hooks,
+and the libraries they use, run among these patches. While the shelter is entered, everything listed
+in `originals` is as it was when the session started; on leaving, the patches are back.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _dict, _id, _isinstance, _zip = dict, id, isinstance, zip
 _joined, _number = b"".join, int.from_bytes
 #: Bits of a dict's version.
 _WORD = 64
-#: So often a dict has changed in vain when its version is looked at no more.
+#: After this many changes to other names, a dict's version is no longer used.
 _RESTLESS, _MOST_RESTLESS = 20, 8
 
 
 class _Place(NamedTuple):
-    """Names of a module, a class or `sys.modules`, and their values when all was well."""
+    """Names of a module, a class or `sys.modules`, and their original values."""
 
     owner: Any
     seen: Mapping[str, Any]
     names: tuple[str, ...]
     values: tuple[Any, ...]
     fetch: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    #: What else is looked at once one of the names differs.
+    #: Names that are also checked if one of the names differs.
     also: Mapping[str, Any]
 
 
@@ -45,29 +45,29 @@ _Look = tuple[Any, Mapping[str, Any], tuple[Any, ...], _Place]
 
 
 class Shelter:
-    """``with SHELTER:`` has the originals in place; ``with SHELTER.lifted:``, within, the patches.
+    """``with SHELTER:`` restores the originals; ``with SHELTER.lifted:``, within, the patches.
 
-    Both may be nested, in one thread. Entering costs about 6 us while nothing is replaced; where
-    Python does not number the states of its dicts, up to 300, as each name is looked at.
+    Both may be nested, in one thread. Entering costs about 6 us while nothing is replaced, and up
+    to 300 us if Python does not number the states of its dicts, because each name is then compared.
     """
 
     def __init__(self) -> None:
         self.lifted = _Lifted(self)
         self._places: list[_Place] = []
-        #: What is compared on the way in, which is often.
+        #: What is compared on the way in, which happens often.
         self._looks: list[_Look] = []
-        #: The dicts' versions, and those with which all was well; empty where there are none.
+        #: The dicts' versions, and those without patches; empty if there are no versions.
         self._versions: list[Any] = []
         self._sound = b""
-        #: Places that change all the time, though not in what is looked at: these are compared.
+        #: Places that change all the time, but not in the listed names: their names are compared.
         self._restless: list[_Look] = []
         self._changes: dict[int, int] = {}
         self._inside = False
         self._before: list[bool] = []
-        #: What has been replaced by (owner, name), with what the test sees there.
+        #: What has been replaced, by (owner, name), with the value that the test sees.
         self._away: dict[tuple[int, str], tuple[Any, str, Any]] = {}
         self._known: set[tuple[int, str]] = set()
-        #: Modules that nobody had imported so far.
+        #: Modules that nothing has imported so far.
         self._later: tuple[str, ...] = ()
         self._thread = 0
         self._depth = self._lowered = 0
@@ -91,7 +91,7 @@ class Shelter:
         self.learn_more()
 
     def learn_more(self) -> None:
-        """Learn of modules that were imported since: before a test, so not in the midst of one."""
+        """Add modules that were imported since; called before a test, not during one."""
         new = [name for name in self._later if name in sys.modules]
         if new:
             self._later = tuple(name for name in self._later if name not in new)
@@ -115,7 +115,7 @@ class Shelter:
         self._sound = bytes(8 * len(self._versions))
 
     def forget(self) -> None:
-        """Forget the originals: another session with other plugins starts in this process."""
+        """Forget the originals, for another session with other plugins in this process."""
         self._places, self._known, self._later = [], set(), ()
         self._looks, self._versions, self._sound = [], [], b""
         self._restless, self._changes = [], {}
@@ -136,13 +136,13 @@ class Shelter:
     def turn(self, *, inside: bool) -> None:
         """Go in or out, until `turn_back`."""
         if REAL.current_thread() != self._thread:
-            return  # a thread of the test's own; the patches are its world
+            return  # a thread of the test's own keeps its patches
         self._before.append(self._inside)
         if inside != self._inside:
             self._go_in() if inside else self._come_out()
 
     def turn_back(self) -> None:
-        """As it was before the last turn."""
+        """Restore the state before the last turn."""
         if REAL.current_thread() != self._thread or not self._before:
             return
         inside = self._before.pop()
@@ -160,7 +160,7 @@ class Shelter:
         for look in self._restless:
             if not _is_sound(look):
                 self._restore(look[3])
-        now = _joined(self._versions)  # in one call: they are many
+        now = _joined(self._versions)  # one call for all of them
         if not now:
             for look in self._looks:
                 if not _is_sound(look):
@@ -201,7 +201,7 @@ class Shelter:
             lowered, self._lowered = self._lowered, 0
             try:
                 REAL.set_recursion_limit(lowered)
-            except RecursionError:  # we are deeper than the test was when it set it
+            except RecursionError:  # we are deeper in the stack than the test was
                 self._lowered = 0
 
     # ---------------------------------------------------------------- patches of our own
@@ -212,7 +212,7 @@ class Shelter:
         return self._lowered or int(REAL.recursion_limit())
 
     def set_depth_of_test(self, depth: int) -> None:
-        """Set it, from here on or from the way out."""
+        """Set it, now or on the way out."""
         if self._inside and depth < self._depth:
             self._lowered = depth
             depth = self._depth
@@ -227,7 +227,7 @@ class Shelter:
         return getattr(owner, name)
 
     def show_test(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute as the test sees it; what we see of it stays the original."""
+        """Set an attribute as the test sees it; our code still sees the original."""
         if self._inside and (_id(owner), name) in self._known:
             self._away[_id(owner), name] = owner, name, value
         else:
@@ -257,7 +257,7 @@ def _is_sound(look: _Look) -> bool:
 
 
 def _differing(looks: Sequence[_Look], now: bytes, before: bytes) -> list[_Look]:
-    """Those of which the version is another one: few of many, so found without a look at each."""
+    """Those whose version has changed: usually few, so found without comparing each one."""
     found, at = [], 0
     changed = _number(now, "little") ^ _number(before, "little")
     while changed:
@@ -283,7 +283,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 
 def _places(module_name: str) -> Iterator[_Place]:
-    """All that `NAMES` names of a module and is there."""
+    """All names in `NAMES` that a module has."""
     module = sys.modules.get(module_name)
     if not isinstance(module, ModuleType):
         return
@@ -304,14 +304,14 @@ def _place(
     also: Mapping[str, Any] | None = None,
 ) -> Iterator[_Place]:
     if "*" in names:
-        # Of a class, what is bound on access: functions, properties, class methods.
+        # For a class, what is bound on access: functions, properties, class methods.
         called = _bound if isinstance(owner, type) else callable
         names = [*names, *(name for name, value in seen.items() if called(value))]
     there = tuple(dict.fromkeys(name for name in names if name in seen))
-    # One more time the first: of a single name, `itemgetter` makes no tuple.
+    # The first name twice: for a single name, `itemgetter` makes no tuple.
     if there := there and (*there, there[0]):
         fetch = itemgetter(*there)
-        if isinstance(seen, MappingProxyType):  # twice as slow as what it shows
+        if isinstance(seen, MappingProxyType):  # twice as slow as the dict itself
             seen = next((one for one in get_referents(seen) if isinstance(one, dict)), seen)
         yield _Place(owner, seen, there, fetch(seen), fetch, also or {})
 

@@ -27,7 +27,7 @@ class RandomState:
         self._cuda = device.get_rng_state_all() if device and device.is_initialized() else None
 
     def restore(self) -> None:
-        """Put the generators back to where they were."""
+        """Restore the generators' states."""
         PYTHON.restore(self._python, random.setstate)
         if self._numpy is not None:
             NUMPY.restore(self._numpy, sys.modules["numpy.random"].set_state)
@@ -64,13 +64,13 @@ class World:
 
 
 def _variables() -> Mapping[Any, Any]:
-    """The environment, as the system has it where Python keeps it so: the rest is decoding."""
+    """The environment in the system's encoding, if Python keeps it so, to avoid decoding it."""
     found: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
     return found
 
 
 def _restore_variables(before: Mapping[Any, Any]) -> None:
-    """Only what differs: pytest itself sets one in each phase."""
+    """Restore only what differs: pytest itself sets a variable in each phase."""
     now = _variables()
     for key in [key for key in now if key not in before]:
         del os.environ[os.fsdecode(key)]

@@ -26,7 +26,7 @@ COUNTER_LOST = "the hardware counter stopped"
 class Round(Plain, frozen=True):
     """One unprofiled run: wall and process CPU time in ns, instructions or why there are none.
 
-    ``page_faults``: how often memory had to be fetched from the system, 0 where it does not tell.
+    ``page_faults``: how often memory was requested from the system, 0 if unknown.
     """
 
     wall_ns: int
@@ -36,10 +36,10 @@ class Round(Plain, frozen=True):
 
 
 class Stopwatch:
-    """Times a block, device work included; ``result`` is there after the block.
+    """Times a block, including device work; ``result`` is available after the block.
 
-    ``first``: the block decides the test's outcome too, so the collector is left alone, and so are
-    the intra-op ``threads``.
+    ``first``: the block also decides the test's outcome, so the collector and the intra-op
+    ``threads`` are left alone.
     """
 
     result: Round | None = None
@@ -70,7 +70,7 @@ class Stopwatch:
             self._stopped = now - self._wall, REAL.cpu_clock() - self._cpu
 
     def __exit__(self, *exc: object) -> None:
-        """Stop them, if nobody has, and put back what was set."""
+        """Stop the clocks if they still run, and restore the settings."""
         self.stop()
         assert self._stopped is not None  # noqa: S101 - they were stopped just now
         wall, cpu = self._stopped
@@ -88,7 +88,7 @@ def _page_faults() -> int:
 
 @cache
 def counts_instructions() -> bool:
-    """Whether torch has a counter, and the machine one to read; asking in vain prints to stderr."""
+    """Whether torch and the machine have a counter; a failed attempt prints to stderr."""
     import torch
 
     counter = getattr(torch._C, "_instruction_counter", None)

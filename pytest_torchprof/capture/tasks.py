@@ -8,19 +8,19 @@ from typing import ClassVar
 
 from pytest_torchprof.capture.real import REAL
 
-#: A team of OpenMP spins for a while after its work, and OpenBLAS's from its import on for 2**26
+#: An OpenMP pool spins for a while after its work; OpenBLAS's spins after its import for 2**26
 #: cycles, or until a fork ends it: 20 to 35 ms that are not the test's.
 _SPIN_NS = 50_000_000
-#: CPU time of a thread that has done something, and as much as is nothing: clocks are read in turn.
+#: CPU time of a thread that has worked, and CPU time that is negligible: clocks are read in turn.
 _STARTED_NS, _NOTHING_NS = 50_000, 5_000
-#: The end of a child wakes any thread, in the midst of a system call that Python then repeats.
+#: The end of a child wakes any thread, during a system call that Python then repeats.
 _WOKEN_NS = 500_000
 
 
 class Threads:
     """CPU time of this process's threads other than the one that measures, Python's or not."""
 
-    #: Those that were there before all tests, or when the capture before this one began.
+    #: Threads that existed before all tests, or when the capture before this one began.
     _seen: ClassVar[frozenset[int]] = frozenset()
 
     def __init__(self) -> None:
@@ -28,27 +28,28 @@ class Threads:
         self._tasks: dict[int, int] = {}
         self._settled: frozenset[int] = frozenset()
         self._ours: set[int] = set()
-        #: Whether, by `end`, Python threads from before have worked: those spin for nobody.
+        #: Set by `end`: older Python threads have worked, which do not spin.
         self.pool_worked = False
 
     @classmethod
     def settle(cls) -> None:
-        """Those that run now belong to no test."""
+        """Assign the current threads to no test."""
         cls._seen = frozenset(_task_clocks())
 
     def begin(self, ours: Collection[int] = ()) -> None:
-        """From here on; ``ours`` are native ids of threads that belong to us."""
+        """Watch from here on; ``ours`` are native ids of our own threads."""
         self._ours, self._me = set(ours), REAL.native_id()
         self._tasks = _task_clocks()
         self._settled = Threads._seen.intersection(self._tasks)
         Threads._seen = frozenset(self._tasks)
-        # In such an order, here and at the end, that what lies between the two reads is nobody's.
+        # Read in this order, here and at the end, so that time between the two reads counts for
+        # neither.
         self._mine, self._total = REAL.thread_clock(), REAL.cpu_clock()
 
     def end(self, *, woken: bool = False) -> tuple[bool, bool]:
-        """Whether threads that were started meanwhile have worked, and ones from before.
+        """Whether threads that were started since `begin` have worked, and whether older ones have.
 
-        ``woken``: a child process has ended meanwhile.
+        ``woken``: a child process has ended since `begin`.
         """
         if REAL.native_id() != self._me:  # the test ends in another thread than it began in
             return False, True
@@ -60,7 +61,7 @@ class Threads:
         grown = {task: ns - self._tasks.get(task, 0) for task, ns in now.items()}
         ended = total - mine - sum(grown.values())
         python = {thread.native_id for thread in REAL.threads()}
-        # With the spinning of a team that shrinks; others may just end late, of the run before.
+        # Includes the spinning of a shrinking pool; other threads of the previous run may end late.
         gone = len(self._settled - now.keys() - {self._me})
         started = ended > _STARTED_NS + gone * _SPIN_NS
         others = False
@@ -77,15 +78,15 @@ class Threads:
 
 
 _FOLDER = "/proc/self/task"
-#: The threads that were found when the folder was listed last: to count its links is quicker.
+#: The threads found when the folder was last listed: counting its links is faster.
 _LATEST: list[int] = []
 
 
 def _task_clocks() -> dict[int, int]:
-    """CPU time in ns of each thread of the process, by native id; empty where nobody says."""
+    """CPU time in ns of each thread of the process, by native id; empty if unsupported."""
     clocks: dict[int, int] = {}
     with suppress(OSError, TypeError):
-        # As many as then, and each is there.
+        # The same number as then, and each one exists.
         if _LATEST and REAL.stat(_FOLDER).st_nlink - 2 == len(_LATEST):
             return {task: REAL.any_clock((~task << 3) | 6) for task in _LATEST}
     with suppress(OSError):
@@ -97,7 +98,7 @@ def _task_clocks() -> dict[int, int]:
 
 
 def _is_torchs(task: int) -> bool:
-    """Whether torch's autograd runs there, whose work is profiled with that of its caller."""
+    """Whether it is a thread of torch's autograd, whose work is profiled with its caller's."""
     try:
         with REAL.open(f"/proc/self/task/{task}/comm", "rb") as file:
             return bool(file.read().startswith((b"pt_autograd", b"cuda")))

@@ -1,7 +1,7 @@
 """The tensors that an operator took and made, identified by the profiler's storage numbers.
 
-They are in what the profiler keeps in memory, not in the file that it writes, and they take as long
-to make as that file. So only a capture of whose operators somebody asks keeps them.
+They are in what the profiler keeps in memory, not in the file that it writes, and creating them
+takes as long as that file. So only captures that need them keep them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.trace.tensors import Taken
 
-#: What a number is where it is of no tensor, or not known.
+#: The number for something that is not a tensor, or is unknown.
 _NONE = -1
 
 
 class StorageNumbers:
-    """The numbers of the tensors of a capture's operators; decoded for those that are asked for.
+    """The numbers of the tensors of a capture's operators; decoded on request.
 
-    Views of a tensor have its number, and no tensor made later has it. See `events.Tensors`.
-    ``base_ns`` is what the trace's own clock is behind the profiler's.
+    Views of a tensor have its number, and no later tensor reuses it. See `events.Tensors`.
+    ``base_ns`` is the offset from the trace's clock to the profiler's.
     """
 
     def __init__(self, results: Any, base_ns: int) -> None:
@@ -31,21 +31,21 @@ class StorageNumbers:
         self._threads: list[_Level] | None = None
 
     def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
-        """Of operators, by when they start (ns) and their names: what each of their arguments is.
+        """What each argument is, for operators given by their starts (ns) and names.
 
-        A number for a tensor, numbers for a list of them, -1 for anything else; nothing for an
+        A number for a tensor, numbers for a list of tensors, -1 for anything else; empty for an
         operator that is not found.
         """
         found = self._found(starts, names)
         return [() if n is None else tuple(map(_taken, n.event.typed[1].inputs)) for n in found]
 
     def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
-        """The numbers of the tensors that got their memory within each operator, and kept it."""
+        """The numbers of the tensors whose memory was allocated within each operator, and kept."""
         found = self._found(starts, names)
         return [frozenset() if node is None else frozenset(_made(node.event)) for node in found]
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
-        """The address of each operator's first argument, -1 where that is no tensor."""
+        """The address of each operator's first argument, -1 if that is not a tensor."""
         found = self._found(starts, names)
         return [_NONE if node is None else _object(node.event.typed[1].inputs) for node in found]
 
@@ -59,7 +59,7 @@ class StorageNumbers:
 
 
 class _Node:
-    """An event of the profiler's tree; its children are looked at once."""
+    """An event of the profiler's tree; its children are read on first use."""
 
     __slots__ = ("_below", "event")
 
@@ -75,7 +75,7 @@ class _Node:
 
 
 class _Level:
-    """Events side by side on one thread, in the order of their starts."""
+    """Sibling events on one thread, by their starts."""
 
     __slots__ = ("_nodes", "_starts")
 
@@ -86,7 +86,7 @@ class _Level:
         self._starts = [node.event.start_time_ns for node in self._nodes]
 
     def find(self, start: int, name: str) -> _Node | None:
-        """The operator of this name that starts then, here or below."""
+        """The operator with this name and start, here or below."""
         at = bisect_right(self._starts, start) - 1
         while at >= 0:
             node = self._nodes[at]
@@ -119,9 +119,9 @@ def _taken(argument: Any) -> Taken:
 
 
 def _number(argument: Any) -> int:
-    # Not its ``id``: that is one for two tensors whose Python-side parts had the same address.
+    # Not its ``id``: two tensors share it if their Python objects had the same address.
     number = getattr(argument, "allocation_id", None)
-    # All that torch.func wraps are without memory of their own, and have one number.
+    # Tensors wrapped by torch.func have no memory of their own, and share one number.
     return _NONE if number is None or not argument.storage_data_ptr else int(number)
 
 

@@ -14,41 +14,41 @@ from pytest_torchprof.capture.real import REAL, no_collection
 
 Result = TypeVar("Result")
 
-#: Tests after which the collector sees all objects once.
+#: After this many tests, the collector checks all objects once.
 _AFRESH = 100
 
 
 class Regions(Protocol):
-    """What the ``torchprof`` fixture talks to while a test's calls are timed."""
+    """The ``torchprof`` fixture's interface while a test's calls are timed."""
 
     def enter(self) -> None:
-        """The region of a call begins: what was before it does not count."""
+        """The region of a call begins: earlier work does not count."""
 
     def leave(self) -> None:
-        """It ends: what comes after does not count."""
+        """It ends: later work does not count."""
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Call the function that is the test's region, as often as is wanted."""
+        """Call the function that is the test's region, as often as needed."""
 
 
 class Meter:
-    """Wall and process CPU time in ns of calls; of their marked regions where they have some.
+    """Wall and process CPU time in ns of calls; of their marked regions if they have any.
 
-    Of several regions of a call, the sum.
+    For several regions in a call, the sum.
     """
 
     def __init__(self) -> None:
         self.wall_ns = array("q")
         self.cpu_ns = array("q")
-        #: Of whole calls, regions or not.
+        #: Of whole calls, with or without regions.
         self.spent_ns = 0
         self._region: list[int] | None = None
-        #: The call has a function for its region, whose calls are timed for themselves.
+        #: The call's region is a function, whose calls are timed separately.
         self.elsewhere = False
         self._started = (0, 0)
 
     def take(self) -> tuple[array[int], array[int], int]:
-        """Wall and CPU time of calls since the last taking, and what they took in all, in ns."""
+        """Wall and CPU times of calls since the last `take`, and their total duration, in ns."""
         taken = self.wall_ns, self.cpu_ns, self.spent_ns
         self.wall_ns, self.cpu_ns, self.spent_ns = array("q"), array("q"), 0
         return taken
@@ -67,9 +67,9 @@ class Meter:
             self._keep(now - wall, REAL.cpu_clock() - cpu)
 
     def time(self, call: Callable[[], object], count: int) -> None:
-        """Call it so many times, with the device idle before and after, and the collector off.
+        """Call it ``count`` times, with the device idle before and after, and the collector off.
 
-        CPU time is that of a call in the mean: to ask for it takes as long as a short call.
+        CPU time is the mean of the calls: reading its clock takes as long as a short call.
         """
         if not count:
             return
@@ -110,7 +110,7 @@ class Meter:
             self._region[1] += cpu - self._started[1]
 
     def _keep(self, wall_ns: int, cpu_ns: int) -> None:
-        """Note a call, or its region instead."""
+        """Record a call, or its region instead."""
         if self.elsewhere:
             self.elsewhere = False
             return
@@ -120,21 +120,22 @@ class Meter:
 
 
 class Tidy:
-    """The collector in a long session: what is there stays, and what is new goes between turns.
+    """Garbage collection in a long session: old objects stay, and new garbage is freed between
+    turns.
 
-    Frozen objects are not looked at, so a collection takes microseconds, where one of all that
-    torch has brought takes a tenth of a second. What was frozen and is garbage by now has to
-    wait for the next time that all are looked at.
+    Frozen objects are skipped, so a collection takes microseconds, instead of a tenth of a second
+    for everything that torch has loaded. Frozen objects that have become garbage wait for the next
+    full collection.
     """
 
-    #: What is old is frozen in this process.
+    #: Whether old objects are frozen in this process.
     at_work: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._settled = 0
 
     def settle(self) -> None:
-        """Collect, and set aside what is left; now and then, of all there is."""
+        """Collect, and freeze what is left; occasionally, collect everything."""
         if self._settled % _AFRESH == 0:
             gc.unfreeze()
         self._settled += 1

@@ -28,12 +28,12 @@ class Undo:
         self._calls.append((call, arguments))
 
     def enter_context(self, context: Any) -> None:
-        """Enter one now, and leave it then: it is not told of exceptions."""
+        """Enter a context now, and leave it at the end; it is not told of exceptions."""
         context.__enter__()
         self._calls.append((context.__exit__, (None, None, None)))
 
     def pop_all(self) -> Undo:
-        """Leave all of it to another one."""
+        """Move all callbacks to a new instance."""
         other = Undo()
         other._calls, self._calls = self._calls, []
         return other

@@ -1,7 +1,7 @@
 """Tell cheaply whether a dict has changed, without comparing its items.
 
 CPython numbers the states of dicts: PEP 509, ``ma_version_tag``, "incremented for each change". It
-is there until 3.13. Where it is not, or not where we look for it, nobody is told that it is.
+exists up to 3.13. If it is missing, or not at the expected offset, it is not used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _OFFSET = 24
 
 
 def version_of(names: dict[str, Any]) -> ctypes.c_uint64 | None:
-    """Its ``value`` is another one after each change of this dict, which must outlive it.
+    """A counter whose ``value`` changes with each change of this dict, which must outlive it.
 
-    None where this Python does not tell.
+    None if this Python has none.
     """
     return _at(names) if tells() else None
 
@@ -29,13 +29,13 @@ def _at(names: dict[str, Any]) -> ctypes.c_uint64:
 
 @cache
 def tells() -> bool:
-    """Whether the number is where it is expected, and does what it should."""
+    """Whether the number is at the expected offset, and behaves as expected."""
     if sys.implementation.name != "cpython" or sys.getsizeof({}) < _OFFSET + 8:
         return False
     names: dict[str, Any] = {"a": 1, "b": 2}
     version = _at(names)
     seen = [version.value]
-    others = [names] * 10  # what counts references counts these
+    others = [names] * 10  # a reference count would count these
     looked = names["a"], names.get("c"), dict(names), list(names), len(others)
     still = version.value == seen[0] and len(looked) > 0
     for change in ({"a": 3}, {"a": 1}, {"c": 4}, {"b": None}):

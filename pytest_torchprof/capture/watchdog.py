@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-#: Growth of the process that ends a capture. torch 2.13 keeps about 0.3 KB an event while it
-#: records, and takes ten times that, and 8 µs an event, when it stops: so this is about a million
+#: Growth of the process that ends a capture. torch 2.13 keeps about 0.3 KB per event while it
+#: records, and takes ten times that, and 8 µs per event, when it stops: so this is about a million
 #: events, 3 GB and 8 s. Measured on a loop of 2.2 million events.
 LIMIT_BYTES = 256 * 2**20
 LIMIT_SAID = "it records more than about a million events, which torch's profiler cannot hold"
@@ -21,14 +21,15 @@ _STATM = Path("/proc/self/statm")
 class Watchdog:
     """Calls ``on_exceed`` in the main thread once the process has grown by `LIMIT_BYTES`.
 
-    Growth is beyond the highest the process had reached before, so memory of the test itself, which
-    ran without the profiler first, does not count. Does nothing where ``/proc`` is not there.
+    Growth is measured from the process's previous peak, so memory of the test itself, which ran
+    without the profiler first, does not count. Does nothing without ``/proc``.
     """
 
     def __init__(self, on_exceed: Callable[[], None]) -> None:
         self._done = threading.Event()
         self._on_exceed = on_exceed
-        # A profiler session ends on the thread that began it: so let that thread call.
+        # A profiler session can only end on the thread that began it, so that thread makes the
+        # call.
         self._pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)
         self._thread: threading.Thread | None = None
 
@@ -44,7 +45,7 @@ class Watchdog:
 
     @property
     def native_ids(self) -> list[int]:
-        """Those of its threads."""
+        """The native ids of its threads."""
         return [self._thread.native_id] if self._thread and self._thread.native_id else []
 
     def stop(self) -> None:

@@ -80,7 +80,7 @@ def _attribute(trace: Trace) -> Work:
 
     flops = none.copy()
     rows = np.flatnonzero(working & (counted >= 0))
-    name, dur = trace.name[event[rows]].astype(np.int64), trace.dur[event[rows]]
+    name, dur = trace.name[event[rows]], trace.dur[event[rows]]
     flops[rows] = _shares(counted[rows], dur, main[rows], op_flops(trace)[counted[rows]], name)
 
     done, untold = _masked(trace, flops, counted)

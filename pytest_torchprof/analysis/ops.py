@@ -129,7 +129,7 @@ def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
 def launching_operators(trace: Trace, device: Ints) -> Ints:
     """Name of the innermost operator (else annotation) that launched each device event, or -1."""
     event = launchers(trace, device)
-    return np.where(event >= 0, trace.name[event], -1).astype(np.int64)
+    return np.where(event >= 0, trace.name[event], -1)
 
 
 def launchers(trace: Trace, device: Ints) -> Ints:

@@ -116,7 +116,7 @@ def kernel_rows(
     event = work.event
     if not len(event):
         return []
-    device, name, dur = trace.device[event], trace.name[event].astype(np.int64), trace.dur[event]
+    device, name, dur = trace.device[event], trace.name[event], trace.dur[event]
     copied = trace.kind[event] != Kind.KERNEL
     # An operator's copies are not in one row with its kernels.
     linked = (trace.launch[event] >= 0) | (work.owner >= 0)

@@ -68,7 +68,7 @@ def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
         return {}
     every = [events for stretch in parts.values() for events in stretch]
     found = stacks(trace, nesting.distinct(np.concatenate(every)))
-    number, inside = trace.name.astype(np.int64), found.module >= 0
+    number, inside = trace.name, found.module >= 0
     module = np.where(inside, number, -1)
     for level in nesting.levels(found.depth):
         above = found.parent[level]
@@ -118,7 +118,7 @@ class _Around:
         above = stacks.parent[events]
         above = np.where(above >= 0, position[above], -1)
         level, owner, classes = (c[events] for c in (stacks.depth, stacks.owner, stacks.module))
-        name = trace.name[events].astype(np.int64)
+        name = trace.name[events]
         user = _innermost(above, level, np.where(owner == Owner.USER, name, -1))
         library = _innermost(above, level, np.where(owner == Owner.LIBRARY, name, -1))
         # The function's callers do not belong to its path.

@@ -11,6 +11,7 @@ from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.sources import Source
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, rows_of
+from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def kinds_of_casts(trace: Trace, rows: Ints, least: float) -> tuple[list[Source]
     -1 for a copy without a cast, and for one of fewer than ``least`` elements.
     """
     copies = rows_of(trace, "aten::copy_")
-    copies = copies[np.isin(trace.parent[copies], rows)]
+    copies = copies[marked(trace, rows)[trace.parent[copies]]]
     known: dict[tuple[bytes, bytes], int] = {}
     kinds: dict[Source, int] = {}
     kind = np.full(len(rows), -1, np.int64)

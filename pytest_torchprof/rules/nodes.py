@@ -15,7 +15,7 @@ from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.trace.arguments import AutogradArgs, decode
 from pytest_torchprof.trace.levels import are_engine_steps, calls, compiled
 from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_named
-from pytest_torchprof.trace.tree import within
+from pytest_torchprof.trace.tree import are_outermost, within
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -152,8 +152,13 @@ def steps(trace: Trace) -> Ints:
 
 def numbers(trace: Trace, rows: Ints) -> Ints:
     """Sequence numbers, -1 for none."""
-    found = decode(AutogradArgs, trace.args[rows])
-    return np.fromiter([args.sequence for args in found], np.int64, len(found))
+    found = np.full(len(rows), -1, np.int64)
+    raws = trace.args[rows].tolist()
+    # Operators that are called without a graph have none: to look for the word is quicker.
+    some = [at for at, raw in enumerate(raws) if raw is not None and b"Sequence number" in raw]
+    if some:
+        found[some] = [args.sequence for args in decode(AutogradArgs, trace.args[rows[some]])]
+    return found
 
 
 def _last_number(trace: Trace, row: int) -> int:
@@ -165,12 +170,15 @@ def _last_number(trace: Trace, row: int) -> int:
 
 
 def all_used(trace: Trace, named: Names) -> bool:
-    """Whether each operator with such a name has the number of a node that ran.
+    """Whether each outermost operator with such a name has the number of a node that ran.
 
     A quick check that usually settles the matter in training. False settles nothing.
     """
     ran = trace.once(_ran)
-    return len(ran) > 1 and ran.issuperset(numbers(trace, operators_named(trace, named)).tolist())
+    if len(ran) < 2 or has_regions(trace):
+        return False
+    rows = operators_named(trace, named)
+    return ran.issuperset(numbers(trace, rows[are_outermost(trace, rows)]).tolist())
 
 
 def _ran(trace: Trace) -> set[int]:

@@ -17,7 +17,7 @@ from pytest_torchprof.rules.nodes import numbers
 from pytest_torchprof.rules.shapes import mean_elements
 from pytest_torchprof.trace.levels import engine_steps, frames_around
 from pytest_torchprof.trace.names import Names, are_named, marks_named
-from pytest_torchprof.trace.tree import has_frames, rows_of
+from pytest_torchprof.trace.tree import has_frames, marked, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -202,9 +202,8 @@ def single_tensor_optimizer(
             small = mean_elements(trace, step.rows) <= cpu_elements
             if step.known in _SLOWER_ON_CPU or count < cpu_parameters or not small:
                 continue
-        said = trace.args[step.rows].as_list()
-        complex_ = _COMPLEX in said or "aten::view_as_real" in step.calls
-        if (complex_ and not device) or (_NODE in said and _records_a_graph(trace, step)):
+        complex_ = _has_complex(trace, step, step.known)
+        if (complex_ and not device) or _records_a_graph(trace, step):
             continue
         saved = _saved(step, count, on_device=device)
         kept.append(step.event)
@@ -222,9 +221,6 @@ def single_tensor_optimizer(
     return Matches(rows, messages, fix=fixes, cost_ns=saved_ns, span_ns=(trace.ts[rows], ends))
 
 
-#: In what is said of operators: of complex ones, which no fused form takes, and of a node's.
-_COMPLEX: Final = b"c10::complex"
-_NODE: Final = b"Sequence number"
 #: How many operators of a step are checked for whether they record a graph.
 _SOME: Final = 50
 _BY_FOREACH: Final = "pass foreach=True to the optimizer"
@@ -269,10 +265,18 @@ def _together(known: str, *, on_device: bool) -> str:
     return _BY_FOREACH
 
 
+def _has_complex(trace: Trace, step: Step, known: str) -> bool:
+    """Whether some parameters are complex, which no fused form takes."""
+    updates = step.rows[are_named(trace, step.rows, _UPDATES[known][0])]
+    return "aten::view_as_real" in step.calls or b"c10::complex" in trace.args[updates].as_list()
+
+
 def _records_a_graph(trace: Trace, step: Step) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
-    known = numbers(trace, step.rows[:: 1 + len(step.rows) // _SOME])
-    return len({*known.tolist()} - {-1}) > 1
+    some = step.rows[:: 1 + len(step.rows) // _SOME]
+    if b"Sequence number" not in trace.args[some].as_list():
+        return False  # as mostly
+    return len({*numbers(trace, some).tolist()} - {-1}) > 1
 
 
 # ------------------------------------------------------------------------- what a step is and does
@@ -313,7 +317,7 @@ def _text(calls: Sequence[str]) -> str:
 def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
     """By the functions of torch that ran according to Python frames, for any class name."""
     updates = rows_of(trace, *{once for once, _ in _UPDATES.values()})
-    updates = updates[np.isin(trace.parent[updates], events)]
+    updates = updates[marked(trace, events)[trace.parent[updates]]]
     frames = frames_around(trace, _SINGLE, updates)
     for row, frame in zip(updates.tolist(), frames.tolist(), strict=True):
         at = int(np.searchsorted(events, trace.parent[row]))

@@ -12,6 +12,7 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches,
 from pytest_torchprof.rules.nodes import engine_nodes, forward_calls
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named, rows_of
+from pytest_torchprof.trace.tree import marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -169,7 +170,7 @@ def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
 def _adding(trace: Trace, one: _Pass) -> Ints:
     """The additions to existing gradients."""
     adds = rows_of(trace, "aten::add_", "aten::add")
-    found: Ints = adds[np.isin(trace.parent[adds], one.puts)]
+    found: Ints = adds[marked(trace, one.puts)[trace.parent[adds]]]
     return found
 
 
@@ -215,7 +216,7 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | N
 def _keeps(trace: Trace, one: _Pass) -> bool:
     """Whether a hook keeps a gradient: a step of the engine copies it, outside of its node."""
     copies = rows_of(trace, _KEEPS)
-    return bool(np.isin(trace.parent[copies], one.steps).any())
+    return bool(marked(trace, one.steps)[trace.parent[copies]].any())
 
 
 def _dims(args: OpArgs) -> list[str]:

@@ -71,7 +71,7 @@ def _sequence(trace: Trace) -> Sequence:
     apart = are_named(trace, rows, APART)
     before: Ints = np.cumsum(~apart, dtype=np.int64)[apart]
     kept = rows[~apart]
-    return Sequence(kept, trace.name[kept].astype(np.int64), key[~apart], rows[apart], before)
+    return Sequence(kept, trace.name[kept], key[~apart], rows[apart], before)
 
 
 def stretches(key: Ints, repeats: int, longest: int) -> Iterator[Stretch]:

@@ -15,7 +15,7 @@ from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
 from pytest_torchprof.trace.names import Names, are_named, marks_named, rows_of
 from pytest_torchprof.trace.nesting import distinct
-from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames
+from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames, marked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,7 +108,7 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
     ends = trace.region is not None and len(puts) > 0  # a stored trace is a part of what ran
     found = _before(puts, found) if ends else found
     adds = rows_of(trace, "aten::add_", "aten::add")
-    adds = adds[np.isin(trace.parent[adds], puts)]
+    adds = adds[marked(trace, puts)[trace.parent[adds]]]
     asks = False
     if len(puts):
         by_hand, asks = _by_hand(trace, rest, puts, adds)

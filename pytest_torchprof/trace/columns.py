@@ -138,7 +138,7 @@ class Columns:
                 )
                 for name, _, _, pid, tid in self._labels
             ],
-            np.int32,
+            np.int64,
         ).reshape(-1, 2)
         label = label[order]
         text = b"".join(self._texts)
@@ -148,7 +148,7 @@ class Columns:
             dur=dur[order],
             kind=kind[order],
             name=of_label[label, 0],
-            thread=of_label[label, 1],
+            thread=of_label[label, 1].astype(np.int32),
             names=list(names),
             args=Arguments(text, starts(length)[order], length[order]),
             threads=list(threads),

@@ -25,7 +25,7 @@ from pytest_torchprof.trace.arguments import (
     decode,
 )
 from pytest_torchprof.trace.event_names import MODULE, MODULE_MARK, REGION, shown_name
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind, among
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.memory import Memory
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Trace:
     ts: Ints
     dur: Ints
     kind: npt.NDArray[np.int8]
-    name: npt.NDArray[np.int32]
+    name: Ints  # of 64 bits, as numpy wants indices
     thread: npt.NDArray[np.int32]
     names: Sequence[str]
     args: Arguments
@@ -85,7 +85,11 @@ class Trace:
 
     def is_kind(self, *kinds: Kind) -> Bools:
         """Events of any of these kinds."""
-        return among(kinds)[self.kind]
+        first, *others = map(int, kinds)  # plain numbers, which numpy compares faster
+        found: Bools = self.kind == first
+        for other in others:
+            found |= self.kind == other
+        return found
 
     def has(self, *kinds: Kind) -> bool:
         """Whether there is an event of any of these kinds: mostly a look that saves another."""
@@ -133,7 +137,7 @@ class Trace:
     @kept
     def _region_marks(self) -> Ints:
         marks = self.named(REGION).nonzero()[0]
-        found: Ints = marks[among((Kind.ANNOTATION,))[self.kind[marks]]]
+        found: Ints = marks[self.kind[marks] == Kind.ANNOTATION]
         return found
 
     @kept

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-if TYPE_CHECKING:
-    from pytest_torchprof.trace.nesting import Bools
 
 
 class Kind(IntEnum):
@@ -79,11 +72,3 @@ OTHER_DEVICES: Mapping[str, str] = {
 
 HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
 DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
-
-
-@lru_cache(maxsize=100)
-def among(kinds: tuple[Kind, ...]) -> Bools:
-    """Which kinds, by number, are among these: one entry a kind."""
-    wanted = np.zeros(len(Kind), bool)
-    wanted[list(kinds)] = True
-    return wanted

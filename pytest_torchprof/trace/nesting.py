@@ -59,16 +59,14 @@ def enclosing(
 
 def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
     """Which of these events are nested in a root, at whatever distance."""
-    found = np.zeros(len(events), bool)
-    if not len(events):
-        return found
     at = parent[events]
-    todo = (at >= 0).nonzero()[0]
+    found = roots[at] & (at >= 0)  # mostly the parent is one already
+    todo = ((at >= 0) & ~found).nonzero()[0]
     at = at[todo]
     while len(todo):
-        hit = roots[at]
-        found[todo[hit]] = True
         at = parent[at]
+        hit = roots[at] & (at >= 0)
+        found[todo[hit]] = True
         left = (at >= 0) & ~hit
         todo, at = todo[left], at[left]
     return found

@@ -26,11 +26,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.work.flops import FORMULAS
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from pytest_torchprof.trace.nesting import Bools, Ints
-
-    Numbers = npt.NDArray[np.int32]
 
 #: Markers of torch's dispatcher. Source: aten/src/ATen/core/PythonFallbackKernel.cpp.
 _SUBCLASS: Final = "PythonSubclass"
@@ -73,7 +69,7 @@ class Ran(NamedTuple):
     fake: Bools
 
 
-def ran(flops: Ints, name: Numbers, names: Sequence[str], parent: Ints) -> Ran:
+def ran(flops: Ints, name: Ints, names: Sequence[str], parent: Ints) -> Ran:
     """Which events count, and the nesting used to decide that.
 
     ``flops[i]`` is the number of event ``i``, -1 for none; ``names[name[i]]`` its name;
@@ -101,7 +97,7 @@ _KEEPING: Final = frozenset({"aten::detach", "detach"})
 
 
 def broken_off(
-    rows: Ints, call: Ints, name: Numbers, names: Sequence[str], parent: Ints, signs: Ints
+    rows: Ints, call: Ints, name: Ints, names: Sequence[str], parent: Ints, signs: Ints
 ) -> Bools:  # fmt: skip
     """Which of these events raised before they did any work, like the last one of a recomputation.
 
@@ -144,14 +140,14 @@ def sums(roots: Ints, counts: Bools, flops: Ints, parent: Ints) -> Ints:
     return sums
 
 
-def _events(wanted: str, name: Numbers, names: Sequence[str]) -> Ints:
+def _events(wanted: str, name: Ints, names: Sequence[str]) -> Ints:
     if wanted not in names:
         return np.zeros(0, np.int64)
     numbers = [i for i, known in enumerate(names) if known == wanted]
     return np.flatnonzero(np.isin(name, numbers))
 
 
-def _beside(name: Numbers, names: Sequence[str], parent: Ints) -> Ints:
+def _beside(name: Ints, names: Sequence[str], parent: Ints) -> Ints:
     """Parents, with forward-mode derivatives as siblings of the operator they derive."""
     taken = _events(_FORWARD_MODE, name, names)
     if len(taken):
@@ -185,7 +181,7 @@ def _fake(around: Ints, mode: Ints, parent: Ints) -> Bools:
 
 
 def _handed_on(
-    real: Bools, subclass: Ints, name: Numbers, names: Sequence[str], parent: Ints
+    real: Bools, subclass: Ints, name: Ints, names: Sequence[str], parent: Ints
 ) -> Ints:  # fmt: skip
     """Events that were redispatched to another one, nested in them."""
     rows = real.nonzero()[0]

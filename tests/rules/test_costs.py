@@ -125,7 +125,7 @@ def test_waits_never_cost_more_than_the_device_was_idle(device: list[int], host:
         ts=start,
         dur=end - start,
         kind=np.full(len(at), trace.kind[kernel]),
-        name=np.zeros(len(at), np.int32),
+        name=np.zeros(len(at), np.int64),
         thread=np.zeros(len(at), np.int32),
         names=["k"],
         args=trace.args[np.full(len(at), kernel)],

@@ -32,7 +32,7 @@ def trace_of(*intervals: Interval, kind: Kind = Kind.OP) -> Trace:
         ts=columns[:, 0],
         dur=columns[:, 1],
         kind=np.full(n, kind, np.int8),
-        name=np.arange(n, dtype=np.int32),
+        name=np.arange(n),
         thread=columns[:, 2].astype(np.int32),
         names=[f"op{i}" for i in range(n)],
         args=Arguments.of([None] * n),
@@ -481,8 +481,8 @@ def test_odd_args_of_one_event_do_not_disturb_the_others() -> None:
 @given(st.lists(st.sampled_from([Kind.OP, Kind.KERNEL, Kind.MEMORY, Kind.MEMSET]), max_size=6))
 def test_kinds_that_are_there(kinds: list[Kind]) -> None:
     column, zeros = np.array(kinds, np.int8), np.zeros(len(kinds), np.int64)
-    name = zeros.astype(np.int32)
-    trace = Trace(zeros, zeros, column, name, name, ["a"], Arguments.of([None] * len(kinds)))
+    threads = zeros.astype(np.int32)
+    trace = Trace(zeros, zeros, column, zeros, threads, ["a"], Arguments.of([None] * len(kinds)))
     for kind in Kind:
         assert trace.has(kind) == (kind in kinds)
     assert trace.has(Kind.OP, Kind.KERNEL) == (not {Kind.OP, Kind.KERNEL}.isdisjoint(kinds))

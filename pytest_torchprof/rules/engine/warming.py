@@ -45,7 +45,7 @@ def warm(rules: Iterable[Rule]) -> Trace:
 def _trace() -> Trace:
     names = [name for name, _ in _PAYLOAD]
     counts = [count for _, count in _PAYLOAD]
-    name = np.repeat(np.arange(len(names), dtype=np.int32), counts)
+    name = np.repeat(np.arange(len(names)), counts)
     step = int(np.flatnonzero(name == names.index(_STEP))[0])
     total = len(name)
     kind = np.full(total, Kind.OP, np.int8)

@@ -15,23 +15,41 @@ if TYPE_CHECKING:
     from pytest_torchprof.api import augment as augment
     from pytest_torchprof.api import diff as diff
     from pytest_torchprof.api import load_ranks as load_ranks
+    from pytest_torchprof.core.errors import SettingsError as SettingsError
+    from pytest_torchprof.core.errors import TraceError as TraceError
+    from pytest_torchprof.core.results import NotMeasured as NotMeasured
     from pytest_torchprof.rules.engine.rule import Matches as Matches
     from pytest_torchprof.rules.engine.rule import Rule as Rule
     from pytest_torchprof.rules.engine.rule import Threshold as Threshold
     from pytest_torchprof.rules.engine.rule import rule as rule
+    from pytest_torchprof.work.devices.device import Device as Device
 
 __all__ = [
+    "Device",
     "Matches",
+    "NotMeasured",
     "Rule",
+    "SettingsError",
     "Threshold",
     "Trace",
+    "TraceError",
     "__version__",
     "augment",
     "diff",
     "load_ranks",
     "rule",
 ]
-_OF_RULES = frozenset({"Matches", "Rule", "Threshold", "rule"})
+#: Modules of the names that are not in `api`.
+_MODULES = {
+    "Device": "work.devices.device",
+    "Matches": "rules.engine.rule",
+    "NotMeasured": "core.results",
+    "Rule": "rules.engine.rule",
+    "SettingsError": "core.errors",
+    "Threshold": "rules.engine.rule",
+    "TraceError": "core.errors",
+    "rule": "rules.engine.rule",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -39,8 +57,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         import importlib
 
-        room = "rules.engine.rule" if name in _OF_RULES else "api"
-        return getattr(importlib.import_module(f"pytest_torchprof.{room}"), name)
+        module = importlib.import_module(f"pytest_torchprof.{_MODULES.get(name, 'api')}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

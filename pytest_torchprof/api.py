@@ -39,6 +39,7 @@ from pytest_torchprof.work.devices.peaks import read_peaks
 if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.render.export import Augmented
+    from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.events import Trace as Events
 
 R = TypeVar("R")
@@ -191,22 +192,31 @@ class Trace:
         """The peak of each device, and what was live at the peak, by allocating operator."""
         return Rows(peaks(self.events), fields_of(PeakMemory))
 
-    def lint(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Checked:
+    def lint(
+        self,
+        ignore: str | Iterable[str] = (),
+        thresholds: str = "",
+        rules: Iterable[Rule] | None = None,
+    ) -> Checked:
         """What the anti-pattern rules find, and which rules could not be checked and why.
 
+        ``counts`` of the result has the number of matches of each rule that matches, ``unchecked``
+        the reason for each rule that was not checked, ``errors`` those that raised.
+
         ``ignore``: codes of rules to skip. ``thresholds`` are written as on the command
-        line, ``"pageable-copy.bytes=1 MiB"``.
+        line, ``"pageable-copy.bytes=1 MiB"``. ``rules``: these instead of all installed ones, as
+        in the test of a rule.
 
         Raises:
             SettingsError: an unknown rule or threshold, or a wrong unit.
         """
         text = ignore if isinstance(ignore, str) else ",".join(ignore)
-        rules = gather().rules
-        left_out = codes(text, rules)
-        values = parse(thresholds, rules.values())
-        if not left_out and not values:
+        known = gather().rules if rules is None else {rule.code: rule for rule in rules}
+        left_out = codes(text, known)
+        values = parse(thresholds, known.values())
+        if rules is None and not left_out and not values:
             return self.events.once(check_all)
-        return check(self.events, rules.values(), ignore=left_out, thresholds=values)
+        return check(self.events, known.values(), ignore=left_out, thresholds=values)
 
     def findings(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Rows[Finding]:
         """Anti-patterns, the costliest first; see `lint`."""
@@ -252,7 +262,6 @@ def load_ranks(
     """The traces of one job by rank, from a folder, or from files and folders.
 
     Traces of several jobs get numbers too; a warning says if the number is not the trace's rank.
-    `pytest_torchprof.trace.jobs.several_jobs` of their ``events`` tells these cases apart.
 
     Raises:
         TraceError: a file is not a trace, a folder contains none, or there is no such rank.

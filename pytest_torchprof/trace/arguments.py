@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
@@ -151,3 +151,25 @@ def decode_part(text: bytes) -> Any:
         return msgspec.json.decode(text) if text else None
     except _NOT_DECODED:
         return None
+
+
+def decode_list(part: bytes | memoryview) -> list[Any]:
+    """The same, of a list; empty for anything else."""
+    decoded = decode_part(bytes(part))
+    return decoded if isinstance(decoded, list) else []
+
+
+def whole_number(value: Any) -> int:
+    """A whole number, also one that is written as a string; -1 for anything else."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return -1
+
+
+def int64_column(values: Sequence[Any]) -> Ints:
+    """A column; of numbers that do not fit, the lower bits."""
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        return np.fromiter((v & (2**63 - 1) for v in values), np.int64, len(values))

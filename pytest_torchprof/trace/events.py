@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,18 +19,20 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import (
     DeviceArgs,
     FormerIds,
-    MemoryArgs,
     OpArgs,
     decode,
+    decode_list,
+    int64_column,
 )
 from pytest_torchprof.trace.event_names import MODULE, MODULE_MARK, REGION, shown_name
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.memory import Memory
+from pytest_torchprof.trace.names import rows_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.trace.tensors import Tensors
+    from pytest_torchprof.trace.tensors import Taken, Tensors
 
 #: The metadata key under which a live capture keeps what the events do not say.
 FACTS_KEY = "torchprof"
@@ -169,7 +170,7 @@ class Trace:
             )
             roots |= self.named(f"{MODULE_MARK}{what}")
             parent, depth = self._python_nest
-        below = _spread(roots, parent, depth)
+        below = nesting.with_nested(roots, parent, depth)
         device = self.device_rows
         launch = self.launch[device]
         below[device] = (launch >= 0) & below[launch]
@@ -315,18 +316,8 @@ class Trace:
     @kept
     def memory(self) -> Memory:
         """All allocations and frees of the trace, selected or not."""
-        if not self.has(Kind.MEMORY):
-            return Memory(_NONE, _NONE, _NONE, np.zeros((0, 2), np.int64))
         rows = (self.is_kind(Kind.MEMORY) & self.named("[memory]")).nonzero()[0]
-        args = decode(MemoryArgs, self.args[rows])
-        addresses = [a.addr for a in args]
-        indices = [_number(a.device_id) for a in args]
-        return Memory(
-            rows,
-            None if None in addresses else int64_column(addresses),
-            int64_column([a.bytes for a in args]),
-            np.stack([int64_column([a.device_type for a in args]), int64_column(indices)], 1),
-        )
+        return Memory.of(rows, self.args[rows])
 
     # ---------------------------------------------------------------- operands
 
@@ -350,40 +341,57 @@ class Trace:
         """What the trace says of the operands of these calls."""
         return decode(OpArgs, self.args[events])
 
+    def operators(self, *names: str) -> Ints:
+        """Indices (int64) of the selected operators of exactly these names, in time order."""
+        return rows_of(self, *names)
 
-def question(answer: Callable[[Trace], _Shared]) -> Callable[[Trace], _Shared]:
-    """A function of a trace that is worked out once for it, and kept with it."""
+    def input_shapes(self, events: Ints) -> list[list[Any]]:
+        """For each of these operators, the shape of each argument: a list of sizes.
 
-    @wraps(answer)
-    def ask(trace: Trace) -> _Shared:
-        return trace.once(answer)
+        The shape of a list of tensors is a list of shapes, that of anything else an empty list.
+        Nothing at all for an operator of which the trace has no shapes.
+        """
+        return [decode_list(args.dims) for args in self.operands(events)]
 
-    return ask
+    def input_types(self, events: Ints) -> list[list[str]]:
+        """For each of these operators, the C++ type of each argument, such as ``c10::Half``."""
+        return [decode_list(args.types) for args in self.operands(events)]
+
+    # ---------------------------------------------------------------- which tensor is which
+
+    def taken(self, events: Ints) -> list[tuple[Taken, ...]] | None:
+        """For each of these operators, which tensor each of its arguments is; see `Tensors`.
+
+        None where the trace does not know: a rule then says what it can by shapes, and asks for a
+        capture that does (``wants_tensors`` of its matches).
+        """
+        return None if self.tensors is None else self.tensors.taken(*self._called(events))
+
+    def made(self, events: Ints) -> list[frozenset[int]] | None:
+        """For each of these operators, which tensors got their memory within it; None as above.
+
+        Only those that something took later on: of others, nobody needs to know.
+        """
+        return None if self.tensors is None else self.tensors.made(*self._called(events))
+
+    def objects(self, events: Ints) -> list[int] | None:
+        """For each of these operators, the object that its first argument is; None as above.
+
+        A tensor's views are objects of their own. A later one may have the number of one that is
+        gone.
+        """
+        return None if self.tensors is None else self.tensors.objects(*self._called(events))
+
+    @property
+    def could_know_tensors(self) -> bool:
+        """Whether another run of what was captured could tell which tensor is which."""
+        return self.tensors is None and self.region is not None
+
+    def _called(self, events: Ints) -> tuple[list[int], list[str]]:
+        """How `Tensors` knows these operators: when they began, and their names."""
+        names = [self.names[number] for number in self.name[events].tolist()]
+        return self.ts[events].tolist(), names
 
 
 _NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
-
-
-def _number(value: Any) -> int:
-    """A whole number, also one that is written as a string; -1 for anything else."""
-    try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError):
-        return -1
-
-
-def int64_column(values: Sequence[Any]) -> Ints:
-    """A column; of numbers that do not fit, the lower bits."""
-    try:
-        return np.fromiter(values, np.int64, len(values))
-    except OverflowError:
-        return np.fromiter((v & (2**63 - 1) for v in values), np.int64, len(values))
-
-
-def _spread(roots: Bools, parent: Ints, depth: Ints) -> Bools:
-    """The roots and everything nested below them."""
-    out = roots.copy()
-    for level in nesting.levels(depth):
-        out[level] |= out[parent[level]]
-    return out

@@ -8,8 +8,10 @@ import numpy as np
 
 from pytest_torchprof.core.kept import kept
 from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.trace.arguments import MemoryArgs, decode, int64_column, whole_number
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
@@ -24,6 +26,20 @@ class Memory(Plain, frozen=True, dict=True):
     addr: Ints | None
     bytes: Ints
     place: Ints
+
+    @classmethod
+    def of(cls, rows: Ints, args: Arguments) -> Memory:
+        """From the arguments of these events."""
+        decoded = decode(MemoryArgs, args)
+        addresses = [a.addr for a in decoded]
+        types = int64_column([a.device_type for a in decoded])
+        indices = int64_column([whole_number(a.device_id) for a in decoded])
+        return cls(
+            rows,
+            None if None in addresses else int64_column(addresses),
+            int64_column([a.bytes for a in decoded]),
+            np.stack([types, indices], 1),
+        )
 
     @kept
     def on_device(self) -> Bools:

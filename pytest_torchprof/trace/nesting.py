@@ -130,6 +130,14 @@ def levels(depth: Ints) -> Iterator[Ints]:
         yield order[start:stop]
 
 
+def with_nested(roots: Bools, parent: Ints, depth: Ints) -> Bools:
+    """The roots and everything nested below them."""
+    out = roots.copy()
+    for level in levels(depth):
+        out[level] |= out[parent[level]]
+    return out
+
+
 def paths(parent: Ints, depth: Ints, label: Ints) -> tuple[Ints, list[tuple[int, int]]]:
     """The chain of labels from the root to each event, as a number; -1 for an empty one.
 

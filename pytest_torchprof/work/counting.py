@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import OpArgs, decode, decode_part
-from pytest_torchprof.trace.events import int64_column, question
+from pytest_torchprof.trace.arguments import OpArgs, decode, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.question import question
 from pytest_torchprof.work.compiled_graphs import graphs_of, key_of
 from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.redispatch import broken_off, ran, sums

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Arguments:
-    """A column of raw JSON, one part of ``text`` an event; a part of no length is None.
+    """A column of raw JSON: one part of ``text`` per event; an empty part is None.
 
-    It is read like an array of objects: a number gives ``bytes`` or None, an array of numbers or of
-    truths another column on the same text.
+    It is indexed like an array of objects: a number gives ``bytes`` or None; an array of numbers or
+    booleans gives another column on the same text.
 
     >>> column = Arguments.of([b"{}", None, b'{"a": 1}'])
     >>> column[2], column[np.array([1, 0])].tolist()
@@ -63,7 +63,7 @@ class Arguments:
 
 
 def starts(length: npt.NDArray[np.int32]) -> Ints:
-    """Where parts of these lengths begin that lie one after the other."""
+    """Where consecutive parts of these lengths begin."""
     ends = np.cumsum(length, dtype=np.int64)
     return ends - length
 
@@ -72,7 +72,7 @@ def starts(length: npt.NDArray[np.int32]) -> Ints:
 
 
 class DeviceArgs(msgspec.Struct, gc=False):
-    """Of a runtime call or device event; -1 and None where the trace does not say."""
+    """Of a runtime call or device event; -1 and None where the trace lacks the value."""
 
     correlation: int = -1
     device: int | None = None
@@ -80,7 +80,7 @@ class DeviceArgs(msgspec.Struct, gc=False):
 
 
 class FormerIds(msgspec.Struct, gc=False):
-    """Of a runtime call or device event of ROCm until 2024, whose correlation id was called so."""
+    """Of a runtime call or device event of ROCm until 2024, which named the correlation id so."""
 
     correlation: int = msgspec.field(name="External id", default=-1)
 
@@ -92,7 +92,7 @@ class CopyArgs(msgspec.Struct, gc=False):
 
 
 class OpArgs(msgspec.Struct, gc=False):
-    """What the trace says of the operands of a call, each part as raw JSON, empty for none."""
+    """The recorded operands of a call, each part as raw JSON, empty for none."""
 
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
     types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
@@ -101,7 +101,7 @@ class OpArgs(msgspec.Struct, gc=False):
 
 
 class AutogradArgs(msgspec.Struct, gc=False):
-    """What joins an operator to its gradient's; a forward operator's ``forward_thread`` is 0."""
+    """What links an operator to its gradient's; a forward operator's ``forward_thread`` is 0."""
 
     sequence: int = msgspec.field(name="Sequence number", default=-1)
     forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
@@ -130,7 +130,7 @@ _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
-    """Decoded args, all in one go; the empty struct where a foreign tool wrote something else."""
+    """Decode all args at once; an empty struct where a foreign tool wrote something else."""
     try:
         every = _DECODERS[of].decode(raws.as_list())
     except _NOT_DECODED:
@@ -146,7 +146,7 @@ def _decode_one(of: type[_Args], text: Any) -> _Args | None:
 
 
 def decode_part(text: bytes) -> Any:
-    """A raw part of args, of any type; None where it is not there."""
+    """A raw part of args, of any type; None if it is missing."""
     try:
         return msgspec.json.decode(text) if text else None
     except _NOT_DECODED:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: The engine's mark around a node of the graph, and the nodes themselves in older traces.
+#: The engine's annotation around a node of the graph, and the nodes themselves in older traces.
 ENGINE = "autograd::engine::evaluate_function: "
 _NODE = late(rf"{ENGINE}|\w*Backward\d*$")
 
@@ -25,10 +25,10 @@ _NODE = late(rf"{ENGINE}|\w*Backward\d*$")
 def forward_of(trace: Trace, events: Ints) -> Ints:
     """For events of a backward pass, the forward operator that made their node of the graph.
 
-    -1 for other events, for gradients that are being accumulated, and where the trace does not say.
-    Both carry the same ``Sequence number``. Operators before the one that makes a node see the
-    number of that node too, so it is the last one of its number before the backward pass. Where a
-    reentrant checkpoint runs forward and backward again, both are within its own node.
+    -1 for other events, for the accumulation of gradients, and if the trace does not tell. Both
+    have the same ``Sequence number``. Operators before the one that makes a node have the number of
+    that node too, so it is the last one with its number before the backward pass. If a reentrant
+    checkpoint runs forward and backward again, both are within its own node.
     """
     out = np.full(len(events), -1, np.int64)
     node = node_around(trace, events)
@@ -37,7 +37,7 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
         return out
     nodes, at = np.unique(node[back], return_inverse=True)
     wanted = _sequence(trace, nodes)[0]
-    inner = np.flatnonzero(wanted < 0)  # its number may be with the engine's mark alone
+    inner = np.flatnonzero(wanted < 0)  # only the engine's annotation may have its number
     outer = node_around(trace, trace.parent[nodes[inner]])
     inner, outer = inner[outer >= 0], outer[outer >= 0]
     wanted[inner] = _sequence(trace, outer)[0]
@@ -45,7 +45,7 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
     rows, sequence = trace.once(_forward_numbers)
     if not len(rows):
         return out
-    # By number, and of one number by time: the last that is not after the node.
+    # Sorted by number, then by time: the last one that does not start after the node.
     key = np.searchsorted(sequence, wanted, side="left")
     end = np.searchsorted(sequence, wanted, side="right")
     found = np.full(len(nodes), -1, np.int64)
@@ -57,7 +57,7 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
 
 
 def _recomputed(trace: Trace, nodes: Ints, wanted: Ints) -> Ints:
-    """The operators that made these nodes, where another node holds both; -1 for none."""
+    """The operators that made these nodes, if another node contains both; -1 for none."""
     found = np.full(len(nodes), -1, np.int64)
     mark = trace.parent[nodes]
     own = (mark >= 0) & trace.once(_is_mark)[mark]
@@ -89,7 +89,7 @@ def node_around(trace: Trace, events: Ints) -> Ints:
 
 
 def _sequence(trace: Trace, rows: Ints) -> tuple[Ints, Bools]:
-    """Sequence numbers of operators, -1 for none, and which of them are of a backward pass."""
+    """Sequence numbers of operators, -1 for none, and which of them belong to a backward pass."""
     args = decode(AutogradArgs, trace.args[rows])
     number = np.fromiter((a.sequence for a in args), np.int64, len(args))
     return number, np.fromiter((a.forward_thread > 0 for a in args), bool, len(args))

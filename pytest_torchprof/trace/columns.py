@@ -19,13 +19,13 @@ from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: A year's number above 2200 if it counts microseconds, so it counts nanoseconds.
+#: If it counted microseconds, this would be after the year 2200, so it counts nanoseconds.
 _NANOSECONDS = 2**53
 _LARGEST_NS = 2**61
 
 
 class Event(msgspec.Struct, gc=False):
-    """What of an event becomes columns; the rest stays where it is."""
+    """The parts of an event that become columns."""
 
     ph: str | None = ""
     name: str | None = None
@@ -38,7 +38,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class _Labels(dict[tuple[Any, ...], int]):
-    """What events have in common, numbered: (name, category, phase, process, thread)."""
+    """Numbers for what events have in common: (name, category, phase, process, thread)."""
 
     of = staticmethod(attrgetter("name", "cat", "ph", "pid", "tid"))
 
@@ -54,11 +54,11 @@ class _Labels(dict[tuple[Any, ...], int]):
 
 
 class Columns:
-    """Events as columns, added a piece at a time; those of no `Kind` are only counted.
+    """Events as columns, added in pieces; those without a `Kind` are only counted.
 
     Attributes:
         seen: events so far.
-        kept: those of a `Kind`.
+        kept: those with a `Kind`.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Columns:
         """Add these events; only their columns are kept.
 
         Raises:
-            ValueError: a time is not a number, or out of all bounds; then none is added.
+            ValueError: a time is not a number, or out of range; then none is added.
         """
         numbers = map(self._labels.__getitem__, map(_Labels.of, events))
         label = np.fromiter(numbers, np.int32, len(events))
@@ -98,19 +98,19 @@ class Columns:
 
     @property
     def size(self) -> int:
-        """Bytes of memory that these events take once they are a trace, roughly and at most."""
+        """An upper estimate of the bytes of memory that these events take as a trace."""
         return self.kept * 100 + len(self._labels) * 500 + self._text_bytes
 
     @property
     def categories(self) -> list[str]:
-        """Categories of all events seen, as they are written."""
+        """Categories of all events seen, as written."""
         return sorted({str(label[1]) for label in self._labels if label[1]})
 
     @property
     def _unread(self) -> tuple[str, ...]:
-        """Categories of events with a duration that nobody here knows; empty text for none.
+        """Unknown categories of events with a duration; empty text for a missing one.
 
-        An NPU's events have none, and the arrows to them do.
+        An NPU's events have none, but the arrows to them do.
         """
         kinds = zip(self._labels, self._labels.kinds, strict=True)
         found = {
@@ -123,10 +123,10 @@ class Columns:
     def trace(
         self, metadata: dict[str, Any], warnings: Sequence[str] = (), *, cut: bool = False
     ) -> Trace:
-        """All that is an event of a `Kind`, in time order. The columns are empty afterwards."""
+        """All events with a `Kind`, in time order. The columns are empty afterwards."""
         label, ts, dur, length = map(_joined, (self._label, self._ts, self._dur, self._length))
         kind = np.frombuffer(bytes(self._labels.kinds), np.int8)[label]
-        # The outer of two events with the same times is likelier of the earlier kind.
+        # Of two events with the same times, the outer one more likely has the earlier kind.
         order = np.lexsort((_RANK[kind], -dur, ts)).astype(np.int32)
         names: dict[str, int] = {}
         threads: dict[tuple[Any, Any], int] = {}
@@ -164,7 +164,7 @@ _RANK[[Kind.PYTHON, Kind.ANNOTATION, Kind.OP, Kind.RUNTIME]] = range(4)
 
 
 def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """One array; the pieces are let go."""
+    """One array; the pieces are released."""
     whole = np.concatenate([np.zeros(0, np.int32), *pieces])
     pieces.clear()
     return whole
@@ -173,7 +173,7 @@ def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def _kind(category: str | None, phase: str | None, name: str | None, process: object) -> Kind:
     if phase not in {"X", "i", "I"}:
         return Kind.OTHER
-    if name is not None and name.startswith(MODULE_MARK):  # torch takes it for an operator
+    if name is not None and name.startswith(MODULE_MARK):  # torch records it as an operator
         return Kind.ANNOTATION
     otherwise = Kind.OTHER
     if name == "[memory]":  # in 2021, these had no category
@@ -186,13 +186,13 @@ def _kind(category: str | None, phase: str | None, name: str | None, process: ob
 def _nanoseconds(
     times: list[int | float], given: npt.NDArray[np.float64], in_ns: Bools
 ) -> Ints:  # fmt: skip
-    """Whole nanoseconds of microseconds with three decimals, or of what is nanoseconds already.
+    """Whole nanoseconds from microseconds with three decimals, or from nanoseconds.
 
     Decimals are exact up to 100 days; Kineto counts from a base at most 90 days ago. Before 2024
-    it counted from 1970, in whole microseconds: those are too many nanoseconds for a float.
+    it counted from 1970, in whole microseconds: as nanoseconds, those exceed a float's precision.
 
     Raises:
-        ValueError: not a number, or out of all bounds.
+        ValueError: not a number, or out of range.
     """
     some = in_ns.any()
     largest = np.where(in_ns, _LARGEST_NS, _LARGEST_NS / 1000) if some else _LARGEST_NS / 1000

@@ -1,4 +1,4 @@
-"""Names by which events are told apart: our own marks, and those of torch and of drivers."""
+"""Names that identify events: our own markers, and names from torch and from drivers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pytest_torchprof.core.late import late
 
 #: The annotation around the measured region of a live capture.
 REGION = "torchprof::call"
-#: Begins the name of an event that is open while a module runs; the rest is the module's class.
+#: Prefix of the name of an event that is open while a module runs; the module's class follows.
 MODULE_MARK = "torchprof::module:"
 
-#: Calls in which the host waits for the device: explicit synchronisation, and copies without
+#: Calls in which the host waits for the device: explicit synchronization, and copies without
 #: ``Async`` in their name, which return when the copy is done.
 SYNC_CALL = late(
     r"^(cuda|hip|musa|xpu)(Device|Stream|Event)Synchronize"
@@ -24,12 +24,12 @@ LAUNCH_CALL = late(
 )
 H2D = late(r"HtoD|HostToDevice|M2D")
 D2H = late(r"DtoH|DeviceToHost|D2M")
-#: torch's annotation of a step, with its number; as a group, torch writes it with a star.
+#: torch's annotation of a step, with its number; grouped, torch writes it with a star.
 STEP, ALL_STEPS = late(r"^ProfilerStep\*?#\d+$"), "ProfilerStep*"
 MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
 
 
 @lru_cache(maxsize=10_000)
 def shown_name(name: str) -> str:
-    """What an event is grouped by: steps are one."""
+    """The name under which an event is grouped: all steps share one."""
     return ALL_STEPS if STEP.match(name) else name

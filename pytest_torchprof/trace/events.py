@@ -1,8 +1,8 @@
 """The event model: a columnar `Trace`, live or stored.
 
 A live capture and a stored file become the same `Trace`; every metric, rule and table is a function
-of it. Columns are numpy arrays of one entry an event; strings are interned; ``args`` stay raw JSON
-bytes and are decoded only for the events a question touches.
+of it. Columns are numpy arrays with one entry per event; strings are interned; ``args`` stay raw
+JSON bytes and are decoded only for the events that are needed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.tensors import Taken, Tensors
 
-#: The metadata key under which a live capture keeps what the events do not say.
+#: The metadata key for what a live capture knows beyond its events.
 FACTS_KEY = "torchprof"
 
-#: Operators that are looked at to tell what a trace records of each, and those of them first.
+#: How many operators are checked for what a trace records, and how many of them first.
 _SOME, _FIRST = 1000, 10
 
 _Shared = TypeVar("_Shared")
@@ -49,12 +49,12 @@ class Trace:
 
     ``ts`` and ``dur`` are nanoseconds (int64) on the trace's own clock; ``names[name[i]]`` is the
     name of event ``i``; ``threads[thread[i]]`` is its (pid, tid); ``args[i]`` is raw JSON or None.
-    Events are in time order, longer ones first where they start together. Links are event indices,
-    -1 for none. ``selection`` marks the events that count: those of the measured region of a live
-    capture, all of a stored trace, or a part of either, see `within`. ``warnings`` say, a line
-    each, what of a stored trace could not be read; ``source`` is its file, and ``cut`` whether that
-    breaks off among its events. ``unread``: categories of events that are of no known kind.
-    ``tensors`` tells which tensor is which, of a live capture that was asked to.
+    Events are in time order, longer ones first if they start together. Links are event indices, -1
+    for none. ``selection`` marks the events that count: those of the measured region of a live
+    capture, all of a stored trace, or a part of either, see `within`. ``warnings`` describe what of
+    a stored trace could not be read, one line each; ``source`` is its file, and ``cut`` is whether
+    the file is truncated among its events. ``unread``: categories of events without a known kind.
+    ``tensors`` identifies tensors, for a live capture that was asked to.
     """
 
     ts: Ints
@@ -78,7 +78,7 @@ class Trace:
 
     @kept
     def facts(self) -> Mapping[str, Any]:
-        """What a live capture knew beyond its events; empty for a trace of another tool."""
+        """What a live capture knows beyond its events; empty for a trace of another tool."""
         facts = self.metadata.get(FACTS_KEY)
         return facts if isinstance(facts, dict) else {}
 
@@ -93,7 +93,7 @@ class Trace:
         return found
 
     def has(self, *kinds: Kind) -> bool:
-        """Whether there is an event of any of these kinds: mostly a look that saves another."""
+        """Whether there is an event of any of these kinds: a cheap check before a search."""
         return any(map(self._has.__getitem__, kinds))
 
     @kept
@@ -107,13 +107,13 @@ class Trace:
         return self.is_kind(*DEVICE_KINDS).nonzero()[0] if self.has(*DEVICE_KINDS) else _NONE
 
     def names_where(self, predicate: Callable[[str], object]) -> Bools:
-        """Events whose name satisfies the predicate, which is asked once for each distinct name."""
+        """Events whose name satisfies the predicate, which is called once per distinct name."""
         verdicts = [bool(found) for found in map(predicate, self.names)]
         return np.array(verdicts)[self.name] if True in verdicts else np.zeros(len(self), bool)
 
     @kept
     def shown_names(self) -> tuple[list[str], Ints]:
-        """Names to group by, and for each of `names` which of these it is: steps are one."""
+        """Names to group by, and for each of `names` its index among them: all steps share one."""
         shown: dict[str, int] = {}
         number = [shown.setdefault(shown_name(name), len(shown)) for name in self.names]
         return list(shown), np.array(number, np.int64)
@@ -122,7 +122,7 @@ class Trace:
         """Events of exactly this name."""
         if name not in self.names:
             return np.zeros(len(self), bool)
-        found: Bools = self.name == self.names.index(name)  # each is there once
+        found: Bools = self.name == self.names.index(name)  # names are distinct
         return found
 
     # ---------------------------------------------------------------- region and selection
@@ -151,7 +151,7 @@ class Trace:
         inside[self._region_marks] = False
         if len(device := self.device_rows):
             launch = self.launch[device]
-            # A kernel may start after the region: its launch decides, or else its own start.
+            # A kernel may start after the region: its launch decides, else its own start.
             inside[device] = np.where(launch >= 0, inside[launch], inside[device])
         return inside
 
@@ -181,7 +181,7 @@ class Trace:
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
         own = ("scope", "selection", "_answers")
-        # What does not depend on the scope is not worked out again.
+        # Reuse what does not depend on the scope.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         vars(part)["_whole"] = self.whole
         return part
@@ -196,7 +196,7 @@ class Trace:
         return {}
 
     def once(self, question: Callable[..., _Shared], *options: Any) -> _Shared:
-        """The answer to a question about this trace, worked out the first time it is asked."""
+        """The answer to a question about this trace, computed the first time it is asked."""
         key = (question, *options)
         answers = self._answers
         if key not in answers:
@@ -229,12 +229,12 @@ class Trace:
 
     @property
     def depth(self) -> Ints:
-        """How many such events enclose this one; -1 for events that are not of the host."""
+        """How many such events enclose this one; -1 for events that are not on the host."""
         return self._host_nest[1]
 
     @property
     def frames(self) -> tuple[Ints, Ints]:
-        """As (`parent`, `depth`), with Python functions and modules among what encloses."""
+        """Like (`parent`, `depth`), but Python functions and modules count as enclosing events."""
         return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
 
     @kept
@@ -264,7 +264,7 @@ class Trace:
 
     @kept
     def correlation(self) -> Ints:
-        """CUPTI's correlation id, which a runtime call shares with what it put on the device.
+        """CUPTI's correlation id, which a runtime call shares with its work on the device.
 
         ROCm's had another name until 2024. Source: kineto's commits e624b51d and 0184822f.
         """
@@ -277,7 +277,7 @@ class Trace:
 
     @kept
     def device(self) -> Ints:
-        """Index of the device that a device event ran on; by its process where args do not say."""
+        """Index of the device that a device event ran on; from its process if args lack it."""
         out = np.full(len(self), -1, np.int64)
         rows, args = self._device_args
         pids = [pid if isinstance(pid, int) else -1 for pid, _ in self.threads]
@@ -305,7 +305,7 @@ class Trace:
 
     @kept
     def bytes(self) -> Ints:
-        """Bytes that a copy or memset moved; -1 where the trace does not say."""
+        """Bytes that a copy or memset moved; -1 if unknown."""
         out = np.full(len(self), -1, np.int64)
         rows, args = self._device_args
         out[rows] = int64_column([a.bytes for a in args])
@@ -327,18 +327,18 @@ class Trace:
         if self.region is not None and self.metadata.get("record_shapes"):
             return True  # a capture of ours, whose flag is reliable
         ops = self.is_kind(Kind.OP).nonzero()[0][:_SOME]
-        # Mostly the first of them tell.
+        # Usually the first of them decide.
         first, more = ops[:_FIRST], ops[_FIRST:]
         return not len(ops) or any(len(a.dims) for p in (first, more) for a in self.operands(p))
 
     @kept
     def has_strides(self) -> bool:
-        """Whether operators carry ``Input Strides``, as torch writes them since 2024."""
+        """Whether operators carry ``Input Strides``, as torch records them since 2024."""
         ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]
         return any(len(a.strides) for a in self.operands(ops))
 
     def operands(self, events: Ints) -> list[OpArgs]:
-        """What the trace says of the operands of these calls."""
+        """The recorded operands of these calls."""
         return decode(OpArgs, self.args[events])
 
     def operators(self, *names: str) -> Ints:

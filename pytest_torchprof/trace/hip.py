@@ -1,6 +1,6 @@
 """Fix copies between pinned memory and an AMD device, which ROCm records as copies on the device.
 
-The call that made one tells the direction: ``hipMemcpyKind`` is among its arguments.
+The call that made the copy tells the direction: ``hipMemcpyKind`` is among its arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WITHIN: Final = late(r"DtoD|DeviceToDevice")
 _CALL: Final = "hipMemcpy"
-#: Names as ROCm writes them where it knows, by ``hipMemcpyKind``.
+#: Names as ROCm writes them for known directions, by ``hipMemcpyKind``.
 #: Source: HIP's hip/driver_types.h: 1 is hipMemcpyHostToDevice, 2 is hipMemcpyDeviceToHost.
 _NAMES: Final[Mapping[str, str]] = {
     "1": "Memcpy HtoD (Host -> Device)",
@@ -31,7 +31,7 @@ _NAMES: Final[Mapping[str, str]] = {
 
 
 def with_directions(trace: Trace) -> Trace:
-    """The trace with such copies named by their direction; any other as it is."""
+    """The trace with such copies named by their direction; any other trace unchanged."""
     if not any(name.startswith(_CALL) for name in trace.names):
         return trace
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.names_where(_WITHIN.search))

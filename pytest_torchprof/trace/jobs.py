@@ -12,16 +12,16 @@ from pytest_torchprof.trace.ranks import rank_in_name, rank_of
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
-#: Ranks of one job are recorded together. Clocks of hosts differ by less.
+#: Ranks of one job are recorded together; their hosts' clocks differ by less than this.
 _APART_NS = 60 * 10**9
 
 
 def several_jobs(traces: Sequence[Trace]) -> str:
     """Why these are not the ranks of one job; empty if they may be.
 
-    One rank is there once. All of a job are recorded at one time, and know of as many ranks, which
-    is at least as many as there are traces; all of them are distributed, or none. Traces that say
-    nothing of ranks, in no name either, are of one job only if they were recorded together.
+    In one job, each rank occurs once. All ranks are recorded at one time, and have the same number
+    of ranks, which is at least the number of traces; all of them are distributed, or none. Traces
+    without any rank, even in their names, are of one job only if they were recorded together.
     """
     if len(traces) < 2:
         return ""
@@ -86,20 +86,20 @@ def _times(traces: Sequence[Trace]) -> str:
     for start, end, name in spans:
         if until is not None and start - until > allowed:
             return f"{name} begins {_lasting(start - until)} after {last} ends"
-        if until is None or end < until:  # what ends first must still run when the last begins
+        if until is None or end < until:  # the first to end must still run when the last begins
             until, last = end, name
     return ""
 
 
 def _span(trace: Trace) -> tuple[int, int]:
-    """Nanoseconds since the epoch, where the trace knows its base."""
+    """Nanoseconds since the epoch, if the trace has its base."""
     base = trace.metadata.get("baseTimeNanoseconds")
     zero = base if type(base) is int else 0
     return zero + int(trace.ts[0]), zero + int((trace.ts + trace.dur).max())
 
 
 def _lasting(ns: int) -> str:
-    """In the unit that suits it.
+    """A duration in a suitable unit.
 
     >>> _lasting(5_000_000), _lasting(90 * 10**9), _lasting(2 * 86_400 * 10**9)
     ('5 ms', '90 s', '2 days')

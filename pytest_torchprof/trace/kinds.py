@@ -1,4 +1,4 @@
-"""What events are: the kinds that are told apart, and Kineto's categories for them."""
+"""Kinds of events, and Kineto's categories for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kind(IntEnum):
     GPU_ANNOTATION = 10
 
 
-#: Kineto's category, lower case, to `Kind`. Categories of 2021 are capitalised ``Operator`` etc.
+#: Kineto's category, lower case, to `Kind`. Categories of 2021 are capitalized ``Operator`` etc.
 #: Source: libkineto/include/ActivityType.h, and 231 real traces of 2021 to 2026.
 KINDS: Mapping[str, Kind] = {
     "cpu_op": Kind.OP,
@@ -50,14 +50,14 @@ KINDS: Mapping[str, Kind] = {
     "gpu_user_annotation": Kind.GPU_ANNOTATION,
 }
 
-#: Categories of events with a duration that are no work of the host's or a device's, or say again
-#: what other events say. Source: as above, and libkineto/src/output_json.cpp.
+#: Categories of events with a duration that are not work of the host or a device, or that repeat
+#: other events. Source: as above, and libkineto/src/output_json.cpp.
 OF_THE_PROFILER = frozenset({
     "overhead", "trace", "external_correlation", "cuda_event", "cuda_profiler_range",
     "collective_comm", "xpu_scope_profiler", "xpu_sync", "mtia_insight", "mtia_counters",
 })  # fmt: skip
-#: Categories of work on devices whose events nobody here has seen, so that they are not read, and
-#: what they belong to. Source: as above; gcu is of Enflame's fork.
+#: Categories of work on devices whose events are not supported, and their devices. Source: as
+#: above; gcu is from Enflame's fork.
 OTHER_DEVICES: Mapping[str, str] = {
     "mtia_ccp_events": "MTIA",
     "mtia_workloadd": "MTIA",

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: A step of the autograd engine, with the node that it runs; before torch 1.9 just the node.
+#: A step of the autograd engine, with the node that it runs; before torch 1.9 only the node.
 BACKWARD = r"autograd::engine::evaluate_function: |torch::autograd::\w+$|\w+Backward\d*$"
 _ENGINE = Names(BACKWARD)
 #: torch's annotation around a fetch of a DataLoader, with workers or without.
 FETCH = "enumerate(DataLoader)#"
-#: torch.compile at work: it runs operators on tensors that hold nothing.
+#: torch.compile at work: it runs operators on fake tensors.
 _COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)")
-#: How ``torch.autograd.gradcheck`` takes a difference, after it has put an element back.
+#: How ``torch.autograd.gradcheck`` takes a difference, after it has restored an element.
 _DIFFERENCE = [f"aten::{name}" for name in ("clone", "copy_", "sub", "div", "detach", "reshape")]
 
 
 def calls(trace: Trace) -> Ints:
     """Operators that the user's code called, thread by thread, each in time order.
 
-    Annotations may enclose them. Not what runs while torch compiles; the autograd engine's steps
-    are among them.
+    Annotations may enclose them. Without what runs while torch compiles; the autograd engine's
+    steps are included.
     """
     return trace.once(_calls)
 
@@ -68,15 +68,15 @@ def engine_steps(trace: Trace) -> Ints:
 
 
 def are_engine_steps(trace: Trace, operators: Ints) -> Bools:
-    """Which of these operators are."""
+    """Which of these operators are steps of the autograd engine."""
     return are_named(trace, operators, _ENGINE)
 
 
 def are_gradchecked(trace: Trace, rows: Ints) -> Bools:
-    """Which of these calls are on such elements as ``torch.autograd.gradcheck`` checks here.
+    """Which of these calls are on elements of a type that ``torch.autograd.gradcheck`` checks here.
 
-    It calls the function that it checks again and again, changes elements one by one between, and
-    fills its tables row by row: it is torch's own code, and meant to be like that.
+    It calls the checked function repeatedly, changes elements one by one in between, and fills its
+    tables row by row: this is torch's own code, and intended.
     """
     checked = trace.once(_gradchecked)
     if not checked or not len(rows):
@@ -96,13 +96,13 @@ def _gradchecked(trace: Trace) -> set[str]:
 
 
 def _elements(trace: Trace, rows: Ints) -> list[str]:
-    """The first operand's type of element, of a complex one that of its parts; empty if unknown."""
+    """The first operand's element type, for a complex one that of its parts; empty if unknown."""
     types = [decode_part(args.types) for args in trace.operands(rows)]
     return [re.sub(r"c10::complex<(\w+)>", r"\1", str(one[0])) if one else "" for one in types]
 
 
 def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:
-    """The innermost Python function of such a name around each of these events, or -1."""
+    """The innermost Python function with such a name around each of these events, or -1."""
     if len(rows) and has_frames(trace):
         marked = trace.is_kind(Kind.PYTHON) & trace.names_where(frame.search)
         if marked.any():

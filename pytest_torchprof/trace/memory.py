@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Memory(Plain, frozen=True, dict=True):
-    """Allocations (positive) and frees (negative) in time order, one row an ``[memory]`` event.
+    """Allocations (positive) and frees (negative) in time order, one row per ``[memory]`` event.
 
-    ``addr`` is None where the trace has no addresses, as in 2021. ``place`` is (c10's number of
-    the device's type, 0 for the host; the device's index, -1 for none), one pair a row.
+    ``addr`` is None if the trace has no addresses, as in 2021. ``place`` is (c10's number of the
+    device's type, 0 for the host; the device's index, -1 for none), one pair per row.
     """
 
     event: Ints

@@ -28,7 +28,7 @@ _IS_MARK: Final = np.isin(np.arange(len(Kind)), (OPERATOR, ANNOTATION))
 
 
 class Names:
-    """All names that begin with a match of an expression; rules have them as constants."""
+    """All names that begin with a match of an expression; rules define them as constants."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -39,29 +39,29 @@ class Names:
         _kept_vocabulary.cache_clear()
 
 
-#: What is asked for: a name as it is, or all that begin with a match.
+#: What can be looked up: an exact name, or all names that begin with a match.
 Name: TypeAlias = Names | str
 
 _ALL: Final[list[Names]] = []
-#: Of each name that was met, what it belongs to.
+#: For each name seen so far, the expressions that match it.
 _KNOWN: Final[dict[str, tuple[Names, ...]]] = {}
 _MOST_KNOWN: Final = 100_000
-#: For fewer, one look for all would cost more to compile (6 ms) than it saves.
+#: For fewer names, a joined expression costs more to compile (6 ms) than it saves.
 _MANY: Final = 500
 _NONE: Final = np.zeros(0, np.int64)
-#: Of so large a part of all events, they are not put together name by name.
+#: Above this fraction of all events, rows are not collected name by name.
 _DENSE: Final = 4
-#: Nor of so few: to look at each is quicker.
+#: Nor below this number of events: checking each one is faster.
 _FEW: Final = 2_000
-#: Names of traces with more are not kept for the next trace.
+#: Names of traces with more of them are not kept for the next trace.
 _MOST_KEPT: Final = 2_000
-#: What cannot be part of a longer expression: it means a group by its number, or has flags.
+#: What cannot be part of a joined expression: it refers to a group by number, or has flags.
 _ALONE: Final = re.compile(r"\\\d|\(\?(P|\(|[aiLmsux]+\))")
 
 
 @lru_cache(maxsize=1)
 def _joined() -> tuple[Callable[[str], object], list[Names]]:
-    """One look for all that can be joined, and the others."""
+    """One matcher for all expressions that can be joined, and the other expressions."""
     alone = [one for one in _ALL if _ALONE.search(one.pattern)]
     rest = [f"(?:{one.pattern})" for one in _ALL if one not in alone]
     return re.compile("|".join(rest) or "(?!)").match, alone
@@ -77,12 +77,12 @@ def _all_of(name: str) -> tuple[Names, ...]:
 
 @lru_cache(maxsize=1000)
 def names_of(pattern: str) -> Names:
-    """The same for all rules that have the same expression."""
+    """The same object for all rules that have the same expression."""
     return Names(pattern)
 
 
 def learn(names: Iterable[str]) -> list[tuple[Names, ...]]:
-    """What each name belongs to; it is looked at if it is new to the process."""
+    """The expressions that match each name; names new to the process are matched now."""
     if len(_KNOWN) > _MOST_KNOWN:
         _KNOWN.clear()
     try:
@@ -94,12 +94,12 @@ def learn(names: Iterable[str]) -> list[tuple[Names, ...]]:
 
 
 class _Vocabulary:
-    """What is known of the names of a trace by themselves; a test that runs again has the same."""
+    """What is known about a trace's names alone; repeated runs of a test share it."""
 
     def __init__(self, names: Sequence[str]) -> None:
         belong = learn(names)
         self.present: Final[AbstractSet[Names]] = frozenset(chain.from_iterable(belong))
-        #: The number of each name, and those of the names that belong to each expression.
+        #: The number of each name, and the numbers of the names that match each expression.
         self._numbers: Final[dict[Name, list[int]]] = {n: [i] for i, n in enumerate(names)}
         for number, every in enumerate(belong):
             for one in every:
@@ -108,7 +108,7 @@ class _Vocabulary:
         self._known: Final[dict[tuple[Name, ...], tuple[Sequence[int], Bools]]] = {}
 
     def numbers(self, names: tuple[Name, ...]) -> Sequence[int]:
-        """Of the names that belong to any of these."""
+        """The numbers of the names that belong to any of these."""
         return self.look_up(names)[0]
 
     def look_up(self, names: tuple[Name, ...]) -> tuple[Sequence[int], Bools]:
@@ -128,7 +128,7 @@ def _kept_vocabulary(names: tuple[str, ...]) -> _Vocabulary:
 
 
 def present(trace: Trace) -> AbstractSet[Names]:
-    """All of which the trace has a name."""
+    """All expressions that match a name of the trace."""
     return _index(trace).vocabulary.present
 
 
@@ -139,12 +139,12 @@ def count(trace: Trace, *names: Name) -> int:
 
 
 def _index(trace: Trace) -> _Index:
-    # More expressions may have come since it was last asked for.
+    # More expressions may have been added since the last call.
     return trace.once(_Index, len(_ALL))
 
 
 class _Index:
-    """The events of a trace name by name."""
+    """The events of a trace by name."""
 
     def __init__(self, trace: Trace, _: int) -> None:
         names = trace.names
@@ -158,7 +158,7 @@ class _Index:
 
     @kept
     def _ordered(self) -> tuple[Ints, list[int]]:
-        """Events name by name, and where each name's end."""
+        """Events sorted by name, and where each name's events end."""
         # Numbers of 16 bits are sorted in linear time.
         name = self._name.astype(np.uint16) if len(self.counts) <= 1 << 16 else self._name
         return np.argsort(name, kind="stable"), list(accumulate(self.counts))
@@ -201,13 +201,13 @@ def marks_named(trace: Trace, *names: Name) -> Ints:
 
 
 def named(trace: Trace, *names: Name) -> Bools:
-    """Of each event, whether it has a name among any of these."""
+    """For each event, whether its name belongs to any of these."""
     found: Bools = _index(trace).vocabulary.look_up(names)[1][trace.name]
     return found
 
 
 def are_named(trace: Trace, rows: Ints, *names: Name) -> Bools:
-    """Which of these events have a name among any of these; -1 has none."""
+    """Which of these events have a name among these; -1 has none."""
     if not len(rows):
         return np.zeros(0, bool)
     found: Bools = _index(trace).vocabulary.look_up(names)[1][trace.name[rows]] & (rows >= 0)

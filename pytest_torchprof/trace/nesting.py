@@ -1,8 +1,8 @@
 """Interval nesting: which event encloses which, thread by thread.
 
-An event is half open: it encloses what starts at its start, not what starts at its end. One of no
-duration encloses nothing. Real clocks let a child end a nanosecond or so after its parent: the
-parent is the innermost event that is open for the greater part of the child.
+An event is half open: it encloses what starts at its start, but not what starts at its end. An
+event without a duration encloses nothing. Real clocks let a child end a nanosecond or so after its
+parent: the parent is the innermost event that is open for most of the child.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: To leave out what is there twice takes longer for fewer.
+#: Below this number of events, removing duplicates takes longer than it saves.
 _SOME = 1000
 
 Ints = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ def enclosing(
 
 
 def below(roots: Bools, parent: Ints, events: Ints) -> Bools:
-    """Which of these events are nested in a root, at whatever distance."""
+    """Which of these events are nested in a root, at any depth."""
     at = parent[events]
     found = roots[at] & (at >= 0)  # mostly the parent is one already
     todo = ((at >= 0) & ~found).nonzero()[0]
@@ -88,7 +88,7 @@ def nearest(marked: Bools, parent: Ints, events: Ints) -> Ints:
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The values of a one-dimensional array, once each, in order.
 
-    As `np.unique` without its options, which is slower and imports `numpy.ma`.
+    Like `np.unique` without its options, which is slower and imports `numpy.ma`.
     """
     ordered = values.copy()
     ordered.sort()
@@ -98,7 +98,7 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def above(events: Ints, parent: Ints) -> Bools:
-    """Everything that these events are nested in, one of them perhaps in another."""
+    """Everything that these events are nested in, possibly including some of them."""
     found = np.zeros(len(parent), bool)
     at = parent[events]
     at = at[at >= 0]
@@ -141,7 +141,7 @@ def with_nested(roots: Bools, parent: Ints, depth: Ints) -> Bools:
 def paths(parent: Ints, depth: Ints, label: Ints) -> tuple[Ints, list[tuple[int, int]]]:
     """The chain of labels from the root to each event, as a number; -1 for an empty one.
 
-    ``label`` is a number an event, -1 for one that adds nothing to its parent's path. The list has
+    ``label`` is a number per event, -1 for one that adds nothing to its parent's path. The list has
     (path above or -1, last label) for each path.
 
     >>> parent, depth = np.array([-1, 0, 1, 0]), np.array([0, 1, 2, 1])
@@ -166,8 +166,9 @@ def paths(parent: Ints, depth: Ints, label: Ints) -> tuple[Ints, list[tuple[int,
 def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
     """Parent and depth if all intervals nest properly, else None.
 
-    The depth is the number of intervals open at the start; the parent is the last one before of
-    the depth above. If each lies within its parent, then its chain of parents is all that is open.
+    The depth is the number of intervals open at the start; the parent is the last earlier one with
+    the depth above. If each lies within its parent, its chain of parents is everything that is
+    open.
     """
     at = np.arange(len(start))
     depth = at - np.sort(end).searchsorted(start, side="right")
@@ -186,7 +187,7 @@ def _nest_fast(start: Ints, end: Ints) -> tuple[Ints, Ints] | None:
 
 
 def _nest_any(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Parent and depth where some intervals only overlap."""
+    """Parent and depth if some intervals only overlap."""
     parent, depth, stack = [], [], list[tuple[int, int]]()
     for i, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while stack and 2 * stack[-1][1] <= first + last:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.stream import Progress
 
 _NAMES = (".json", ".json.gz")
-#: In the names of files and of the folders that they are in; of two, the first of these counts.
+#: In the names of files and of their folders; if both occur, the first of these counts.
 _RANK = [re.compile(rf"{word}[-_ ]?(\d{{1,6}})", re.IGNORECASE) for word in ("rank", "worker")]
 _DIGITS = re.compile(r"(\d+)")
 
@@ -29,14 +29,14 @@ _DIGITS = re.compile(r"(\d+)")
 @dataclass(frozen=True)
 class _File:
     path: Path
-    named: bool  # by the user, not found in a folder: then it has to be a trace
+    named: bool  # by the user, not found in a folder: it must be a trace
     size: int = 0
 
 
 class _Found(NamedTuple):
     path: Path
     claim: int | None
-    trace: Trace | None  # None of a rank that is not asked for
+    trace: Trace | None  # None for a rank that was not requested
 
 
 def read_ranks(
@@ -44,14 +44,14 @@ def read_ranks(
 ) -> list[tuple[int, Trace]]:
     """(rank, trace) of these files, and of all traces in these folders, by ascending rank.
 
-    The rank is what the trace's ``distributedInfo`` says, else its file's or folder's name
-    (``rank0``, ``worker_1``), else the next free number, in the order given; files of a folder are
+    The rank is from the trace's ``distributedInfo``, else from the name of its file or folder
+    (``rank0``, ``worker_1``), else the next free number, in the given order; files of a folder are
     in the order of their names, numbers by value. A second file of one rank gets the next free
-    number too, and a warning. What a folder holds besides traces is left out, which a warning of
-    the first trace says. ``rank`` reads only that one, and the others' metadata.
+    number too, and a warning. Other files in a folder are skipped, with a warning in the first
+    trace. ``rank`` reads only that rank, and the others' metadata.
 
     Raises:
-        TraceError: a named file that is no trace, a folder without any, or no such rank.
+        TraceError: a named file that is not a trace, a folder without any, or no such rank.
     """
     files = _files(paths)
     claims = [_claim(file, look_inside=rank is not None) for file in files]
@@ -92,7 +92,7 @@ def read_ranks(
 
 
 def rank_of(metadata: Mapping[str, Any]) -> int | None:
-    """The rank that a trace says it is of."""
+    """The rank in a trace's metadata."""
     info = metadata.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, str) and rank.isdecimal():
@@ -101,7 +101,7 @@ def rank_of(metadata: Mapping[str, Any]) -> int | None:
 
 
 def _files(paths: Sequence[Path]) -> list[_File]:
-    """Each file once, folders replaced by what is in them."""
+    """Each file once, with folders replaced by their contents."""
     files: dict[Path, _File] = {}
     for path in paths:
         try:
@@ -120,22 +120,22 @@ def _files(paths: Sequence[Path]) -> list[_File]:
 
 
 def _naturally(path: Path) -> list[tuple[int, str]]:
-    """The order of names in which rank10 comes after rank9."""
+    """Sort key that puts rank10 after rank9."""
     parts = _DIGITS.split(path.name)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _claim(file: _File, *, look_inside: bool) -> int | None:
-    """The rank of a file without reading its events, as far as it can be known."""
+    """The rank of a file without reading its events, if it can be determined."""
     rank = None
-    if look_inside and file.path.is_file():  # a pipe can be read but once
+    if look_inside and file.path.is_file():  # a pipe can only be read once
         with suppress(TraceError):
             rank = rank_of(peek(file.path))
     return rank_in_name(file.path) if rank is None else rank
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The rank that a file's name, or its folder's, says it is of."""
+    """The rank in the name of a file, or of its folder."""
     for name in (path.name, path.absolute().parent.name):
         for pattern in _RANK:
             if match := pattern.search(name):
@@ -144,7 +144,7 @@ def rank_in_name(path: Path) -> int | None:
 
 
 def _numbered(found: Sequence[_Found]) -> list[tuple[int, Trace | None]]:
-    """A number of its own for each, ascending."""
+    """A distinct number for each, ascending."""
     taken: dict[int, Path] = {}
     for path, claim, _ in found:
         if claim is not None:
@@ -156,7 +156,7 @@ def _numbered(found: Sequence[_Found]) -> list[tuple[int, Trace | None]]:
             number = next(n for n in count() if n not in taken)
             taken[number] = path
             if claim is not None and trace is not None:
-                note = f"{path.name} is of rank {claim}, as {taken[claim].name} is: its number is "
+                note = f"{path.name} claims rank {claim} like {taken[claim].name}: its number is "
                 trace = replace(trace, warnings=(*trace.warnings, f"{note}{number}"))
         numbered.append((number, trace))
     return sorted(numbered, key=itemgetter(0))
@@ -171,7 +171,7 @@ def _nothing(paths: Sequence[Path], skipped: Sequence[TraceError]) -> TraceError
 
 
 def _tracker(progress: Progress | None, total: int) -> Callable[[], Progress | None]:
-    """Makes the progress of each file one of all files."""
+    """Combine the progress of each file into one of all files."""
     before, last = 0, 0
 
     def start() -> Progress | None:

@@ -1,8 +1,8 @@
 """Read Chrome traces as Kineto writes them into a `Trace`, piece by piece, even damaged ones.
 
-A file is never in memory as a whole: a piece of its text is decoded as soon as it is there, and
-what remains of it are columns and the events' arguments. Where a piece cannot be told from the
-rest, the rest is decoded at once.
+A file is never in memory as a whole: each piece of its text is decoded as soon as it is read, and
+only columns and the events' arguments remain. If no end of a piece can be found, the rest is
+decoded at once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pytest_torchprof.trace.stream import Progress, Stream, Text
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
-#: Between two events as Kineto prints them; it misleads in no file of Kineto's.
+#: Between two events as Kineto prints them; it occurs nowhere else in Kineto's files.
 _BETWEEN = b"\n  },\n  {"
-#: After the last event, as Kineto prints it: the metadata that follow need no second look at all
-#: of the events.
+#: After the last event, as Kineto prints it: finds the metadata that follows without searching the
+#: events again.
 _END = b"\n  ],"
 _ANY_BETWEEN = late(rb'\}\s*,\s*\{\s*"\w+"')
 _EVENTS = late(rb'"traceEvents"\s*:\s*\[')
 _IS_LIST = late(rb"\s*\[")
-#: No trace has longer text before its events or in one of them.
+#: No trace has longer text before its events or in a single event.
 _LONGEST = 2**28
-#: Top-level keys that Kineto writes; a trace that has one may well hold no event.
+#: Top-level keys that Kineto writes; a trace with one of them may have no events.
 _KINETO = {"schemaVersion", "deviceProperties", "baseTimeNanoseconds", "distributedInfo"}
 _BYTE = late(r"\(byte (\d+)\)")
 _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -58,13 +58,13 @@ _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def read(path: Path, *, progress: Progress | None = None) -> Trace:
     """The trace in a ``.json`` or gzip-compressed file (by content, not by name).
 
-    A file that breaks off is read up to its last whole event, and JSON that Kineto writes wrongly
-    is repaired; the trace's ``warnings`` say so. ``progress`` is called with the bytes read so far
-    and the size of the file. Needs about as much memory as the file is long, of a compressed one
-    the text in it, and refuses what needs more than is free.
+    A truncated file is read up to its last whole event, and JSON that Kineto writes wrongly is
+    repaired; the trace's ``warnings`` say so. ``progress`` is called with the bytes read so far and
+    the size of the file. Needs about as much memory as the file's (uncompressed) size, and raises
+    if that is more than is free.
 
     Raises:
-        TraceError: unreadable, damaged, too large, not JSON, or no trace of PyTorch's.
+        TraceError: unreadable, damaged, too large, not JSON, or not a PyTorch trace.
     """
     return replace(_trace(Stream(path, progress)), source=str(path))
 
@@ -73,16 +73,16 @@ def parse(data: bytes | bytearray, *, source: str = "trace") -> Trace:
     """The trace in these bytes of JSON: an object with ``traceEvents``, or a bare list of events.
 
     Raises:
-        TraceError: as `read`.
+        TraceError: see `read`.
     """
     return _trace(Text(data, source))
 
 
 def peek(path: Path) -> dict[str, Any]:
-    """The metadata that stand before the events, where Kineto writes most; nothing else is read.
+    """The metadata before the events, where Kineto writes most of it; nothing else is read.
 
     Raises:
-        TraceError: unreadable, or plainly no JSON.
+        TraceError: unreadable, or clearly not JSON.
     """
     return _Reader(Stream(path)).header()
 
@@ -98,7 +98,7 @@ def _trace(stream: Stream) -> Trace:
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """The collector would walk each of a million new objects several times, for nothing."""
+    """The collector would visit each of a million new objects several times, in vain."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -111,8 +111,9 @@ def _without_gc() -> Iterator[None]:
 class _Reader:
     """Reads one stream.
 
-    ``_text`` is what of the stream is not decoded yet, beginning at ``_at``. From the first event
-    on its first byte is the list's bracket, put in place of the comma before its first event.
+    ``_text`` is the part of the stream that is not decoded yet, beginning at ``_at``. From the
+    first event on, its first byte is the list's bracket, which replaces the comma before its first
+    event.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -133,7 +134,7 @@ class _Reader:
             self._add_pieces()
         for chunk in self._chunks:
             self._append(chunk)
-            self._stream.check_room(3 * len(self._text))  # as text, and decoded all at once
+            self._stream.check_room(3 * len(self._text))  # as text, and decoded at once
         metadata = self._add_rest()
         if self._repairs:
             self._warnings.append(
@@ -144,14 +145,14 @@ class _Reader:
         return with_directions(self._columns.trace(metadata, self._warnings, cut=self._cut))
 
     def header(self) -> dict[str, Any]:
-        """Metadata that precede the events."""
+        """Metadata that precedes the events."""
         self._find_events()
         return _metadata(self._head + b"]}") if len(self._head) > 1 else {}
 
     # ---------------------------------------------------------------- pieces
 
     def _find_events(self) -> None:
-        """Leave in ``_head`` what precedes the list of events, or nothing if none is found."""
+        """Store in ``_head`` what precedes the list of events, or nothing if none is found."""
         searched = 0
         for chunk in self._chunks:
             self._append(chunk)
@@ -169,7 +170,7 @@ class _Reader:
             self._limit("no events start")
 
     def _append(self, chunk: bytes) -> None:
-        """The first chunk as it is: mostly there is no other, and each copy of it takes time."""
+        """The first chunk without a copy: usually it is the only one, and copying takes time."""
         if self._text and isinstance(self._text, bytes):
             self._text = bytearray(self._text)
         self._text += chunk
@@ -184,7 +185,7 @@ class _Reader:
             raise TraceError(f"{self._stream.source}: not a Chrome trace", found, _EXPECTED)
 
     def _add_pieces(self) -> None:
-        """Decode all but the last piece, as long as it goes well."""
+        """Decode all but the last piece, as long as that succeeds."""
         while True:
             at = self._boundary() if len(self._text) >= streams.CHUNK else None
             if at is not None and not self._add_piece(at):
@@ -208,7 +209,7 @@ class _Reader:
 
     def _add_piece(self, at: int) -> bool:
         """Whether the text up to this comma is a list of events; then it is in the columns."""
-        text = cast("bytearray", self._text)  # as it is from the first event on
+        text = cast("bytearray", self._text)  # always, from the first event on
         text[at : at + 1] = b"]"
         try:
             self._add(memoryview(text)[: at + 1])
@@ -237,10 +238,10 @@ class _Reader:
     # ---------------------------------------------------------------- the rest
 
     def _add_rest(self) -> dict[str, Any]:
-        """Decode the last events and what follows them; the metadata."""
+        """Decode the last events and what follows them; return the metadata."""
         text = self._text
         self._text = b""
-        if text.endswith(b"\0"):  # which a crash leaves behind
+        if text.endswith(b"\0"):  # left behind by a crash
             text = text.rstrip(b"\0")
         try:
             return self._add_document(text)
@@ -282,7 +283,7 @@ class _Reader:
         return metadata
 
     def _salvage(self, text: bytes, repairs: int, fault: Exception, size: int) -> dict[str, Any]:
-        """Add the whole events of a text that breaks off."""
+        """Add the whole events of a truncated text."""
         end, closed = whole_events(text) if self._head else (0, False)
         try:
             if end:
@@ -306,7 +307,7 @@ class _Reader:
         return _metadata(self._head + b"]}") if len(self._head) > 1 else {}
 
     def _refusal(self, fault: BaseException) -> TraceError:
-        """What is wrong, with its place in the text."""
+        """The error, with its position in the text."""
         head = max(len(self._head) - 1, 0)
         found = _BYTE.sub(
             lambda m: f"(byte {max(int(m[1]) - head, 0) + self._at:,})",
@@ -321,7 +322,7 @@ class _Reader:
         return TraceError(f"{self._stream.source}: not a Chrome trace", found, _EXPECTED)
 
     def _check_kinds(self, metadata: dict[str, Any]) -> None:
-        """Refuse what has events and none of PyTorch's."""
+        """Reject a trace that has events, but none of PyTorch's."""
         columns = self._columns
         if columns.kept or not columns.seen or _KINETO & metadata.keys():
             return
@@ -337,17 +338,17 @@ class _Reader:
 
 
 def _breaks_off(fault: BaseException, size: int) -> bool:
-    """Whether a fault is only that the text ends too early, perhaps in the middle of a number."""
+    """Whether the only fault is that the text ends too early, perhaps in the middle of a number."""
     at = _BYTE.search(str(fault))
     return "truncated" in str(fault) or (at is not None and int(at[1]) >= size - 1)
 
 
 def _head(text: bytes) -> bytes | None:
-    """Text up to a list of events as valid JSON; None if this key is not one of the top level."""
+    """Text up to a list of events as valid JSON; None if this key is not at the top level."""
     for mend in (bytes, _mended):
         head = mend(text)
         try:
-            # Elsewhere than at the top, the text leaves more open than the object.
+            # If the key is not at the top level, the text leaves more open than the object.
             if "traceEvents" in _HEADER.decode(head + b"]}"):
                 return head
         except _FAULTS:
@@ -360,7 +361,7 @@ def _mended(text: bytes) -> bytes:
 
 
 def _metadata(document: bytes) -> dict[str, Any]:
-    """The other keys; one whose value is no text in UTF-8 is left out."""
+    """The other keys; one whose value is not UTF-8 text is left out."""
     found = {}
     for key, raw in _HEADER.decode(document).items():
         if key != "traceEvents":

@@ -1,6 +1,6 @@
 """Repair invalid JSON from Kineto and other writers, and salvage truncated files.
 
-It works on the text around the failure only; this is the slow path.
+It only works on the text around the failure; this is the slow path.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pytest_torchprof.core.late import late
 
-#: A line with a name in it that may hold quotes, as Kineto prints it since 2021. It wrote those of
-#: compiled code and of docstrings as they are (pytorch/kineto#1459).
+#: A line with a name that may contain quotes, as Kineto prints it since 2021. It did not escape
+#: those of compiled code and of docstrings (pytorch/kineto#1459).
 _NAME = late(
     rb'^( *(?:"ph": "[^"\n]*", "cat": "[^"\n]*", )?"name": ")([^\n]*?)'
     rb'(", "pid": [^\n]*, "tid": [^\n]*,|",)$',
@@ -21,8 +21,8 @@ _QUOTE = late(rb'(\\.)|"')
 #: A backslash, of an escape or of a Windows path (pytorch/kineto#617).
 _BACKSLASH = late(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 _CONTROL = late(rb"[\x00-\x1f]")
-#: A string, or a number that is none: a bandwidth over no time (pytorch/kineto#105); or a comma
-#: after which nothing comes.
+#: A string; or an invalid number: a bandwidth over no time (pytorch/kineto#105); or a trailing
+#: comma.
 _STRING_OR_FAULT = late(
     rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf(?:inity)?)\b|,(?=\s*[\]}])', re.IGNORECASE | re.DOTALL
 )
@@ -30,7 +30,7 @@ _TOKEN = late(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]|"', re.DOTALL)
 
 
 def repaired(text: bytes) -> tuple[bytes, int]:
-    """The text as valid JSON, as far as writers' known faults go, and how many they were."""
+    """The text with writers' known faults fixed, so that it is valid JSON, and their number."""
     count = 0
 
     def escaped(match: re.Match[bytes]) -> bytes:
@@ -63,10 +63,10 @@ def repaired(text: bytes) -> tuple[bytes, int]:
 
 
 class Whole(NamedTuple):
-    """How far a list of events goes that breaks off.
+    """The complete part of a truncated list of events.
 
-    ``end`` is behind the last whole event, 0 if there is none; ``closed`` tells whether the list
-    itself is complete, so that only what follows it is lost.
+    ``end`` is the position after the last whole event, 0 if there is none; ``closed`` is whether
+    the list itself is complete, so that only what follows it is lost.
     """
 
     end: int

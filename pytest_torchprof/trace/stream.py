@@ -11,17 +11,17 @@ from typing import IO
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.files import opened, why
 
-#: Bytes that are read, unpacked and decoded at a time: what is made of them fits into a cache.
+#: Bytes that are read, unpacked and decoded at a time: the result fits into a cache.
 CHUNK = 2**20
 
-#: What needs no more chunks than this fits anywhere: to ask how much is free takes longer.
+#: Up to this many chunks fit anywhere: checking the free memory takes longer.
 _SMALL = 16
 
 #: Called with the number of bytes read so far and the total.
 Progress = Callable[[int, int], None]
 
 _GZIP = b"\x1f\x8b"
-#: What files begin with that are taken for traces by mistake.
+#: The first bytes of files that are mistaken for traces.
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive",
     b"BZh": "bzip2-compressed",
@@ -59,10 +59,10 @@ class Stream:
         self._room: list[int | None] = []
 
     def __iter__(self) -> Iterator[bytes]:
-        """Chunks of `CHUNK` bytes or so, none of them empty.
+        """Chunks of about `CHUNK` bytes, none of them empty.
 
         Raises:
-            TraceError: unreadable, damaged, empty, plainly no JSON, or larger than memory.
+            TraceError: unreadable, damaged, empty, clearly not JSON, or larger than memory.
         """
         try:
             for chunk in self._text():
@@ -91,12 +91,12 @@ class Stream:
             total = os.fstat(file.fileno()).st_size
             self.check_room(total)
             if first:
-                yield first.removeprefix(b"\xef\xbb\xbf")  # the mark that Windows puts first
+                yield first.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of Windows
             yield from raw
 
     def _raw(self, file: IO[bytes]) -> Iterator[bytes]:
         total, done = os.fstat(file.fileno()).st_size, 0
-        # Room for a whole chunk that is not there takes as long as to read a small file.
+        # Allocating a whole chunk takes as long as reading a small file.
         while chunk := file.read(wanted := min(CHUNK, max(total - done + 1, 2**16))):
             done += len(chunk)
             if self._progress is not None:
@@ -106,7 +106,7 @@ class Stream:
                 return
 
     def _unpacked(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
-        """What follows a complete member and is none itself is padding, and is left out."""
+        """Data after a complete member that is not a member itself is padding, and is skipped."""
         inflate = zlib.decompressobj(wbits=31)
         while packed:
             try:
@@ -144,7 +144,7 @@ class Stream:
         return TraceError(f"{self.source}: cannot be read", found, _SMALLER)
 
     def check_room(self, needed: int) -> None:
-        """Refuse what needs more than was free at the start: a small file may unpack to anything.
+        """Check against the memory that was free at the start: a small file may unpack to any size.
 
         Raises:
             TraceError: it needs more bytes than that.
@@ -163,14 +163,14 @@ class Stream:
 
 
 class Text(Stream):
-    """The chunks of a text that is in memory already."""
+    """The chunks of a text that is already in memory."""
 
     def __init__(self, data: bytes | bytearray, source: str) -> None:
         super().__init__(source)
         self._data = data
 
     def _free(self) -> None:
-        """Without bound: there is room for it already."""
+        """No limit: the text is already in memory."""
 
     def _text(self) -> Iterator[bytes]:
         if len(self._data) <= CHUNK:
@@ -181,7 +181,7 @@ class Text(Stream):
 
 
 def free_bytes() -> int | None:
-    """Memory that this process may still take; None where the system does not say."""
+    """Memory that this process may still allocate; None if the system does not tell."""
     found = []
     try:
         with Path("/proc/meminfo").open(encoding="ascii") as file:

@@ -1,27 +1,27 @@
-"""Which tensors operators took and made, as a live capture can tell."""
+"""Which tensors operators took and made, as identified by a live capture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
-#: Which tensor an argument is, by number; those of a list of tensors; -1 for what is none.
+#: The number of an argument's tensor; the numbers for a list of tensors; -1 for anything else.
 Taken: TypeAlias = int | tuple[int, ...]
 
 
 class Tensors(Protocol):
     """Which tensors operators took and made; only a live capture knows.
 
-    A tensor is its storage from its allocation to its end: views of it have its number, and no
-    tensor made later has. Operators are named by when they start, ns on the trace's clock, and by
+    A tensor is its storage from allocation to release: views of it have its number, and no later
+    tensor reuses it. Operators are identified by their starts, ns on the trace's clock, and by
     their names.
     """
 
     def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
-        """Each operator's arguments, in order; nothing for one that is not known."""
+        """Each operator's arguments, in order; empty for an unknown one."""
 
     def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
-        """The tensors that got memory within each operator, kept it, and were taken later on."""
+        """The tensors whose memory was allocated within each operator, kept, and taken later."""
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
-        """What object each operator's first argument is; views are others than their tensor."""
+        """The object that each operator's first argument is; views differ from their tensor."""

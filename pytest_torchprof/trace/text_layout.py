@@ -1,4 +1,4 @@
-"""Where the events are in the text of a Chrome trace, for a writer that leaves them as they are."""
+"""Find the events in the text of a Chrome trace, for a writer that keeps them unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOP = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 @dataclass(frozen=True)
 class Layout:
-    """Valid JSON, and where in it the list of events begins and ends, brackets included.
+    """Valid JSON, and where its list of events begins and ends, brackets included.
 
     ``warnings`` say what was cut off or repaired to make it valid.
     """
@@ -39,7 +39,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Placed:
-    """A device event as the file has it: ``args`` are its raw JSON, which begins ``at`` there."""
+    """A device event as in the file: ``args`` is its raw JSON, which begins ``at`` there."""
 
     name: str
     ts: float
@@ -50,7 +50,7 @@ class Placed:
 
 
 def lay_out(source: Path) -> Layout:
-    """The text of a ``.json`` or gzip-compressed file, repaired and closed where need be.
+    """The text of a ``.json`` or gzip-compressed file, repaired and closed if necessary.
 
     Raises:
         TraceError: unreadable, or neither an object with ``traceEvents`` nor a list of events.
@@ -59,7 +59,7 @@ def lay_out(source: Path) -> Layout:
     span = _span(text)
     if span is not None:
         return Layout(str(source), text, *span)
-    warnings = parse(text, source=str(source)).warnings  # or it says what is wrong
+    warnings = parse(text, source=str(source)).warnings  # raises if it is not a trace
     text, _ = repaired(text)
     span = _span(text)
     if span is None:
@@ -71,7 +71,7 @@ def lay_out(source: Path) -> Layout:
 
 
 def _refusal(text: bytes, source: str) -> TraceError:
-    """What is wrong, as the reader says it."""
+    """The error, as the reader reports it."""
     try:
         parse(text, source=source)
     except TraceError as error:
@@ -95,7 +95,7 @@ def _span(text: bytes) -> tuple[int, int] | None:
 
 
 def _closed(text: bytes) -> bytes:
-    """A text that breaks off, closed after its last whole event."""
+    """A truncated text, closed after its last whole event."""
     bare = text[:64].lstrip()[:1] == b"["
     start = text.find(b"[", 0 if bare else max(text.find(f'"{_EVENTS}"'.encode()), 0))
     end = start + whole_events(text[start:]).end
@@ -103,7 +103,7 @@ def _closed(text: bytes) -> bytes:
 
 
 def device_events(layout: Layout) -> list[Placed]:
-    """Kernels, copies and memsets that have ``args``, in the order of the file.
+    """Kernels, copies and memsets with ``args``, in the order of the file.
 
     Raises:
         TraceError: the list is not one of events.
@@ -122,5 +122,5 @@ def device_events(layout: Layout) -> list[Placed]:
 
 
 def _address(view: Any) -> int:
-    """Where in memory a buffer begins: what msgspec leaves raw is a view of the text it is in."""
+    """The memory address of a buffer: msgspec's raw parts are views of the text they are in."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])

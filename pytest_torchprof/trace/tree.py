@@ -1,4 +1,4 @@
-"""Questions about what encloses operators, and their order, that several rules ask."""
+"""What encloses operators, and their order, for several rules."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
     "within_named",
 ]
 
-#: torch's own annotations, which it wrote as operators in 2021.
+#: torch's own annotations, which it recorded as operators in 2021.
 _ANNOTATION = Names(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#")
-#: Those around what an optimizer does, ``zero_grad`` too.
+#: Annotations around an optimizer's work, including ``zero_grad``.
 _OPTIMIZER = Names(r"Optimizer\.")
 
 
 def within(trace: Trace, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
-    """Which of these events are nested in a root, at whatever distance."""
+    """Which of these events are nested in a root, at any depth."""
     found = np.zeros(len(rows), bool)
     parent = trace.parent
     at = parent[rows]
@@ -49,7 +49,7 @@ def within(trace: Trace, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
 
 
 def within_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
-    """Which of these events are nested in one of such a name."""
+    """Which of these events are nested in an event with such a name."""
     roots = events_named(trace, *names)
     if not (len(roots) and len(rows)):
         return np.zeros(len(rows), bool)
@@ -62,12 +62,12 @@ def operators_around(trace: Trace, events: Ints) -> Ints:
 
 
 def parents(trace: Trace, events: Ints) -> Ints:
-    """The event that encloses each of these; -1 where there is none, as for -1."""
+    """The event that encloses each of these; -1 if there is none, and for -1."""
     return np.where(events >= 0, trace.parent[events], -1)
 
 
 def marked(trace: Trace, rows: Ints) -> Bools:
-    """Of each event whether it is among these; the one after the last, which -1 is, is not."""
+    """For each event whether it is among these; the extra last entry, index -1, is false."""
     mark = np.zeros(len(trace) + 1, bool)
     mark[rows] = True
     return mark
@@ -79,7 +79,7 @@ def outermost(trace: Trace) -> Ints:
 
 
 def are_outermost(trace: Trace, rows: Ints) -> Bools:
-    """Which of these events are."""
+    """Which of these events are `outermost`."""
     return trace.once(_are_outermost)[rows]
 
 
@@ -103,7 +103,7 @@ def _are_free(trace: Trace) -> Bools:
 
 
 def _outside(trace: Trace, events: Bools, roots: Bools) -> Bools:
-    """These events but for what is nested in a root."""
+    """These events, except what is nested in a root."""
     rows = events.nonzero()[0]
     found = np.zeros(len(events), bool)
     found[rows] = ~nesting.below(roots, trace.parent, rows)

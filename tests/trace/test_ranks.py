@@ -130,7 +130,7 @@ def test_a_second_file_of_a_rank_gets_a_number_and_a_warning(tmp_path: Path) -> 
     found = read_ranks([first, second])
     assert seen(found) == [(0, 1), (1, 2)]
     assert found[0][1].warnings == ()
-    assert found[1][1].warnings == ("2.json is of rank 0, as 1.json is: its number is 1",)
+    assert found[1][1].warnings == ("2.json claims rank 0 like 1.json: its number is 1",)
 
 
 def test_another_file_of_the_rank_that_is_chosen_is_said_to_be_left_out(tmp_path: Path) -> None:

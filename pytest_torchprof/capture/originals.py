@@ -244,6 +244,8 @@ NAMES = {
     ),
     "torch.distributed": "is_available is_initialized get_rank get_world_size get_backend",
     "torch.distributed.distributed_c10d": "_World.default_pg _WorldMeta.WORLD is_initialized",
+    "coverage": "Coverage",
+    "coverage.control": "Coverage.current",
     "torch._dynamo.utils": "get_compilation_metrics set_compilation_metrics_limit counters",
     "torch._C._dynamo.eval_frame": "set_code_exec_strategy skip_code",
     "torch.utils._config_module": (

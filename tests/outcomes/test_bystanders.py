@@ -105,6 +105,18 @@ def test_the_numbers_of_temporary_folders_are_those_of_one_run(pytester: pytest.
     assert {"new"} == set(seen.statuses.values())
 
 
+def test_a_test_may_replace_what_coverage_is_asked(pytester: pytest.Pytester) -> None:
+    source = """
+        import coverage
+
+        def test_it(monkeypatch):
+            def current(): raise RuntimeError("replaced by the test")
+            monkeypatch.setattr(coverage.Coverage, "current", current)
+    """
+    seen = same(pytester, source)
+    assert {"new"} == set(seen.statuses.values())
+
+
 def test_nobody_sees_what_keeps_the_profiler_quiet(pytester: pytest.Pytester) -> None:
     source = """
         import os

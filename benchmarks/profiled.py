@@ -108,8 +108,8 @@ def _cases() -> Iterator[tuple[str, Callable[[], Body]]]:
 
 def _gatherer(folder: Path) -> Any:
     from pytest_torchprof.capture.machine import probe_machine
-    from pytest_torchprof.session.gather import Gatherer
     from pytest_torchprof.session.plan import Plan
+    from pytest_torchprof.session.runs.gather import Gatherer
 
     return Gatherer(Plan(warmup=1, rounds=0), probe_machine(1), folder)
 
@@ -117,7 +117,7 @@ def _gatherer(folder: Path) -> Any:
 def _ours(body: Body, folder: Path) -> float:
     """One profiled run as a session does it: capture, export, read, all metrics, operators."""
     from pytest_torchprof.capture.profiler import Capture
-    from pytest_torchprof.session.brought import Captured
+    from pytest_torchprof.session.runs.brought import Captured
     from pytest_torchprof.verdict.profile import profile_of
 
     gatherer = _gatherer(folder)
@@ -175,7 +175,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
-    from pytest_torchprof.session.brought import Captured
+    from pytest_torchprof.session.runs.brought import Captured
     from pytest_torchprof.trace.event_names import REGION
     from pytest_torchprof.trace.read import read
     from pytest_torchprof.verdict.profile import profile_of

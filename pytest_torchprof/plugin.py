@@ -15,7 +15,7 @@ from pytest_torchprof.core.uncollected import uncollected
 from pytest_torchprof.session import markers, options
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.fixture import Torchprof
+    from pytest_torchprof.session.fixture.handle import Torchprof
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -71,7 +71,7 @@ def _quick_imports() -> Iterator[None]:
 @pytest.fixture
 def torchprof(request: pytest.FixtureRequest) -> Torchprof:
     """Measure a part of the test: ``with torchprof:`` or ``torchprof(fn)``; then ``.stats``."""
-    from pytest_torchprof.session.fixture import Torchprof, handle_for
+    from pytest_torchprof.session.fixture.handle import Torchprof, handle_for
 
     session = request.config.pluginmanager.get_plugin("torchprof-session")
     return Torchprof() if session is None else handle_for(session, request.node)

@@ -20,7 +20,7 @@ from pytest_torchprof.core.results import Finding, Record, Verdict
 from pytest_torchprof.render import rule_page
 from pytest_torchprof.render.json_report import SCHEMA, test_of
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.session.fixture import Torchprof
+from pytest_torchprof.session.fixture.handle import Torchprof
 from pytest_torchprof.session.markers import add_markers
 from pytest_torchprof.session.options import OPTIONS, STRICT_HELP
 from pytest_torchprof.verdict.metrics import METRICS

@@ -18,13 +18,13 @@ from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.registry import warm_up
-from pytest_torchprof.session.gather import Gatherer
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import overrides_of
 from pytest_torchprof.session.options import build_settings
-from pytest_torchprof.session.outcome import hide_us
 from pytest_torchprof.session.plan import Plan
-from pytest_torchprof.session.rerun_hooks import RunningHooks
+from pytest_torchprof.session.runs.gather import Gatherer
+from pytest_torchprof.session.runs.outcome import hide_us
+from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import pytest
 from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import Meter, Tidy
-from pytest_torchprof.session.outcome import functional_failure
-from pytest_torchprof.session.reruns import Runner
+from pytest_torchprof.session.runs.outcome import functional_failure
+from pytest_torchprof.session.runs.reruns import Runner
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.gather import Gatherer
+    from pytest_torchprof.session.runs.gather import Gatherer
 
 Result = TypeVar("Result")
 

@@ -274,7 +274,7 @@ WATCHED = (
     "pytest_torchprof",
     "pytest_torchprof.capture",
     "pytest_torchprof.capture.profiler",
-    "pytest_torchprof.session.one_run",
+    "pytest_torchprof.session.runs.one_run",
     "pytest_torchprof.rules.engine.registry",
     "pytest_torchprof.trace.read",
 )

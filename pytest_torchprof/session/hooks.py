@@ -19,28 +19,29 @@ from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.summary import raised_rules
 from pytest_torchprof.rules.engine.registry import CODES, warm_up
-from pytest_torchprof.session.accept import accept
-from pytest_torchprof.session.baseline_files import BaselineFiles
-from pytest_torchprof.session.collected import Collected
 from pytest_torchprof.session.faults import SessionErrors
-from pytest_torchprof.session.gather import Gatherer
+from pytest_torchprof.session.judging.own_failure import OwnFailure
+from pytest_torchprof.session.judging.verdicts import Verdicts
 from pytest_torchprof.session.known_rules import rules_of
-from pytest_torchprof.session.outcome import hide_us, is_strict_xfail
-from pytest_torchprof.session.own_failure import OwnFailure
 from pytest_torchprof.session.plan import Plan, plan_of
-from pytest_torchprof.session.report_file import begin_report, end_report
-from pytest_torchprof.session.reports import (
+from pytest_torchprof.session.results.accept import accept
+from pytest_torchprof.session.results.baseline_files import BaselineFiles
+from pytest_torchprof.session.results.collected import Collected
+from pytest_torchprof.session.results.report_file import begin_report, end_report
+from pytest_torchprof.session.results.reports import (
     Results,
+    attach,
     attach_faults,
     carries_faults,
     faults_on,
     tells,
 )
-from pytest_torchprof.session.rerun_hooks import RunningHooks
-from pytest_torchprof.session.reruns import Runner
-from pytest_torchprof.session.terminal_summary import summarize
-from pytest_torchprof.session.timed_rounds import RecentLaps
-from pytest_torchprof.session.verdicts import Verdicts
+from pytest_torchprof.session.results.terminal_summary import summarize
+from pytest_torchprof.session.runs.gather import Gatherer
+from pytest_torchprof.session.runs.outcome import hide_us, is_strict_xfail
+from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
+from pytest_torchprof.session.runs.reruns import Runner
+from pytest_torchprof.session.runs.timed_rounds import RecentLaps
 from pytest_torchprof.verdict.found import RAISED
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -70,7 +71,7 @@ class TorchprofSession(RunningHooks):
         #: While accepting: what inline expectations are rewritten in.
         self.sources = Sources(settings.started_ns) if settings.accept else None
         self._laps = RecentLaps()
-        self.verdicts = Verdicts(config, settings, self._baselines, is_worker=self.is_worker)
+        self.verdicts = Verdicts(config, settings, self._baselines.of, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
 
@@ -246,7 +247,9 @@ class TorchprofSession(RunningHooks):
             with self.errors.careful:
                 plan = item.stash.get(PLAN, None)
                 if tells(report) and plan is not None:
-                    self.verdicts.attach(item, call, report, plan, gatherer)
+                    said, ours = self.verdicts.final(item, call, report, plan, gatherer)
+                    runs = gatherer.runs if gatherer and call.when == "call" else 0
+                    attach(report, said, ours=ours, runs=runs)
                 if faulty is not None and faulty.has_faults:
                     # To the teardown's report, too, in which a last run ends.
                     attach_faults(report, faulty.take_faults())

@@ -25,7 +25,7 @@ def test_a_test_of_too_many_events_passes_and_is_not_profiled(
 ) -> None:
     # Below nothing: earlier tests have freed memory, which the process would take first.
     monkeypatch.setattr(watchdog, "LIMIT_BYTES", -(2**40))
-    monkeypatch.setattr("pytest_torchprof.session.one_run.WATCHED_CALL_NS", 0)
+    monkeypatch.setattr("pytest_torchprof.session.runs.one_run.WATCHED_CALL_NS", 0)
     pytester.makepyfile(LOOP)
     ran = run(pytester, "--torchprof")
     record = ran.tests["test_many"]

@@ -10,8 +10,8 @@ from support.outcomes import Session, same
 from support.sessions import NO_OTHER_PLUGINS
 
 from pytest_torchprof.capture import bell
-from pytest_torchprof.session import rerun_deadline
 from pytest_torchprof.session.plan import Kind
+from pytest_torchprof.session.runs import deadline
 
 BLOCKS = """
 import threading
@@ -85,21 +85,21 @@ LIMIT_S = 2.0
 def has_blocked(seen: Session, test: str, what: str) -> None:
     why = seen.statuses[test]
     said = rf"cannot be run twice: its {what} did not finish within [\d.]+ s; "
-    assert re.fullmatch(said + re.escape(rerun_deadline.HOW_TO_LEAVE_OUT), why), why
+    assert re.fullmatch(said + re.escape(deadline.HOW_TO_LEAVE_OUT), why), why
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few seconds for a test whose further runs block, and as many as ever for others."""
-    init = rerun_deadline.Deadline.__init__
+    init = deadline.Deadline.__init__
 
-    def shortened(limit: rerun_deadline.Deadline, item: pytest.Item, first_s: float) -> None:
+    def shortened(limit: deadline.Deadline, item: pytest.Item, first_s: float) -> None:
         init(limit, item, first_s)
         if "afterwards" not in item.name:
             limit.limit_s = LIMIT_S
 
-    monkeypatch.setattr(rerun_deadline.Deadline, "__init__", shortened)
-    monkeypatch.setattr(rerun_deadline, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(deadline.Deadline, "__init__", shortened)
+    monkeypatch.setattr(deadline, "_AGAIN_S", 0.05)
 
 
 @pytest.mark.thorough
@@ -157,16 +157,16 @@ def test_the_time_limit_of_a_test_is_that_of_its_further_runs(
 def test_the_limit_grows_with_the_first_run(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rerun_deadline, "timeout_of", lambda _: None)
-    assert rerun_deadline.LEAST_S == rerun_deadline.Deadline(request.node, 0.0).limit_s == 60
-    assert 260 == rerun_deadline.Deadline(request.node, 10.0).limit_s
-    monkeypatch.setattr(rerun_deadline, "timeout_of", lambda _: 5.0)
-    assert 5 == rerun_deadline.Deadline(request.node, 0.1).limit_s
-    assert 20 == rerun_deadline.Deadline(request.node, 2.0).limit_s
+    monkeypatch.setattr(deadline, "timeout_of", lambda _: None)
+    assert deadline.LEAST_S == deadline.Deadline(request.node, 0.0).limit_s == 60
+    assert 260 == deadline.Deadline(request.node, 10.0).limit_s
+    monkeypatch.setattr(deadline, "timeout_of", lambda _: 5.0)
+    assert 5 == deadline.Deadline(request.node, 0.1).limit_s
+    assert 20 == deadline.Deadline(request.node, 2.0).limit_s
 
 
 def test_every_kind_of_run_has_a_name() -> None:
-    assert {*get_args(Kind), ""} == set(rerun_deadline._RUN_NAMES)
+    assert {*get_args(Kind), ""} == set(deadline._RUN_NAMES)
 
 
 def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytester) -> None:
@@ -182,5 +182,5 @@ def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytest
     )
     result = pytester.runpytest_subprocess(*NO_OTHER_PLUGINS, "--torchprof", timeout=60)
     assert result.ret not in (0, 1)
-    said = "timed run of test_it.py::test_aborts_later; " + rerun_deadline.HOW_TO_LEAVE_OUT
+    said = "timed run of test_it.py::test_aborts_later; " + deadline.HOW_TO_LEAVE_OUT
     assert said in result.stderr.str()

@@ -159,7 +159,7 @@ _FREE = {
     "render/doors.py",
     "ab/sweeping.py",
     "ab/interpreters.py",
-    "session/silence.py",
+    "session/isolation/silence.py",
     "session/options.py",
 }
 

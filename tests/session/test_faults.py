@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from support.sessions import Ran, accept, baseline_file, replaced_rules, run
 
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.session.one_run import Run
-from pytest_torchprof.session.rerun_deadline import Overdue
+from pytest_torchprof.session.runs.deadline import Overdue
+from pytest_torchprof.session.runs.one_run import Run
 
 RULES_BEFORE = dict(RULES)
 
@@ -38,11 +38,11 @@ def with_fault(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, place
 @pytest.mark.parametrize(
     "place",
     [
-        "pytest_torchprof.session.one_run.Capture.start",
-        "pytest_torchprof.session.one_run.Capture.stop",
+        "pytest_torchprof.session.runs.one_run.Capture.start",
+        "pytest_torchprof.session.runs.one_run.Capture.stop",
         "pytest_torchprof.verdict.judgement.profile_of",
         "pytest_torchprof.verdict.judgement.compare",
-        "pytest_torchprof.session.item_state.ItemState.renew",
+        "pytest_torchprof.session.runs.item_state.ItemState.renew",
     ],
 )
 def test_an_internal_error_leaves_the_tests_and_fails_the_run(
@@ -60,10 +60,10 @@ def test_an_internal_error_leaves_the_tests_and_fails_the_run(
 @pytest.mark.parametrize(
     "place",
     [
-        "pytest_torchprof.session.first_teardown.FirstTeardown.show",
-        "pytest_torchprof.session.first_teardown.FirstTeardown.say",
-        "pytest_torchprof.session.gather.Gatherer.forget",
-        "pytest_torchprof.session.judge.Judge.forget",
+        "pytest_torchprof.session.runs.first_teardown.FirstTeardown.show",
+        "pytest_torchprof.session.runs.first_teardown.FirstTeardown.say",
+        "pytest_torchprof.session.runs.gather.Gatherer.forget",
+        "pytest_torchprof.session.judging.judge.Judge.forget",
     ],
 )
 def test_an_internal_error_around_a_phase_leaves_the_tests_too(
@@ -97,9 +97,9 @@ def test_an_internal_error_in_a_worker_fails_the_run(pytester: pytest.Pytester) 
     pytester.makepyfile(test_it=TESTS)
     pytester.makeconftest(
         """
-        import pytest_torchprof.session.one_run
+        import pytest_torchprof.session.runs.one_run
         def broken(*_, **__): raise KeyError("of ours")
-        def pytest_collection_finish(): pytest_torchprof.session.one_run.Capture.start = broken
+        def pytest_collection_finish(): pytest_torchprof.session.runs.one_run.Capture.start = broken
         """
     )
     ran = run(pytester, "--torchprof", "-n1", needs=["xdist"])
@@ -111,7 +111,7 @@ def test_what_locates_lines_may_fail_and_fails_the_run_all_the_same(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=TESTS)
-    monkeypatch.setattr("pytest_torchprof.session.judge.Judge.wants_lines", broken)
+    monkeypatch.setattr("pytest_torchprof.session.judging.judge.Judge.wants_lines", broken)
     ran = run(pytester, "--torchprof")
     assert (1, {"new"}) == (ran.ret, set(ran.statuses.values()))
     assert " (in 2 tests: test_it.py::test_one, …)" in ran.out

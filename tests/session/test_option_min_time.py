@@ -11,8 +11,8 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.reference import Lap
 from pytest_torchprof.capture.stopwatch import Round
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.session import timed_rounds
-from pytest_torchprof.session.timed_rounds import MOST_ROUNDS, MOST_TIMES, RecentLaps, Rounds
+from pytest_torchprof.session.runs import timed_rounds
+from pytest_torchprof.session.runs.timed_rounds import MOST_ROUNDS, MOST_TIMES, RecentLaps, Rounds
 
 #: Takes 10 ms of the clock that these tests move on, however busy the machine is.
 COUNTED = """

@@ -14,11 +14,11 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.session.brought import Brought, NoModules, Timed
-from pytest_torchprof.session.captures import Captures
 from pytest_torchprof.session.faults import is_fault, said
-from pytest_torchprof.session.fixture_asked import Asked
-from pytest_torchprof.session.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
+from pytest_torchprof.session.runs.asked import Asked
+from pytest_torchprof.session.runs.brought import Brought, NoModules, Timed
+from pytest_torchprof.session.runs.captures import Captures
+from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchprof.session.rerun_deadline import Overdue
+from pytest_torchprof.session.runs.deadline import Overdue
 
 
 def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> str:
@@ -26,9 +26,9 @@ def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = Non
 
 def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
     """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
-    package = str(Path(__file__).parent)
-    names = ("hooks.py", "rerun_deadline.py", "rerun_hooks.py", "reruns.py")
-    ours = {os.path.join(package, name) for name in names}  # noqa: PTH118
+    package = str(Path(__file__).parents[1])
+    names = ("hooks.py", "runs/deadline.py", "runs/rerun_hooks.py", "runs/reruns.py")
+    ours = {os.path.join(package, *name.split("/")) for name in names}  # noqa: PTH118
     if any(str(entry.path) in ours for entry in error.traceback):
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.reruns import Runner
+    from pytest_torchprof.session.runs.reruns import Runner
 
 
 class RunningHooks:

@@ -9,13 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.real import REAL
-
 if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.capture.undo import Undo
-    from pytest_torchprof.session.gather import Gatherer
 
 
 def timeout_of(item: pytest.Item) -> float | None:
@@ -52,11 +49,11 @@ def _alarm_again(handler: Any, left: float, interval: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, left, interval)
 
 
-def clocks_stopped(item: pytest.Item, gatherer: Gatherer, undo: Undo, *, alarm: bool) -> None:
-    """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's."""
-    now = REAL.clock()
-    used = (now - gatherer.started_ns) / 1e9
-    undo.callback(lambda: gatherer.exclude(REAL.clock() - now))
+def clocks_stopped(item: pytest.Item, used: float, undo: Undo, *, alarm: bool) -> None:
+    """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's.
+
+    The test has ``used`` so many seconds of its limits; ``alarm``: see `alarm_stopped`.
+    """
     if not alarm:
         _timeout_stopped(item, used, undo)
     limit = float(item.config.getini("faulthandler_timeout") or 0)

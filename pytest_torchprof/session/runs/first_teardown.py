@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.real import muted
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.session.silence import terminal_of, write_to
+from pytest_torchprof.session.isolation.silence import terminal_of, write_to
 
 if TYPE_CHECKING:
     import pytest

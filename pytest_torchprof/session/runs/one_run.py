@@ -13,11 +13,11 @@ from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import CaptureError
-from pytest_torchprof.session.brought import Captured, NoModules, Timed
+from pytest_torchprof.session.runs.brought import Captured, NoModules, Timed
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.gather import Gatherer
     from pytest_torchprof.session.plan import Kind
+    from pytest_torchprof.session.runs.gather import Gatherer
 
 #: A shorter one cannot record enough to fill the machine's memory.
 WATCHED_CALL_NS = 100_000_000

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import muted
-from pytest_torchprof.session.silence_logs import no_logs
+from pytest_torchprof.session.isolation.logs import no_logs
 
 if TYPE_CHECKING:
     import pytest

@@ -6,22 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Record
-from pytest_torchprof.session.accept import Offer
+from pytest_torchprof.session.judging.offer import Offer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pytest
 
-
-class Standing(Plain, frozen=True):
-    """What we say of a test: its record, its offer for ``--accept``, and whether we fail it."""
-
-    record: Record | None = None
-    offer: Offer | None = None
-    failed: bool = False
+    from pytest_torchprof.session.judging.verdicts import Standing
 
 
 def attach(report: pytest.TestReport, standing: Standing, *, ours: bool, runs: int) -> None:
@@ -92,15 +85,6 @@ class Results:
 def tells(report: pytest.TestReport) -> bool:
     """Whether there is something to note: of a phase around the call only if it went wrong."""
     return report.when == "call" or not report.passed
-
-
-def why_not(report: pytest.TestReport) -> str:
-    """Why a test has no numbers, as far as its report says."""
-    if hasattr(report, "wasxfail") and report.skipped:
-        return "xfailed"
-    if report.when == "setup":
-        return "setup failed" if report.failed else "skipped"
-    return "failed" if report.failed else "skipped" if report.skipped else "was not measured"
 
 
 def _outcome(report: pytest.TestReport) -> str:

@@ -1,4 +1,4 @@
-"""What is said of each test: judged after its runs, kept on the item, attached to its report."""
+"""What is said of each test: judged after its runs, and kept on its item for the reports."""
 
 from __future__ import annotations
 
@@ -10,42 +10,56 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Record
 from pytest_torchprof.render import escape
-from pytest_torchprof.session.accept import ab_command_for, command_for
-from pytest_torchprof.session.collected import name_of
-from pytest_torchprof.session.judge import Judge, Subject
-from pytest_torchprof.session.own_failure import OwnFailure
-from pytest_torchprof.session.reports import Standing, attach, why_not
-from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
+from pytest_torchprof.session.judging.judge import Judge
+from pytest_torchprof.session.judging.own_failure import OwnFailure
+from pytest_torchprof.session.judging.subject import (
+    Subject,
+    ab_command_for,
+    command_for,
+    name_of,
+)
+from pytest_torchprof.session.runs.deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import all_unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.baseline_files import BaselineFiles
-    from pytest_torchprof.session.gather import Gatherer
+    from pytest_torchprof.session.judging.offer import Offer
     from pytest_torchprof.session.plan import Plan
+    from pytest_torchprof.session.runs.gather import Gatherer
     from pytest_torchprof.verdict.measured import Measured
+
+
+class Standing(Plain, frozen=True):
+    """What we say of a test: its record, its offer for ``--accept``, and whether we fail it."""
+
+    record: Record | None = None
+    offer: Offer | None = None
+    failed: bool = False
+
 
 _STANDING = pytest.StashKey[Standing]()
 _SUBJECT = pytest.StashKey[Subject]()
 
 
 class Verdicts:
-    """The verdicts on the tests of a session."""
+    """The verdicts on the tests of a session; ``baseline_of`` a test file is its baseline file."""
 
     def __init__(
         self,
         config: pytest.Config,
         settings: Settings,
-        baselines: BaselineFiles,
+        baseline_of: Callable[[Path], Path],
         *,
         is_worker: bool,
     ) -> None:
         self._config = config
-        self._baselines = baselines
+        self._baseline_of = baseline_of
         self._judge = Judge(settings, config.rootpath, is_worker=is_worker)
 
     def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
@@ -92,15 +106,15 @@ class Verdicts:
         """Let go of the test's trace, judged or not."""
         self._judge.forget()
 
-    def attach(
+    def final(
         self,
         item: pytest.Item,
         call: pytest.CallInfo[None],
         report: pytest.TestReport,
         plan: Plan,
         gatherer: Gatherer | None,
-    ) -> None:
-        """Let what is said of the test ride on its report."""
+    ) -> tuple[Standing, bool]:
+        """What is said of the test at this report of it, and whether it has failed by us."""
         standing = item.stash.get(_STANDING, Standing())
         own = call.excinfo is not None and isinstance(call.excinfo.value, OwnFailure)
         ours = own and standing.failed
@@ -109,7 +123,7 @@ class Verdicts:
             item.stash[_STANDING] = standing = Standing(failed=standing.failed)
         if standing.record is None:
             left_out = HOW_TO_LEAVE_OUT if plan.left_out else None
-            reason = (gatherer.reason if gatherer else left_out) or why_not(report)
+            reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
             record = Record(
                 item.nodeid,
                 "not_profiled",
@@ -119,8 +133,7 @@ class Verdicts:
                 trace=self._keep_trace(item.nodeid, gatherer, failed=report.failed),
             )
             standing = replace(standing, record=record)
-        runs = gatherer.runs if gatherer and call.when == "call" else 0
-        attach(report, standing, ours=ours, runs=runs)
+        return standing, ours
 
     def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
         """Keep the trace of a test that was not judged; where it is then."""
@@ -133,9 +146,18 @@ class Verdicts:
     def _subject(self, item: pytest.Item) -> Subject:
         if (known := item.stash.get(_SUBJECT, None)) is not None:
             return known
-        path = self._baselines.of(item.path)
+        path = self._baseline_of(item.path)
         commands = (
             partial(make, self._config, item.nodeid) for make in (command_for, ab_command_for)
         )
         item.stash[_SUBJECT] = made = Subject(item.nodeid, name_of(item), path, *commands)
         return made
+
+
+def _why_not(report: pytest.TestReport) -> str:
+    """Why a test has no numbers, as far as its report says."""
+    if hasattr(report, "wasxfail") and report.skipped:
+        return "xfailed"
+    if report.when == "setup":
+        return "setup failed" if report.failed else "skipped"
+    return "failed" if report.failed else "skipped" if report.skipped else "was not measured"

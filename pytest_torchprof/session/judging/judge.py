@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,10 @@ from pytest_torchprof.core.results import Record
 from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import Roots, Whereabouts
 from pytest_torchprof.render.failure import failure_message, short_message
-from pytest_torchprof.session.accept import Offer
 from pytest_torchprof.session.faults import is_fault, said
-from pytest_torchprof.session.kept_traces import KeptTraces
-from pytest_torchprof.session.rerun_deadline import HOW_TO_LEAVE_OUT
+from pytest_torchprof.session.judging.kept_traces import KeptTraces
+from pytest_torchprof.session.judging.offer import Offer
+from pytest_torchprof.session.runs.deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
@@ -34,25 +34,12 @@ if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
     from pytest_torchprof.core.results import Baseline, Finding
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.kept_traces import Export
+    from pytest_torchprof.session.judging.kept_traces import Export
+    from pytest_torchprof.session.judging.subject import Subject
     from pytest_torchprof.session.plan import Plan
 
 #: The profiled run decided the outcome too, and nothing was to be run after it.
 _ONLY_RUN = "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
-
-
-class Subject(Plain, frozen=True):
-    """The test that is judged: its id, its name within its file, and its baseline file.
-
-    ``accept_command`` says what to type to have its values accepted, and ``ab_command`` to have its
-    time compared with that of another revision.
-    """
-
-    nodeid: str
-    name: str
-    baseline: Path
-    accept_command: Callable[[], str]
-    ab_command: Callable[[], str]
 
 
 class Judgement(Plain, frozen=True):

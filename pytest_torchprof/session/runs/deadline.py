@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.bell import Bell
 from pytest_torchprof.capture.shelter import SHELTER
-from pytest_torchprof.session.time_limits import timeout_of
+from pytest_torchprof.session.isolation.time_limits import timeout_of
 
 if TYPE_CHECKING:
     import pytest

@@ -19,31 +19,31 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.session.first_teardown import FirstTeardown, OwnHook
-from pytest_torchprof.session.item_state import ItemState, Sibling, tmp_path_of
-from pytest_torchprof.session.one_run import Run
-from pytest_torchprof.session.other_plugins import (
+from pytest_torchprof.session.isolation.other_plugins import (
     coverage_paused,
     folders_noted,
     snapshots_uncounted,
 )
-from pytest_torchprof.session.outcome import (
+from pytest_torchprof.session.isolation.silence import heard, say, unnoticed
+from pytest_torchprof.session.isolation.time_limits import alarm_stopped, clocks_stopped
+from pytest_torchprof.session.plan import EXTRA_KINDS
+from pytest_torchprof.session.runs.deadline import Deadline
+from pytest_torchprof.session.runs.first_teardown import FirstTeardown, OwnHook
+from pytest_torchprof.session.runs.item_state import ItemState, Sibling, tmp_path_of
+from pytest_torchprof.session.runs.one_run import Run
+from pytest_torchprof.session.runs.outcome import (
     cannot_rerun,
     functional_failure,
     is_strict_xfail,
     uses_setprofile,
 )
-from pytest_torchprof.session.plan import EXTRA_KINDS
-from pytest_torchprof.session.rerun_deadline import Deadline
-from pytest_torchprof.session.silence import heard, say, unnoticed
-from pytest_torchprof.session.time_limits import alarm_stopped, clocks_stopped
 
 if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.capture.timed_calls import Regions
-    from pytest_torchprof.session.gather import Gatherer
     from pytest_torchprof.session.plan import Kind
+    from pytest_torchprof.session.runs.gather import Gatherer
 
 
 class Runner:
@@ -238,7 +238,10 @@ class Runner:
         """What happens within leaves no mark: no clock runs, and nothing is heard or changed."""
         world = World()
         with Undo() as undo:
-            clocks_stopped(item, gatherer, undo, alarm=alarm_stopped(undo))
+            alarm = alarm_stopped(undo)
+            now = REAL.clock()
+            undo.callback(lambda: gatherer.exclude(REAL.clock() - now))
+            clocks_stopped(item, (now - gatherer.started_ns) / 1e9, undo, alarm=alarm)
             undo.callback(setattr, self, "timers_off", False)
             self.timers_off = True
             unnoticed(item, self.reported, undo)

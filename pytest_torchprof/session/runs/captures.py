@@ -15,7 +15,7 @@ from pytest_torchprof.trace.kinds import Kind as EventKind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_torchprof.session.brought import Captured
+    from pytest_torchprof.session.runs.brought import Captured
     from pytest_torchprof.trace.events import Trace
 
 _STARTS_THREADS = (

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.reports import Results
+    from pytest_torchprof.session.results.reports import Results
 
 
 def summarize(

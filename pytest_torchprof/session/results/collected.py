@@ -6,13 +6,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.session.judging.subject import name_of
+
 if TYPE_CHECKING:
     import pytest
-
-
-def name_of(item: pytest.Item) -> str:
-    """A test's name within its file: node id after the file, parameters included."""
-    return item.nodeid.partition("::")[2] or item.nodeid
 
 
 class Collected:

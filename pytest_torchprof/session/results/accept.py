@@ -2,86 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.baseline import inline, store
-from pytest_torchprof.baseline.inline import Edit  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.plain import Plain
-from pytest_torchprof.core.results import Baseline  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.units import format_pair
-from pytest_torchprof.render import escape
 from pytest_torchprof.render.failure import inline_changes
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.session.options import OPTIONS
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    import pytest
-
-
-class Offer(Plain, frozen=True):
-    """What ``--accept`` would write of a test that passes; the controller decides.
-
-    ``times_changed``: its times are to replace those that are accepted. ``edits`` are inline
-    expectations to be rewritten.
-    """
-
-    path: str
-    test: str
-    environment: str
-    baseline: Baseline
-    times_changed: bool = False
-    edits: tuple[Edit, ...] = ()
-
-    def sent(self) -> dict[str, Any]:
-        """As plain values, which cross to another process."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @classmethod
-    def read(cls, sent: Mapping[str, Any]) -> Offer:
-        """As it has come from another process."""
-        return msgspec.convert(sent, cls)
-
-
-#: Options by which an accept writes another file, or other numbers, than it would without them.
-_REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads"})
-
-
-def command_for(config: pytest.Config, nodeid: str) -> str:
-    """The command that accepts this test's values, to be pasted where the user has typed his."""
-    # Where another plugin owns --accept, it does not switch us on.
-    ours = hasattr(config.option, "torchprof_accept")
-    words = ["pytest", "--accept"] if ours else ["pytest", "--torchprof", "--accept"]
-    given = {
-        option.flag: config.getoption(option.dest) for option in OPTIONS if option.name in _REPEATED
-    }
-    given["-c"] = config.getoption("inifilename", None)
-    given["--rootdir"] = config.getoption("rootdir", None)
-    for flag, value in given.items():
-        if value is not None:
-            words += [flag, str(value)] if flag == "-c" else [f"{flag}={value}"]
-    for pair in config.getoption("override_ini", None) or ():
-        words += ["-o", pair]
-    return escape.command([*words, _typed(config, nodeid)])
-
-
-def ab_command_for(config: pytest.Config, nodeid: str) -> str:
-    """The command that compares this test's time with that of a revision, REF."""
-    return escape.command(["torchprof", "ab", "REF", "--", _typed(config, nodeid)])
-
-
-def _typed(config: pytest.Config, nodeid: str) -> str:
-    """The node id as it is typed where the user is."""
-    file, *names = nodeid.split("::")
-    here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
-    return "::".join([Path(here).as_posix(), *names])
+    from pytest_torchprof.session.judging.offer import Offer
 
 
 def accept(

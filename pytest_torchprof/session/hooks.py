@@ -211,7 +211,7 @@ class TorchprofSession(RunningHooks):
         except OwnFailure:  # an inline expectation's
             with SHELTER:
                 self._judge(item, gatherer)
-                self.verdicts.fail(item)
+                self.verdicts.mark_failed(item)
             raise
         with SHELTER:
             message = self._judge(item, gatherer)

@@ -92,7 +92,7 @@ class Verdicts:
         item.stash[_STANDING] = replace(standing, failed=message is not None)
         return message
 
-    def fail(self, item: pytest.Item) -> None:
+    def mark_failed(self, item: pytest.Item) -> None:
         """We fail the test whatever was measured: an inline expectation does not hold."""
         item.stash[_STANDING] = replace(item.stash[_STANDING], failed=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,13 @@ from pytest_torchprof.trace.events import Trace
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Ints
 
 #: If it counted microseconds, this would be after the year 2200, so it counts nanoseconds.
 _NANOSECONDS = 2**53
 _LARGEST_NS = 2**61
+#: Among more events, some start together.
+_FEW = 10_000
 
 
 class Event(msgspec.Struct, gc=False):
@@ -77,21 +80,20 @@ class Columns:
         Raises:
             ValueError: a time is not a number, or out of range; then none is added.
         """
-        numbers = map(self._labels.__getitem__, map(_Labels.of, events))
-        label = np.fromiter(numbers, np.int32, len(events))
-        known = np.frombuffer(bytes(self._labels.kinds), np.int8)[label] != int(Kind.OTHER)
-        kept = list(compress(events, known.tolist()))
-        ts, dur = [e.ts or 0 for e in kept], [e.dur or 0 for e in kept]
-        given = np.array(ts, np.float64)
-        in_ns = given >= _NANOSECONDS
-        begin = _nanoseconds(ts, given, in_ns)
-        lasting = np.maximum(_nanoseconds(dur, np.array(dur, np.float64), in_ns), 0)
-        args = [e.args for e in kept]
-        self.seen += len(events)
-        self.kept += len(kept)
-        self._label.append(label[known])
+        numbers = list(map(self._labels.__getitem__, map(_Labels.of, events)))
+        kinds = self._labels.kinds
+        known = [kinds[number] for number in numbers]  # `Kind.OTHER` is 0
+        if 0 in known:
+            numbers, events = list(compress(numbers, known)), list(compress(events, known))
+        times = [e.ts or 0 for e in events]
+        times += [e.dur or 0 for e in events]
+        begin, lasting = _nanoseconds(times)
+        args = [e.args for e in events]
+        self.seen += len(known)
+        self.kept += len(events)
+        self._label.append(np.array(numbers, np.int32))
         self._ts.append(begin)
-        self._dur.append(lasting)
+        self._dur.append(np.maximum(lasting, 0))
         self._length.append(np.fromiter(map(len, args), np.int32, len(args)))
         self._texts.append(text := b"".join(args))
         self._text_bytes += len(text)
@@ -124,31 +126,22 @@ class Columns:
         self, metadata: dict[str, Any], warnings: Sequence[str] = (), *, cut: bool = False
     ) -> Trace:
         """All events with a `Kind`, in time order. The columns are empty afterwards."""
-        label, ts, dur, length = map(_joined, (self._label, self._ts, self._dur, self._length))
-        kind = np.frombuffer(bytes(self._labels.kinds), np.int8)[label]
-        # Of two events with the same times, the outer one more likely has the earlier kind.
-        order = np.lexsort((_RANK[kind], -dur, ts)).astype(np.int32)
+        numbers, ts, dur, length = map(_joined, (self._label, self._ts, self._dur, self._length))
+        kind = np.frombuffer(bytes(self._labels.kinds), np.int8)[numbers]
+        order = _in_time_order(ts, dur, kind)
         names: dict[str, int] = {}
         threads: dict[tuple[Any, Any], int] = {}
-        of_label = np.array(
-            [
-                (
-                    names.setdefault(name or "", len(names)),
-                    threads.setdefault((pid, tid), len(threads)),
-                )
-                for name, _, _, pid, tid in self._labels
-            ],
-            np.int64,
-        ).reshape(-1, 2)
-        label = label[order]
+        name = [names.setdefault(label[0] or "", len(names)) for label in self._labels]
+        thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
+        numbers = numbers[order]
         text = b"".join(self._texts)
         self._texts.clear()
         return Trace(
             ts=ts[order],
             dur=dur[order],
             kind=kind[order],
-            name=of_label[label, 0],
-            thread=of_label[label, 1].astype(np.int32),
+            name=np.array(name, np.int64)[numbers],
+            thread=np.array(thread, np.int32)[numbers],
             names=list(names),
             args=Arguments(text, starts(length)[order], length[order]),
             threads=list(threads),
@@ -163,6 +156,19 @@ _RANK = np.full(len(Kind), 4, np.int8)
 _RANK[[Kind.PYTHON, Kind.ANNOTATION, Kind.OP, Kind.RUNTIME]] = range(4)
 
 
+def _in_time_order(
+    ts: Ints, dur: Ints, kind: npt.NDArray[np.int8]
+) -> npt.NDArray[np.signedinteger[Any]]:
+    """Their order: longer events first where they start together, then the earlier kind."""
+    if len(ts) < _FEW:  # of which mostly none start together
+        order = ts.argsort(kind="stable")
+        ordered = ts[order]
+        if (ordered[1:] > ordered[:-1]).all():
+            return order
+    # Of two events with the same times, the outer one more likely has the earlier kind.
+    return np.lexsort((_RANK[kind], -dur, ts)).astype(np.int32)
+
+
 def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """One array; the pieces are released."""
     whole = np.concatenate([np.zeros(0, np.int32), *pieces])
@@ -170,6 +176,7 @@ def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return whole
 
 
+@lru_cache(maxsize=10_000)
 def _kind(category: str | None, phase: str | None, name: str | None, process: object) -> Kind:
     if phase not in {"X", "i", "I"}:
         return Kind.OTHER
@@ -183,23 +190,30 @@ def _kind(category: str | None, phase: str | None, name: str | None, process: ob
     return KINDS.get((category or "").lower(), otherwise)
 
 
-def _nanoseconds(
-    times: list[int | float], given: npt.NDArray[np.float64], in_ns: Bools
-) -> Ints:  # fmt: skip
-    """Whole nanoseconds from microseconds with three decimals, or from nanoseconds.
+def _nanoseconds(times: list[int | float]) -> npt.NDArray[np.int64]:
+    """Two rows, starts and durations, in whole nanoseconds; ``times`` has one after the other.
 
+    ``times`` are microseconds with three decimals, or nanoseconds, as an event's start shows.
     Decimals are exact up to 100 days; Kineto counts from a base at most 90 days ago. Before 2024
     it counted from 1970, in whole microseconds: as nanoseconds, those exceed a float's precision.
 
     Raises:
         ValueError: not a number, or out of range.
     """
+    given = np.array(times, np.float64).reshape(2, -1)
+    in_ns = given[0] >= _NANOSECONDS
     some = in_ns.any()
     largest = np.where(in_ns, _LARGEST_NS, _LARGEST_NS / 1000) if some else _LARGEST_NS / 1000
     if not (np.abs(given) < largest).all():
         raise ValueError("an event's time is not a number, or is out of range")
     whole = np.floor(given)
-    out = whole.astype(np.int64) * 1000 + np.rint((given - whole) * 1000).astype(np.int64)
+    out = whole.astype(np.int64)
+    out *= 1000
+    given -= whole
+    given *= 1000
+    out += np.rint(given, out=given).astype(np.int64)
     if some:
-        out[in_ns] = [int(times[i]) for i in np.flatnonzero(in_ns)]
+        rows = np.flatnonzero(in_ns).tolist()
+        for row, start in enumerate((0, given.shape[1])):
+            out[row, rows] = [int(times[start + i]) for i in rows]
     return out

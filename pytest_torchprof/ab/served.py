@@ -13,7 +13,8 @@ from pytest_torchprof.ab.neutral import neutralise, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import Command, TurnRunner, error_line
 from pytest_torchprof.capture.machine import Machine, probe_machine
-from pytest_torchprof.capture.profiler import OTHERS, prime
+from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.results import NotMeasured

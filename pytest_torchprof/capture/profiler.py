@@ -5,36 +5,37 @@ from __future__ import annotations
 import _thread
 import gc
 import itertools
-import os
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_torchprof.capture.exports import SMALL_BYTES, memory_works, no_room, reserve
-from pytest_torchprof.capture.forking import expect_threads, threads_now
-from pytest_torchprof.capture.frames import foreign
+from pytest_torchprof.capture.exports import SMALL_BYTES, no_room, reserve
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
 from pytest_torchprof.capture.machine import (
     accelerator,
-    kineto_quietened,
     lend_threads,
     real_torch,
     synchronize,
 )
-from pytest_torchprof.capture.processes import Children, watch_forks
-from pytest_torchprof.capture.real import REAL, is_silent, muted, no_collection
-from pytest_torchprof.capture.reference import run_reference
+from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.processes import Children
+from pytest_torchprof.capture.real import REAL, no_collection
 from pytest_torchprof.capture.shelter import SHELTER
-from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.tensors import StorageNumbers
 from pytest_torchprof.capture.timed_calls import Tidy
+from pytest_torchprof.capture.torch_sessions import (
+    begin_elsewhere,
+    disable,
+    empty,
+    new_session,
+    profiler_active,
+    sees_threads,
+    unheard,
+)
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.capture.watchdog import LIMIT_SAID, Watchdog
 from pytest_torchprof.core.errors import CaptureError, TraceError
@@ -53,166 +54,6 @@ FIRST_OF_POOL = (
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
-
-
-def prime(*, whole: bool = False) -> None:
-    """Start and stop the process's first profiler session, which is slow, outside any test.
-
-    ``whole``: also import dynamo (1 to 2 s), because a first run is to be measured, in which an
-    optimizer or a compiled function would import it.
-    """
-    import torch
-
-    if whole:
-        import torch._dynamo
-    with suppress(OSError):  # if there is none, a test reports it
-        tempfile.gettempdir()  # caches it in the module, before tests may replace it
-    foreign()  # caches a look at the file system
-    memory_works()
-    watch_forks()
-    Threads.settle()
-    if profiler_active():
-        return  # other code profiles the session; each test reports that
-    with muted(2), kineto_quietened():
-        older = torch.ones(1)
-        before = threads_now()
-        profiler = _profiler()
-        profiler.start()
-        del older  # torch warns about it, once per process
-        torch.ones(1)
-        if (device := accelerator()) is not None:
-            torch.ones(1, device=device)
-            synchronize()
-        profiler.stop()
-        expect_threads(threads_now() - before)
-        counts_instructions()
-        run_reference(1)
-        if device is not None:
-            _DEVICE_RECORDS.append(_has_device_records(profiler))
-    _SILENT[:] = [device is None and is_silent(_session)]
-
-
-def _session() -> None:
-    profiler = _profiler()
-    profiler.start()
-    profiler.stop()
-
-
-#: Whether a session writes nothing to stderr, once that is known: then it need not be muted.
-_SILENT: list[bool] = []
-#: Whether the first session saw the accelerator work, once that is known.
-_DEVICE_RECORDS: list[bool] = []
-
-
-def _has_device_records(profiler: Any) -> bool:
-    import torch
-
-    results = profiler.profiler.kineto_results
-    return any(
-        event.device_type() != torch._C._autograd.DeviceType.CPU for event in results.events()
-    )
-
-
-def device_fault() -> str | None:
-    """Why device metrics would be 0 in this process whatever runs; None if they work."""
-    if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
-        return None
-    return (
-        "torch's profiler recorded nothing on this device; is another CUPTI client (nsys, "
-        "compute-sanitizer) attached, or is a permission missing?"
-    )
-
-
-def _profiler(*, everywhere: bool = False, details: bool = True, tensors: bool = False) -> Any:
-    t = real_torch()
-    ProfilerActivity = t.activity  # noqa: N806 - torch's name
-    activities = [ProfilerActivity.CPU]
-    device = accelerator()
-    if device is not None:
-        name = device.upper() if hasattr(ProfilerActivity, device.upper()) else "PrivateUse1"
-        # An activity that this build cannot record would give zeros.
-        if (activity := getattr(ProfilerActivity, name)) in t.supported():
-            activities.append(activity)
-    extra: dict[str, Any] = {}
-    if everywhere:
-        extra["experimental_config"] = t.config(profile_all_threads=True)
-    if not (extra or tensors) and device is None and t.trace_only is not None:
-        extra["experimental_config"] = t.trace_only
-    return t.profile(
-        activities=activities,
-        record_shapes=details,
-        profile_memory=details,
-        **extra,
-    )
-
-
-def profiler_active() -> bool:
-    """Whether any profiler session runs in this thread."""
-    return bool(real_torch().active())
-
-
-@cache
-def sees_threads() -> bool:
-    """Whether torch can profile all threads; by default it only sees the one that began."""
-    try:
-        real_torch().config(profile_all_threads=True)
-    except TypeError:
-        return False
-    return True
-
-
-class Others:
-    """Notices other profiler sessions before they start; one per process.
-
-    The functions that begin a session are wrapped before the tests, once for all of them: torch's
-    are looked up at each use, so a test can still replace one.
-    """
-
-    def __init__(self) -> None:
-        self._on_start: Callable[[], None] | None = None
-        self._wrapped: list[tuple[Any, str, Any, Any]] = []
-
-    def watch(self) -> None:
-        """Watch from here on, until `forget`."""
-        import torch.autograd.profiler as room
-
-        self.forget()
-        for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
-            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
-                if hasattr(where, name):
-                    original = getattr(where, name)
-                    prepares = name == "_prepare_profiler"
-                    setattr(where, name, wrapped := self._telling(original, prepares=prepares))
-                    self._wrapped.append((where, name, original, wrapped))
-
-    def tell(self, on_start: Callable[[], None] | None) -> None:
-        """Set the callback while a test's block is measured; None for none."""
-        self._on_start = on_start
-
-    def forget(self) -> None:
-        """Restore what is wrapped."""
-        while self._wrapped:
-            where, name, original, wrapped = self._wrapped.pop()
-            if getattr(where, name) is wrapped:
-                setattr(where, name, original)
-
-    def _telling(self, original: Callable[..., Any], *, prepares: bool) -> Callable[..., Any]:
-        def start(*args: Any, **kwargs: Any) -> Any:
-            if self._on_start is not None and not Capture.starting:
-                self._on_start()
-            try:
-                return original(*args, **kwargs)
-            except RuntimeError:
-                # With a session in another thread, torch 2.6 cannot prepare a new one, but can
-                # begin it.
-                if prepares and Capture.current is not None and Capture.current.taken_over:
-                    return None
-                raise
-
-        return start
-
-
-OTHERS = Others()
 
 
 def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: Undo) -> None:
@@ -238,8 +79,6 @@ class Capture:
     which takes memory for each event.
     """
 
-    #: A session of ours is about to start, so `OTHERS` does not report it.
-    starting: ClassVar[bool] = False
     #: The capture whose session runs; there is only one of ours.
     current: ClassVar[Capture | None] = None
 
@@ -262,7 +101,6 @@ class Capture:
         self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_SAID)) if watchdog else None
         self._running = False
         self._in_region = False
-        self.taken_over = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
         self._undo = Undo()
@@ -300,18 +138,18 @@ class Capture:
             self._watch_threads(undo)
             self._children.watch(_replace, undo)
             self.packages.watch(_replace, undo)
-            self._profiler = _profiler(
+            self._profiler = new_session(
                 everywhere=self._everywhere, details=self._details, tensors=self._tensors
             )
-            Capture.starting = True
+            OTHERS.starting = True
             try:
-                with nullcontext() if _SILENT == [True] else muted(2, flush=False):
+                with unheard():
                     self._profiler.start()
             except BaseException:
-                _disable()
+                disable()
                 raise
             finally:
-                Capture.starting = False
+                OTHERS.starting = False
             self._running = True
             Capture.current = self
             self._undo = undo.pop_all()
@@ -417,7 +255,7 @@ class Capture:
         if REAL.current_thread() == self._thread:
             self._halt()
         else:
-            self.taken_over = True  # a session ends only in the thread that began it
+            OTHERS.taken_over = True  # a session ends only in the thread that began it
 
     @property
     def is_small(self) -> bool:
@@ -442,7 +280,7 @@ class Capture:
         self.end_region()
         if self.aside is not None:
             self._halt()
-            _empty(self._profiler)
+            empty(self._profiler)
             raise CaptureError(self.aside)
         facts = {**facts, **self._own_facts()}
         REAL.collect()
@@ -466,7 +304,7 @@ class Capture:
             reserve(path)
             profiler.export_chrome_trace(str(path))
             results = profiler.profiler.kineto_results if self._tensors else None
-            _empty(profiler)
+            empty(profiler)
             with REAL.open(path, "rb", buffering=0) as file:  # it is read at once
                 text = file.read()
             trace = parse(text, source=str(path))
@@ -494,7 +332,7 @@ class Capture:
         if self._running and REAL.getpid() == self._pid:
             self.end_region()
             self._halt()
-            _empty(self._profiler)
+            empty(self._profiler)
 
     def _halt(self) -> None:
         if not self._running:
@@ -505,56 +343,19 @@ class Capture:
             if self._in_region:
                 self._region.__exit__(None, None, None)
                 self._in_region = False
-            if self.taken_over:
-                _begin_elsewhere()
+            if OTHERS.taken_over:
+                begin_elsewhere()
             # Torch may warn at the end if other code interfered with the session.
-            sound = self.aside is None and not self.taken_over and profiler_active()
-            mute = nullcontext() if sound and _SILENT == [True] else muted(2, flush=False)
-            with mute, suppress(RuntimeError):  # older torch: already ended
+            sound = self.aside is None and not OTHERS.taken_over and profiler_active()
+            with unheard(sound=sound), suppress(RuntimeError):  # older torch: already ended
                 self._profiler.stop()
         finally:
-            _disable()
+            disable()
             Capture.current = None
+            OTHERS.taken_over = False
             self._undo.close()
 
 
 def _base_ns(trace: Trace) -> int:
     base = trace.metadata.get("baseTimeNanoseconds")  # missing before torch 2.4
     return base if isinstance(base, int) else 0
-
-
-def _disable() -> None:
-    """End a session that torch's own function failed to end: it must not outlive the test."""
-    if profiler_active():
-        with suppress(RuntimeError):  # it had not begun yet
-            real_torch().disable()
-
-
-def _empty(profiler: Any) -> None:
-    """Release all events now: torch's profile is a cycle, and collections are rare here."""
-    vars(profiler).clear()
-
-
-def _begin_elsewhere() -> None:
-    """Begin a session in a separate thread, for ours to end.
-
-    If a test's thread has run a session, the backend has ended ours with it, and torch crashes when
-    it stops what the backend does not run.
-    """
-
-    def begin() -> None:
-        Capture.starting = True
-        try:
-            _profiler().start()
-        finally:
-            Capture.starting = False
-
-    thread = REAL.thread(target=begin)
-    with muted(2):
-        thread.start()
-        thread.join()
-        # Torch complains about the thread's leftovers until the system has ended it too.
-        for _ in range(100):
-            if not os.path.exists(f"/proc/self/task/{thread.native_id}"):  # noqa: PTH110 - quick
-                break
-            REAL.sleep(0.001)

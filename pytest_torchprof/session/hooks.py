@@ -13,7 +13,8 @@ from msgspec.structs import asdict
 
 from pytest_torchprof.baseline.sources import Sources
 from pytest_torchprof.capture.machine import Machine, probe_machine, require_torch
-from pytest_torchprof.capture.profiler import OTHERS, prime
+from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.render import escape

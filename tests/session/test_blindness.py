@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.sessions import accept, doctor, run
 
-from pytest_torchprof.capture.profiler import sees_threads
+from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Rule
 

@@ -14,8 +14,9 @@ from support.sessions import run
 from pytest_torchprof.analysis.elsewhere import FINALIZED, WORKERS
 from pytest_torchprof.capture.processes import _UNNAMED as UNNAMED
 from pytest_torchprof.capture.processes import FORKED, STARTED
-from pytest_torchprof.capture.profiler import FIRST_OF_POOL, OTHER_THREADS, sees_threads
+from pytest_torchprof.capture.profiler import FIRST_OF_POOL, OTHER_THREADS
 from pytest_torchprof.capture.tasks import Threads, _task_clocks
+from pytest_torchprof.capture.torch_sessions import sees_threads
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
 

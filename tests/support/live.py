@@ -10,7 +10,8 @@ import numpy as np
 
 from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.lines import LineTracer
-from pytest_torchprof.capture.profiler import Capture, prime
+from pytest_torchprof.capture.priming import prime
+from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.places.located import Located
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest_torchprof.analysis.ops
 import pytest_torchprof.baseline.inline
 import pytest_torchprof.render.ops_table
 import pytest_torchprof.session.hooks  # noqa: F401 - see `prime` below
-from pytest_torchprof.capture.profiler import prime
+from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.rules.engine.registry import RULES
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import shutil
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
-from pytest_torchprof.capture.profiler import sees_threads
+from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.places.located import Located
 from pytest_torchprof.trace.kinds import Kind as EventKind

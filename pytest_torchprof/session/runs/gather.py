@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.machine import Machine, allows_tf32
-from pytest_torchprof.capture.profiler import device_fault
+from pytest_torchprof.capture.priming import device_fault
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World

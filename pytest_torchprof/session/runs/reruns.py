@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.profiler import OTHERS
+from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World

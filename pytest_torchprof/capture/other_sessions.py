@@ -1,0 +1,65 @@
+"""Notice profiler sessions of other code: a test's own, or another plugin's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class Others:
+    """Notices other profiler sessions before they start; one per process.
+
+    The functions that begin a session are wrapped before the tests, once for all of them: torch's
+    are looked up at each use, so a test can still replace one.
+    """
+
+    def __init__(self) -> None:
+        self._on_start: Callable[[], None] | None = None
+        #: A session of ours is about to start, which is not reported.
+        self.starting = False
+        #: A session of another thread has taken the place of ours.
+        self.taken_over = False
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+
+    def watch(self) -> None:
+        """Watch from here on, until `forget`."""
+        import torch.autograd.profiler as room
+
+        self.forget()
+        for where in (room, sys.modules.get("torch.autograd.profiler_legacy")):
+            for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
+                if hasattr(where, name):
+                    original = getattr(where, name)
+                    prepares = name == "_prepare_profiler"
+                    setattr(where, name, wrapped := self._telling(original, prepares=prepares))
+                    self._wrapped.append((where, name, original, wrapped))
+
+    def tell(self, on_start: Callable[[], None] | None) -> None:
+        """Set the callback while a test's block is measured; None for none."""
+        self._on_start = on_start
+
+    def forget(self) -> None:
+        """Restore what is wrapped."""
+        while self._wrapped:
+            where, name, original, wrapped = self._wrapped.pop()
+            if getattr(where, name) is wrapped:
+                setattr(where, name, original)
+
+    def _telling(self, original: Callable[..., Any], *, prepares: bool) -> Callable[..., Any]:
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if self._on_start is not None and not self.starting:
+                self._on_start()
+            try:
+                return original(*args, **kwargs)
+            except RuntimeError:
+                # With a session in another thread, torch 2.6 cannot prepare a new one, but can
+                # begin it.
+                if prepares and self.taken_over:
+                    return None
+                raise
+
+        return start
+
+
+OTHERS = Others()

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.version import __version__
-from pytest_torchprof.render import doors, escape
+from pytest_torchprof.render import escape, streams
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -320,7 +320,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _complain(message: str) -> int:
-    doors.say(message)
+    streams.say(message)
     return BAD_USAGE
 
 

@@ -14,8 +14,8 @@ from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import Command, TurnRunner, error_line
 from pytest_torchprof.capture.machine import Machine, probe_machine
 from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.registry import warm_up
@@ -24,7 +24,7 @@ from pytest_torchprof.session.markers import overrides_of
 from pytest_torchprof.session.options import build_settings
 from pytest_torchprof.session.plan import Plan
 from pytest_torchprof.session.runs.gather import Gatherer
-from pytest_torchprof.session.runs.outcome import hide_us
+from pytest_torchprof.session.runs.outcome import hide_own_frames
 from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -146,7 +146,7 @@ class Served(RunningHooks):
             prime()
             warm_up()
             OTHERS.watch()
-            SHELTER.learn()
+            PATCH_GUARD.learn()
         self.runner.settle()
         items: dict[str, pytest.Item] = {}
         for item in session.items:
@@ -206,7 +206,7 @@ class Served(RunningHooks):
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Leave the test's traceback as it is."""
         if call.excinfo is not None:
-            hide_us(call.excinfo)
+            hide_own_frames(call.excinfo)
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

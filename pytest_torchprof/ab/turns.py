@@ -14,7 +14,7 @@ import pytest
 
 from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.capture.timed_calls import Meter, Tidy
+from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
 from pytest_torchprof.session.runs.outcome import functional_failure
 from pytest_torchprof.session.runs.reruns import Runner
 
@@ -44,7 +44,7 @@ class TurnRunner(Runner):
         #: Reports a turn, and returns the next command.
         self._answer = answer
         self._turns: Turns | None = None
-        self._tidy = Tidy()
+        self._garbage = GarbageControl()
 
     def call(self, item: pytest.Item, gatherer: Gatherer) -> Generator[None, Any, Any]:
         """The outermost wrapper of the call phase: the first run, the profiled one, the turns."""
@@ -65,7 +65,7 @@ class TurnRunner(Runner):
 
     def settle(self) -> None:
         """Everything is loaded: exclude it from garbage collection from here on."""
-        self._tidy.settle()
+        self._garbage.settle()
 
     def measured_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """The innermost wrapper of the call phase: it contains only what is timed."""
@@ -80,7 +80,7 @@ class TurnRunner(Runner):
             return
         late = self._end_first(item)
         with self._apart(item, gatherer), warnings.catch_warnings():
-            self._tidy.settle()
+            self._garbage.settle()
             warnings.showwarning = _nothing
             while command[0] == "turn":
                 turns = Turns(item, self._answer, command, late, lambda: self.subtest_failed)

@@ -165,7 +165,7 @@ def _unknown(repo: Repository, ref: str) -> AbError:
         "refs/tags",
         "refs/remotes",
     ).split()
-    return AbError(what, near(ref, names, told=True), "git fetch may bring it")
+    return AbError(what, near(ref, names, listed=True), "git fetch may bring it")
 
 
 def check_out(repo: Repository, commit: Commit, janitor: Janitor) -> Path:

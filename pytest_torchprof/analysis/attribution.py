@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode_part
 from pytest_torchprof.trace.event_names import REGION
@@ -40,7 +40,7 @@ _OPAQUE: Final = late(r"OpaqueType<(\d+)")
 _ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
 
 
-class Work(Plain, frozen=True):
+class Work(Frozen, frozen=True):
     """Per device event of the selection, as arrays of one length.
 
     ``event`` are event indices. ``call`` is the innermost operator around the launch, ``owner`` the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -17,7 +17,7 @@ EARLIER = "the test runs code that was compiled before the test started"
 _REGION = "Torch-Compiled Region: "
 
 
-class Compiled(Plain, frozen=True):
+class Compiled(Frozen, frozen=True):
     """Graph breaks or recompilations, one row each: ``reason``, ``location``, ``id`` and ``ms``.
 
     ``gap`` is why their number is not comparable with another run's. ``rows`` is None where they

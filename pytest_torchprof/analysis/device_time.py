@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import LAUNCH_CALL
 from pytest_torchprof.trace.kinds import Kind
@@ -20,7 +20,7 @@ _BEGIN_CAPTURE = late(r"StreamBeginCapture")
 _END_CAPTURE = late(r"StreamEndCapture")
 
 
-class DeviceTime(Plain, frozen=True):
+class DeviceTime(Frozen, frozen=True):
     """Nanoseconds over the selected device events.
 
     ``self_ns`` is their sum, ``busy_ns`` the length of the union of their intervals, ``idle_ns``

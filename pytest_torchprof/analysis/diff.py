@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import device_time, launched_ns
 from pytest_torchprof.analysis.ops import inside_itself, self_cpu_ns
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def change_of(before: int, now: int) -> Change:
 # -------------------------------------------------------------------- tables of baselines
 
 
-class Delta(Plain, frozen=True):
+class Delta(Frozen, frozen=True):
     """One operator's or kernel's count of something, before and now."""
 
     name: str
@@ -199,7 +199,7 @@ def _change_in_time(times: list[tuple[float, float]]) -> Change:
 # -------------------------------------------------------------------- a limit on growth
 
 
-class Growth(Plain, frozen=True):
+class Growth(Frozen, frozen=True):
     """A total time of two traces against a limit on its growth, in percent, inclusive."""
 
     metric: Literal["self_cpu_ms", "self_cuda_ms"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 
-class Idle(Plain, frozen=True):
+class Idle(Frozen, frozen=True):
     """Disjoint spans in which some device was busy, in ns: ``start`` and ``end``, in order.
 
     ``before`` is the busy time before each. ``begins`` are the starts of all device events.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.products import called
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import SYNC_CALL
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
@@ -22,7 +22,7 @@ _GRAPH: Final = late(r"\w*GraphLaunch")
 _LOADER: Final = late(r"enumerate\(DataLoader\)#")
 
 
-class Launches(Plain, frozen=True):
+class Launches(Frozen, frozen=True):
     """What one device ran, in time order, and how it was launched.
 
     ``event`` are its events, ``gap`` the idle ns before each, ``call`` the calls that launched

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ DEVICE_TYPES = (
 )
 
 
-class Usage(Plain, frozen=True):
+class Usage(Frozen, frozen=True):
     """Bytes of one kind of device over the selected part of a trace, and by allocating operator.
 
     ``peak_bytes`` is the highest live amount above the start of the region. ``leaked_bytes`` is

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
-from pytest_torchprof.core.plain import Open
+from pytest_torchprof.core.structs import Mutable
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
-class OpRow(Open):
+class OpRow(Mutable):
     """One operator's share of a trace; ``self_`` excludes operators nested in it."""
 
     name: str

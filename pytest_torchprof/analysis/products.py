@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.tree import operators_around
@@ -51,7 +51,7 @@ class Product(NamedTuple):
         return f"{batch}{m}x{k} @ {batch}{k}x{n}"
 
 
-class DeviceProducts(Plain, frozen=True):
+class DeviceProducts(Frozen, frozen=True):
     """Selected product operators that launched kernels themselves, and those kernels.
 
     ``event`` are the operators; ``which`` gives the index of each in ``distinct``: its name and

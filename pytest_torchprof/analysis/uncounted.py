@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
@@ -57,7 +57,7 @@ NO_OPERATORS: Final = "no operators are recorded in this trace"
 _NAMED, _LONGEST = 3, 60
 
 
-class Part(Plain, frozen=True):
+class Part(Frozen, frozen=True):
     """An operator or a kernel by name, what is missing, and its share of the total time.
 
     Without a name, ``missing`` is a complete sentence.
@@ -71,7 +71,7 @@ class Part(Plain, frozen=True):
     share: float
 
 
-class Uncounted(Plain, frozen=True):
+class Uncounted(Frozen, frozen=True):
     """The parts, the longest first, and the sum of what is counted."""
 
     parts: tuple[Part, ...]

@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.products import called
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import D2H, LAUNCH_CALL, SYNC_CALL
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
@@ -34,7 +34,7 @@ _EVENT: Final = late(r"\w*EventSynchronize")
 _OF_ALL: Final = late(r"\w*(Device|Ctx)Synchronize")
 
 
-class Waits(Plain, frozen=True):
+class Waits(Frozen, frozen=True):
     """One row per wait: a copy from the device with its synchronization, or a synchronization
     alone.
 

@@ -14,7 +14,7 @@ from msgspec import field
 
 from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.files import why
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 SCHEMA = "torchprof-baseline/1"
 _FAMILY = SCHEMA.split("/", maxsplit=1)[0]
@@ -39,7 +39,7 @@ class _Document(msgspec.Struct):
     tests: dict[str, dict[str, dict[str, Any]]]
 
 
-class Document(Plain, frozen=True):
+class Document(Frozen, frozen=True):
     """A file's content, unknown keys included.
 
     A file with merge conflict markers is read as both sides in one, ``merged``: all tests and

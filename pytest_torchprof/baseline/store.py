@@ -19,15 +19,15 @@ from msgspec.structs import replace
 from pytest_torchprof.baseline.files import alone, replace_file
 from pytest_torchprof.baseline.reading import SCHEMA, Document, dumped, read, readable
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Baseline
+from pytest_torchprof.core.structs import Frozen
 
 #: Tests → environments → sections → names; deeper values stay on one line.
 _OPEN_LEVELS = 5
 SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
 
 
-class Entry(Plain, frozen=True):
+class Entry(Frozen, frozen=True):
     """What one test measured in one environment, to be written."""
 
     test: str
@@ -36,7 +36,7 @@ class Entry(Plain, frozen=True):
     times_changed: bool = False
 
 
-class Change(Plain, frozen=True):
+class Change(Frozen, frozen=True):
     """One accepted number, before and now; None where there is none."""
 
     test: str

@@ -24,7 +24,7 @@ from pytest_torchprof.capture.dynamo import (
     own_breaks,
     recompiled,
 )
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 #: dynamo keeps this many records. Source: torch/_dynamo/utils.py,
 #: DEFAULT_COMPILATION_METRICS_LIMIT.
@@ -114,7 +114,7 @@ class _Log:
 _LOG = _Log()
 
 
-class CompileCount(Plain, frozen=True):
+class CompileCount(Frozen, frozen=True):
     """What torch.compile has compiled so far in this process, and its graph breaks.
 
     The annotation of a compiled region repeats the compile id, "frame/attempt".

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.lean import lean_profile, lean_region, trace_only
 from pytest_torchprof.capture.recompiles import exempt_from_limit
 from pytest_torchprof.core.errors import CaptureError
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.uncollected import uncollected
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
-class Machine(Plain, frozen=True):
+class Machine(Frozen, frozen=True):
     """What the numbers depend on: the accelerator, and torch's version."""
 
     accelerator: str | None

@@ -1,4 +1,4 @@
-"""Names that our code uses, directly or through libraries, and that tests may patch: see `Shelter`.
+"""Names that our code uses, directly or through libraries, and tests may patch: see `PatchGuard`.
 
 A ``*`` stands for everything callable, ``Class.*`` for all methods of a class. Names that a version
 of Python or of a library lacks are skipped. A test that replaces everything our code calls, one

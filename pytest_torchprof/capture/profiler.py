@@ -21,12 +21,12 @@ from pytest_torchprof.capture.machine import (
     synchronize,
 )
 from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.processes import Children
 from pytest_torchprof.capture.real import REAL, no_collection
-from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.tensors import StorageNumbers
-from pytest_torchprof.capture.timed_calls import Tidy
+from pytest_torchprof.capture.timed_calls import GarbageControl
 from pytest_torchprof.capture.torch_sessions import (
     begin_elsewhere,
     disable,
@@ -58,13 +58,13 @@ _SHORT_NS = 10_000_000
 
 def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], undo: Undo) -> None:
     """Wrap a function as the test sees it; ``undo`` restores it, unless the test has."""
-    old = SHELTER.seen_by_test(where, name)
+    old = PATCH_GUARD.seen_by_test(where, name)
     new = wrap(old)
-    SHELTER.show_test(where, name, new)
+    PATCH_GUARD.show_test(where, name, new)
 
     def back() -> None:
-        if SHELTER.seen_by_test(where, name) is new:
-            SHELTER.show_test(where, name, old)
+        if PATCH_GUARD.seen_by_test(where, name) is new:
+            PATCH_GUARD.show_test(where, name, old)
 
     undo.callback(back)
 
@@ -198,7 +198,7 @@ class Capture:
         # Freezing hides older garbage from the collector instantly; a full collection would take 50
         # to 100 ms to find it. Either way nothing from before is freed inside the region. Checking
         # whether other code has frozen objects takes time proportional to their number.
-        if not (self._first or Tidy.at_work) and gc.get_freeze_count() == 0:
+        if not (self._first or GarbageControl.at_work) and gc.get_freeze_count() == 0:
             gc.freeze()
             undo.callback(gc.unfreeze)
         else:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_torchprof.capture.generators import NUMPY, PYTHON
-from pytest_torchprof.capture.shelter import SHELTER
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 
 
 class RandomState:
@@ -44,7 +44,7 @@ class World:
         self._random = RandomState()
         self._filters = list(warnings.filters)
         self._environ = dict(_variables())
-        self._depth = SHELTER.depth_of_test
+        self._depth = PATCH_GUARD.depth_of_test
         self._folder: str | None = None
         with suppress(OSError):  # a test has deleted it
             self._folder = os.getcwd()  # noqa: PTH109 - nothing of this is a Path
@@ -52,8 +52,8 @@ class World:
     def restore(self) -> None:
         """Put it back."""
         self._random.restore()
-        if SHELTER.depth_of_test != self._depth:
-            SHELTER.set_depth_of_test(self._depth)
+        if PATCH_GUARD.depth_of_test != self._depth:
+            PATCH_GUARD.set_depth_of_test(self._depth)
         warnings.filters[:] = self._filters  # type: ignore[index]
         if _variables() != self._environ:
             _restore_variables(self._environ)

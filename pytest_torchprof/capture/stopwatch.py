@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.machine import lend_threads, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 if sys.platform != "win32":
     import resource
@@ -23,7 +23,7 @@ NO_COUNTER = "this machine has no hardware counter"
 COUNTER_LOST = "the hardware counter stopped"
 
 
-class Round(Plain, frozen=True):
+class Round(Frozen, frozen=True):
     """One unprofiled run: wall and process CPU time in ns, instructions or why there are none.
 
     ``page_faults``: how often memory was requested from the system, 0 if unknown.

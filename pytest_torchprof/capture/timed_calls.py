@@ -119,7 +119,7 @@ class Meter:
         self.cpu_ns.append(region[1])
 
 
-class Tidy:
+class GarbageControl:
     """Garbage collection in a long session: old objects stay, and new garbage is freed between
     turns.
 
@@ -141,4 +141,4 @@ class Tidy:
         self._settled += 1
         REAL.collect()
         gc.freeze()
-        Tidy.at_work = True
+        GarbageControl.at_work = True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.core.errors import AbStoppedError, SettingsError
-from pytest_torchprof.render import ab_page, ab_report, ab_table, doors, escape, tables
+from pytest_torchprof.render import ab_page, ab_report, ab_table, escape, streams, tables
 from pytest_torchprof.render.json_report import write_report
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.verdict.decision import CONFIDENCE
@@ -70,7 +70,7 @@ def ab(options: Namespace) -> int:
         if found.sides is not None and (found.rows or options.format == "json"):
             _show(options, found)
     if failure is not None:
-        doors.say(str(failure))
+        streams.say(str(failure))
         return FAILED if _regressed(found) else _BLIND
     return _status(found)
 
@@ -245,7 +245,7 @@ def _status(found: Found) -> int:
         return FAILED
     if ab_table.compared(found.rows):
         return OK
-    doors.say(_why_blind(found))
+    streams.say(_why_blind(found))
     return _BLIND
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.api import Rows, Trace
 from pytest_torchprof.commands.reading import heading_of
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.render import doors, escape, tables
+from pytest_torchprof.render import escape, streams, tables
 from pytest_torchprof.render.text import plural
 
 if TYPE_CHECKING:
@@ -232,5 +232,5 @@ def terminal_width() -> int:
 
 def write(text: str) -> int:
     """Write to stdout; characters that its encoding lacks are escaped."""
-    doors.out(text)
+    streams.out(text)
     return OK

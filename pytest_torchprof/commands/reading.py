@@ -16,7 +16,7 @@ from pytest_torchprof.analysis.roofline import UNLINKED
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.render import doors, escape
+from pytest_torchprof.render import escape, streams
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
@@ -257,7 +257,7 @@ def listed(ranks: Ranks) -> str:
 
 def warn(message: str) -> None:
     """Print a warning in one line on stderr."""
-    doors.say(f"warning: {message}")
+    streams.say(f"warning: {message}")
 
 
 def rule_book() -> Mapping[str, Rule]:

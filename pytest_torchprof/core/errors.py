@@ -72,10 +72,10 @@ class AbStoppedError(AbError):
     """A comparison that cannot continue; results until then are valid."""
 
 
-def near(word: str, known: Iterable[str], *, told: bool = False) -> str:
+def near(word: str, known: Iterable[str], *, listed: bool = False) -> str:
     """Finish an error about an unknown word: suggest close matches, or list the known ones.
 
-    With ``told``, the error has already listed them.
+    With ``listed``, the error has already listed them.
 
     >>> near("flop", ["flops", "ops"]), near("x", ["flops", "ops"])
     ('Did you mean flops?', 'Known are: flops, ops.')
@@ -84,4 +84,4 @@ def near(word: str, known: Iterable[str], *, told: bool = False) -> str:
     close = difflib.get_close_matches(word, known, n=3)
     if close:
         return f"Did you mean {' or '.join(close)}?"
-    return "" if told else f"Known are: {', '.join(known)}."
+    return "" if listed else f"Known are: {', '.join(known)}."

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.samples import Normalised, Sample  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.structs import Frozen
 
 MetricStatus = Literal[
     "ok", "regressed", "improved", "new", "over_budget", "not_measured", "advisory"
@@ -18,7 +18,7 @@ MetricStatus = Literal[
 TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_profiled"]
 
 
-class NotMeasured(Plain, frozen=True):
+class NotMeasured(Frozen, frozen=True):
     """A metric without a value, and why.
 
     ``at_hand`` is a number that a limit can be checked against, and that another run of the test
@@ -58,7 +58,7 @@ class Finding:
     reason: str | None = None
 
 
-class Budget(Plain, frozen=True):
+class Budget(Frozen, frozen=True):
     """An inclusive limit on one metric, for the whole test or a part of it.
 
     ``rules`` are those whose findings it counts, if not all.
@@ -85,7 +85,7 @@ class Budget(Plain, frozen=True):
         return f"{self.metric}[module={self.module}]" if self.module is not None else self.metric
 
 
-class Verdict(Plain, frozen=True):
+class Verdict(Frozen, frozen=True):
     """One metric of one test against its baseline and its limit, with both numbers.
 
     ``scope`` is the budget on a part of the test that it is of, if it is of one. ``sample`` is what
@@ -112,7 +112,7 @@ class Verdict(Plain, frozen=True):
         return self.metric if self.scope is None else self.scope.label
 
 
-class Record(Plain, frozen=True):
+class Record(Frozen, frozen=True):
     """What one test came to, as workers send it and as reports show it.
 
     ``metrics`` are the verdicts by their labels. ``unchecked`` says why there is no telling for a
@@ -140,7 +140,7 @@ class Record(Plain, frozen=True):
         return msgspec.convert(sent, cls)
 
 
-class Profile(Plain, frozen=True):
+class Profile(Frozen, frozen=True):
     """What one test measured: metrics, operators, kernels and findings; all JSON-able inside.
 
     ``found`` has the matches of each rule that was checked and that no marker allows, those of
@@ -165,7 +165,7 @@ class Profile(Plain, frozen=True):
         return {rule: count for rule, count in self.found.items() if rule not in self.gated}
 
 
-class Baseline(Plain, frozen=True):
+class Baseline(Frozen, frozen=True):
     """The accepted numbers of one test in one environment, as stored."""
 
     metrics: Mapping[str, Number] = field(default_factory=dict)

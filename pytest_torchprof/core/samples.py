@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 #: A spread above this is shown beside the number.
 NOISY = 0.1
@@ -17,7 +17,7 @@ NOISY = 0.1
 NORMALISED = ("wall_ms", "cpu_ms")
 
 
-class Sample(Plain, frozen=True):
+class Sample(Frozen, frozen=True):
     """Measured values of one quantity, in its unit: their number and quartiles.
 
     ``low`` and ``high`` are the first and the third quartile.
@@ -58,7 +58,7 @@ class Sample(Plain, frozen=True):
         return self.spread is not None and self.spread > NOISY
 
 
-class Normalised(Plain, frozen=True):
+class Normalised(Frozen, frozen=True):
     """The fastest round by the fastest run of the reference kernel between the rounds.
 
     ``values`` by metric; ``n`` rounds; the kernel's own wall time, and the ``conditions`` that must

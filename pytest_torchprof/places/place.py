@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import ALL_STEPS, REGION, shown_name
 from pytest_torchprof.trace.kinds import Kind
@@ -25,7 +25,7 @@ _RUNTIME: Final = int(Kind.RUNTIME)
 _FEW = 20
 
 
-class Place(Plain, frozen=True):
+class Place(Frozen, frozen=True):
     """``location`` is ``file:line`` in the user's code, ``path`` the operators from the outermost
     in (from the user's function in, where it is known), ``module`` the path of the innermost
     ``nn.Module``; None if unknown.

@@ -31,7 +31,7 @@ class Roots:
         return location
 
 
-class Whereabouts:
+class CallSites:
     """Tells where an operator was called in the measured region."""
 
     def __init__(

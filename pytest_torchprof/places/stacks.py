@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import MODULE
@@ -22,7 +22,7 @@ _owner_of = lru_cache(maxsize=100_000)(owner_of)
 _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 
 
-class Stacks(Plain, frozen=True):
+class Stacks(Frozen, frozen=True):
     """What encloses some events of a trace.
 
     ``parent`` and ``depth`` are like those of `Trace.frames`, for these events, the operators

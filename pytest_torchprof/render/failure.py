@@ -10,8 +10,8 @@ from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
 from pytest_torchprof.core.results import Baseline, Finding, NotMeasured, Number, Profile, Verdict
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
+from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
 from pytest_torchprof.render.text import shorten
-from pytest_torchprof.render.whereabouts import Where, called_from, finding_lines
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:

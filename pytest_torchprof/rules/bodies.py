@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.views import VIEWS
@@ -35,7 +35,7 @@ _NUMBERS: Final = frozenset({"double", "long int", "long", "bool", "c10::complex
 _INDEX: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
 
 
-class Part(Plain, frozen=True):
+class Part(Frozen, frozen=True):
     """What an index selects: along ``axis`` of a tensor of this shape, from ``low`` to ``high``."""
 
     shape: Shape
@@ -51,7 +51,7 @@ class Part(Plain, frozen=True):
         return (*self.shape[: self.axis], *size, *self.shape[self.axis + 1 :])
 
 
-class Call(Plain, frozen=True):
+class Call(Frozen, frozen=True):
     """An operator of one iteration: its name and its recorded arguments.
 
     ``shapes``: for each argument, the shapes of its tensors; empty for anything else.
@@ -220,7 +220,7 @@ def _whole(text: Any) -> int | None:
 # ------------------------------------------------------------------------- tensors taken apart
 
 
-class Pieces(Plain, frozen=True):
+class Pieces(Frozen, frozen=True):
     """A tensor that was split: the event, the shape of each piece, and their number."""
 
     row: int

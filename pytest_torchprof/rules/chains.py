@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.bodies import Call, call_of
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
@@ -28,7 +28,7 @@ JOIN: Final = Names(
 _Key: TypeAlias = tuple["Shape", ...]
 
 
-class Link(Plain, frozen=True):
+class Link(Frozen, frozen=True):
     """A join: its event, which tensor is the previous one, and the result.
 
     ``old``: the elements that were copied before, those of the growing tensor.

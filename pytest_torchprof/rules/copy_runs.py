@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.calls import called, step_of
 from pytest_torchprof.rules.sources import Call, Since, Source, parts_may_be, since
 from pytest_torchprof.trace.arguments import decode_part
@@ -26,7 +26,7 @@ _LONGEST = 2000
 _AT_ONCE = 16
 
 
-class Run(Plain, frozen=True):
+class Run(Frozen, frozen=True):
     """``tops`` are the calls that copied, in order; ``bare``: no copy is known to be used."""
 
     tops: Ints

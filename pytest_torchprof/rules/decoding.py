@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.unprofiled import slowdown_share
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.bodies import call_of
 from pytest_torchprof.rules.chains import JOIN
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
@@ -117,7 +117,7 @@ def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
     )
 
 
-class _Run(Plain, frozen=True):
+class _Run(Frozen, frozen=True):
     """Steps: the first layer of each, how many positions it gets, and what joined them."""
 
     rows: list[int]

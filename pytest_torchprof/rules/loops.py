@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.bodies import Body, elements, pieces
 from pytest_torchprof.rules.carried import is_carried
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
@@ -143,7 +143,7 @@ def _matches(trace: Trace, calls: Sequence, loops: list[_Loop], *, wants_tensors
     )
 
 
-class _Loop(Plain, frozen=True):
+class _Loop(Frozen, frozen=True):
     """A stretch that goes through a tensor; ``row`` is the event of its first moving index."""
 
     stretch: Stretch

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.bodies import elements
 from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.graphs import LAYER
@@ -35,7 +35,7 @@ _SHORT: Final = 8
 _MOVES: Final = 0.6
 
 
-class Moving(Plain, frozen=True):
+class Moving(Frozen, frozen=True):
     """What a stretch goes through: the event by which it begins, and the shape of a part.
 
     ``pieces``: whether they are of split tensors; ``apart``: which tensors these are, if known.

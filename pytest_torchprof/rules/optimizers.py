@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.effort import effort_ns, guessed
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.nodes import numbers
@@ -89,7 +89,7 @@ _SINGLE: Final = late(r"_single_tensor_(\w+)$")
 TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
 
 
-class Step(Plain, frozen=True):
+class Step(Frozen, frozen=True):
     """An optimizer's step: its event and class, torch's class according to its calls, the operators
     that it calls directly once its loss is known, and their names; and how long it takes from then
     on.

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.unprofiled import slowdown_share
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.by_tensor import (
     ALL,
     BESIDE,
@@ -160,7 +160,7 @@ def per_parameter_loop(
     )
 
 
-class _Loop(Plain, frozen=True):
+class _Loop(Frozen, frozen=True):
     """What is done to ``count`` parameters, one after the other.
 
     ``of_model``: they are a model's; ``unsure``: a capture that identifies tensors may refute it.

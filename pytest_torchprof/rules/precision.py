@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
@@ -63,7 +63,7 @@ _FLOAT32, _FLOAT64 = "6", "7"
 _SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
 
 
-class _Call(Plain, frozen=True):
+class _Call(Frozen, frozen=True):
     """A call that takes tensors in double precision, with their shapes and those of float32.
 
     ``wholes``: the dtype of integers that it computes with, and their number of elements.

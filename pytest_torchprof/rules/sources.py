@@ -6,7 +6,7 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
@@ -72,7 +72,7 @@ _LOW = {"c10::Half", "c10::BFloat16"}
 _REAL = {"float", "double"} | _LOW
 
 
-class Call(Plain, frozen=True):
+class Call(Frozen, frozen=True):
     """A call of an operator, decoded."""
 
     name: str

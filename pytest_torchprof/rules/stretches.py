@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.event_names import STEP
 from pytest_torchprof.trace.levels import BACKWARD, FETCH, calls
 from pytest_torchprof.trace.names import Names, are_named, marks_named
@@ -29,7 +29,7 @@ _LIBRARY: Final = Names(rf"{re.escape(FETCH)}|Optimizer\.step#")
 APART: Final = Names(r"aten::(unbind|(unsafe_)?(split|split_with_sizes|chunk)|tensor_split)$")
 
 
-class Sequence(Plain, frozen=True):
+class Sequence(Frozen, frozen=True):
     """Calls in order, thread by thread: event and name; ``key`` also distinguishes separate parts
     of the trace. ``apart`` are the events that split a tensor, which are not included as calls, and
     ``before`` is the number of calls before each of them.
@@ -42,7 +42,7 @@ class Sequence(Plain, frozen=True):
     before: Ints
 
 
-class Stretch(Plain, frozen=True):
+class Stretch(Frozen, frozen=True):
     """Calls of a sequence from ``start`` to ``stop``, whose names repeat with this period."""
 
     start: int

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
@@ -126,7 +126,7 @@ def _backward(trace: Trace, products: Ints) -> Ints:
     return np.array([3 if number in ran else 1 for number in numbers], np.int64)
 
 
-class _Result(Plain, frozen=True):
+class _Result(Frozen, frozen=True):
     """A product's result; its positions are along the second-to-last dimension.
 
     ``dtype``: of its elements; empty if its users must tell.

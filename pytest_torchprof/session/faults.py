@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_torchprof.capture.shelter import SHELTER
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.core.errors import StorageError, TorchprofError
 from pytest_torchprof.render.summary import faults
 
@@ -33,7 +33,7 @@ class SessionErrors:
         self._lines: list[str] = []
         #: Fault → the tests that it hit.
         self._hit: dict[str, list[str]] = {}
-        #: To be entered around our part of a hook: `SHELTER`, and what is raised is noted here.
+        #: To be entered around our part of a hook: `PATCH_GUARD`, and what is raised is noted here.
         self.careful = _Careful(self)
 
     @property
@@ -67,10 +67,10 @@ class _Careful:
         self._errors = errors
 
     def __enter__(self) -> None:
-        SHELTER.__enter__()
+        PATCH_GUARD.__enter__()
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        SHELTER.__exit__()
+        PATCH_GUARD.__exit__()
         if not isinstance(error, Exception):
             return False
         self._errors.add_error(error)

@@ -14,8 +14,8 @@ from msgspec.structs import asdict
 from pytest_torchprof.baseline.sources import Sources
 from pytest_torchprof.capture.machine import Machine, probe_machine, require_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
-from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.summary import raised_rules
@@ -39,7 +39,7 @@ from pytest_torchprof.session.results.reports import (
 )
 from pytest_torchprof.session.results.terminal_summary import summarize
 from pytest_torchprof.session.runs.gather import Gatherer
-from pytest_torchprof.session.runs.outcome import hide_us, is_strict_xfail
+from pytest_torchprof.session.runs.outcome import hide_own_frames, is_strict_xfail
 from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
 from pytest_torchprof.session.runs.reruns import Runner
 from pytest_torchprof.session.runs.timed_rounds import RecentLaps
@@ -101,7 +101,7 @@ class TorchprofSession(RunningHooks):
 
     def pytest_sessionstart(self) -> None:
         """Find out at once whether there is a torch to profile."""
-        SHELTER.forget()
+        PATCH_GUARD.forget()
         try:
             rules_of(self.config)
             if self.is_controller:  # which itself can do without
@@ -169,7 +169,7 @@ class TorchprofSession(RunningHooks):
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
             measure_all(warm_up(), known={"findings": 0})  # these it has looked for
             OTHERS.watch()
-            SHELTER.learn()
+            PATCH_GUARD.learn()
 
     # ---------------------------------------------------------------- one test
 
@@ -182,7 +182,7 @@ class TorchprofSession(RunningHooks):
                 self._prepare(item, plan)
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
-        SHELTER.learn_more()
+        PATCH_GUARD.learn_more()
         wants_lines = self.verdicts.begin(item)
         item.stash.setdefault(GATHERER, None)
         item.stash[GATHERER] = Gatherer(
@@ -202,7 +202,7 @@ class TorchprofSession(RunningHooks):
             result = yield
             plan = item.stash.get(PLAN, None)
             if plan is not None and plan.left_out:
-                with SHELTER:
+                with PATCH_GUARD:
                     message = self.verdicts.leave_out(item, plan)
                 if message is not None:
                     raise OwnFailure(escape.block(message))
@@ -210,11 +210,11 @@ class TorchprofSession(RunningHooks):
         try:
             result = yield from self.runner.call(item, gatherer)
         except OwnFailure:  # an inline expectation's
-            with SHELTER:
+            with PATCH_GUARD:
                 self._judge(item, gatherer)
                 self.verdicts.mark_failed(item)
             raise
-        with SHELTER:
+        with PATCH_GUARD:
             message = self._judge(item, gatherer)
         # Our failure would be the one that a strict xfail expects.
         if message is not None and not is_strict_xfail(item):
@@ -240,7 +240,7 @@ class TorchprofSession(RunningHooks):
         """Let the record ride on the report, which crosses to xdist's controller by itself."""
         if call.excinfo is not None:
             with self.errors.careful:
-                hide_us(call.excinfo)
+                hide_own_frames(call.excinfo)
         report = yield
         gatherer = item.stash.get(GATHERER, None)
         faulty = gatherer if call.when != "setup" else None
@@ -297,7 +297,7 @@ class TorchprofSession(RunningHooks):
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write baselines and report, in one process only."""
         OTHERS.forget()
-        with SHELTER:
+        with PATCH_GUARD:
             self._finish(session)
 
     def _finish(self, session: pytest.Session) -> None:
@@ -344,7 +344,7 @@ class TorchprofSession(RunningHooks):
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table, what was accepted, what went wrong, and one line of totals."""
-        with SHELTER:
+        with PATCH_GUARD:
             summarize(
                 terminalreporter,
                 self.results,

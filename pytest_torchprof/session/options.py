@@ -55,7 +55,7 @@ class Option(NamedTuple):
 def _choice(*known: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in known:
-            meant = near(text, known, told=True)
+            meant = near(text, known, listed=True)
             raise SettingsError(f"{text!r} is not one of {', '.join(known)}. {meant}".rstrip())
         return text
 

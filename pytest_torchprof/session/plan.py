@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import (
@@ -30,7 +30,7 @@ Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "l
 EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
 
 
-class Plan(Plain, frozen=True):
+class Plan(Frozen, frozen=True):
     """How one test is to be measured, and against what.
 
     ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.core.kept import kept
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.arguments import MemoryArgs, decode, int64_column, whole_number
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
-class Memory(Plain, frozen=True, dict=True):
+class Memory(Frozen, frozen=True, dict=True):
     """Allocations (positive) and frees (negative) in time order, one row per ``[memory]`` event.
 
     ``addr`` is None if the trace has no addresses, as in 2021. ``place`` is (c10's number of the

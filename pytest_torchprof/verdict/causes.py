@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import NotMeasured, Verdict
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ CauseKind = Literal[
 ]
 
 
-class Cause(Plain, frozen=True):
+class Cause(Frozen, frozen=True):
     """One cause of a failure: of which metric, and for which reason, where it has them."""
 
     kind: CauseKind

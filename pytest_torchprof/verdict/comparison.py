@@ -9,7 +9,6 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import (
     Baseline,
     Budget,
@@ -22,6 +21,7 @@ from pytest_torchprof.core.results import (
     Verdict,
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS, Metric
 from pytest_torchprof.verdict.vacuous import not_vacuous
 
@@ -30,7 +30,7 @@ from pytest_torchprof.verdict.vacuous import not_vacuous
 TIME_TOLERANCE = 0.25
 
 
-class Policy(Plain, frozen=True):
+class Policy(Frozen, frozen=True):
     """How strictly to compare. ``time_note`` says why a gate on time only advises, if it does."""
 
     time: Literal["advisory", "gate", "off"] = "advisory"

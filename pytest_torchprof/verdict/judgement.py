@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
 from pytest_torchprof.analysis.elsewhere import WORKERS, uses_workers
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import (
     Baseline,
     Budget,
@@ -19,6 +18,7 @@ from pytest_torchprof.core.results import (
     TestStatus,
     Verdict,
 )
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.comparison import GATED_TIMES, Policy, compare, grown, status_of
 from pytest_torchprof.verdict.found import offered, placed
@@ -36,7 +36,7 @@ _MOST_SWAPPED = 4
 _HAS_PLACES = {*COLUMN_OF, "findings"}
 
 
-class Terms(Plain, frozen=True):
+class Terms(Frozen, frozen=True):
     """What the session says of all its tests: how strictly, and whether values are accepted.
 
     ``contended``: other processes of this session run tests at the same time.
@@ -48,7 +48,7 @@ class Terms(Plain, frozen=True):
     contended: bool = False
 
 
-class Compared(Plain, frozen=True):
+class Compared(Frozen, frozen=True):
     """A trace's profile beside what is accepted, and what comes of it."""
 
     trace: Trace
@@ -71,7 +71,7 @@ class Compared(Plain, frozen=True):
         return bool(failures(self.verdicts, self.policy, has_baseline=known, accept=False))
 
 
-class Judged(Plain, frozen=True):
+class Judged(Frozen, frozen=True):
     """What is said of a test, and why it fails, if it does.
 
     ``accepts`` is what ``--accept`` would write, None where there is nothing to accept;

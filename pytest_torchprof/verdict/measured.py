@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Budget
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
 
-class Measured(Plain, frozen=True):
+class Measured(Frozen, frozen=True):
     """A test that was measured.
 
     ``checked`` is its trace with what the rules found. ``modules`` is a trace in which modules are
@@ -47,7 +47,7 @@ class Measured(Plain, frozen=True):
         return self.checked.trace
 
 
-class Unmeasured(Plain, frozen=True):
+class Unmeasured(Frozen, frozen=True):
     """A test that was not measured, and why; ``stats_asked``: it compares numbers all the same."""
 
     reason: str

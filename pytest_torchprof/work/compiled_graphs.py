@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, Final
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.work.flops import FORMULAS, flops
 
 #: The annotation around each call of a compiled graph. Source: torch/_inductor/output_code.py.
@@ -59,7 +59,7 @@ _FLEX: Final = {
 }
 
 
-class Graph(Plain, frozen=True):
+class Graph(Frozen, frozen=True):
     """``flops`` counts the products with known shapes; ``products`` is the number of all products.
 
     ``dynamic`` names the products with unknown shapes, ``loops`` the kernels of products that are

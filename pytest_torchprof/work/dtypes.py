@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.work.devices.device import DTYPES
 
 
-class Dtype(Plain, frozen=True):
+class Dtype(Frozen, frozen=True):
     """One dtype: torch's ``name`` for it, and the C++ ``types`` that traces and kernels name.
 
     ``item_bytes`` is the size of an element. ``number`` is its ``ScalarType``, by which operators

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.formulas.sdpa import Attention
 from pytest_torchprof.work.operands import Operands, UnknownOperandError
@@ -25,7 +25,7 @@ _TOLD: Final = _CAUSAL | {"False", "0"}
 Corner = Literal["upper left", "lower right", "square", "by type"]
 
 
-class Mask(Plain, frozen=True):
+class Mask(Frozen, frozen=True):
     """Positions of the mask's arguments, and where the diagonal of a causal mask begins.
 
     ``corner``: a causal mask aligns the first query with the first key (``upper left``) or the last

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, SCALAR_TYPES
 
 TRUTH: Final = {"True": True, "False": False}
@@ -59,7 +59,7 @@ class Tensor(NamedTuple):
         return self.distinct * self.item
 
 
-class Operands(Plain, frozen=True):
+class Operands(Frozen, frozen=True):
     """What the trace recorded about one call. Reading a missing value raises.
 
     ``item_bytes`` is the element size of tensor lists, whose types a trace lacks.

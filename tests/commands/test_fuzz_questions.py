@@ -28,7 +28,7 @@ from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.render.export import augment
 from pytest_torchprof.render.folded_stacks import fold
-from pytest_torchprof.rules.engine import gathering as plugged
+from pytest_torchprof.rules.engine import gathering
 from pytest_torchprof.trace.read import parse, read
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -45,7 +45,7 @@ def _a_command_starts_at_once() -> Iterator[None]:
     """What a process does but once is done but once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "_parser", cache(cli._parser))
-        patch.setattr(plugged, "entry_points", cache(entry_points))
+        patch.setattr(gathering, "entry_points", cache(entry_points))
         yield
 
 

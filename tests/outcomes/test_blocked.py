@@ -9,7 +9,7 @@ import pytest
 from support.outcomes import Session, same
 from support.sessions import NO_OTHER_PLUGINS
 
-from pytest_torchprof.capture import bell
+from pytest_torchprof.capture import signal_timer
 from pytest_torchprof.session.plan import Kind
 from pytest_torchprof.session.runs import deadline
 
@@ -128,7 +128,7 @@ def test_a_further_run_is_ended_whatever_alarm_the_test_sets(pytester: pytest.Py
 def test_without_timers_of_its_own_the_bell_is_the_alarm(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bell, "_TIMERS", None)
+    monkeypatch.setattr(signal_timer, "_TIMERS", None)
     seen = same(pytester, BLOCKS, "-k", "setup or afterwards")
     has_blocked(seen, "test_blocks_in_its_setup", "timed run")
     assert "new" == seen.statuses["test_afterwards"]

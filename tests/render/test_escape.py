@@ -25,8 +25,8 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.api import Trace
 from pytest_torchprof.cli import main
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import escape, ops_table, summary, tables
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
 from pytest_torchprof.verdict.causes import Cause
@@ -144,11 +144,11 @@ def test_a_command_to_paste_gives_the_shell_these_words(text: str) -> None:
         assert [text] == shlex.split(escape.command([text]))
 
 
-# -------------------------------------------------------------------- doors
+# -------------------------------------------------------------------- streams
 
 
 _DOORS = {
-    "print": "doors.out or doors.say",
+    "print": "streams.out or streams.say",
     "write_line": "a function that calls escape.line",
     "set_description_str": "escape.line",
     "fail": "escape.block",
@@ -156,7 +156,7 @@ _DOORS = {
 }
 #: What a test itself has printed, what only our own processes read, and names of our own options.
 _FREE = {
-    "render/doors.py",
+    "render/streams.py",
     "ab/sweeping.py",
     "ab/interpreters.py",
     "session/isolation/silence.py",
@@ -177,7 +177,7 @@ def raw(source: str) -> list[str]:
         is_stream = re.match(r"sys\.(__)?std(out|err)(__)?\.write", told)
         constant = all(isinstance(arg, ast.Constant) for arg in node.args)
         if (name in _DOORS or is_stream) and not constant and "escape." not in told:
-            found.append(f"{told}: use {_DOORS.get(name, 'doors.out')}")
+            found.append(f"{told}: use {_DOORS.get(name, 'streams.out')}")
     return found
 
 
@@ -332,9 +332,9 @@ def poisoned(value: Any, text: str) -> Any:
         return {text if key == "?" else key: poisoned(inner, text) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(poisoned(inner, text) for inner in value)
-    if isinstance(value, Plain) or dataclasses.is_dataclass(value):
+    if isinstance(value, Frozen) or dataclasses.is_dataclass(value):
         kind: Any = type(value)
-        names = value.__struct_fields__ if isinstance(value, Plain) else vars(value)
+        names = value.__struct_fields__ if isinstance(value, Frozen) else vars(value)
         fields = {name: poisoned(getattr(value, name), text) for name in names}
         if isinstance(value, Verdict):
             fields["metric"] = value.metric

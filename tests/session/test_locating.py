@@ -23,7 +23,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.capture import lines as tracing
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.places.located import LINE, MODULE, Located, _Run
-from pytest_torchprof.render.whereabouts import called_from
+from pytest_torchprof.render.call_sites import called_from
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import Kind

@@ -11,8 +11,8 @@ import numpy as np
 from msgspec import field
 
 from pytest_torchprof.analysis.gaps import device_gap
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Finding
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
 from pytest_torchprof.places.place import Stretch
 from pytest_torchprof.rules.engine import identity
@@ -32,7 +32,7 @@ _NO_REGION = "failed capture: the trace lacks the measured region"
 _NO_EVENTS = "no operators in this trace"
 
 
-class Checked(Plain, frozen=True):
+class Checked(Frozen, frozen=True):
     """Matches by rule; ``unchecked`` and ``errors`` give the reason for rules without any.
 
     ``partly``: why rules that were checked may have missed some of what ran.

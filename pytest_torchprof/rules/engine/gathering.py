@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Rule
@@ -21,7 +21,7 @@ GROUP = "torchprof.rules"
 BUILT_IN = "pytest-torchprof itself"
 
 
-class Rulebook(Plain, frozen=True):
+class Rulebook(Frozen, frozen=True):
     """All rules by code, the built-in ones first, and the source of each.
 
     ``errors`` are entry points that could not be loaded, one sentence each.

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import field
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import SCALES
 from pytest_torchprof.trace.names import names_of
 
@@ -31,7 +31,7 @@ HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
 _CODE = late(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
-class Threshold(Plain, frozen=True):
+class Threshold(Frozen, frozen=True):
     """The size below (or above) which a rule ignores a match; users may change it.
 
     ``unit`` is a key of `units.SCALES`: ``1``, ``B``, ``ms``, ``FLOP`` or a rate.
@@ -48,7 +48,7 @@ class Threshold(Plain, frozen=True):
             )
 
 
-class Matches(Plain, frozen=True):
+class Matches(Frozen, frozen=True):
     """Where a rule matched, one row per match.
 
     Attributes:
@@ -104,7 +104,7 @@ NO_MATCHES = Matches(np.zeros(0, np.int64), "")
 NONE_SO_FAR = Matches(np.zeros(0, np.int64), "", wants_tensors=True)
 
 
-class Rule(Plain, frozen=True, eq=False):
+class Rule(Frozen, frozen=True, eq=False):
     """One row of the registry.
 
     Attributes:

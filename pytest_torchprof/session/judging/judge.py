@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from pytest_torchprof.baseline import store
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Record
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.place import by_operator
-from pytest_torchprof.places.roots import Roots, Whereabouts
+from pytest_torchprof.places.roots import CallSites, Roots
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, said
 from pytest_torchprof.session.judging.kept_traces import KeptTraces
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _ONLY_RUN = "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
 
 
-class Judgement(Plain, frozen=True):
+class Judgement(Frozen, frozen=True):
     """A test's record for the report, its offer for ``--accept``, and why it fails, if it does.
 
     ``faults`` are errors on the way that the test is not to blame for.
@@ -141,7 +141,7 @@ class Judge:
     ) -> str:
         accept, where = self._settings.accept, None
         if measured.located is not None:
-            where = Whereabouts(measured.trace, measured.located, self._roots, shown_operator)
+            where = CallSites(measured.trace, measured.located, self._roots, shown_operator)
         gap = measured.lines_gap or (None if where else _ONLY_RUN)
         assert verdict.profile is not None  # noqa: S101 - it was measured
         return failure_message(

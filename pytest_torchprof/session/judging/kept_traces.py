@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.files import why
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
@@ -21,7 +21,7 @@ _STEM_BYTES = 150
 Export = Callable[[Path], None]
 
 
-class Kept(Plain, frozen=True):
+class Kept(Frozen, frozen=True):
     """Where a trace is kept; nowhere, if it is not wanted, or because of these faults."""
 
     path: str | None = None

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from pytest_torchprof.baseline.inline import Edit  # noqa: TC001 - msgspec reads it
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Baseline  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.structs import Frozen
 
 
-class Offer(Plain, frozen=True):
+class Offer(Frozen, frozen=True):
     """What ``--accept`` would write of a test that passes; the controller decides.
 
     ``times_changed``: its times are to replace those that are accepted. ``edits`` are inline

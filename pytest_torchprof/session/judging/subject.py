@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import escape
 from pytest_torchprof.session.options import OPTIONS
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-class Subject(Plain, frozen=True):
+class Subject(Frozen, frozen=True):
     """The test that is judged: its id, its name within its file, and its baseline file.
 
     ``accept_command`` says what to type to have its values accepted, and ``ab_command`` to have its

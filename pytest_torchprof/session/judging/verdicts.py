@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.plain import Plain
 from pytest_torchprof.core.results import Record
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import escape
 from pytest_torchprof.session.judging.judge import Judge
 from pytest_torchprof.session.judging.own_failure import OwnFailure
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.verdict.measured import Measured
 
 
-class Standing(Plain, frozen=True):
+class Standing(Frozen, frozen=True):
     """What we say of a test: its record, its offer for ``--accept``, and whether we fail it."""
 
     record: Record | None = None

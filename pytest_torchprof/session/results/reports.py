@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 def attach(report: pytest.TestReport, standing: Standing, *, ours: bool, runs: int) -> None:
     """Let a test's standing ride on its report; ``ours``: we have failed it."""
-    riding: Any = report
-    riding.torchprof = standing.record.sent() if standing.record is not None else None
-    riding.torchprof_ours = ours
-    riding.torchprof_offer = standing.offer.sent() if standing.offer is not None else None
-    riding.torchprof_runs = runs
+    untyped: Any = report
+    untyped.torchprof = standing.record.sent() if standing.record is not None else None
+    untyped.torchprof_ours = ours
+    untyped.torchprof_offer = standing.offer.sent() if standing.offer is not None else None
+    untyped.torchprof_runs = runs
 
 
 def attach_faults(report: pytest.TestReport, faults: Iterable[str]) -> None:
     """Let errors ride on it that no test is to blame for."""
-    riding: Any = report
-    riding.torchprof_faults = list(faults)
+    untyped: Any = report
+    untyped.torchprof_faults = list(faults)
 
 
 def carries_faults(report: pytest.TestReport) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.stopwatch import Round
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
 
-class Timed(Plain, frozen=True):
+class Timed(Frozen, frozen=True):
     """A warm-up run or a round; ``first``: it decided the test's outcome."""
 
     kind: Kind
@@ -21,7 +21,7 @@ class Timed(Plain, frozen=True):
     first: bool = False
 
 
-class Captured(Plain, frozen=True):
+class Captured(Frozen, frozen=True):
     """A run under the profiler.
 
     ``file`` is the trace's text, open; it has no name any more, and whoever takes the value closes
@@ -41,7 +41,7 @@ class Captured(Plain, frozen=True):
     gap: str | None = None
 
 
-class NoModules(Plain, frozen=True):
+class NoModules(Frozen, frozen=True):
     """A run that was to mark modules, and why it did not: the test's other numbers are there."""
 
     gap: str

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.capture.bell import Bell
-from pytest_torchprof.capture.shelter import SHELTER
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
+from pytest_torchprof.capture.signal_timer import SignalTimer
 from pytest_torchprof.session.isolation.time_limits import timeout_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Deadline:
             call = self._calls[what] = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
         here = threading.current_thread() is threading.main_thread()
         if not (here and hasattr(signal, "setitimer")):  # only there, and with timers, one is heard
-            with SHELTER.lifted:
+            with PATCH_GUARD.lifted:
                 call(function)
             return
         over = False
@@ -90,9 +90,9 @@ class Deadline:
                     f"its {what} did not finish within {self.limit_s:.2g} s; {HOW_TO_LEAVE_OUT}"
                 )
 
-        with Bell(self.limit_s, _AGAIN_S, ring):
+        with SignalTimer(self.limit_s, _AGAIN_S, ring):
             try:
-                with SHELTER.lifted:
+                with PATCH_GUARD.lifted:
                     call(function)
             finally:
                 over = True

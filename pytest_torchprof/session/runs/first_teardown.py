@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.real import muted
-from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.session.isolation.silence import terminal_of, write_to
 
@@ -72,7 +72,7 @@ class FirstTeardown:
         """Say it now, while the teardown phase's output is captured."""
         if not self._sections:
             return
-        with SHELTER:
+        with PATCH_GUARD:
             logging_plugin = self._item.config.pluginmanager.getplugin("logging-plugin")
             for _, key, text in self._sections:
                 if key == "log" and logging_plugin is not None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.machine import Machine, allows_tf32
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import device_fault
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, said
@@ -241,7 +241,7 @@ class Gatherer:
             if kind == "profile":
                 while self.rounds.wants_more and self.reason is None:
                     yield "round"
-                with SHELTER:
+                with PATCH_GUARD:
                     self.rounds.end()
             yield kind
             if kind == "profile" and self.compiled_late and self.reason is None:
@@ -259,7 +259,7 @@ class Gatherer:
 
     def _asks(self, question: Callable[[], bool]) -> bool:
         try:
-            with SHELTER:
+            with PATCH_GUARD:
                 return question()
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             self._captures.no_lines(self.broke(error))

@@ -9,8 +9,8 @@ from pytest_torchprof.capture.compilation import CompileCount
 from pytest_torchprof.capture.exports import hold, passing_file
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.modules import ModuleTracer
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
-from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.session.runs.brought import Captured, NoModules, Timed
@@ -41,7 +41,7 @@ class Run:
     def begin(self) -> None:
         """Start what this kind of run measures."""
         begun = False
-        with SHELTER:
+        with PATCH_GUARD:
             try:
                 self._begin()
                 begun = True
@@ -56,7 +56,7 @@ class Run:
         try:
             if self._watch is not None:
                 self._watch.stop()
-            with SHELTER:
+            with PATCH_GUARD:
                 try:
                     self._end()
                 finally:
@@ -70,7 +70,7 @@ class Run:
 
     def cancel(self, *last: Callable[[], None]) -> None:
         """Stop without a result: the block raised, or measures a region of its own."""
-        with SHELTER:
+        with PATCH_GUARD:
             self._forget(*last)
 
     def _begin(self) -> None:
@@ -149,5 +149,5 @@ class Run:
         """The test is about to start a profiler session: ours gives way."""
         self.gatherer.refuse(OWN_PROFILER)
         if self._capture is not None:
-            with SHELTER:
+            with PATCH_GUARD:
                 self._capture.step_aside()

@@ -24,7 +24,7 @@ def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = Non
     return f"cannot be run twice: {what}"
 
 
-def hide_us(error: pytest.ExceptionInfo[BaseException]) -> None:
+def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
     """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
     package = str(Path(__file__).parents[1])
     names = ("hooks.py", "runs/deadline.py", "runs/rerun_hooks.py", "runs/reruns.py")

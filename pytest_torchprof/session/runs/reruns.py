@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.other_sessions import OTHERS
+from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.capture.shelter import SHELTER
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.session.isolation.other_plugins import (
@@ -81,7 +81,7 @@ class Runner:
         """The outermost wrapper of the call phase: the first run, then all the others."""
         self._gatherer, self._first_teardown = gatherer, None
         self.subtest_failed = False
-        with SHELTER:
+        with PATCH_GUARD:
             self.run = Run(gatherer.plan.kinds[0], gatherer, first=True)
             self._state = ItemState(item)
         pid = REAL.getpid()
@@ -91,7 +91,7 @@ class Runner:
             self.run = None
             gatherer.count_run()
         error = None
-        with SHELTER:
+        with PATCH_GUARD:
             try:
                 error = self._after_first(item, gatherer, pid)
             except Exception as fault:  # noqa: BLE001 - a fault of ours must not fail the test
@@ -133,7 +133,7 @@ class Runner:
         if run is None:
             return (yield)
         try:
-            with SHELTER:
+            with PATCH_GUARD:
                 OTHERS.tell(run.saw_profiler)
                 if not run.gatherer.asked.own_region:
                     run.begin()
@@ -150,7 +150,7 @@ class Runner:
         if self._first_teardown is not None and gatherer is not None and not self.rerunning:
             self.rerunning = True
             try:
-                with SHELTER:
+                with PATCH_GUARD:
                     if item in item.session._setupstate.stack:
                         with self._apart(item, gatherer):
                             self._teardown_run(item)
@@ -263,7 +263,7 @@ class Runner:
         try:
             teardown = hook or item.ihook.pytest_runtest_teardown
             if first or self._deadline is None:
-                with SHELTER.lifted:
+                with PATCH_GUARD.lifted:
                     teardown(item=item, nextitem=Sibling(item))
             else:
                 self._deadline.run("", lambda: teardown(item=item, nextitem=Sibling(item)))
@@ -301,7 +301,7 @@ class Runner:
         gatherer.asked.forget_tables()
         printed: list[str] = []
         if kind == "round":
-            gatherer.rounds.before_round(tidy=True)  # by the teardown of the run before
+            gatherer.rounds.before_round(collected=True)  # by the teardown of the run before
         try:
             with heard(item, printed) if gatherer.asked.table_asked else nullcontext():
                 run = Run(kind, gatherer, first=False)
@@ -335,7 +335,7 @@ def _tell_nobody() -> None:
 @contextmanager
 def _safely(gatherer: Gatherer) -> Iterator[None]:
     """Around what must not fail the test, which is on its way."""
-    with SHELTER:
+    with PATCH_GUARD:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test

@@ -88,12 +88,12 @@ class Rounds:
         """Start watching what else the machine does."""
         self._watch = BusyWatch() if self.time == "gate" else None
 
-    def before_round(self, *, tidy: bool = False) -> None:
-        """Run the reference kernel outside the timed part; ``tidy``: garbage is collected."""
+    def before_round(self, *, collected: bool = False) -> None:
+        """Run the reference kernel untimed; ``collected``: garbage was just collected."""
         if self._began is None:
             self._began = REAL.clock()
             self.watch()
-        if not tidy:
+        if not collected:
             REAL.collect(1)
         shared = self.recent.laps if self.shares and not self.laps else ()
         if shared:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
     from pytest_torchprof.work.devices.device import Device
@@ -26,7 +26,7 @@ _MOST_DIGITS = 18
 _LARGEST = 2**63 - 1
 
 
-class _Facts(Plain, frozen=True):
+class _Facts(Frozen, frozen=True):
     """What one entry of `deviceProperties` says; None where a value is missing or malformed."""
 
     name: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_torchprof.core.plain import Plain
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.work.operands import Operands, UnknownOperandError
 
 
-class Attention(Plain, frozen=True):
+class Attention(Frozen, frozen=True):
     """Two matrix products forward, five backward (the scores again, then four gradients).
 
     As in FCM's `sdpa_flop_count` and `sdpa_backward_flop_count`: `2 × heads × pairs × width` for

@@ -42,7 +42,7 @@ class _Times(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_long) for name in ("again_s", "again_ns", "s", "ns"))
 
 
-class Bell:
+class SignalTimer:
     """Within the block: calls ``ring`` in the main thread, where we are, and again later."""
 
     __slots__ = ("_after_s", "_again_s", "_before", "_number", "_ring", "_timer")

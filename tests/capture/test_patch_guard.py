@@ -1,4 +1,4 @@
-"""Inside the shelter all is as before the tests; whether Python numbers its dicts or not."""
+"""Inside the guard everything is as before the tests, whether or not Python numbers its dicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.capture import versions
-from pytest_torchprof.capture.shelter import Shelter
+from pytest_torchprof.capture.patch_guard import PatchGuard
 
 
 def replaced(*_: Any, **__: Any) -> Any:
@@ -20,10 +20,10 @@ def replaced(*_: Any, **__: Any) -> Any:
 
 
 @pytest.fixture(params=["as this Python does", "no versions"])
-def shelter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shelter:
+def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PatchGuard:
     if request.param == "no versions":
         monkeypatch.setattr(versions, "tells", lambda: False)
-    made = Shelter()
+    made = PatchGuard()
     made.learn()
     assert bool(made._versions) == versions.tells()
     return made
@@ -34,30 +34,30 @@ def shelter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     [(os, "getcwd"), (random.Random, "getstate"), (Counter, "update"), (sys, "getprofile")],
 )
 def test_what_a_test_has_replaced_is_the_original_inside(
-    shelter: Shelter, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+    guard: PatchGuard, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     original = vars(owner)[name]
     for _ in range(2):  # what was verified once, too
         with monkeypatch.context() as patch:
-            with shelter:
+            with guard:
                 pass
             patch.setattr(owner, name, replaced)
             for _ in range(2):
-                with shelter:
+                with guard:
                     assert vars(owner)[name] is original
-                    with shelter.lifted:
+                    with guard.lifted:
                         assert vars(owner)[name] is replaced
                 assert vars(owner)[name] is replaced
-        with shelter:
+        with guard:
             assert vars(owner)[name] is original
 
 
 def test_what_a_test_has_deleted_is_there_inside(
-    shelter: Shelter, monkeypatch: pytest.MonkeyPatch
+    guard: PatchGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "getcwd")
     monkeypatch.setitem(sys.modules, "random", None)
-    with shelter:
+    with guard:
         assert os.getcwd()  # noqa: PTH109 - it is what is missing
         assert sys.modules["random"] is random
     assert not hasattr(os, "getcwd")

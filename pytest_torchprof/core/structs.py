@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 
-class Plain(msgspec.Struct, frozen=True):
+class Frozen(msgspec.Struct, frozen=True):
     """Like a frozen dataclass, but defining a subclass compiles no methods.
 
     That takes 0.01 ms per class instead of 0.5 ms, in every profiling session.
 
-    >>> class Point(Plain, frozen=True):
+    >>> class Point(Frozen, frozen=True):
     ...     x: int
     ...     y: int = 0
     >>> Point(1), msgspec.structs.replace(Point(1), y=2)
@@ -18,5 +18,5 @@ class Plain(msgspec.Struct, frozen=True):
     """
 
 
-class Open(msgspec.Struct):
+class Mutable(msgspec.Struct):
     """The same, but mutable."""

@@ -1,7 +1,7 @@
 """Protect our code from a test's patches by restoring the originals while it runs.
 
 A test or a fixture may replace anything: `os.getcwd`, `re.sub`, `sys.modules["torch"]`. Our hooks,
-and the libraries they use, run among these patches. While the shelter is entered, everything listed
+and the libraries they use, run among these patches. While the guard is entered, everything listed
 in `originals` is as it was when the session started; on leaving, the patches are back.
 """
 
@@ -44,8 +44,8 @@ class _Place(NamedTuple):
 _Look = tuple[Any, Mapping[str, Any], tuple[Any, ...], _Place]
 
 
-class Shelter:
-    """``with SHELTER:`` restores the originals; ``with SHELTER.lifted:``, within, the patches.
+class PatchGuard:
+    """``with PATCH_GUARD:`` restores the originals; ``with PATCH_GUARD.lifted:`` the patches.
 
     Both may be nested, in one thread. Entering costs about 6 us while nothing is replaced, and up
     to 300 us if Python does not number the states of its dicts, because each name is then compared.
@@ -235,16 +235,16 @@ class Shelter:
 
 
 class _Lifted:
-    """The way out of a shelter, and in again."""
+    """The way out of the guard, and in again."""
 
-    def __init__(self, shelter: Shelter) -> None:
-        self._shelter = shelter
+    def __init__(self, guard: PatchGuard) -> None:
+        self._guard = guard
 
     def __enter__(self) -> None:
-        self._shelter.turn(inside=False)
+        self._guard.turn(inside=False)
 
     def __exit__(self, *_: object) -> None:
-        self._shelter.turn_back()
+        self._guard.turn_back()
 
 
 def _is_sound(look: _Look) -> bool:
@@ -320,4 +320,4 @@ def _bound(value: Any) -> bool:
     return hasattr(type(value), "__get__")
 
 
-SHELTER = Shelter()
+PATCH_GUARD = PatchGuard()

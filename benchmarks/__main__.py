@@ -46,7 +46,7 @@ HEADERS = ("name", "ours", "peer", "figure", "95 % of median", "min–max", "pai
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks that are asked for, and print one table."""
+    """Run the requested benchmarks, and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="*", help=f"which: {', '.join(THEMES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="few repetitions, for a first look")
@@ -96,7 +96,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _notes(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Each note once, with the rows that it is about."""
+    """Each note once, with its rows."""
     notes: dict[str, list[str]] = {}
     for row in rows:
         if row.note:

@@ -1,8 +1,8 @@
 """``python -m benchmarks.ab_examples``: `torchprof ab` on ``examples/``, unchanged and slowed down.
 
 Copies the examples into a temporary git repository. Runs the command on them against themselves,
-and then with a tenth (``--extra``) of real work more in one test, calibrated by that test's
-duration: that one is to be found, and no other.
+and then with a tenth (``--extra``) of real work added to one test, calibrated by that test's
+duration: only that test should be found.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _with_more_work(test):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print a line for each run; the exit status says whether all was as it should be."""
+    """Run, and print a line for each run; the exit status says whether all were as expected."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ab_examples", description=__doc__)
     parser.add_argument("--itself", type=int, default=20, help="runs of the same code (20)")
     parser.add_argument("--runs", type=int, default=10, help="runs with more work (10)")
@@ -73,13 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines.append([f"{test} +{options.extra:g} %", str(number + 1), *line])
             print(lines[-1], *changed, file=sys.stderr, flush=True)
     print(tabulate(lines, HEADERS, tablefmt="github", disable_numparse=True))
-    print(f"\n{wrong} of {len(lines)} runs were not as they should be")
+    print(f"\n{wrong} of {len(lines)} runs were not as expected")
     return 1 if wrong else 0
 
 
 @contextmanager
 def repository() -> Iterator[Path]:
-    """The examples alone, as the tag ``base``."""
+    """Only the examples, as the tag ``base``."""
     with TemporaryDirectory(prefix="ab-examples-") as name:
         folder = Path(name)
         ignored = shutil.ignore_patterns("__pycache__", "__torchprof__")
@@ -93,7 +93,7 @@ def repository() -> Iterator[Path]:
 
 
 def run(folder: Path, min_time: float) -> tuple[list[str], list[str]]:
-    """How often it said what, and the tests that it said are slower or faster."""
+    """How often each verdict was given, and the tests reported as slower or faster."""
     started = time.monotonic()
     rows = compared(folder, min_time, "examples")
     said = Counter(row["verdict"] for row in rows)
@@ -110,7 +110,7 @@ def run(folder: Path, min_time: float) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def slowed(folder: Path, test: str, percent: float) -> Iterator[None]:
-    """The working tree has so much more work in one test; uncommitted, as a change may be."""
+    """The working tree has this much more work in one test; uncommitted, as a change may be."""
     name, _, function = test.partition("::")
     file = folder / name
     before = file.read_text("utf-8")
@@ -120,7 +120,7 @@ def slowed(folder: Path, test: str, percent: float) -> Iterator[None]:
         file.write_text(before + _SLOWED.format(name=function, times=tried), "utf-8")
         more_ms = _wall_ms(compared(folder, 0.3, test)) - wall_ms
         if more_ms <= 0:
-            raise SystemExit(f"{test}: {tried} products more take no time; the machine is busy")
+            raise SystemExit(f"{test}: {tried} more products take no time; the machine is busy")
         times = round(wall_ms * percent / 100 * tried / more_ms)
         file.write_text(before + _SLOWED.format(name=function, times=times), "utf-8")
         yield

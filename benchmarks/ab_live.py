@@ -1,8 +1,8 @@
 """``python -m benchmarks.ab_live``: `torchprof ab` on a real repository, with real extra work.
 
 Makes a temporary git repository with a small package and its tests, and commits of it: one with the
-same code, others that do more of the same work. Then runs the command on them again and again, and
-prints how often it said what, and what it cost.
+same code, others that do more of the same work. Then runs the command on them repeatedly, and
+prints how often each verdict was given, and the cost.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def work(size, times):
             x = torch.mm(x, x).clamp_(0.0, 1.0)
     return x
 """
-#: The name of each test, with the side of its matrices and products in a unit; a unit is a
-#: hundredth of the test.
+#: Each test's name, with the side of its matrices and the products in a unit; a unit is a hundredth
+#: of the test.
 _SIZES = {"100us": (4, 1), "1ms": (32, 3), "5ms": (64, 3), "20ms": (128, 3)}
 _TESTS = """\
 import pytest
@@ -62,7 +62,7 @@ def test_work(size, times, copy):
 
 @dataclass
 class Tally:
-    """What was said of one test and amount of extra work."""
+    """The verdicts on one test and amount of extra work."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     measured_s: float = 0.0
@@ -141,19 +141,19 @@ def _commit_units(folder: Path, units: int, message: str) -> None:
 
 
 def commit(folder: Path, message: str) -> None:
-    """Commit all there is."""
+    """Commit everything."""
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", message)
 
 
 def git(folder: Path, *arguments: str) -> None:
-    """Run git, as nobody in particular."""
+    """Run git as an anonymous user."""
     who = ("-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost")
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True)
 
 
 def compared(folder: Path, min_time: float, *tests: str) -> list[dict[str, Any]]:
-    """The rows that one run of the command has: the tag ``base`` and what is checked out.
+    """The rows of one run of the command: the tag ``base`` and what is checked out.
 
     Raises:
         RuntimeError: it has compared nothing.
@@ -177,7 +177,7 @@ def compared(folder: Path, min_time: float, *tests: str) -> list[dict[str, Any]]
 
 
 def _lines(tallies: dict[tuple[int, str], Tally]) -> Iterator[list[str]]:
-    """One for each test, and one for all tests of an amount."""
+    """One line for each test, and one for all tests of an amount."""
     for extra in dict.fromkeys(extra for extra, _ in tallies):
         whole = Tally()
         for (of, name), tally in tallies.items():

@@ -1,4 +1,4 @@
-"""The code of a measured process: pytest under watch, or a loop of bare profiler sessions.
+"""The code of a measured process: an observed pytest session, or a loop of bare profiler sessions.
 
 Usage: ``python -m benchmarks.child MODE REPORT ARGUMENT…``. The report is JSON. Nothing is imported
 before it is needed: this process is what is measured.
@@ -23,7 +23,7 @@ def report(value: object) -> None:
 def watch() -> int:
     """A pytest session: which modules it has loaded at the very end, which processes it started."""
     started: list[str] = []
-    # Handlers run last registered first, so this one sees what every other has imported.
+    # The handler registered first runs last, so this one sees what all others have imported.
     atexit.register(lambda: report({"modules": sorted(sys.modules), "started": started}))
 
     def hook(event: str, args: tuple[object, ...]) -> None:
@@ -49,7 +49,7 @@ def clock() -> int:
     resident: list[float] = []
 
     class Clock:
-        """Reads the clock around all that belongs to one test."""
+        """Times everything that belongs to one test."""
 
         @pytest.hookimpl(wrapper=True, tryfirst=True)
         def pytest_runtest_protocol(self) -> Generator[None, object, object]:
@@ -91,7 +91,7 @@ def sessions() -> int:
 
 
 def bare() -> int:
-    """Empty profiler sessions that nobody looks at: the ms each takes to start and to stop."""
+    """Empty profiler sessions whose results are not read: the ms each takes to start and stop."""
     import time
 
     import torch
@@ -110,7 +110,7 @@ def bare() -> int:
 
 
 def resident_mib() -> float:
-    """Resident memory now; its highest so far where the system does not say."""
+    """Resident memory now; its peak so far if the system does not tell."""
     import resource
 
     try:

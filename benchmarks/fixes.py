@@ -1,8 +1,8 @@
 """``python -m benchmarks.fixes [RULE…]``: what a rule's advice saves, against its estimate.
 
-Slip and fix run in turn, without the profiler; then the slip is profiled, several times,
-and what the rule's findings name as their cost is compared with what the fix saves. Times are those
-of the processor, which others on the machine disturb less, but where workers load data.
+Slip and fix run in turn, without the profiler. Then the slip is profiled several times, and the
+cost in the rule's findings is compared with what the fix saves. Times are CPU times, which other
+processes disturb less, except where workers load data.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tabulate import tabulate
 
 from benchmarks.slips import SLIPS, Body, Pair
 
-#: A cost within this factor of what is saved is right.
+#: A cost within this factor of the savings is right.
 FACTOR = 2.0
 _SECONDS = 1.0
 _PROFILED = 20
-#: What these do is done by other processes.
+#: Rules whose fix moves work to other processes.
 _BESIDE_WORKERS = ("sync-dataloader",)
-#: A peak below this share of what it was is smaller.
+#: A peak below this share of the old one is smaller.
 _SMALLER = 0.9
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One example: ms and bytes of slip and fix, and what the rule's findings named; None: silent.
+    """One example: ms and bytes of slip and fix, and the cost in the rule's findings; None: silent.
 
-    ``gained`` is what the slip takes over what its fix does, ``saved_ms`` what it takes more, both
-    the medians over pairs.
+    ``gained`` is the slip's time as a multiple of the fix's, ``saved_ms`` the difference, both as
+    medians over pairs.
     """
 
     rule: str
@@ -51,14 +51,14 @@ class Measured:
 
     @property
     def peak(self) -> float | None:
-        """The peak with the fix as a share of that without; None where it is not measured."""
+        """The peak with the fix as a share of the peak without it; None if not measured."""
         if not self.slip_bytes or self.fixed_bytes is None:
             return None
         return self.fixed_bytes / self.slip_bytes
 
     @property
     def verdict(self) -> str:
-        """Whether the fix helps, and the cost is about what it saves."""
+        """Whether the fix helps, and whether the cost matches the savings."""
         smaller = (self.peak or 1) < _SMALLER
         if self.named_ms is None:
             return "silent"
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
-    """Slip and fix in turn for so many seconds, three pairs at least, each profiled once."""
+    """Slip and fix in turn for this many seconds, at least three pairs, each profiled once."""
     slip, fixed = pair
     for body in (slip, fixed, slip, fixed):
         body()
@@ -110,7 +110,7 @@ def measured(rule: str, name: str, pair: Pair, seconds: float) -> Measured:
         else:
             samples.append((_ms(slip, clock), _ms(fixed, clock)))
     slip_ms = median(before for before, _ in samples)
-    # The shortest was disturbed least.
+    # The shortest run was disturbed least.
     _, named, slip_bytes = min(
         (_profiled(slip, rule, slip_ms) for _ in range(_PROFILED)), key=itemgetter(0)
     )

@@ -1,8 +1,8 @@
 """``python -m benchmarks.gate``: false alarms and misses of ``--torchprof-time=gate``.
 
-A small project of tests of 50 us to 50 ms is accepted in one process, and gated again and again in
-others: unchanged, which shall fail nothing, and with half as much work again, which shall always
-fail. Every few processes the baseline is accepted anew, so that none of them decides it all.
+A small project of tests of 50 us to 50 ms is accepted in one process, and gated repeatedly in
+others: unchanged, which should never fail, and with half as much work again, which should always
+fail. Every few processes the baseline is accepted anew, so that no single one decides the result.
 A test is one comparison.
 """
 
@@ -23,7 +23,7 @@ from tabulate import tabulate
 
 from benchmarks.processes import QUIET, Project, block_others, project
 
-#: What the tests do, ``units()`` times: 2, or 3 where they shall be slower.
+#: What the tests do, ``units()`` times: 2, or 3 to make them slower.
 TESTS = """\
 import os
 
@@ -115,7 +115,7 @@ def test_payload(name):
         work()
 """
 UNITS, SLOWER = 2, 3
-#: Gated processes of one baseline, and how many of them run the slower tests.
+#: Gated processes per baseline, and how many of them run the slower tests.
 _OF_A_BASELINE, _SLOWER_OF_THEM = 5, 1
 METRICS = ("wall_ms", "cpu_ms")
 
@@ -138,7 +138,7 @@ class Compared:
 
 
 def compare(tests: Project, count: int, arguments: Sequence[str]) -> Iterator[Compared]:
-    """So many comparisons of unchanged tests, and the share of slower ones that comes with them."""
+    """At least ``count`` comparisons of unchanged tests, and the slower ones that go with them."""
     report, done, process = tests.folder / "report.json", 0, 0
     flags = [*QUIET, *block_others(), "--torchprof-time=gate", f"--torchprof-json={report}"]
     flags += arguments
@@ -182,7 +182,7 @@ def _quotient(now: float | None, before: float | None) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, print what came of it, and keep every comparison if asked to."""
+    """Run, print the results, and store every comparison if requested."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=__doc__)
     parser.add_argument("--comparisons", type=int, default=200, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all comparisons there")
@@ -216,7 +216,7 @@ def _verdicts(found: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def _ratios(found: Sequence[Compared]) -> list[dict[str, Any]]:
-    """How far the compared numbers lie from the accepted ones, gated or not, and raw medians."""
+    """The ratios of measured to accepted numbers, gated or not, and raw medians."""
     rows = []
     for index, metric in enumerate(METRICS):
         for slower in (False, True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from benchmarks.pairs import Row, difference, paired, summarise
+from benchmarks.pairs import Row, difference, paired, summarize
 from benchmarks.processes import QUIET, Project, project
 
 ON = ("--torchprof", "--torchprof-warmup=1", "--torchprof-rounds=0")
@@ -48,7 +48,7 @@ def empty(*, quick: bool) -> Iterator[Row]:
         samples = paired(
             lambda: median(*ON), lambda: median() + bare(), 1 if quick else 3, warm=False
         )
-    yield summarise(
+    yield summarize(
         "empty: one profiled run",
         samples,
         unit="ms",
@@ -70,7 +70,7 @@ def rss(*, quick: bool) -> Iterator[Row]:
             warm=False,
         )
         plain = _growth(tests, "clock", *QUIET)
-    yield summarise(
+    yield summarize(
         f"rss: growth, test {count // 5} to {count}",
         samples,
         unit="MiB",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.pairs import Row, paired, summarise
+from benchmarks.pairs import Row, paired, summarize
 from benchmarks.processes import BLOCK_OURS, QUIET, block_others, project
 
 HEAVY = ("torch", "numpy", "tabulate", "expecttest", "msgspec")
@@ -32,7 +32,7 @@ def off(*, quick: bool) -> Iterator[Row]:
                 6 if quick else pairs,
             )
             name = "200 tests" if case == "many" else "1 test"
-            yield summarise(
+            yield summarize(
                 f"off: {name}, CPU",
                 [(ours.cpu_ms, peer.cpu_ms) for ours, peer in samples],
                 unit="ms",
@@ -40,7 +40,7 @@ def off(*, quick: bool) -> Iterator[Row]:
                 note="user and system time of the process; peer: -p no:torchprof; "
                 "every other plugin blocked in both",
             )
-            yield summarise(
+            yield summarize(
                 f"off: {name}, wall",
                 [(ours.wall_ms, peer.wall_ms) for ours, peer in samples],
                 unit="ms",

@@ -19,10 +19,10 @@ class Row:
     Attributes:
         name: theme and case.
         unit: of ``ours`` and ``peer``, which are medians.
-        figure: median over the pairs of what is held against the goal, in ``figure_unit``.
+        figure: median over the pairs of what is compared with the goal, in ``figure_unit``.
         low: smallest of the pairs; ``high`` the largest.
         interval: bounds of the median with 95 % confidence, as far as the number of pairs allows.
-        goal: the figure should not be above this; None where there is no goal.
+        goal: the figure should not be above this; None without a goal.
         note: what a reader must know to judge the number.
     """
 
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``met``, ``missed`` or nothing to say; of a shown figure, so both agree."""
+        """``met``, ``missed`` or empty; judged by the displayed figure, so that both agree."""
         if self.goal is None:
             return "–"
         return "met" if round(self.figure, 3) <= self.goal else "missed"
@@ -52,7 +52,7 @@ def paired(
 ) -> list[tuple[T, T]]:
     """Both sides measured ``count`` times, one after the other, in random order within a pair.
 
-    ``warm`` runs each once before, unmeasured.
+    ``warm`` first runs each once, unmeasured.
     """
     order = random.Random(count)
     if warm:
@@ -84,7 +84,7 @@ def added(ours: float, peer: float) -> float:
     return ratio(ours - peer, peer)
 
 
-def summarise(
+def summarize(
     name: str,
     samples: Sequence[tuple[float, float]],
     *,
@@ -93,7 +93,7 @@ def summarise(
     goal: float | None = None,
     note: str = "",
 ) -> Row:
-    """The row of these pairs; the figure is taken pair by pair, then its median."""
+    """The row of these pairs; the figure is computed for each pair, then its median."""
     figures = sorted(figure(*pair) for pair in samples)
     return Row(
         name=name,

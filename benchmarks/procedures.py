@@ -1,8 +1,7 @@
 """``python -m benchmarks.procedures``: tell a slower test from a noisy machine.
 
-Records processes of the same code (``--record FILE``), judges what was recorded (``--from FILE``),
-or does both when neither is given. A slowdown is simulated: the second side's durations are
-multiplied.
+Records processes of the same code (``--record FILE``), judges recordings (``--from FILE``), or does
+both without either option. A slowdown is simulated: the second side's durations are multiplied.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from benchmarks.times import interleaved, stored
 from benchmarks.times.recording import ALL, FEW, conditions, record
 from benchmarks.times.series import Recording, Series, read, write
 
-#: By how much B is made slower: the columns of the table.
+#: The factors by which B is made slower: the columns of the table.
 FACTORS = (1.0, 1.05, 1.1, 1.2)
-#: Seconds that a side of a pair is measured.
+#: Seconds for which each side of a pair is measured.
 _EACH_S = 2.0
 HEADERS = ("procedure", "cases", "false alarms at +0 %", "detects +5 %", "+10 %", "+20 %")
 
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _watched(series: Iterator[Series], seconds: float) -> Iterator[Series]:
-    """The same; says on a terminal how far it is."""
+    """The same, with its progress on a terminal."""
     started = time.monotonic()
     for one in series:
         if sys.stderr.isatty():
@@ -104,7 +103,7 @@ def _interleaved(recording: Recording) -> Iterator[list[str]]:
 
 
 def _row(name: str, alarms: Sequence[Sequence[bool]]) -> list[str]:
-    """Shares of alarms; behind that of false ones, how many they were."""
+    """Shares of alarms, with the number of false ones."""
     cases = len(alarms[0])
     if not cases:
         return [name, "0", *["–"] * len(alarms)]
@@ -113,7 +112,7 @@ def _row(name: str, alarms: Sequence[Sequence[bool]]) -> list[str]:
 
 
 def _cost(recording: Recording) -> str:
-    """How much of a second it took until it was clear."""
+    """How much of a second it took to decide."""
     series = [part for pairs in recording.pairs for part in pairs.parts(1.0)]
     if not series:
         return "no pairs were recorded"

@@ -1,4 +1,4 @@
-"""Start the measured processes, in a project of their own."""
+"""Start the measured processes, in a separate project."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with tests, and an environment in which byte code is cached as on any machine."""
+    """A folder with tests, and an environment in which byte code is cached as usual."""
 
     folder: Path
     environment: dict[str, str]
 
     def cost(self, command: Sequence[str], *, allowed: tuple[int, ...] = (0,)) -> Cost:
-        """Run python with these arguments to its end.
+        """Run Python with these arguments to its end.
 
         Raises:
-            RuntimeError: it ends with another status than those allowed.
+            RuntimeError: it ends with a status that is not allowed.
         """
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.perf_counter()
@@ -76,7 +76,7 @@ def project(*, own_cache: bool = False, **files: str) -> Iterator[Project]:
     """A temporary project with these test files, ``name=text``.
 
     ``own_cache`` keeps byte code in the project, so that code is compiled once and then loaded, as
-    where it is installed, whatever this environment says about byte code.
+    in an installation, whatever this environment's settings for byte code are.
 
     Raises:
         RuntimeError: the plugin is not installed, so there is nothing to measure.
@@ -99,6 +99,6 @@ def project(*, own_cache: bool = False, **files: str) -> Iterator[Project]:
 
 
 def block_others() -> tuple[str, ...]:
-    """Arguments that keep every other installed plugin out: the base is then the smallest."""
+    """Arguments that disable all other installed plugins, to make the base as small as possible."""
     names = sorted(entry.name for entry in entry_points(group="pytest11"))
     return tuple(arg for name in names if name != PLUGIN for arg in ("-p", f"no:{name}"))

@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
-from benchmarks.pairs import Row, added, paired, ratio, summarise
+from benchmarks.pairs import Row, added, paired, ratio, summarize
 from benchmarks.payloads import PAYLOADS, Body, session
 
-#: Pairs of a payload, and of a payload with ``--quick``: torch takes 10 s over the last of them.
+#: Pairs per payload, normally and with ``--quick``: torch takes 10 s for the last payload.
 PROFILE_PAIRS = {"MLP step": (60, 8), "transformer step": (30, 4), "100k-operator loop": (5, 1)}
 POST_PAIRS = {"MLP step": (30, 4), "transformer step": (15, 2), "100k-operator loop": (2, 1)}
 
@@ -29,7 +29,7 @@ def profile(*, quick: bool) -> Iterator[Row]:
                 lambda body=body, folder=folder: _bare(body, Path(folder)),  # type: ignore[misc]
                 PROFILE_PAIRS[case][quick],
             )
-        yield summarise(
+        yield summarize(
             f"profile: {case}",
             samples,
             unit="ms",
@@ -40,7 +40,7 @@ def profile(*, quick: bool) -> Iterator[Row]:
 
 
 def post(*, quick: bool) -> Iterator[Row]:
-    """What we do with a profile against what torch offers to do with it."""
+    """Our processing of a profile against torch's."""
     for case, make in _cases():
         with TemporaryDirectory() as folder:
             body = make()
@@ -48,7 +48,7 @@ def post(*, quick: bool) -> Iterator[Row]:
             if count > 2:
                 _both(body, Path(folder), ours_first=True)  # the first of all is not counted
             samples = [_both(body, Path(folder), ours_first=n % 2 == 0) for n in range(count)]
-        yield summarise(
+        yield summarize(
             f"post: {case}",
             [(ours, peer) for ours, _, peer in samples],
             unit="ms",
@@ -57,7 +57,7 @@ def post(*, quick: bool) -> Iterator[Row]:
             note="ours: read, metrics, operator table; peer: key_averages and the pattern matcher "
             "without source locations (a lower bound) on the same profile",
         )
-        yield summarise(
+        yield summarize(
             f"post: {case}, with export",
             [(ours + export, peer) for ours, export, peer in samples],
             unit="ms",
@@ -65,8 +65,8 @@ def post(*, quick: bool) -> Iterator[Row]:
         )
 
 
-#: What is measured of rules, with its goal, and what it is. Places by operator are only asked for
-#: where no locating run is to tell the line: of findings that are accepted.
+#: The parts of the rules' cost, with goal and description. Places by operator are only needed
+#: without a locating run: for accepted findings.
 _PARTS = (
     ("rules", 0.05, "checking all rules"),
     ("places", None, "saying by operator where the findings are"),
@@ -74,10 +74,10 @@ _PARTS = (
 
 
 def rules(*, quick: bool) -> Iterator[Row]:
-    """What the anti-pattern rules take of a profiled run, its metrics being known."""
+    """The cost of the anti-pattern rules in a profiled run, after its metrics."""
     from pytest_torchprof.rules.engine.registry import warm_up
 
-    warm_up()  # as once before the tests of a session
+    warm_up()  # as before the tests of a session
     for case, make in _cases():
         with TemporaryDirectory() as name:
             body, folder = make(), Path(name)
@@ -87,7 +87,7 @@ def rules(*, quick: bool) -> Iterator[Row]:
                 PROFILE_PAIRS[case][quick],
             )
         for number, (part, goal, what) in enumerate(_PARTS):
-            yield summarise(
+            yield summarize(
                 f"{part}: {case}",
                 [(ours[number], peer[0]) for ours, peer in pairs],
                 unit="ms",
@@ -115,7 +115,7 @@ def _gatherer(folder: Path) -> Any:
 
 
 def _ours(body: Body, folder: Path) -> float:
-    """One profiled run as a session does it: capture, export, read, all metrics, operators."""
+    """One profiled run as in a session: capture, export, read, all metrics, operators."""
     from pytest_torchprof.capture.profiler import Capture
     from pytest_torchprof.session.runs.brought import Captured
     from pytest_torchprof.verdict.profile import profile_of
@@ -135,14 +135,14 @@ def _ours(body: Body, folder: Path) -> float:
 
 
 def _rules(body: Body, folder: Path) -> tuple[float, float]:
-    """(checking all rules, placing what they found by operator) in ms, on one profile."""
+    """(checking all rules, placing their matches by operator) in ms, on one profile."""
     from pytest_torchprof.capture.profiler import Capture
     from pytest_torchprof.places.place import by_operator
     from pytest_torchprof.rules.engine.check import check
     from pytest_torchprof.rules.engine.registry import RULES
     from pytest_torchprof.verdict.metrics import METRICS, measure
 
-    gc.collect()  # as before each run, and not between metrics and rules
+    gc.collect()  # as before each run, but not between metrics and rules
     capture = Capture(threads=1)
     capture.start()
     body()
@@ -210,10 +210,10 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
 
 
 def _match_patterns(profiler: Any) -> None:
-    """Run the pattern matcher of torch to its end.
+    """Run torch's pattern matcher to its end.
 
-    Its report wants the source line of every match, and raises ValueError on a profile without
-    stacks, like ours; so it is given a line, for nothing.
+    Its report needs the source line of every match, and raises ValueError on a profile without
+    stacks, like ours; so it is given a made-up line.
     """
     try:
         from torch.profiler import _pattern_matcher as matcher

@@ -14,7 +14,7 @@ Reading = Callable[[Path], object]
 
 
 def plain() -> Reading:
-    """What any script begins with; the garbage collector is on, as it is by default."""
+    """What any script starts with; the garbage collector is on, as it is by default."""
     import json
 
     return lambda path: json.loads(path.read_text(encoding="utf-8"))
@@ -44,7 +44,7 @@ def rules() -> Reading:
 
 
 def hta() -> Reading:
-    """HolisticTraceAnalysis's load, which comes before any question to it."""
+    """HolisticTraceAnalysis's load, which precedes any query."""
     from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
 
     return lambda path: TraceAnalysis(trace_files={0: str(path)}, trace_dir=str(path.parent))

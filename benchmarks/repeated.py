@@ -15,18 +15,18 @@ CORPUS = Path(
     or Path(__file__).resolve().parents[2] / "shared" / "traces"
 )
 
-#: What tells one call from another; each repetition has its own.
+#: Numbers that identify a call; each repetition has its own.
 _NUMBERS = ("External id", "correlation", "Ev Idx", "Python id", "Python parent id")
 
 
 def source() -> Path | None:
-    """The real trace, where there is one."""
+    """The real trace, if available."""
     path = CORPUS / NAME
     return path if path.exists() else None
 
 
 def write(real: Path, target: Path, count: int) -> int:
-    """Write a trace of at least so many events, and return how many they are."""
+    """Write a trace of at least ``count`` events, and return their number."""
     document = json.loads(gzip.decompress(real.read_bytes()))
     events = [event for event in document.pop("traceEvents") if event["ph"] != "M"]
     name = document.pop("traceName", "")

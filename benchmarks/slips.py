@@ -1,6 +1,6 @@
 """Slips that rules find on a CPU, each with the fix from the rule's page.
 
-A maker sets an example up and returns the slip and its fix: two functions that do the same work.
+A maker sets up an example and returns the slip and its fix: two functions that do the same work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLIPS: list[tuple[str, Callable[[], Pair]]] = []
 
 
 def slip(rule: str) -> Callable[[Callable[[], Pair]], Callable[[], Pair]]:
-    """The function below makes an example of a rule and its fix."""
+    """Decorate a function that makes an example of a rule and its fix."""
 
     def add(make: Callable[[], Pair]) -> Callable[[], Pair]:
         SLIPS.append((rule, make))
@@ -95,7 +95,7 @@ def _momentum_of_a_few_large_parameters() -> Pair:
 
 
 def _copies(width: int = 32, depth: int = 12) -> tuple[Any, list[Any], list[Any]]:
-    """A model, its parameters, and as many tensors beside them."""
+    """A model, its parameters, and as many other tensors."""
     model = _model(width, depth)
     weights = [p.detach() for p in model.parameters()]
     return model, weights, [p.clone() for p in weights]
@@ -207,7 +207,7 @@ def _images_decoded_in_the_loop() -> Pair:
     from torch.utils.data import DataLoader, Dataset
 
     class Files(Dataset[torch.Tensor]):
-        """Each item takes what a small JPEG takes to be decoded and cropped."""
+        """Each item takes as long as decoding and cropping a small JPEG."""
 
         def __len__(self) -> int:
             return 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.pairs import Row, paired, summarise
+from benchmarks.pairs import Row, paired, summarize
 from benchmarks.processes import QUIET, block_others, project
 
 ONE = """\
@@ -16,9 +16,9 @@ def test_one():
 
 
 def start(*, quick: bool) -> Iterator[Row]:
-    """CPU time of a session of one small test: with profiling, less without, plus the import."""
+    """CPU time of a session with one small test: with profiling, minus without, plus the import."""
     with project(own_cache=True, test_one=ONE) as tests:
-        # A second OpenMP thread waits for work, and that would count.
+        # A second OpenMP thread would spin while it waits for work, which would count.
         tests.environment["OMP_NUM_THREADS"] = "1"
         session = ["-m", "pytest", *QUIET, *block_others(), "test_one.py"]
 
@@ -31,7 +31,7 @@ def start(*, quick: bool) -> Iterator[Row]:
             5 if quick else 20,
         )
         samples = [(ours - plain + torch, torch) for (ours, _), (plain, torch) in pairs]
-    yield summarise(
+    yield summarize(
         "start: one test",
         samples,
         unit="ms",

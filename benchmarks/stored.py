@@ -13,19 +13,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import repeated
-from benchmarks.pairs import Row, added, paired, ratio, summarise
+from benchmarks.pairs import Row, added, paired, ratio, summarize
 from benchmarks.processes import ROOT
 
-#: A Python that has HolisticTraceAnalysis, if this one has not.
+#: A Python with HolisticTraceAnalysis, if this one lacks it.
 HTA_PYTHON = "TORCHPROF_BENCHMARK_HTA_PYTHON"
 LARGE, SMALL = 1_000_000, 100_000
-#: Commands of ours as whole processes, and their goals against a process that only loads the JSON.
+#: Our commands as whole processes, and their goals against a process that only loads the JSON.
 COMMANDS = {"summary": 0.5, "kernels": 0.7, "lint": 0.7}
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process from its start to its end: seconds, of those what it measured itself, MiB."""
+    """One process from start to end: seconds, the part that it measured itself, MiB."""
 
     wall_s: float
     inner_s: float
@@ -33,7 +33,7 @@ class Process:
 
 
 def stored(*, quick: bool) -> Iterator[Row]:
-    """Read a real trace, repeated to a million events and more."""
+    """Read a real trace, repeated to a million events or more."""
     real = repeated.source()
     if real is None:
         print(f"stored: left out, {repeated.CORPUS} has no {repeated.NAME}", file=sys.stderr)
@@ -51,14 +51,14 @@ def stored(*, quick: bool) -> Iterator[Row]:
 def _reading(large: Path, small: Path, events: tuple[int, int], count: int) -> Iterator[Row]:
     samples = paired(lambda: _reader("ours", large), lambda: _reader("plain", large), count)
     size = large.stat().st_size / 2**20
-    yield summarise(
+    yield summarize(
         "stored: read",
         [(ours.inner_s, plain.inner_s) for ours, plain in samples],
         unit="s",
         goal=0.2,
         note=f"{events[0]:,} events, {size:,.0f} MiB; peer: json.load, collector on",
     )
-    yield summarise(
+    yield summarize(
         "stored: read, memory",
         [(ours.peak_mib, size) for ours, _ in samples],
         unit="MiB",
@@ -66,7 +66,7 @@ def _reading(large: Path, small: Path, events: tuple[int, int], count: int) -> I
         note="peak of the whole process; peer: the file",
     )
     both = paired(lambda: _reader("ours", large), lambda: _reader("ours", small), count)
-    yield summarise(
+    yield summarize(
         "stored: read, growth",
         [(a.inner_s / events[0] * 1e6, b.inner_s / events[1] * 1e6) for a, b in both],
         unit="µs",
@@ -77,7 +77,7 @@ def _reading(large: Path, small: Path, events: tuple[int, int], count: int) -> I
 
 def _rules(large: Path, events: int, count: int) -> Row:
     samples = paired(lambda: _reader("rules", large), lambda: _reader("ours", large), count)
-    return summarise(
+    return summarize(
         "stored: rules",
         [(ours.inner_s, read.inner_s) for ours, read in samples],
         unit="s",
@@ -105,14 +105,14 @@ def _commands(large: Path, small: Path, count: int) -> Iterator[Row]:
             lambda: _reader("plain", large),
             count,
         )
-        yield summarise(
+        yield summarize(
             f"stored: {command}",
             [(ours.wall_s, plain.wall_s) for ours, plain in samples],
             unit="s",
             goal=goal,
             note=f"whole process; peer: one that only runs json.load{note}",
         )
-        yield summarise(
+        yield summarize(
             f"stored: {command}, memory",
             [(ours.peak_mib, size) for ours, _ in samples],
             unit="MiB",
@@ -132,7 +132,7 @@ def _beside_hta(large: Path) -> Iterator[Row]:
         return
     ours = _reader("metrics", large)
     theirs = _reader("hta", large, python=python or sys.executable)
-    yield summarise(
+    yield summarize(
         "stored: HolisticTraceAnalysis",
         [(ours.inner_s, theirs.inner_s)],
         unit="s",
@@ -150,7 +150,7 @@ def _run(command: Sequence[str]) -> Process:
     """Run it to its end.
 
     Raises:
-        RuntimeError: it ends with another status than 0.
+        RuntimeError: its exit status is not 0.
     """
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.getenv("PYTHONPATH")]))
@@ -166,7 +166,7 @@ def _run(command: Sequence[str]) -> Process:
         text = out.read_text("utf-8")
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended badly:\n{text[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)} failed:\n{text[-2000:]}")
     last = text.split()[-1] if text.split() else ""
     peak = used.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return Process(wall, float(last) if last.replace(".", "").isdecimal() else wall, peak)

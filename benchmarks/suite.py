@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.pairs import Row, paired, summarise
+from benchmarks.pairs import Row, paired, summarize
 from benchmarks.processes import QUIET, ROOT, project
 
 
@@ -15,12 +15,12 @@ def suite(*, quick: bool) -> Iterator[Row]:
         tests.environment["OMP_NUM_THREADS"] = "1"
         command = ["-m", "pytest", *QUIET, f"--rootdir={ROOT}", str(ROOT / "examples")]
         samples = paired(
-            # A budget may not hold on this machine: the time is the same.
+            # A budget may fail on this machine: the time is the same.
             lambda: tests.cost([*command, "--torchprof"], allowed=(0, 1)).wall_ms / 1000,
             lambda: tests.cost(command).wall_ms / 1000,
             1 if quick else 3,
         )
-    yield summarise(
+    yield summarize(
         "suite: examples",
         samples,
         unit="s",

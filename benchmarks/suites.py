@@ -1,8 +1,9 @@
 """``python -m benchmarks.suites CHECKOUT…``: the slowdown of a third-party suite when profiled.
 
-A checkout is a folder from which ``pytest`` runs, with what its tests need installed here. Every
-nth test runs, so that a pair of runs takes a minute or two: of gpytorch 20, of linear_operator 40.
-Baselines and caches go to a temporary folder; nothing is written into the checkout.
+A checkout is a folder from which ``pytest`` runs, with the dependencies of its tests installed
+here. Every nth test runs, so that a pair of runs takes a minute or two: 20 for gpytorch, 40 for
+linear_operator. Baselines and caches go to a temporary folder; nothing is written into the
+checkout.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.pairs import Row, paired, summarise
+from benchmarks.pairs import Row, paired, summarize
 from benchmarks.processes import Project, project
 
-#: It is three runs: warm-up, timed, profiled.
+#: Three runs: warm-up, timed, profiled.
 GOAL = 3.0
 _QUIET = (
     "-q",
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def suite(folder: Path, every: int, pairs: int) -> Iterator[Row]:
     """CPU time of the tests' protocols and wall time of the session, profiled against plain."""
     with project(own_cache=True) as tests:
-        # A second OpenMP thread waits for work, and that would count.
+        # A second OpenMP thread would spin while it waits for work, which would count.
         tests.environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", KINETO_LOG_LEVEL="99")
         here = replace(tests, folder=folder)
         samples = paired(
@@ -75,7 +76,7 @@ def suite(folder: Path, every: int, pairs: int) -> Iterator[Row]:
             warm=False,
         )
     for at, what in enumerate(("CPU", "wall")):
-        yield summarise(
+        yield summarize(
             f"{folder.name}, {what}",
             [(ours[at], peer[at]) for ours, peer in samples],
             unit="s",
@@ -93,7 +94,7 @@ def _run(here: Project, scratch: Path, every: int, *, profiled: bool) -> tuple[f
 
 
 def _child(report: str, every: int, arguments: list[str]) -> int:
-    """A pytest session of every nth test, which writes down what its tests took."""
+    """A pytest session of every nth test, which records the time of its tests."""
     import time
     from collections.abc import Generator
 

@@ -66,7 +66,7 @@ def regress(copy: Path, name: str) -> None:
     source = copy / change.file
     text = source.read_text("utf-8")
     if change.before not in text:
-        raise SystemExit(f"{change.file} has no {change.before!r} any more: mend {__file__}")
+        raise SystemExit(f"{change.file} has no {change.before!r} any more: fix {__file__}")
     source.write_text(text.replace(change.before, change.after), "utf-8")
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def kernels() -> str:
-    """What `torchprof kernels` prints of a training step that was written down, not run."""
+    """The output of `torchprof kernels` for a made-up training step."""
     sys.path.insert(0, str(ROOT / "tests"))
     from support.trace_builder import TraceBuilder
 
@@ -45,7 +45,7 @@ def kernels() -> str:
 
 
 def lint() -> str:
-    """What `torchprof lint` prints of a training loop that was written down, not run."""
+    """The output of `torchprof lint` for a made-up training loop."""
     sys.path.insert(0, str(ROOT / "tests"))
     from support.trace_builder import TraceBuilder
 
@@ -63,7 +63,7 @@ def lint() -> str:
 
 
 def ab() -> str:
-    """What `torchprof ab` prints of two tests that were written down, not run."""
+    """The output of `torchprof ab` for two made-up tests."""
     sys.path.insert(0, str(ROOT / "tests"))
     from support.handmade_rows import decided
 

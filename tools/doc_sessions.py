@@ -10,12 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: A block of Python that begins with this is a file.
+#: A Python block that begins with this is a file.
 FILE = re.compile(r"# ([\w./-]+\.py)\n")
 
 
 def transcript(example: str) -> str:
-    """What pytest prints on the example with a loader and gradients, from the failures on."""
+    """The output of pytest for the example with a loader and gradients, from the failures on."""
     with tempfile.TemporaryDirectory() as folder:
         test = Path(folder, "test_model.py")
         test.write_text(example, "utf-8")
@@ -25,7 +25,7 @@ def transcript(example: str) -> str:
             assert model(batch).shape == (16, 10)
 """
         if block not in example:
-            raise SystemExit(f"the example has no {block} any more: mend {__file__}")
+            raise SystemExit(f"the example has no {block} any more: fix {__file__}")
         changed = example.replace(
             block,
             """    for batch in DataLoader(torch.ones(64, 256), 16):
@@ -40,14 +40,14 @@ def transcript(example: str) -> str:
 
 
 def write_file(folder: Path, language: str, code: str) -> None:
-    """A block of Python that names its file; one of the same name replaces an earlier one."""
+    """Write a Python block that names its file; it replaces an earlier one of the same name."""
     named = FILE.match(code) if language == "python" else None
     if named is not None:
         (folder / named[1]).write_text(code, "utf-8")
 
 
 def session(folder: str, body: str) -> str:
-    """The commands of a part, each with what it prints: from the failures on, or the table."""
+    """A part's commands, each with its output: from the failures on, or the table."""
     lines = []
     for line in re.findall(r"^\$ (.*)$", body, re.MULTILINE):
         program, *arguments = shlex.split(line)

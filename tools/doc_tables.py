@@ -29,9 +29,9 @@ from pytest_torchprof.work.devices.table import DEVICES
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 88
-#: Those that users make themselves; the others they get.
+#: Types that users create; the others are returned to them.
 _MADE = {"Matches", "Threshold"}
-#: As Google's style has them.
+#: Sections of Google-style docstrings.
 _SECTION = re.compile(r"^(Attributes|Raises):\n((?:    .*(?:\n|$)|\n)+)", re.MULTILINE)
 
 
@@ -105,7 +105,7 @@ def markers() -> str:
 
 
 class _Lines:
-    """What stands for pytest's configuration, and keeps the lines that are added to it."""
+    """Stands in for pytest's configuration, and keeps the lines added to it."""
 
     def __init__(self) -> None:
         self.lines = list[str]()
@@ -129,13 +129,13 @@ def command_help() -> str:
 
 
 class _Arguments:
-    """What stands for a parser, and makes a row of each argument that is added to it."""
+    """Stands in for a parser, and makes a row of each argument added to it."""
 
     def __init__(self) -> None:
         self.rows = list[list[str]]()
 
     def add_argument(self, name: str, **options: Any) -> None:
-        """Keep what the documents say of it."""
+        """Keep what the documents show."""
         choices, default = options.get("choices"), options.get("default")
         value = "|".join(choices) if choices else options.get("metavar", "")
         shown = f"{name} {value}".strip() if name.startswith("-") else value
@@ -159,7 +159,7 @@ def fixture() -> str:
 
 
 def api() -> str:
-    """The names that the package exports, of their docstrings."""
+    """The names that the package exports, with their docstrings."""
     parts = []
     for name in pytest_torchprof.__all__:
         value = getattr(pytest_torchprof, name)
@@ -190,7 +190,7 @@ def _members(value: type) -> list[str]:
 
 
 class _Source(str):
-    """An annotation as the source spells it."""
+    """An annotation in its source spelling."""
 
     __slots__ = ()
 
@@ -199,9 +199,9 @@ class _Source(str):
 
 
 def _signature(function: Callable[..., object], *, bare: bool = False) -> str:
-    """As the source spells it, without ``self``; ``bare`` without types, too.
+    """In its source spelling, without ``self``; ``bare`` also without types.
 
-    One that is long has a line for each argument.
+    A long one has a line for each argument.
     """
     found = _struct(function) or inspect.signature(function)
     empty = inspect.Parameter.empty
@@ -222,7 +222,7 @@ def _signature(function: Callable[..., object], *, bare: bool = False) -> str:
 
 
 def _struct(made: object) -> inspect.Signature | None:
-    """That of a struct of msgspec, of which the types are names that only a type checker knows."""
+    """The signature of a msgspec struct, whose types only a type checker can resolve."""
     if not (isinstance(made, type) and issubclass(made, msgspec.Struct)):
         return None
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -236,7 +236,7 @@ def _struct(made: object) -> inspect.Signature | None:
 
 
 def _split(text: str) -> list[str]:
-    """At commas that are in no bracket."""
+    """Split at commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")

@@ -1,8 +1,8 @@
 """Generate the parts of the documents that must not drift: ``--check`` or ``--write``.
 
-A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. Blocks of Python
-whose first line is ``# name.py`` are files; a ``console`` part runs its commands where those before
-it are. Those take seconds each, so ``--check`` leaves them to the tests.
+A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. Python blocks
+whose first line is ``# name.py`` are files; a ``console`` part runs its commands in the folder of
+the preceding files. Those take seconds each, so ``--check`` leaves them to the tests.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTA
 #: Times differ from run to run, and with them the width of their column.
 _TIME = re.compile(r"\d+(\.\d+)? ?(us|ms|s)\b~?")
 _WIDTH = re.compile(r"-{3,}|={3,}| {2,}")
-#: A block of code, its language and its text; or a generated part as a whole.
+#: A block of code with its language and text; or a whole generated part.
 _PART = re.compile(
     r"<!-- generated: (?P<name>\w+) -->\n(?P<body>.*?)<!-- end -->"
     r"|^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-#: Generated parts that run pytest, and those that take too long for a check. They are kept where
-#: only times differ.
+#: Generated parts that run pytest, and those that take too long for a check. They are kept if only
+#: times differ.
 _RUN, _SLOW = ("console", "transcript"), ("console",)
 
 
 def generate(text: str, *, slow: bool = True) -> str:
-    """A page with its generated parts made anew; without ``slow``, those that run commands stay."""
+    """A page with its generated parts updated; without ``slow``, those that run commands stay."""
     blocks = {name: body for _, name, body, _ in _BLOCK.findall(text)}
     example = blocks.get("example", "").rstrip()
     code = example.removeprefix("```python\n").removesuffix("```")
@@ -65,10 +65,10 @@ def generate(text: str, *, slow: bool = True) -> str:
 
 
 def rule_pages() -> dict[Path, str]:
-    """The pages of the rules that there are, and their index.
+    """The rules' pages, and their index.
 
     Raises:
-        SystemExit: a docstring is no page.
+        SystemExit: a docstring is not a valid page.
     """
     faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in rule_page.faults(r)]
     if faults:
@@ -88,7 +88,7 @@ def _write_rules() -> None:
 
 
 def _stale_rules() -> list[str]:
-    """Pages that are not as the docstrings say, or are of rules that are gone."""
+    """Pages that differ from the docstrings, or whose rules are gone."""
     pages = rule_pages()
     found = {page: page.read_text("utf-8") for page in RULE_PAGES.glob("*.md")}
     names = (page for page in pages.keys() | found.keys() if pages.get(page) != found.get(page))
@@ -100,7 +100,7 @@ def _steady(text: str) -> str:
 
 
 def main() -> int:
-    """0 when every page is as the code says, or was made so."""
+    """Return 0 if every page matches the code, or was updated."""
     stale = list[str]()
     write = "--write" in sys.argv
     if write:

@@ -10,7 +10,7 @@ from pathlib import Path
 import tabulate
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT / "tests")  # instead of this folder, where `labelled` is this script
+sys.path[0] = str(ROOT / "tests")  # not this folder, where `labelled` is this script
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before the profiler is used
 

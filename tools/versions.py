@@ -2,8 +2,8 @@
 
 Usage: python tools/versions.py [NAME ...]     (all of them, without a name; --list shows them)
 
-Each has an environment of its own under build/versions, or under the folder that TORCHPROF_VERSIONS
-names, and is made anew when its requirements change.
+Each has a separate environment under build/versions, or under the folder that TORCHPROF_VERSIONS
+names, which is made again when its requirements change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 WHERE = Path(os.environ.get("TORCHPROF_VERSIONS") or ROOT / "build" / "versions")
-#: What `make test` and `make test-all` run, but for the environment.
+#: What `make test` and `make test-all` run, except for the environment.
 PYTEST = ("-m", "pytest", "-n", "auto", "--dist=worksteal", "-m", "")
 
 
@@ -57,7 +57,7 @@ def constraints(versions: Versions) -> list[str]:
 
 
 def lower_bound(requirement: str) -> str | None:
-    """The requirement pinned to its lower bound; None where it has none.
+    """The requirement pinned to its lower bound; None without one.
 
     >>> lower_bound('hypothesis>=6.100; extra == "test"')
     'hypothesis==6.100'
@@ -67,12 +67,12 @@ def lower_bound(requirement: str) -> str | None:
 
 
 def interpreter(python: str) -> str | None:
-    """Where Python ``python`` is: on PATH, or among those of pyenv."""
+    """The path of Python ``python``: on PATH, or among pyenv's."""
     if sys.version_info[:2] == tuple(map(int, python.split("."))):
         return sys.executable
     if (found := shutil.which(f"python{python}")) is not None:
         works = subprocess.run([found, "-c", ""], capture_output=True, check=False)
-        if works.returncode == 0:  # pyenv has a stand-in for each that it knows
+        if works.returncode == 0:  # pyenv has a shim for each version that it knows
             return found
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     known = sorted(pyenv.glob(f"versions/{python}.*/bin/python"))
@@ -80,7 +80,7 @@ def interpreter(python: str) -> str | None:
 
 
 def environment(name: str, versions: Versions) -> Path:
-    """The Python of an environment with these versions, made if need be.
+    """The Python of an environment with these versions, created if necessary.
 
     Raises:
         OSError: there is no such Python, or too little space on the disk.
@@ -110,7 +110,7 @@ def environment(name: str, versions: Versions) -> Path:
 
 
 def main(names: list[str]) -> int:
-    """Run the tests in each environment; 1 if one of them is not green, or could not be run."""
+    """Run the tests in each environment; 1 if any of them fails, or could not be run."""
     unknown = [name for name in names if name not in MATRIX]
     if unknown or names == ["--list"]:
         if names != ["--list"]:

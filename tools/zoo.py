@@ -1,6 +1,6 @@
 """Print the FLOPs of a zoo of modules and functions beside FlopCounterMode's.
 
-Exit 1 unless each difference is explained.
+Exit with 1 unless each difference is explained.
 """
 
 from __future__ import annotations

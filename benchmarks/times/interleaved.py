@@ -16,7 +16,7 @@ Interleaved = Callable[[Pairs, float], bool]
 
 
 def compared(pairs: Pairs, factor: float, *, tests: int = 1, threshold: float = 0.02) -> Decision:
-    """As `torchprof ab` does it: pair by pair, until it is clear or the series ends."""
+    """Like `torchprof ab`: pair by pair, until the result is clear or the series ends."""
     comparison = Comparison(tests=tests, threshold=threshold)
     a_first = pairs.a_first or [True] * len(pairs.a)
     for a, b, first in zip(pairs.a, pairs.b, a_first, strict=True):
@@ -27,7 +27,7 @@ def compared(pairs: Pairs, factor: float, *, tests: int = 1, threshold: float = 
 
 
 def ours(pairs: Pairs, factor: float) -> bool:
-    """A confirmed change: of the same code, faster is as false as slower."""
+    """A confirmed change; for the same code, faster is as wrong as slower."""
     wanted = {"slower"} if factor > 1 else {"slower", "faster"}
     return compared(pairs, factor).verdict in wanted
 
@@ -61,7 +61,7 @@ def _ratios(pairs: Pairs, factor: float) -> list[float]:
 
 
 def alarms(procedure: Interleaved, series: Sequence[Pairs], factor: float) -> list[bool]:
-    """Of every series."""
+    """The result for each series."""
     return [procedure(pairs, factor) for pairs in series]
 
 

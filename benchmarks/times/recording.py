@@ -26,10 +26,10 @@ _REFERENCE_CALLS = 4
 
 
 class Worker:
-    """A measured process: as `torchprof ab` has them, or as any benchmark has."""
+    """A measured process: set up as by `torchprof ab`, or like any benchmark."""
 
     def __init__(self, *, as_ab: bool) -> None:
-        #: Time of making works anew, so far.
+        #: Time spent on setting up works again, so far.
         self.making_ns = 0
         how = "shaken" if as_ab else "plain"
         with ExitStack() as around:
@@ -51,11 +51,11 @@ class Worker:
         self._process.communicate()
 
     def calls(self, work: str) -> int:
-        """How many calls fill a turn."""
+        """The number of calls that fill a turn."""
         return self.turn(work, 0)[0]
 
     def turn(self, work: str, calls: int, pair: int = 0, *, fresh: bool = False) -> list[int]:
-        """The durations of so many calls, in ns, in the pair of this number.
+        """The durations of this many calls, in ns, in the pair with this number.
 
         Raises:
             RuntimeError: the process has died.
@@ -74,7 +74,7 @@ class Worker:
 
 
 def conditions(*, hog: bool, quick: bool) -> Conditions:
-    """Of a recording that starts now."""
+    """The conditions of a recording that starts now."""
     return Conditions(
         machine=platform.machine(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
@@ -86,9 +86,9 @@ def conditions(*, hog: bool, quick: bool) -> Conditions:
 
 
 def record(works: Sequence[str], *, seconds: float, each_s: float, hog: bool) -> Iterator[Series]:
-    """Series of these works, until the time is over; new processes for each round of all.
+    """Series of these works, until the time is over; new processes for each round of all works.
 
-    ``each_s`` is how long a side of a pair is measured; a session has one second at most.
+    ``each_s`` is how long a side of a pair is measured; a session takes one second at most.
     """
     started = time.monotonic()
     a_first = orders(random.Random(1))
@@ -125,7 +125,7 @@ def _alone(worker: Worker, work: str, seconds: float) -> tuple[list[list[int]], 
 def _in_turn(
     a: Worker, b: Worker, work: str, seconds: float, a_first: Iterator[bool]
 ) -> tuple[list[list[int]], list[list[int]], list[bool]]:
-    """Turns of both until each has its seconds, and whose came first in each pair."""
+    """Turns of both until each has run for its seconds, and which was first in each pair."""
     calls = a.calls(work)
     b.calls(work)  # also lets both start up before the clock runs
     turns: dict[Worker, list[list[int]]] = {a: [], b: []}
@@ -134,7 +134,8 @@ def _in_turn(
     firsts: list[bool] = []
     while min(spent.values()) < seconds * 1e9:
         firsts.append(next(a_first))
-        # As a fixture is renewed: for both sides, as long as that costs little of the whole.
+        # Like the renewal of fixtures: for both sides, as long as it takes a small share of the
+        # time.
         made = max(worker.making_ns - before for worker, before in earlier.items())
         fresh = made <= RENEWING_SHARE * max(spent.values())
         for worker in (a, b) if firsts[-1] else (b, a):
@@ -145,7 +146,7 @@ def _in_turn(
 
 @contextmanager
 def competitor() -> Iterator[None]:
-    """A competing process that never rests, as long as this one lives."""
+    """A competing process that never rests, until the block ends or this process dies."""
     program = "import os\nof = os.getppid()\nwhile os.getppid() == of: sum(range(100_000))"
     process = subprocess.Popen([sys.executable, "-c", program])
     try:

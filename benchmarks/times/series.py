@@ -14,7 +14,7 @@ Turn = list[int]
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """Of a whole recording; ``hog`` is whether a competing process ran all the time."""
+    """The conditions of a recording; ``hog`` is whether a competing process ran all the time."""
 
     machine: str
     cores: int
@@ -25,10 +25,11 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 class Pairs(msgspec.Struct, frozen=True, tag="pairs"):
-    """Two processes of the same code, measured turn by turn: turn i of ``a`` beside i of ``b``.
+    """Two processes of the same code, measured turn by turn: turn i of ``a`` next to turn i of
+    ``b``.
 
-    ``processes`` numbers the two of them: new ones for each number. ``at_s`` counts from the
-    start of the recording.
+    ``processes`` is a number for the two of them: another number means new processes. ``at_s``
+    counts from the start of the recording.
     """
 
     processes: int
@@ -36,11 +37,11 @@ class Pairs(msgspec.Struct, frozen=True, tag="pairs"):
     work: str
     a: list[Turn]
     b: list[Turn]
-    #: Of each pair; recordings of earlier versions do not say.
+    #: For each pair; missing in recordings of earlier versions.
     a_first: list[bool] = []
 
     def parts(self, seconds: float) -> Iterator[Pairs]:
-        """The series cut into stretches in which the longer side has so many seconds."""
+        """The series cut into parts in which the longer side has this many seconds."""
         start = 0
         spent = [0.0, 0.0]
         for i, (a, b) in enumerate(zip(self.a, self.b, strict=True), 1):
@@ -55,7 +56,7 @@ class Pairs(msgspec.Struct, frozen=True, tag="pairs"):
 
 
 class Session(msgspec.Struct, frozen=True, tag="session"):
-    """One process alone, as a stored baseline is measured; a turn of the reference after each."""
+    """One process alone, measured like a stored baseline; each turn is followed by the reference."""
 
     processes: int
     at_s: float
@@ -94,7 +95,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def write(file: Path, conditions: Conditions, series: Iterable[Series]) -> None:
-    """Line by line as it comes, so that what was measured before a breakdown is kept."""
+    """Write line by line as results come, so that they are kept after a crash."""
     with gzip.open(file, "wb", 6) as out:
         out.write(msgspec.json.encode(conditions) + b"\n")
         for one in series:
@@ -103,22 +104,22 @@ def write(file: Path, conditions: Conditions, series: Iterable[Series]) -> None:
 
 
 def read(file: Path) -> Recording:
-    """Everything in the file; of one that broke off, all before.
+    """Everything in the file; for a truncated file, everything before its end.
 
     Raises:
-        SystemExit: it is no recording.
+        SystemExit: it is not a recording.
     """
     try:
         first, *rest = _lines(file)
         conditions = msgspec.json.decode(first, type=Conditions)
         return Recording(conditions, [msgspec.json.decode(line, type=Series) for line in rest])
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        raise SystemExit(f"{file} is no recording of series: {error}") from error
+        raise SystemExit(f"{file} is not a recording of series: {error}") from error
 
 
 def _lines(file: Path) -> list[bytes]:
     found: list[bytes] = []
-    # A file still being written, or never finished, breaks off.
+    # A file that is still being written, or was never finished, is truncated.
     with gzip.open(file, "rb") as lines, suppress(EOFError):
         found.extend(lines)
     return found

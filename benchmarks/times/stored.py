@@ -1,7 +1,7 @@
-"""Procedures that compare a session with an earlier one, as CI with a stored baseline does.
+"""Procedures that compare a session with an earlier one, as CI does with a stored baseline.
 
-pytest-benchmark's own statistics and its own check are used, of the real package. It is no
-dependency: its plugin would load into our tests. `rival` says how it is had.
+They use the statistics and the check of the real pytest-benchmark package. It is not a dependency,
+because its plugin would load into our tests. `rival` tells how to get it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Stored = Callable[[Session, Session, float], bool]
 
 
 def rival() -> bool:
-    """Whether pytest-benchmark can be imported, without its plugin being loaded anywhere."""
+    """Whether pytest-benchmark can be imported, without loading its plugin."""
     if RIVALS.is_dir() and str(RIVALS) not in sys.path:
         sys.path.append(str(RIVALS))
     try:
@@ -44,7 +44,7 @@ def rival() -> bool:
 
 @cache
 def _rivals_statistics(calls: tuple[int, ...], factor: float) -> dict[str, float]:
-    """What pytest-benchmark stores of these calls."""
+    """What pytest-benchmark stores for these calls."""
     stats: Any = importlib.import_module("pytest_benchmark.stats").Stats()
     for duration in calls:
         stats.update(duration * factor / 1e9)
@@ -86,7 +86,7 @@ def normalised_over(limit: float) -> Stored:
 
 
 def rank_test(before: Session, after: Session, factor: float) -> bool:
-    """asv's: the Mann-Whitney test with p < 0.002, and the median over 1.1 × what it was."""
+    """asv's: the Mann-Whitney test with p < 0.002, and a median over 1.1 × the old one."""
     then = np.array(before.calls, float)
     now = np.array(after.calls, float) * factor
     return bool(np.median(now) > 1.1 * np.median(then)) and _mann_whitney(then, now) < 0.002
@@ -108,7 +108,7 @@ def _mann_whitney(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
 
 
 def alarms(procedure: Stored, sessions: dict[str, list[Session]], factor: float) -> list[bool]:
-    """Of every session against every earlier one of the same work."""
+    """The result for every session against every earlier one of the same work."""
     return [
         procedure(before, after, factor)
         for same in sessions.values()
@@ -117,7 +117,7 @@ def alarms(procedure: Stored, sessions: dict[str, list[Session]], factor: float)
 
 
 def three_tries(sessions: dict[str, list[Session]], factor: float) -> list[bool]:
-    """The minimum is over the largest of five earlier sessions, three times running."""
+    """The minimum is above the largest of five earlier sessions, three times in a row."""
 
     def slower(before: Sequence[Session], tries: Sequence[Session]) -> bool:
         limit = max(min(one.calls) for one in before)
@@ -131,7 +131,7 @@ def three_tries(sessions: dict[str, list[Session]], factor: float) -> list[bool]
 
 
 def procedures() -> dict[str, Stored]:
-    """By their names in the table; pytest-benchmark's only where it is installed."""
+    """Procedures by name in the table; pytest-benchmark's only if it is installed."""
     ours: dict[str, Stored] = {
         "stored, median, 5 %": median_over(1.05),
         "stored, Mann-Whitney p < 0.002 and median > 1.10 (asv's)": rank_test,

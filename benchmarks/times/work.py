@@ -12,7 +12,7 @@ Body = Callable[[], object]
 
 
 def small_ops() -> Body:
-    """About 50 µs: operators so small that calling them is the work."""
+    """About 50 µs: operators so small that calling them is most of the work."""
     import torch
 
     x = torch.ones(16)
@@ -35,7 +35,7 @@ def matmul() -> Body:
 
 
 def python() -> Body:
-    """About 0.3 ms: an interpreter's loop."""
+    """About 0.3 ms: a Python loop."""
 
     def body() -> int:
         total = 0
@@ -97,7 +97,7 @@ def attention() -> Body:
 
 
 def sort() -> Body:
-    """About 20 ms: sorting, whose branches cannot be foreseen."""
+    """About 20 ms: sorting, whose branches cannot be predicted."""
     import torch
 
     torch.manual_seed(0)
@@ -118,7 +118,7 @@ WORK: dict[str, Callable[[], Body]] = {
 
 
 def reference() -> Body:
-    """The kernel that a machine's speed is told by: some interpreter, some small operators."""
+    """The kernel that measures a machine's speed: some Python, some small operators."""
     import torch
 
     x = torch.ones(96, 96)

@@ -1,12 +1,12 @@
-"""One measured process: runs a turn on request, and otherwise blocks on its input.
+"""One measured process: runs a turn on request, and otherwise waits for input.
 
 Usage: ``python -m benchmarks.times.worker plain|shaken``. A line on stdin (``NAME|12|1|0``: 12
-calls of this work, in pair 1, on what is there; 0 calls: how many fill a turn?) is answered by a
-line of JSON: the durations, or the count, and the time of making anew, in ns.
+calls of this work, in pair 1, without a new setup; 0 calls: how many fill a turn?) is answered by
+a line of JSON: the durations, or the count, and the time of a new setup, in ns.
 
 ``plain`` is how a benchmark is usually run: the work is set up once. ``shaken`` is how
-`torchprof ab` runs a test: memory lies elsewhere in each turn, what a fixture would make is made
-anew when that is asked for, and the turns of a pair start on one processor.
+`torchprof ab` runs a test: each turn has another memory layout, the setup (like a fixture's) is
+repeated on request, and the turns of a pair start on one processor.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pytest_torchprof.ab.pacing import TURN_NS
 
 
 class Subject:
-    """What is called, and what it cost to make it."""
+    """What is called, and the cost of its setup."""
 
     def __init__(self, make: Callable[[], Body]) -> None:
         self._make = make
         self._body = make()
         self.turn(3)
-        # The first calls are slow, and so may be a moment.
+        # The first calls are slow, and any single call may be disturbed.
         middle = min(sorted(self.turn(9))[4] for _ in range(5))
         self.usual = max(1, round(TURN_NS / middle))
 
     def renew(self) -> int:
-        """Make it anew; how long that took, in ns."""
+        """Set it up again; return how long that took, in ns."""
         start = time.perf_counter_ns()
         self._body = self._make()
         self._body()
@@ -73,7 +73,7 @@ def main() -> None:
         del held
         try:
             print(json.dumps([answer, making]), flush=True)
-        except BrokenPipeError:  # nobody listens any more
+        except BrokenPipeError:  # the reader is gone
             os._exit(1)
 
 

@@ -73,7 +73,7 @@ NEUTRAL: dict[str, Any] = {
 }
 
 
-def neutralise(options: Any) -> None:
+def neutralize(options: Any) -> None:
     """Set these where they differ."""
     for name, value in NEUTRAL.items():
         if hasattr(options, name):

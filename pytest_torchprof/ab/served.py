@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchprof.ab.neutral import neutralise, refuse
+from pytest_torchprof.ab.neutral import neutralize, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import Command, TurnRunner, error_line
 from pytest_torchprof.capture.machine import Machine, probe_machine
@@ -80,7 +80,7 @@ class Served(RunningHooks):
         self, early_config: pytest.Config
     ) -> Generator[None, None, None]:
         """Some plugins read their options this early."""
-        neutralise(early_config.known_args_namespace)
+        neutralize(early_config.known_args_namespace)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -90,7 +90,7 @@ class Served(RunningHooks):
         has_us = config.pluginmanager.hasplugin("torchprof")
         args = [str(arg) for arg in config.invocation_params.args]
         refuse(args, accepts=bool(accepts), has_us=has_us)
-        neutralise(config.option)
+        neutralize(config.option)
         config.option.basetemp = str(self.folder / "tmp")
         return (yield)
 

@@ -43,7 +43,7 @@ class Machine(Frozen, frozen=True):
 
 
 @contextmanager
-def kineto_quietened() -> Iterator[None]:
+def kineto_quiet() -> Iterator[None]:
     """Keep Kineto's messages off stderr, permanently if the process's first session starts within.
 
     Kineto reads its variable once; tests and their children must not see it.

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_torchprof.capture.exports import memory_works
 from pytest_torchprof.capture.forking import expect_threads, threads_now
 from pytest_torchprof.capture.frames import foreign
-from pytest_torchprof.capture.machine import accelerator, kineto_quietened, synchronize
+from pytest_torchprof.capture.machine import accelerator, kineto_quiet, synchronize
 from pytest_torchprof.capture.processes import watch_forks
 from pytest_torchprof.capture.real import muted
 from pytest_torchprof.capture.reference import run_reference
@@ -39,7 +39,7 @@ def prime(*, whole: bool = False) -> None:
     Threads.settle()
     if profiler_active():
         return  # other code profiles the session; each test reports that
-    with muted(2), kineto_quietened():
+    with muted(2), kineto_quiet():
         older = torch.ones(1)
         before = threads_now()
         profiler = new_session()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.ab.comparison import differences
-from pytest_torchprof.ab.neutral import NEUTRAL, neutralise, refuse
+from pytest_torchprof.ab.neutral import NEUTRAL, neutralize, refuse
 from pytest_torchprof.ab.process import complaint
 from pytest_torchprof.ab.served import outcome_of
 from pytest_torchprof.core.errors import AbError
@@ -16,7 +16,7 @@ from pytest_torchprof.core.errors import AbError
 
 def test_options_that_choose_stop_or_write_are_neutral_and_others_stay() -> None:
     options = SimpleNamespace(lf=True, maxfail=1, numprocesses=4, keyword="a", xmlpath="x.xml")
-    neutralise(options)
+    neutralize(options)
     assert vars(options) == {
         "lf": False,
         "maxfail": 0,

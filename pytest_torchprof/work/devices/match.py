@@ -49,12 +49,12 @@ def find_among(tables: Sequence[Sequence[Device]], properties: object) -> Device
     return None
 
 
-def normalise_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """The name without vendor, case and punctuation.
 
-    >>> normalise_name("NVIDIA A100-SXM4-40GB"), normalise_name("Tesla T4")
+    >>> normalize_name("NVIDIA A100-SXM4-40GB"), normalize_name("Tesla T4")
     ('a100 sxm4 40gb', 't4')
-    >>> normalise_name("AMD Instinct MI300X OAM"), normalise_name("NVIDIA GeForce RTX 4090 D")
+    >>> normalize_name("AMD Instinct MI300X OAM"), normalize_name("NVIDIA GeForce RTX 4090 D")
     ('mi300x', 'rtx 4090 d')
     """
     words = re.split(r"[^0-9a-z]+", name.casefold())
@@ -72,7 +72,7 @@ def hip_capability(architecture: str) -> tuple[int, int] | None:
 
 
 def _is_named(device: Device, facts: _Facts) -> bool:
-    names = map(normalise_name, (device.name, *device.names))
+    names = map(normalize_name, (device.name, *device.names))
     return facts.name != "" and facts.name in names
 
 
@@ -114,7 +114,7 @@ def _read_facts(properties: Mapping[object, object]) -> _Facts:
     major = _whole(properties.get("computeMajor")) or None
     minor = _whole(properties.get("computeMinor"))
     return _Facts(
-        name=normalise_name(name) if isinstance(name, str) else "",
+        name=normalize_name(name) if isinstance(name, str) else "",
         capability=None if major is None or minor is None else (major, minor),
         memory_bytes=_whole(properties.get("totalGlobalMem")) or None,
         multiprocessors=_whole(properties.get("numSms")) or None,

@@ -56,7 +56,7 @@ class Pairs(msgspec.Struct, frozen=True, tag="pairs"):
 
 
 class Session(msgspec.Struct, frozen=True, tag="session"):
-    """One process alone, measured like a stored baseline; each turn is followed by the reference."""
+    """One process alone, measured like a stored baseline; the reference follows each turn."""
 
     processes: int
     at_s: float

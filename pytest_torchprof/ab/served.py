@@ -184,7 +184,9 @@ class Served(RunningHooks):
         if self.runner.rerunning or self._machine is None:
             return
         files = (str(item.path),)
-        gatherer = Gatherer(item.stash[_PLAN], self._machine, self.folder, own_files=files)
+        gatherer = Gatherer(
+            item.stash[_PLAN], self._machine, self.folder, own_files=files, frozen=True
+        )
         try:
             if not overrides_of(item).get("enabled", True):
                 gatherer.refuse("its marker has enabled=False")

@@ -16,8 +16,7 @@ class Others:
 
     def __init__(self) -> None:
         self._on_start: Callable[[], None] | None = None
-        #: A session of ours is about to start, which is not reported.
-        self.starting = False
+        self._ours_starts = False
         #: A session of another thread has taken the place of ours.
         self.taken_over = False
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
@@ -39,6 +38,22 @@ class Others:
         """Set the callback while a test's block is measured; None for none."""
         self._on_start = on_start
 
+    def ours_starts(self) -> None:
+        """A session of ours is about to start, which is not reported, until `ours_started`."""
+        self._ours_starts = True
+
+    def ours_started(self) -> None:
+        """It runs, or could not be started: others are reported again."""
+        self._ours_starts = False
+
+    def take_over(self) -> None:
+        """A session of another thread takes the place of ours, until `ours_ended`."""
+        self.taken_over = True
+
+    def ours_ended(self) -> None:
+        """No session of ours runs, nor one in its place."""
+        self.taken_over = False
+
     def forget(self) -> None:
         """Restore what is wrapped."""
         while self._wrapped:
@@ -48,7 +63,7 @@ class Others:
 
     def _telling(self, original: Callable[..., Any], *, prepares: bool) -> Callable[..., Any]:
         def start(*args: Any, **kwargs: Any) -> Any:
-            if self._on_start is not None and not self.starting:
+            if self._on_start is not None and not self._ours_starts:
                 self._on_start()
             try:
                 return original(*args, **kwargs)

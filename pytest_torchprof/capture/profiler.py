@@ -26,7 +26,6 @@ from pytest_torchprof.capture.processes import Children
 from pytest_torchprof.capture.real import REAL, no_collection
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.tensors import StorageNumbers
-from pytest_torchprof.capture.timed_calls import GarbageControl
 from pytest_torchprof.capture.torch_sessions import (
     begin_elsewhere,
     disable,
@@ -76,7 +75,7 @@ class Capture:
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
     outgrows the machine is ended, see `Watchdog`. ``tracer``: marks what runs; with one that does
     not measure, shapes and memory are not recorded. ``tensors``: the trace identifies tensors,
-    which takes memory for each event.
+    which takes memory for each event. ``frozen``: other code of ours has frozen older objects.
     """
 
     #: The capture whose session runs; there is only one of ours.
@@ -91,9 +90,11 @@ class Capture:
         watchdog: bool = False,
         tracer: LineTracer | None = None,
         tensors: bool = False,
+        frozen: bool = False,
     ) -> None:
         self._threads = threads
         self._first = first
+        self._frozen = frozen
         self._everywhere = everywhere
         self._tracer = tracer
         self._tensors = tensors and not everywhere  # needs memory events
@@ -141,7 +142,7 @@ class Capture:
             self._profiler = new_session(
                 everywhere=self._everywhere, details=self._details, tensors=self._tensors
             )
-            OTHERS.starting = True
+            OTHERS.ours_starts()
             try:
                 with unheard():
                     self._profiler.start()
@@ -149,7 +150,7 @@ class Capture:
                 disable()
                 raise
             finally:
-                OTHERS.starting = False
+                OTHERS.ours_started()
             self._running = True
             Capture.current = self
             self._undo = undo.pop_all()
@@ -198,7 +199,7 @@ class Capture:
         # Freezing hides older garbage from the collector instantly; a full collection would take 50
         # to 100 ms to find it. Either way nothing from before is freed inside the region. Checking
         # whether other code has frozen objects takes time proportional to their number.
-        if not (self._first or GarbageControl.at_work) and gc.get_freeze_count() == 0:
+        if not (self._first or self._frozen) and gc.get_freeze_count() == 0:
             gc.freeze()
             undo.callback(gc.unfreeze)
         else:
@@ -255,7 +256,7 @@ class Capture:
         if REAL.current_thread() == self._thread:
             self._halt()
         else:
-            OTHERS.taken_over = True  # a session ends only in the thread that began it
+            OTHERS.take_over()  # a session ends only in the thread that began it
 
     @property
     def is_small(self) -> bool:
@@ -352,7 +353,7 @@ class Capture:
         finally:
             disable()
             Capture.current = None
-            OTHERS.taken_over = False
+            OTHERS.ours_ended()
             self._undo.close()
 
 

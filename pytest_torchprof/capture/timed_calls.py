@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pytest_torchprof.capture.machine import accelerator, synchronize
 from pytest_torchprof.capture.real import REAL, no_collection
@@ -128,9 +128,6 @@ class GarbageControl:
     full collection.
     """
 
-    #: Whether old objects are frozen in this process.
-    at_work: ClassVar[bool] = False
-
     def __init__(self) -> None:
         self._settled = 0
 
@@ -141,4 +138,3 @@ class GarbageControl:
         self._settled += 1
         REAL.collect()
         gc.freeze()
-        GarbageControl.at_work = True

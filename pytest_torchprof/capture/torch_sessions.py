@@ -94,11 +94,11 @@ def begin_elsewhere() -> None:
     """
 
     def begin() -> None:
-        OTHERS.starting = True
+        OTHERS.ours_starts()
         try:
             new_session().start()
         finally:
-            OTHERS.starting = False
+            OTHERS.ours_started()
 
     thread = REAL.thread(target=begin)
     with muted(2):

@@ -36,7 +36,8 @@ class Gatherer:
     ``folder`` is where the profiler may write, None for the system's folder of temporary files.
     ``own_files`` are the user's wherever they lie: the test's own. ``wants_lines`` is asked once,
     after the other runs, whether there is something of which to say where it happened. ``laps`` are
-    those of the tests before.
+    those of the tests before. ``frozen``: objects from before the test are frozen for good, see
+    `GarbageControl`.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class Gatherer:
         own_files: tuple[str, ...] = (),
         wants_lines: Callable[[Measured], bool] = lambda _: False,
         laps: RecentLaps | None = None,
+        frozen: bool = False,
     ) -> None:
         self.folder = folder
         self.own_files = own_files
+        self.frozen = frozen
         self._machine = machine
         self._wants_lines = wants_lines
         self._recent_laps = laps if laps is not None else RecentLaps()

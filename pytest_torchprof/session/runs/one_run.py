@@ -85,6 +85,7 @@ class Run:
                 everywhere=self.kind == "threads",
                 watchdog=self.gatherer.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
+                frozen=self.gatherer.frozen,
                 # Of a test that may look at its numbers at once, or has no other run, all is known.
                 tensors=self.kind == "tensors" or self.first or self.gatherer.asked.own_region,
             )

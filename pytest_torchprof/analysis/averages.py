@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.analysis.ops import NO_OPERATOR, inside_itself, launchers
+from pytest_torchprof.analysis.groups import Groups
+from pytest_torchprof.analysis.ops import NO_OPERATOR, launchers
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import MODULE
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
-from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -69,31 +68,23 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
     chosen = np.flatnonzero(trace.selection & trace.is_kind(*HOST_KINDS))
     group, labels = _GROUPERS[by](trace, chosen)
     names, name = trace.shown_names
-    key, first, at = np.unique(
-        group * len(names) + name[trace.name[chosen]], return_index=True, return_inverse=True
-    )
-
-    def total(values: Ints) -> Ints:
-        return np.bincount(at, weights=values, minlength=len(key)).astype(np.int64)
-
-    outermost = ~inside_itself(trace, chosen, at)
+    groups = Groups(trace, chosen, group * len(names) + name[trace.name[chosen]])
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    own, below = _own_device_ns(trace, device), trace.once(launched_ns)
+    own = _own_device_ns(trace, device)
     columns = {
-        "calls": np.bincount(at, minlength=len(key)),
-        "self_cpu": total(trace.self_ns[chosen]),
-        "cpu": total(np.where(outermost, trace.dur[chosen], 0)),
-        "self_cuda": total(own[chosen]),
-        "cuda": total(np.where(outermost, below[chosen], 0)),
-        "flops": total(op_flops(trace)[chosen]),
-        "unknown": total(unknown_flops(trace)[chosen].astype(np.int64)),
+        "calls": groups.calls,
+        "self_cpu": groups.self_cpu_ns,
+        "cpu": groups.cpu_ns,
+        "self_cuda": groups.total(own[chosen]),
+        "cuda": groups.cuda_ns,
+        "flops": groups.flops,
+        "unknown": groups.unknown,
     }
-    cpu_bytes, cuda_bytes = (_net_bytes(trace, at, chosen, len(key), on) for on in (False, True))
+    cpu_bytes, cuda_bytes = (_net_bytes(trace, groups, on) for on in (False, True))
     unlinked = int(trace.dur[device].sum() - own[chosen].sum())
     whole = int(trace.dur[device].sum()) if len(device) else int(columns["self_cpu"].sum())
     value = {name: column.tolist() for name, column in columns.items()}
-    name_of = name[trace.name[chosen[first]]].tolist() if len(first) else []
-    group_of = group[first].tolist()
+    group_of, name_of = (part.tolist() for part in np.divmod(groups.keys, max(len(names), 1)))
 
     def part(ns: int) -> float | None:
         return ns / whole if whole else None
@@ -113,7 +104,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
             share=part(value["self_cuda"][i] if len(device) else value["self_cpu"][i]),
             **({field: labels(group_of[i])} if field else {}),
         )
-        for i in range(len(key))
+        for i in range(len(groups.keys))
     ]
     outside = cpu_bytes[-1] if cpu_bytes else None, cuda_bytes[-1] if cuda_bytes else None
     if unlinked or any(outside):
@@ -130,20 +121,19 @@ def _own_device_ns(trace: Trace, device: Ints) -> Ints:
     return own
 
 
-def _net_bytes(
-    trace: Trace, group: Ints, events: Ints, count: int, on_device: bool
-) -> list[int] | None:
+def _net_bytes(trace: Trace, groups: Groups, on_device: bool) -> list[int] | None:
     """Allocated less freed bytes by group, the last outside of all; None if not recorded."""
     memory = trace.memory.device(on_device)
     if not len(memory.bytes):
         return None
-    groups = np.full(len(trace), count, np.int64)
-    groups[events] = group
-    groups[~trace.selection] = -1
+    count = len(groups.keys)
+    row = np.full(len(trace), count, np.int64)
+    row[groups.events] = groups.at
+    row[~trace.selection] = -1
     outside_calls = ~trace.is_kind(Kind.RUNTIME)
     around = nesting.nearest(outside_calls, trace.parent, trace.enclosing(memory.event))
     inside = trace.in_region[memory.event] & (trace.scope is None)
-    into = np.where(around >= 0, groups[around], np.where(inside, count, -1))
+    into = np.where(around >= 0, row[around], np.where(inside, count, -1))
     total = np.zeros(count + 1, np.int64)
     np.add.at(total, into[into >= 0], memory.bytes[into >= 0])
     return total.tolist()

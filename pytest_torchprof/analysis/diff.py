@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import device_time, launched_ns
-from pytest_torchprof.analysis.ops import inside_itself, self_cpu_ns
+from pytest_torchprof.analysis.groups import Groups
+from pytest_torchprof.analysis.ops import self_cpu_ns
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
-    from pytest_torchprof.trace.nesting import Ints
 
 Change = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
 By = Literal["op", "kernel"]
@@ -144,34 +144,23 @@ class _Totals(NamedTuple):
 
 def _totals(trace: Trace, by: By) -> _Totals:
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
-    cpu: Ints | None
-    cuda: Ints | None
+    events = device if by == "kernel" else np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
+    groups = Groups(trace, events, trace.name[events])
+    timed = bool(trace.dur[events].any()) or not len(events)
+    cpu = groups.cpu_ns if timed and by == "op" else None
     if by == "kernel":
-        events, cpu, cuda = device, None, trace.dur[device]
-        cuda = None if len(device) and not cuda.any() else cuda
-    else:
-        events = np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
-        outermost = ~inside_itself(trace, events, trace.name[events])
-        cpu = np.where(outermost, trace.dur[events], 0)
-        cpu = None if len(events) and not cpu.any() else cpu
-        launched = trace.once(launched_ns)
-        # If no kernel has a known launch, operators have no known device time.
-        cuda = np.where(outermost, launched[events], 0) if launched.any() else None
-    distinct, at = np.unique(trace.name[events], return_inverse=True)
-    calls = np.bincount(at, minlength=len(distinct)).tolist()
-    columns = [_summed_ms(at, len(distinct), column) for column in (cpu, cuda)]
-    names = [trace.names[i] for i in distinct.tolist()]
-    rows = map(_Total, calls, *columns)
-    zeros = [None if column is None else 0.0 for column in (cpu, cuda)]
+        cuda = groups.total(trace.dur[events]) if timed else None
+    else:  # If no kernel has a known launch, operators have no known device time.
+        cuda = groups.cuda_ns if trace.once(launched_ns).any() else None
+    columns = (cpu, cuda)
+    times = [
+        [None] * len(groups.keys) if column is None else (column / 1e6).tolist()
+        for column in columns
+    ]
+    names = [trace.names[i] for i in groups.keys.tolist()]
+    rows = map(_Total, groups.calls.tolist(), *times)
+    zeros = [None if column is None else 0.0 for column in columns]
     return _Totals(dict(zip(names, rows, strict=True)), _Total(0, *zeros))
-
-
-def _summed_ms(at: Ints, rows: int, ns: Ints | None) -> list[float] | list[None]:
-    if ns is None:
-        return [None] * rows
-    total = np.zeros(rows, np.int64)
-    np.add.at(total, at, ns)
-    return [ns / 1e6 for ns in total.tolist()]
 
 
 def _row(name: str, a: _Total, b: _Total) -> DiffRow:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from pytest_torchprof.analysis.groups import Groups
 from pytest_torchprof.analysis.memory import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.core.structs import Mutable
@@ -15,11 +15,11 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
 from pytest_torchprof.trace.tree import operators_around, parents
-from pytest_torchprof.work.counting import op_flops, unknown_flops
+from pytest_torchprof.work.counting import unknown_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
-    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.trace.nesting import Ints
 
 
 class OpRow(Mutable):
@@ -66,12 +66,12 @@ def ops(trace: Trace) -> dict[str, OpRow]:
     for name in sorted(set(trace.name[unknown].tolist())):
         row(trace.names[name]).flops = None
     if len(device := selected_on_device(trace)):
-        owners = launching_operators(trace, device)
-        names = [*trace.names, NO_OPERATOR]  # -1
-        for name, total in _sum_by(owners, trace.dur[device]):
-            row(names[name]).self_cuda_ns = total
-        for name, total in _sum_by(owners, (trace.kind[device] == Kind.KERNEL).astype(np.int64)):
-            row(names[name]).kernels = total
+        names = [NO_OPERATOR, *trace.names]
+        by_owner = Groups(trace, device, launching_operators(trace, device) + 1)
+        owners = [row(names[number]) for number in by_owner.keys.tolist()]
+        is_kernel = (trace.kind[device] == Kind.KERNEL).astype(np.int64)
+        _set(owners, "self_cuda_ns", by_owner.total(trace.dur[device]))
+        _set(owners, "kernels", by_owner.total(is_kernel))
     for where, on_device in (("cpu", False), ("cuda", True)):
         used = usage(trace, on_device=on_device)
         for what in ("allocated", "peak", "leaked"):
@@ -90,40 +90,32 @@ def selected_on_device(trace: Trace) -> Ints:
 
 def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
     """Calls, host time and FLOPs of these operators and annotations, into their rows."""
-    # A recursive operator must not add its inner time to its outer one.
-    outermost = ~inside_itself(trace, chosen, trace.name[chosen])
-    parent = trace.parent[chosen]
-    columns: dict[str, Ints] = {
-        "self_cpu_ns": trace.self_ns[chosen],
-        "cpu_ns": np.where(outermost, trace.dur[chosen], 0),
-        "flops": op_flops(trace)[chosen],
-    }
+    groups = Groups(trace, chosen, trace.name[chosen])
+    own = [row(trace.names[name]) for name in groups.keys.tolist()]
+    _set(own, "calls", groups.calls)
+    _set(own, "self_cpu_ns", groups.self_cpu_ns)
+    _set(own, "cpu_ns", groups.cpu_ns)
+    _set(own, "flops", groups.flops)
     if ACCUMULATE in trace.names:
+        parent = trace.parent[chosen]
         accumulates = (parent >= 0) & trace.named(ACCUMULATE)[parent]
         accumulates &= trace.names_where(_ADDS.__contains__)[chosen]
-        columns["accumulations"] = accumulates.astype(np.int64)
-    names = trace.name[chosen]
-    calls = np.bincount(names)
-    distinct = calls.nonzero()[0]
-    own = [row(trace.names[name]) for name in distinct.tolist()]
-    for one, count in zip(own, calls[distinct].tolist(), strict=True):
-        one.calls = count
-    for column, values in columns.items():
-        if values.any():
-            for one, total in zip(own, _sums(len(calls), names, values, distinct), strict=True):
-                setattr(one, column, total)
+        _set(own, "accumulations", groups.total(accumulates.astype(np.int64)))
+
+
+def _set(rows: list[OpRow], column: str, values: Ints) -> None:
+    for row, value in zip(rows, values.tolist(), strict=True):
+        setattr(row, column, value)
 
 
 def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
     """(calls, total ns) of each kernel, copy and memset of the selected part, by name."""
     if not len(device := selected_on_device(trace)):
         return {}
-    name = trace.name[device]
-    calls = _sum_by(name, np.ones(len(device), np.int64))
-    times = _sum_by(name, trace.dur[device])
-    return {
-        trace.names[i]: (count, total) for (i, count), (_, total) in zip(calls, times, strict=True)
-    }
+    by_name = Groups(trace, device, trace.name[device])
+    names = [trace.names[number] for number in by_name.keys.tolist()]
+    totals = zip(by_name.calls.tolist(), by_name.total(trace.dur[device]).tolist(), strict=True)
+    return dict(zip(names, totals, strict=True))
 
 
 def launching_operators(trace: Trace, device: Ints) -> Ints:
@@ -140,42 +132,6 @@ def launchers(trace: Trace, device: Ints) -> Ints:
     notes = nesting.nearest(annotations, trace.parent, above)
     owners: Ints = np.where(operators >= 0, operators, notes)
     return owners
-
-
-def _sum_by(key: npt.NDArray[np.signedinteger[Any]], values: Ints) -> list[tuple[int, int]]:
-    """(key, sum of its values) by ascending key."""
-    if not len(key):
-        return []
-    distinct, at = np.unique(key, return_inverse=True)
-    wanted = np.arange(len(distinct))
-    return list(zip(distinct.tolist(), _sums(len(distinct), at, values, wanted), strict=True))
-
-
-def _sums(
-    count: int, at: npt.NDArray[np.signedinteger[Any]], values: Ints, wanted: Ints
-) -> list[int]:
-    """The sum of the values of the wanted groups, out of ``count``."""
-    total = np.zeros(count, np.int64)
-    np.add.at(total, at, values)
-    found: list[int] = total[wanted].tolist()
-    return found
-
-
-def inside_itself(trace: Trace, events: Ints, group: npt.NDArray[np.signedinteger[Any]]) -> Bools:
-    """Which of these host events run inside another of their group, whose time includes theirs."""
-    groups, parent = np.full(len(trace), -1, np.int64), trace.parent
-    groups[events] = group
-    found = np.zeros(len(events), bool)
-    above = parent[events]
-    todo = (above >= 0).nonzero()[0]
-    at, own = above[todo], group[todo]
-    while len(todo):
-        same = groups[at] == own
-        found[todo[same]] = True
-        up = parent[at]
-        left = (up >= 0) & ~same
-        todo, at, own = todo[left], up[left], own[left]
-    return found
 
 
 def self_cpu_ns(trace: Trace) -> int:

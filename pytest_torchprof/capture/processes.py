@@ -60,11 +60,7 @@ _STARTS: set[CodeType] = set()
 
 def _forked() -> None:
     for children in _WATCHING:
-        known = _known(REAL.frame(1))
-        if known is None:
-            children.forks += 1
-        elif known:
-            children.programs.append(known)
+        children.note_fork(_known(REAL.frame(1)))
 
 
 def _known(frame: FrameType | None) -> str | None:
@@ -93,6 +89,13 @@ class Children:
         self._ended_ns = 0
         self._alive: dict[int, int] = {}
         self._names: dict[int, str] = {}
+
+    def note_fork(self, known: str | None) -> None:
+        """Note a fork: of a DataLoader's worker by its name, of a program by "", of others None."""
+        if known is None:
+            self.forks += 1
+        elif known:
+            self.programs.append(known)
 
     def watch(self, replace: Callable[..., None], undo: Undo) -> None:
         """Record forks and started programs until ``undo``; ``replace`` wraps a function."""

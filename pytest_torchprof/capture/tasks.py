@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
-from typing import ClassVar
 
 from pytest_torchprof.capture.real import REAL
 
@@ -17,11 +16,42 @@ _STARTED_NS, _NOTHING_NS = 50_000, 5_000
 _WOKEN_NS = 500_000
 
 
+_FOLDER = "/proc/self/task"
+
+
+class _ProcessTasks:
+    """The threads of this process; one for the process, as their list is."""
+
+    def __init__(self) -> None:
+        #: The threads found when the folder was last listed: counting its links is faster.
+        self._listed: list[int] = []
+        self._seen: frozenset[int] = frozenset()
+
+    def clocks(self) -> dict[int, int]:
+        """CPU time in ns of each thread, by native id; empty if unsupported."""
+        clocks: dict[int, int] = {}
+        with suppress(OSError, TypeError):
+            # The same number as then, and each one exists.
+            if self._listed and REAL.stat(_FOLDER).st_nlink - 2 == len(self._listed):
+                return {task: REAL.any_clock((~task << 3) | 6) for task in self._listed}
+        with suppress(OSError):
+            for entry in REAL.listdir(_FOLDER):
+                with suppress(OSError):  # it has just ended
+                    clocks[int(entry)] = REAL.any_clock((~int(entry) << 3) | 6)
+        self._listed = list(clocks)
+        return clocks
+
+    def see(self, tasks: Iterable[int]) -> frozenset[int]:
+        """Return those of these threads that were seen last time; from here on, these are."""
+        before, self._seen = self._seen, frozenset(tasks)
+        return before & self._seen
+
+
+PROCESS_TASKS = _ProcessTasks()
+
+
 class Threads:
     """CPU time of this process's threads other than the one that measures, Python's or not."""
-
-    #: Threads that existed before all tests, or when the capture before this one began.
-    _seen: ClassVar[frozenset[int]] = frozenset()
 
     def __init__(self) -> None:
         self._me = self._mine = self._total = 0
@@ -31,17 +61,16 @@ class Threads:
         #: Set by `end`: older Python threads have worked, which do not spin.
         self.pool_worked = False
 
-    @classmethod
-    def settle(cls) -> None:
+    @staticmethod
+    def settle() -> None:
         """Assign the current threads to no test."""
-        cls._seen = frozenset(_task_clocks())
+        PROCESS_TASKS.see(PROCESS_TASKS.clocks())
 
     def begin(self, ours: Collection[int] = ()) -> None:
         """Watch from here on; ``ours`` are native ids of our own threads."""
         self._ours, self._me = set(ours), REAL.native_id()
-        self._tasks = _task_clocks()
-        self._settled = Threads._seen.intersection(self._tasks)
-        Threads._seen = frozenset(self._tasks)
+        self._tasks = PROCESS_TASKS.clocks()
+        self._settled = PROCESS_TASKS.see(self._tasks)
         # Read in this order, here and at the end, so that time between the two reads counts for
         # neither.
         self._mine, self._total = REAL.thread_clock(), REAL.cpu_clock()
@@ -54,7 +83,7 @@ class Threads:
         if REAL.native_id() != self._me:  # the test ends in another thread than it began in
             return False, True
         total, mine = REAL.cpu_clock() - self._total, REAL.thread_clock() - self._mine
-        if total - mine < _NOTHING_NS or not (now := _task_clocks()):
+        if total - mine < _NOTHING_NS or not (now := PROCESS_TASKS.clocks()):
             return False, False
         self._tasks.pop(self._me, None)
         now.pop(self._me, None)
@@ -75,26 +104,6 @@ class Threads:
                 others |= ns > (idle_ns if task in python else _SPIN_NS)
                 self.pool_worked |= task in python and ns > _STARTED_NS
         return started, others
-
-
-_FOLDER = "/proc/self/task"
-#: The threads found when the folder was last listed: counting its links is faster.
-_LATEST: list[int] = []
-
-
-def _task_clocks() -> dict[int, int]:
-    """CPU time in ns of each thread of the process, by native id; empty if unsupported."""
-    clocks: dict[int, int] = {}
-    with suppress(OSError, TypeError):
-        # The same number as then, and each one exists.
-        if _LATEST and REAL.stat(_FOLDER).st_nlink - 2 == len(_LATEST):
-            return {task: REAL.any_clock((~task << 3) | 6) for task in _LATEST}
-    with suppress(OSError):
-        for entry in REAL.listdir(_FOLDER):
-            with suppress(OSError):  # it has just ended
-                clocks[int(entry)] = REAL.any_clock((~int(entry) << 3) | 6)
-    _LATEST[:] = clocks
-    return clocks
 
 
 def _is_torchs(task: int) -> bool:

@@ -18,8 +18,7 @@ from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.summary import raised_rules
-from pytest_torchprof.rules.engine.registry import CODES, warm_up
+from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors
 from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.judging.verdicts import Verdicts
@@ -43,7 +42,6 @@ from pytest_torchprof.session.runs.outcome import hide_own_frames, is_strict_xfa
 from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
 from pytest_torchprof.session.runs.reruns import Runner
 from pytest_torchprof.session.runs.timed_rounds import RecentLaps
-from pytest_torchprof.verdict.found import RAISED
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
@@ -312,14 +310,12 @@ class TorchprofSession(RunningHooks):
             self._accept()
         with suppress(TorchprofError):  # said at collection
             self.messages += rules_of(self.config).errors
-        records = self.results.records
-        for rule, line in raised_rules(records, RAISED).items():
-            if rule in CODES:  # a user's own is the user's
-                self.errors.add_fault(f"internal error, please report it: {line}")
+        for fault in self.results.rule_faults:
+            self.errors.add_fault(fault)
         self.errors.settle_faults()
         self.messages += [self.runner.interrupted] if self.runner.interrupted else []
         if (path := self.settings.json) is not None:
-            gone = self.interrupted
+            records, gone = self.results.records, self.interrupted
             self.errors.add(*end_report(path, self.environment, records, interrupted=gone))
         if self.errors.lines and session.exitstatus in (
             pytest.ExitCode.OK,

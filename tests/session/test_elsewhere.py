@@ -15,7 +15,7 @@ from pytest_torchprof.analysis.elsewhere import FINALIZED, WORKERS
 from pytest_torchprof.capture.processes import _UNNAMED as UNNAMED
 from pytest_torchprof.capture.processes import FORKED, STARTED
 from pytest_torchprof.capture.profiler import FIRST_OF_POOL, OTHER_THREADS
-from pytest_torchprof.capture.tasks import Threads, _task_clocks
+from pytest_torchprof.capture.tasks import PROCESS_TASKS, Threads
 from pytest_torchprof.capture.torch_sessions import sees_threads
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
@@ -296,7 +296,7 @@ def test_a_thread_of_the_run_before_that_ends_late_hides_no_work() -> None:
     done.wait()
     late.set()
     before.join()
-    while len(_task_clocks()) > len(found._tasks) - 1:
+    while len(PROCESS_TASKS.clocks()) > len(found._tasks) - 1:
         time.sleep(0.001)
     assert (True, False) == found.end()
 

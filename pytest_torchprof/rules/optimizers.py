@@ -333,11 +333,11 @@ def _called(trace: Trace, events: Ints, *, sparse: bool) -> tuple[list[Ints], li
     ends = ts[events] + trace.dur[events]
     stops = ts.searchsorted(ends)
     # With a closure, the updates follow its backward pass.
-    engine = ts[engine_steps(trace)]
-    ran = engine.searchsorted(ts[stops - 1], "right")
-    closure = ran != engine.searchsorted(ts[events], "right")
+    engine = engine_steps(trace)
+    ran = engine.searchsorted(stops)
+    closure = ran > engine.searchsorted(events)
     since = events.copy()
-    since[closure] = ts.searchsorted(engine[ran[closure] - 1])
+    since[closure] = engine[ran[closure] - 1]
     begins = (since + ~closure).tolist()
     called = []
     for step, begin, stop in zip(events.tolist(), begins, stops.tolist(), strict=True):

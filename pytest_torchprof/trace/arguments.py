@@ -42,10 +42,10 @@ class Arguments:
     @overload
     def __getitem__(self, at: slice | npt.NDArray[Any] | list[int]) -> Arguments: ...
     def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, int | np.integer):
-            start, length = int(self.start[at]), int(self.length[at])
-            return self.text[start : start + length] or None
-        return Arguments(self.text, self.start[at], self.length[at])
+        start, length = self.start[at], self.length[at]
+        if isinstance(start, np.ndarray):
+            return Arguments(self.text, start, length)
+        return self.text[int(start) : int(start) + int(length)] or None
 
     def __iter__(self) -> Iterator[bytes | None]:
         return iter(self.tolist())

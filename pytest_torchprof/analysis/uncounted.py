@@ -246,9 +246,9 @@ def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
     distinct, at = np.unique(np.where(call >= 0, trace.name[call], -1), return_inverse=True)
     for number, name in enumerate(distinct.tolist()):
         if name >= 0:
-            said = trace.names[name]
-            quiet = said.startswith("triton_") and not kernel_may_multiply(said)
-            kinds[at == number] = "none" if quiet else work_of(said)
+            own = trace.names[name]
+            quiet = own.startswith("triton_") and not kernel_may_multiply(own)
+            kinds[at == number] = "none" if quiet else work_of(own)
     return kinds
 
 

@@ -79,12 +79,14 @@ def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: 
     before = dict(_rows(expected))
     lines = []
     for name in names:
-        value, said = metrics[name], before.get(name, "")
+        value, stated = metrics[name], before.get(name, "")
         if isinstance(value, NotMeasured):
             text = f"not measured ({value.reason})"
         else:
             text = (
-                said if _holds(said, value, METRICS[name]) else _written(said, value, METRICS[name])
+                stated
+                if _holds(stated, value, METRICS[name])
+                else _written(stated, value, METRICS[name])
             )
         lines.append(f"{name:<{width}}{text}\n")
     return "".join(lines)
@@ -96,8 +98,8 @@ def holds(expected: str, metrics: Mapping[str, Value]) -> bool:
     return bool(rows) and all(
         name in METRICS
         and not isinstance(value := metrics[name], NotMeasured)
-        and _holds(said, value, METRICS[name])
-        for name, said in rows
+        and _holds(stated, value, METRICS[name])
+        for name, stated in rows
     )
 
 
@@ -106,21 +108,21 @@ def _rows(expected: str) -> list[tuple[str, str]]:
     return [(name, " ".join(words)) for name, *words in rows]
 
 
-def _written(said: str, value: float, metric: Metric) -> str:
+def _written(stated: str, value: float, metric: Metric) -> str:
     """The existing text if it still holds; else the usual format, or all digits."""
-    if _holds(said, value, metric):
-        return said
+    if _holds(stated, value, metric):
+        return stated
     with suppress(UnitError):
-        before = parse_quantity(said, metric.unit)
-        if said.replace(",", "") == format_exact(before, metric.unit).replace(",", "") and (
-            said != format_quantity(before, metric.unit)
+        before = parse_quantity(stated, metric.unit)
+        if stated.replace(",", "") == format_exact(before, metric.unit).replace(",", "") and (
+            stated != format_quantity(before, metric.unit)
         ):
             return format_exact(value, metric.unit)
     return format_quantity(value, metric.unit)
 
 
-def _holds(said: str, value: float, metric: Metric) -> bool:
-    return said == format_quantity(value, metric.unit) or says(said, value, metric.unit)
+def _holds(stated: str, value: float, metric: Metric) -> bool:
+    return stated == format_quantity(value, metric.unit) or says(stated, value, metric.unit)
 
 
 def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edit:

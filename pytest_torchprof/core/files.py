@@ -107,8 +107,8 @@ def _lock(handle: int, folder: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                said = "another process that accepts still holds the lock of this folder"
-                raise OSError(errno.EAGAIN, said, str(folder)) from None
+                message = "another process that accepts still holds the lock of this folder"
+                raise OSError(errno.EAGAIN, message, str(folder)) from None
             time.sleep(0.005)
         except OSError:
             return
@@ -291,8 +291,8 @@ def opened(path: Path) -> IO[bytes]:
     waiting.register(handle, select.POLLIN)
     if not waiting.poll(_PIPE_S * 1000):
         os.close(handle)
-        said = "it is a named pipe without a writer"
-        raise OSError(errno.EAGAIN, said, str(path))
+        message = "it is a named pipe without a writer"
+        raise OSError(errno.EAGAIN, message, str(path))
     os.set_blocking(handle, True)
     return os.fdopen(handle, "rb")
 

@@ -80,17 +80,19 @@ def math_attention(trace: Trace) -> Matches:
     """
     calls = rows_of(trace, MATH_ATTENTION)
     kernel, time = launched_in(trace, calls)
-    kept, said = [], []
+    kept, messages = [], []
     for i, args in enumerate(trace.operands(calls)):
         inputs = _inputs(args)
         device = int(trace.device[kernel[i]]) if kernel[i] >= 0 else -1
         if inputs is not None and device >= 0 and _has_fused(trace, device, inputs.dtype):
             kept.append(i)
-            said.append(f"{SHORT[inputs.dtype]} attention in its math form: {_said(inputs)}")
+            messages.append(f"{SHORT[inputs.dtype]} attention in its math form: {_message(inputs)}")
     above = trace.parent[calls]
     whole = (above >= 0) & trace.named(ATTENTION)[above]
     event = np.where(whole, above, calls)
-    return Matches(event[kept], said, cost_ns=time[kept] // 2, span_ns=reach(trace, event[kept]))
+    return Matches(
+        event[kept], messages, cost_ns=time[kept] // 2, span_ns=reach(trace, event[kept])
+    )
 
 
 class _Inputs(NamedTuple):
@@ -133,7 +135,7 @@ def _runs_fused(trace: Trace, device: int) -> bool:
     return bool((trace.device[kernel[kernel >= 0]] == device).any())
 
 
-def _said(inputs: _Inputs) -> str:
+def _message(inputs: _Inputs) -> str:
     """The sizes, and the visible reasons why fused kernels do not support them."""
     sizes = [inputs.query] + [x for x in (inputs.key, inputs.value) if x != inputs.query]
     size, whole = inputs.query[-1], 4 if inputs.dtype == "float" else 8

@@ -198,13 +198,13 @@ def _resumed(trace: Trace) -> Matches:
         if "torch_dynamo_resume_in_" in name and (found := _RESUMED.fullmatch(name)):
             event = _first(trace, trace.name == number)
             if event >= 0:
-                said = f"{found['name']} continues in Python after a graph break"
-                rows.setdefault((found["file"], found["line"], found["name"]), (event, said))
+                text = f"{found['name']} continues in Python after a graph break"
+                rows.setdefault((found["file"], found["line"], found["name"]), (event, text))
     if not rows:
         return NO_MATCHES
     return Matches(
         np.array([event for event, _ in rows.values()], np.int64),
-        [said for _, said in rows.values()],
+        [text for _, text in rows.values()],
         cost_ns=np.zeros(len(rows), np.int64),
         location=[f"{file}:{line}" for file, line, _ in rows],
     )

@@ -63,12 +63,12 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     if not found:
         return NO_MATCHES
     event, maker, size = np.array([(f.call, f.maker, f.bytes) for f in found], np.int64).T
-    said = [f"{f.words} on the CPU, then copied to the device" for f in found]
+    messages = [f"{f.words} on the CPU, then copied to the device" for f in found]
     copies = np.array([f.copy for f in found], np.int64)
     begin, end = _spans(trace, copies, maker)
     return Matches(
         event,
-        said,
+        messages,
         None,
         trace.dur[maker] + _costs(trace, copies, event),
         size,
@@ -143,13 +143,13 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     copies, up = copies[large], up[large]
     event = launchers(trace, copies)
     cost = _costs(trace, copies, event)
-    said = [
+    messages = [
         "copied from pageable memory to the device" if h else "copied to pageable memory"
         for h in up.tolist()
     ]
     return Matches(
         event,
-        said,
+        messages,
         None,
         cost,
         trace.bytes[copies],
@@ -221,12 +221,12 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         return NONE_SO_FAR if both else NO_MATCHES
     out, back = np.array(sorted(pairs, key=lambda p: p[1]), np.int64).T
     cost = _costs(trace, copies, events)
-    said = [_said(shapes[i], size[i]) for i in back.tolist()]
+    messages = [_message(shapes[i], size[i]) for i in back.tolist()]
     (begin, _), (_, end) = (_spans(trace, copies[way], events[way]) for way in (out, back))
     size_2 = 2 * trace.bytes[copies[back]]
     return Matches(
         events[back],
-        said,
+        messages,
         None,
         cost[out] + cost[back],
         size_2,
@@ -279,7 +279,7 @@ def _round_trips(
     return pairs
 
 
-def _said(what: tuple[tuple[int, ...], str] | None, size: int) -> str:
+def _message(what: tuple[tuple[int, ...], str] | None, size: int) -> str:
     if what is None:
         return f"{size} bytes copied to the host and back"
     return f"{list(what[0])} {torch_name(what[1])} copied to the host and back"

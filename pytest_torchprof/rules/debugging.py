@@ -91,7 +91,7 @@ def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
         return NO_MATCHES
     return Matches(
         np.concatenate([one.event for one in found]),
-        [said for one in found for said in one.message],
+        [text for one in found for text in one.message],
         cost_ns=np.concatenate([one.cost_ns for one in found if one.cost_ns is not None]),
         fix=[fix for one in found for fix in one.fix or ()],
         span_ns=(
@@ -128,10 +128,10 @@ def _anomalies(trace: Trace, least: float) -> Matches | None:
     asking = np.bincount(np.searchsorted(which, number), _asking_ns(trace, checks), len(which))
     nodes, each, since = _tracebacks(trace, steps, of_pass, which)
     cost = (asking + nodes * each).astype(np.int64)
-    said = "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
+    text = "anomaly detection checks every gradient for NaN, and keeps a traceback for every node"
     span = (np.minimum(begin, since), last)
     return Matches(
-        rows, [said] * len(rows), cost_ns=cost, fix=[_ANOMALY_FIX] * len(rows), span_ns=span
+        rows, [text] * len(rows), cost_ns=cost, fix=[_ANOMALY_FIX] * len(rows), span_ns=span
     )
 
 
@@ -190,10 +190,10 @@ def _fills(trace: Trace, least: float) -> Matches | None:
     if not len(fills) or moved.sum() < least:
         return None
     ends = _ends(trace, fills)
-    said = "deterministic mode fills new tensors, which are then overwritten"
+    text = "deterministic mode fills new tensors, which are then overwritten"
     cost, span = trace.dur[fills], (trace.ts[fills], ends)
     return Matches(
-        fills, [said] * len(fills), cost_ns=cost, fix=[_FILL_FIX] * len(fills), span_ns=span
+        fills, [text] * len(fills), cost_ns=cost, fix=[_FILL_FIX] * len(fills), span_ns=span
     )
 
 

@@ -90,7 +90,7 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
 
             out = torch.cat([model(batch) for batch in batches])
     """
-    found, said, fix, cost, moved = [], [], [], [], []
+    found, messages, fix, cost, moved = [], [], [], [], []
     for chain in chains(trace, int(repeats)):
         again = sum(link.old for link in chain.links)
         if again < _AGAIN * np.prod(chain.links[-1].out):
@@ -113,14 +113,14 @@ def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float)
         cost.append(int(saved))
         moved.append(int(copied))
         fix.append(_COLLECT if kind and not chain.listed else _ALLOCATE)
-        said.append(_said(chain))
+        messages.append(_message(chain))
     if not found:
         return NO_MATCHES
     first = np.array([chain.rows[0] for chain in found])
     last = np.array([chain.rows[-1] for chain in found])
     return Matches(
         np.array([chain.rows[1] for chain in found]),
-        said,
+        messages,
         cost_ns=np.array(cost, np.int64),
         bytes=np.array(moved, np.int64),
         fix=fix,
@@ -134,7 +134,7 @@ def _size(chain: Chain) -> int:
     return ELEMENT_BYTES.get(kinds[0], 4) if kinds else 4
 
 
-def _said(chain: Chain) -> str:
+def _message(chain: Chain) -> str:
     begin, end = chain.links[0].out, chain.links[-1].out
     name = chain.links[-1].call.name
     return f"{name} grows a tensor by copying it, from {list(begin)} to {list(end)}"

@@ -136,7 +136,7 @@ def _matches(trace: Trace, calls: Sequence, loops: list[_Loop], *, wants_tensors
     saved = (ends - trace.ts[first]) * (repeats - 1) // np.maximum(repeats, 1)
     return Matches(
         np.array([loop.row for loop in loops], np.int64),
-        [loop.said for loop in loops],
+        [loop.message for loop in loops],
         cost_ns=saved,
         span_ns=(trace.ts[first], ends),
         wants_tensors=wants_tensors,
@@ -148,7 +148,7 @@ class _Loop(Frozen, frozen=True):
 
     stretch: Stretch
     row: int
-    said: str
+    message: str
 
 
 class _Finder:
@@ -192,7 +192,7 @@ class _Finder:
             self.wants_tensors = True
         else:
             self._done[start:stop] = True
-            self.found.append(_Loop(stretch, moving.row, moving.said))
+            self.found.append(_Loop(stretch, moving.row, moving.message))
 
     def _carried(self, body: Body, moving: Moving) -> bool | None:
         """Whether an iteration needs what another one made; None if only a live test can tell."""

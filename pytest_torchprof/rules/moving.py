@@ -42,7 +42,7 @@ class Moving(Frozen, frozen=True):
     """
 
     row: int
-    said: str
+    message: str
     part: Shape
     pieces: frozenset[Shape] = frozenset()
     apart: frozenset[int] = frozenset()
@@ -77,7 +77,7 @@ class Movers:
             if _TOLD.match(name) and (row := self._told(body, at)) is not None:
                 call = body.calls[at]
                 part = call.part.result if call.part is not None else ()
-                return self._with_pieces(body, Moving(row, _said(call), part))
+                return self._with_pieces(body, Moving(row, _message(call), part))
         if (found := self._piece(body)) is not None:
             return found
         classes = goes_through_classes(body, frozenset())
@@ -85,7 +85,7 @@ class Movers:
             if _BY_TENSOR.match(name) and (classes or picks(body, at)):
                 row = int(body.every(at)[0])
                 shape = _result(body, at)
-                return self._with_pieces(body, Moving(row, _said(body.calls[at]), shape))
+                return self._with_pieces(body, Moving(row, _message(body.calls[at]), shape))
         return None
 
     def _told(self, body: Body, at: int) -> int | None:
@@ -247,7 +247,7 @@ def _along(trace: Trace, one: Pieces) -> int:
     return sizes[0] if sizes else 1
 
 
-def _said(call: Call) -> str:
+def _message(call: Call) -> str:
     shape = f" on a tensor of {list(call.shapes[0][0])}" if call.shapes and call.shapes[0] else ""
     return f"a loop calls {call.name}{shape} for one part after the other"
 

@@ -190,8 +190,8 @@ class _Loop(Frozen, frozen=True):
     def message(self) -> str:
         if self.step:
             return f"{self.step} updates {self.count} parameters one by one"
-        said = ", ".join(name.removeprefix("aten::") for name in self.names)
-        return f"a loop calls {said} for each of {self.count} {self.what}"
+        names = ", ".join(name.removeprefix("aten::") for name in self.names)
+        return f"a loop calls {names} for each of {self.count} {self.what}"
 
     def pays(self, trace: Trace, most_elements: float) -> bool:
         """Whether a CPU gains from doing it for all at once."""

@@ -157,13 +157,13 @@ def float64(trace: Trace, *, elements: float) -> Matches:
     np.maximum.at(ends, at, until)
     return Matches(
         shown,
-        [_said(trace, call) for call in found],
+        [_message(trace, call) for call in found],
         cost_ns=np.bincount(at, cost, len(shown)).astype(np.int64),
         span_ns=(trace.ts[shown], ends),
     )
 
 
-def _said(trace: Trace, call: _Call) -> str:
+def _message(trace: Trace, call: _Call) -> str:
     name = trace.names[trace.name[call.row]]
     if call.floats:
         return f"{name} takes float32 and float64, and computes in float64"

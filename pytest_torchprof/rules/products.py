@@ -138,7 +138,7 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
         return NO_MATCHES
     found = np.flatnonzero(wanted & slow & _on_tf32_device(trace, products))
     found = found[~_in_attention(trace, products.event[found])]
-    said = [
+    messages = [
         f"{name} in fp32, not TF32" + (f": {product.shapes}" if product else "")
         for name, product in products.distinct
     ]
@@ -146,7 +146,7 @@ def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
     saves = np.array([chip.tf32_saves for chip in chips])
     return Matches(
         products.event[found],
-        [said[which] for which in products.which[found].tolist()],
+        [messages[which] for which in products.which[found].tolist()],
         cost_ns=(products.kernel_ns(trace)[found] * saves).astype(np.int64),
         fix=list(map(_fix, chips)),
         span_ns=reach(trace, products.event[found]),
@@ -256,13 +256,13 @@ def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float
     matched &= certain | products.any_kernel(trace, _NARROW_LOADS.search)
     found = np.flatnonzero(matched & ~products.any_kernel(trace, _WHOLE_LOADS.search))
     found = found[~_in_attention(trace, products.event[found])]
-    said = [
+    messages = [
         f"{name} {_listed(product, named or names, multiple)}" if product else ""
         for (name, product), names, named in zip(products.distinct, odd, harmful, strict=True)
     ]
     return Matches(
         products.event[found],
-        [said[one] for one in products.which[found].tolist()],
+        [messages[one] for one in products.which[found].tolist()],
         cost_ns=products.kernel_ns(trace)[found] // 2,
         span_ns=reach(trace, products.event[found]),
     )

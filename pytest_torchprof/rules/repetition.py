@@ -357,7 +357,7 @@ def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
 # -------------------------------------------------------------------- what is reported
 
 
-def _said(source: Source, autocast: bool) -> str:
+def _message(source: Source, autocast: bool) -> str:
     if source.dtype == source.to:
         return f"of {torch_name(source.dtype)} copied"
     by = " by autocast" * autocast
@@ -372,7 +372,7 @@ def _matches(
     event = np.concatenate([one.tops for one in found])
     each = [one for one in found for _ in range(len(one.tops))]
     message = [
-        f"{list(one.source.shape)} {_said(one.source, one.fix is _AUTOCAST)} again and again"
+        f"{list(one.source.shape)} {_message(one.source, one.fix is _AUTOCAST)} again and again"
         for one in each
     ]
     moved = [

@@ -90,7 +90,7 @@ def host_sync(trace: Trace) -> Matches:
     cost[known] = np.minimum(idle_by_waits(trace, begin[known], end[known]), found.ns[known])
     return Matches(
         np.where(found.operator >= 0, found.operator, found.call),
-        _said(trace, found),
+        _messages(trace, found),
         cost_ns=cost,
         bytes=found.bytes,
         fix=[_READ_LATE if copies else _LEAVE_OUT for copies in found.copies.tolist()],
@@ -98,7 +98,7 @@ def host_sync(trace: Trace) -> Matches:
     )
 
 
-def _said(trace: Trace, found: Waits) -> list[str]:
+def _messages(trace: Trace, found: Waits) -> list[str]:
     operator, last = (
         np.where(rows >= 0, trace.name[rows], -1) for rows in (found.operator, found.last)
     )
@@ -159,7 +159,7 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
 
             torch._foreach_mul_(weights, 0.9)  # or torch.compile(mode="reduce-overhead")
     """
-    events, said, costs = [], [], []
+    events, messages, costs = [], [], []
     for device, mine in launches(trace).items():
         steady = mine.single & (mine.pace >= 0) & (mine.pace <= pause * 1e6)
         waited = steady & mine.late & (mine.gap > 0)
@@ -172,12 +172,12 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
         share = min(idle / (idle + mine.busy_ns), _unprofiled_share(trace, mine.busy_ns))
         if kernel_ns < np.median(mine.pace[steady]) and share >= idle_share:
             events.append(_around(trace, mine.call[mine.single]))
-            said.append(
+            messages.append(
                 f"device {device} is idle for most of the time while the host launches {count} "
                 "kernels one by one"
             )
             costs.append(idle)
-    return Matches(np.array(events, np.int64), said, cost_ns=np.array(costs, np.int64))
+    return Matches(np.array(events, np.int64), messages, cost_ns=np.array(costs, np.int64))
 
 
 def _unprofiled_share(trace: Trace, busy_ns: int) -> float:

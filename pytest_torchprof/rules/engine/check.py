@@ -150,8 +150,8 @@ def _fault(error: BaseException) -> str:
         at = at.tb_next
     code = at.tb_frame.f_code if at is not None else None
     line = f" ({code.co_filename}:{at.tb_lineno})" if code is not None and at is not None else ""
-    said = str(error).partition("\n")[0]
-    return f"{type(error).__name__}{': ' if said else ''}{said}{line}"
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}{': ' if text else ''}{text}{line}"
 
 
 def nothing_seen(trace: Trace) -> str | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Keys up to so many times the number of events are counted, not sorted.
+#: Keys up to this many times the number of events are counted, not sorted.
 _SPARSE = 8
 
 

@@ -278,7 +278,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A file to read. A named pipe that nobody writes into is refused, not waited for.
+    """A file to read. A named pipe without a writer is an error, not waited for.
 
     Raises:
         OSError: it cannot be opened.

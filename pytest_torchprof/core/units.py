@@ -268,7 +268,7 @@ def _plain(quantity: Fraction) -> float:
 
 
 def _round(amount: Fraction, digits: int) -> Fraction:
-    """To so many significant digits, but never within the whole part."""
+    """Round to this many significant digits, but never within the integer part."""
     if amount >= 1:
         return round(amount, max(0, digits - len(str(int(amount)))))
     zeros = 0  # after the point

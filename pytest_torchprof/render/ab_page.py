@@ -83,7 +83,7 @@ def _below(page: Page) -> list[tuple[str, list[Line]]]:
 
 
 def _some(lines: list[Line], *, every: bool) -> list[Line]:
-    """At most so many lines, and how many are left."""
+    """At most this many lines, and how many are left out."""
     if every or len(lines) <= _MOST_LINES + 1:  # to say that one is left takes a line, too
         return lines
     left = f"… and {len(lines) - _MOST_LINES} more: --limit 0 shows all"

@@ -215,7 +215,7 @@ def _of_time(
     )
 
 
-#: Accepted from so many times fewer rounds, a time is higher than it had to be.
+#: A time accepted from this many times fewer rounds is higher than necessary.
 FEW = 10
 
 _ANEW = "--accept --torchprof-time=gate takes it anew"

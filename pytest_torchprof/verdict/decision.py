@@ -183,7 +183,7 @@ def pairs_needed(error: float) -> int:
 
 
 def _sign_test(ratios: Floats) -> float:
-    """The chance of so many pairs on one side, or more, if each were a coin's toss; two-sided."""
+    """The chance of this many pairs on one side, or more, if each were a coin toss; two-sided."""
     more, fewer = int((ratios > 0).sum()), int((ratios < 0).sum())
     n, k = more + fewer, min(more, fewer)
     # Sums of whole numbers: exact, however small.

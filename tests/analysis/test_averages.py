@@ -19,7 +19,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def model() -> TraceBuilder:
-    """Two steps of a linear layer, and a kernel that nobody launched."""
+    """Two steps of a linear layer, and a kernel without a launch."""
     builder = TraceBuilder(H100)
     for step in range(2):
         with (

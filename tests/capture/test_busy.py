@@ -49,7 +49,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
 
 
 def after(system: System, seconds: float = 1.0) -> str | None:
-    """What the watch says after so many seconds, if nothing changes but what `later` does."""
+    """The watch's explanation after this many seconds, if only `later` changes anything."""
     watch = BusyWatch()
     system.now += int(seconds * 1e9)
     return watch.explain()

@@ -23,7 +23,7 @@ torch._C._instruction_counter = Counter
 
 
 class Counter:
-    """A hardware counter that answers what it is told to, first when it is asked whether it is."""
+    """A hardware counter with given readings; the first one is for the check that it exists."""
 
     def __init__(self, *answers: int | type[Exception]) -> None:
         self.answers = iter(answers)

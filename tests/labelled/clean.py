@@ -15,7 +15,7 @@ class Clean(Examples):
     """Examples without a match of any rule."""
 
     def clean(self, make: Callable[[], Made]) -> Callable[[], Made]:
-        """The function below makes a payload that nobody should complain of."""
+        """The function below makes a payload without findings."""
         self.append(Case("clean", 0, make))
         return make
 

@@ -1,4 +1,4 @@
-"""Labelled examples of graphs that nobody uses."""
+"""Labelled examples of graphs that no backward pass uses."""
 
 from __future__ import annotations
 

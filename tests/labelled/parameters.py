@@ -17,7 +17,7 @@ EXAMPLES = Examples()
 
 
 def network(width=6, layers=6, bias=True):
-    """A perceptron of so many layers."""
+    """A perceptron with this many layers."""
     sizes = [3, *[width] * (layers - 1), 2]
     return nn.Sequential(*(nn.Linear(a, b, bias=bias) for a, b in pairwise(sizes)))
 

@@ -180,7 +180,7 @@ def a_rollout_flattened_for_each_minibatch():
 
 
 class Environment:
-    """Returns a copy of its first state, that nobody writes to."""
+    """Returns a copy of its first state, which is never written to."""
 
     def __init__(self):
         self.first = torch.randn(4, 8)

@@ -56,7 +56,7 @@ class Squares(Dataset[torch.Tensor]):
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """Items of which nobody knows how many there are."""
+    """Items of an unknown number."""
 
     def __iter__(self):
         return iter([torch.ones(2), torch.ones(2)])

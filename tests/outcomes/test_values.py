@@ -1,4 +1,4 @@
-"""Whatever value of a module a test replaces, which nobody calls: nothing of ours depends on it."""
+"""A test may replace any value of a module (not a function): our code does not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--torchprof-min-time: timed rounds go on until they have taken so many seconds."""
+"""--torchprof-min-time: timed rounds go on until they have taken that many seconds."""
 
 from __future__ import annotations
 

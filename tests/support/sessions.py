@@ -163,7 +163,7 @@ def doctor(
 
 
 def doctor_times(pytester: pytest.Pytester, factor: float, test: str = "test_add") -> None:
-    """Have the accepted times of rounds be so many times what they are."""
+    """Multiply the accepted times of rounds by a factor."""
     (entry,) = read_baseline(pytester)["tests"][test].values()
     times = entry["times"]
     names = ("wall_ms", "cpu_ms")

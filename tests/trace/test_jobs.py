@@ -17,7 +17,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def save(path: Path, info: Any = None, *, after_s: float = 0, devices: int = 1) -> Path:
-    """A trace of one product, so many seconds after the others."""
+    """A trace of one product, this many seconds after the others."""
     b = TraceBuilder(H100)
     b.metadata("baseTimeNanoseconds", round(1.7e18 + after_s * 1e9))
     if info is not None:

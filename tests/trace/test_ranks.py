@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def save(path: Path, operators: int, rank: Any = None, style: Any = ()) -> Path:
-    """A trace of so many operators, by which it is told from others."""
+    """A trace with a distinct number of operators."""
     b = TraceBuilder()
     for _ in range(operators):
         b.op("aten::add")

@@ -134,7 +134,7 @@ def test_times(metric: str, value: float, accepted: Any, advisory: str, gated: s
 
 
 def at(multiple: float, n: int = 20, **other: Any) -> Normalised:
-    """A test that takes so many times what the reference kernel does."""
+    """A test that takes this multiple of the reference kernel's time."""
     known = {"conditions": "reference 1, 2 torch threads", "reference_ms": 0.2, **other}
     return Normalised({"wall_ms": multiple}, n, **known)
 

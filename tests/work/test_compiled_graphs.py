@@ -67,7 +67,7 @@ INNER = '\n    class score0(torch.nn.Module):\n        def forward(self, q: "f32
             Graph(4 * 2 * 128 * 128 * 16, 1),
         ),
         (f"{HEAD}{M}, {V}):\n{MUL}{SUM}", "cpp_fused_mv_0(m, v)", Graph(4_096, 1)),
-        # a multiplication that is no product, and one of which nobody can tell
+        # a multiplication that is not a product, and one for which that is unknown
         (f"{HEAD}{M}, {V}):\n{MUL}{SUM}", "cpp_fused_mul_sum_0(m, v)", Graph()),
         (
             f"{HEAD}{M}, {V}):\n{MUL}{SUM}",

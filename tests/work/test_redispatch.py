@@ -104,7 +104,7 @@ def test_a_padded_part_of_attention_does_not_count_in_its_place() -> None:
 
 
 def test_what_is_unknown_inside_a_tensor_subclass_is_said() -> None:
-    """The number of the whole call does not hide that nobody knows a part of what ran."""
+    """The whole call's number does not hide that a part of what ran is unknown."""
     local = ("aten::convolution", [[1, 3, 9, 9], [4, 3, 3, 3]])  # without its stride
     trace = traced(("aten::mm", WHOLE, ("PythonSubclass", WHOLE, RAN, local)))
     value = measure(METRICS["flops"], trace)

@@ -191,7 +191,7 @@ ELEMENTWISE: list[tuple[Call, int | None]] = [
     (("aten::add", [[4, 5], [], []], [FLOAT, LONG, NUMBER], ["", "", "1"]), 160),
     (("aten::mul", [[4, 5], []], [BF16, "double"], ["", ""]), 80),
     (("aten::mul", [[4, 5], []], [BF16, FLOAT], ["", ""]), 80),
-    # … so that of an integer by a double, nobody knows which float comes out
+    # … so for an integer and a double, the resulting float type is unknown
     (("aten::mul", [[4, 5], []], ["int", "double"], ["", ""]), None),
     (("aten::mul", [[4, 5], []], ["int", FLOAT], ["", ""]), 160),
     (("aten::add", [[], [], []], [LONG, LONG, NUMBER], ["", "", "1"]), 24),

@@ -91,7 +91,7 @@ def test_columns_are_those_of_operator_rows() -> None:
 
 
 def ran(*ops: tuple[str, float], device: str | None = None) -> Trace:
-    """Operators one after the other, with these durations in us, and kernels half as long, if any."""
+    """Operators in sequence, with these durations in us, and kernels half as long, if any."""
     b = TraceBuilder(device)
     for name, us in ops:
         with b.op(name, dur_us=us):

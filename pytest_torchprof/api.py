@@ -26,6 +26,7 @@ from pytest_torchprof.core.results import Finding, NotMeasured, Value
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render import tables
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.gathering import check_all, gather
 from pytest_torchprof.rules.engine.thresholds import codes, parse
@@ -249,7 +250,7 @@ def metric_rows(metrics: Mapping[str, Value]) -> Rows[MetricRow]:
     for name, value in metrics.items():
         metric = METRICS[name]
         known = None if isinstance(value, NotMeasured) else value
-        reason = value.reason if isinstance(value, NotMeasured) else None
+        reason = say(value.reason) if isinstance(value, NotMeasured) else None
         rows.append(MetricRow(name, known, metric.unit, metric.klass, reason))
     return Rows(rows, fields_of(MetricRow))
 

@@ -16,6 +16,7 @@ import tabulate
 import pytest_torchprof
 from pytest_torchprof.baseline import store
 from pytest_torchprof.cli import COMMANDS
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Finding, Record, Verdict
 from pytest_torchprof.render import rule_page
 from pytest_torchprof.render.json_report import SCHEMA, test_of
@@ -288,7 +289,7 @@ def report_example() -> str:
     verdict = Verdict("flops", 240, "regressed", 200)
     record = Record(
         "tests/test_a.py::test_step[cpu]", "regressed", metrics={verdict.label: verdict},
-        findings=(finding,), unchecked={"fp32-matmul": "no accelerator"}, outcome="failed",
+        findings=(finding,), unchecked={"fp32-matmul": because(Why.NO_DEVICE)}, outcome="failed",
     )  # fmt: skip
     tests = [test_of(record)]
     report = {"schema": SCHEMA, "environment": {"key": "cpu, torch 2.13"}, "tests": tests}

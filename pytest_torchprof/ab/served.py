@@ -17,8 +17,11 @@ from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.core.errors import TorchprofError
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.rules.engine.registry import warm_up
+from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import overrides_of
 from pytest_torchprof.session.options import build_settings
@@ -169,7 +172,7 @@ class Served(RunningHooks):
         outcome, why = outcome_of(self._reports)
         gatherer = item.stash.get(_GATHERER, None)
         if outcome == "passed" and gatherer is not None and not gatherer.timed:
-            return "error", gatherer.reason
+            return "error", _said(gatherer)
         return outcome, why
 
     # ---------------------------------------------------------------- one test
@@ -189,9 +192,9 @@ class Served(RunningHooks):
         )
         try:
             if not overrides_of(item).get("enabled", True):
-                gatherer.refuse("its marker has enabled=False")
+                gatherer.refuse(because(Why.LEFT_OUT_BY_MARKER))
         except TorchprofError as error:
-            gatherer.refuse(str(error))
+            gatherer.refuse(reason_for(error))
         item.stash[_GATHERER] = gatherer
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -221,9 +224,14 @@ class Served(RunningHooks):
         profiled = {
             "repeatable": _is_plain(item),
             "metrics": metrics_of(gatherer),
-            "reason": gatherer.reason,
+            "reason": _said(gatherer),
         }
         return self._exchange(("profiled", profiled))
+
+
+def _said(gatherer: Gatherer) -> str | None:
+    """Why the test is not profiled, in words."""
+    return None if gatherer.reason is None else say(gatherer.reason)
 
 
 def metrics_of(gatherer: Gatherer) -> dict[str, int | float]:
@@ -233,7 +241,7 @@ def metrics_of(gatherer: Gatherer) -> dict[str, int | float]:
     try:
         values = gatherer.values()
     except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
-        gatherer.refuse(error_line(error))
+        gatherer.refuse(because(Why.ERROR, message=error_line(error)))
         return {}
     return {
         name: value if isinstance(value, int) else float(value)

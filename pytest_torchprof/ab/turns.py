@@ -15,6 +15,8 @@ import pytest
 from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.session.runs.outcome import functional_failure
 from pytest_torchprof.session.runs.reruns import Runner
 
@@ -206,9 +208,11 @@ class Turns:
         self._next = self._tell(error)
 
     def _tell(self, error: BaseException | None) -> Command:
-        failed = "has failed subtests" if self._failed_subtest() else functional_failure(self._item)
+        failed = functional_failure(self._item)
+        if self._failed_subtest():
+            failed = because(Why.SUBTESTS_FAILED)
         if error is None and failed is not None:
-            error = AssertionError(f"the test {failed}")
+            error = AssertionError(f"the test {say(failed)}")
         error, self._late = self._late or error, None
         wall, cpu, spent = self._meter.take()
         text = None if error is None else error_line(error)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.facts import reason_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
-NOT_LIVE = "only a live test measures it"
-EARLIER = "the test runs code that was compiled before the test started"
+EARLIER = because(Why.COMPILED_EARLIER)
 
 #: torch's annotation around each run of compiled code, with the compile id, "frame/attempt".
 _REGION = "Torch-Compiled Region: "
@@ -25,7 +26,7 @@ class Compiled(Frozen, frozen=True):
     """
 
     rows: Sequence[Mapping[str, Any]] | None
-    gap: str | None = None
+    gap: Reason | None = None
 
 
 def regions(trace: Trace) -> set[str]:
@@ -69,7 +70,7 @@ def recompilations(trace: Trace) -> Compiled:
 def _noted(trace: Trace, number: str, rows: str) -> Compiled:
     value = trace.facts.get(number)
     if not isinstance(value, int):
-        return Compiled(None, str(value) if value else NOT_LIVE)
+        return Compiled(None, reason_of(value) or because(Why.ONLY_LIVE))
     return Compiled(trace.facts.get(rows) or ())
 
 

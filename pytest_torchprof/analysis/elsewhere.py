@@ -7,29 +7,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.facts import reason_of
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
-FINALIZED = (
-    "finalizers (__del__) of garbage collected after the measured run called operators, and "
-    "when that happens is not reproducible"
-)
-WORKERS = "operators in a DataLoader's workers are not counted: the workers are separate processes"
-
 #: torch's own annotation of a DataLoader with workers.
 _WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
-def elsewhere(trace: Trace) -> str | None:
+def elsewhere(trace: Trace) -> Reason | None:
     """Why numbers of a live capture are lower bounds; None if it is complete."""
     if trace.region is None:
         return None
-    if (recorded := trace.facts.get("elsewhere")) is not None:
-        return str(recorded)
-    return FINALIZED if _finalized(trace) else None
+    if (recorded := reason_of(trace.facts.get("elsewhere"))) is not None:
+        return recorded
+    return because(Why.FINALIZERS) if _finalized(trace) else None
 
 
 def _finalized(trace: Trace) -> bool:

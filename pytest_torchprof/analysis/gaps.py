@@ -9,16 +9,14 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import lost_launches
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.facts import reason_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
-
-NO_DEVICE = "no accelerator in this capture"
-NO_WAITS_ON_XPU = "on XPU, torch's profiler records what the host submits, but not when it waits"
-NO_CALLS = "the device's driver calls were not recorded"
 
 #: Calls of interfaces whose waiting calls are known by name, see `events.SYNC_CALL`.
 _KNOWN_CALL = late(r"cuda|cu[A-Z]|hip|musa|xpu[A-Z]")
@@ -27,38 +25,35 @@ XPU_CALL = late(r"(ur|ze|pi)[A-Z]")
 _GRAPH_LAUNCH = late(r"GraphLaunch")
 
 
-def device_gap(trace: Trace) -> str | None:
+def device_gap(trace: Trace) -> Reason | None:
     """Why the device's work is not fully known: `absent_gap` or `partial_gap`."""
     return trace.once(absent_gap) or trace.once(partial_gap)
 
 
-def absent_gap(trace: Trace) -> str | None:
+def absent_gap(trace: Trace) -> Reason | None:
     """There is no accelerator, or its events are unsupported or were not recorded."""
-    if "no_device" in trace.facts:
-        return str(trace.facts["no_device"])
+    if (noted := reason_of(trace.facts.get("no_device"))) is not None:
+        return noted
     if (gap := _foreign(trace)) is not None:
         return gap
     if trace.once(lost_launches)[0] or _device_ran(trace):
         return None
     if trace.unread:
-        why = "events of this device are not supported" if _has_accelerator(trace) else NO_DEVICE
-        return f"{why}: {_listed(trace.unread)} in this trace"
-    return None if _has_accelerator(trace) else NO_DEVICE
+        why = Why.UNKNOWN_EVENTS if _has_accelerator(trace) else Why.ONLY_OTHER_EVENTS
+        return because(why, events=_listed(trace.unread))
+    return None if _has_accelerator(trace) else because(Why.NO_DEVICE)
 
 
-def partial_gap(trace: Trace) -> str | None:
+def partial_gap(trace: Trace) -> Reason | None:
     """Some launches lack their kernels, so the trace has only a part of what ran."""
     launches, lost = trace.once(lost_launches)
     # Another tool's recording may end between a launch and its kernel; our region does not.
     if not lost or (trace.region is None and _device_ran(trace)):
         return None
-    return (
-        f"partial capture: {lost} of {launches} launches have no kernel record; is another "
-        "CUPTI client (nsys, compute-sanitizer) attached?"
-    )
+    return because(Why.KERNELS_LOST, lost=lost, launches=launches)
 
 
-def memory_gap(trace: Trace) -> str | None:
+def memory_gap(trace: Trace) -> Reason | None:
     """There is no accelerator. Torch records its memory even if nothing else is recorded."""
     if trace.memory.on_device.any() or (_has_accelerator(trace) and _foreign(trace) is None):
         return None
@@ -69,27 +64,27 @@ def _device_ran(trace: Trace) -> bool:
     return bool(trace.in_region[trace.device_rows].any())
 
 
-def _foreign(trace: Trace) -> str | None:
+def _foreign(trace: Trace) -> Reason | None:
     found = [category for category in trace.unread if category.lower() in OTHER_DEVICES]
     if not found:
         return None
     device = OTHER_DEVICES[found[0].lower()]
-    return f"events of {device} devices are not supported ({_listed(found)} in this trace)"
+    return because(Why.UNKNOWN_DEVICE, device=device, events=_listed(found))
 
 
 def _has_accelerator(trace: Trace) -> bool:
     return bool(trace.facts.get("accelerator"))
 
 
-def _listed(categories: Sequence[str]) -> str:
-    """``category a, b and events without a category``."""
-    named = [category for category in categories if category]
-    parts = [f"category {', '.join(named)}"] if named else []
-    parts += ["events without a category"] if len(named) < len(categories) else []
-    return " and ".join(parts)
+def _listed(categories: Sequence[str]) -> tuple[Reason, ...]:
+    """Events of these categories, and those without one."""
+    named = tuple(category for category in categories if category)
+    parts = [because(Why.CATEGORY, names=named)] if named else []
+    parts += [because(Why.NO_CATEGORY)] if len(named) < len(categories) else []
+    return tuple(parts)
 
 
-def waits_gap(trace: Trace) -> str | None:
+def waits_gap(trace: Trace) -> Reason | None:
     """Why the calls in which the host waits for the device are unknown.
 
     They are known even where kernels are missing: calls are recorded separately.
@@ -105,23 +100,23 @@ def waits_gap(trace: Trace) -> str | None:
     if (gap := _foreign(trace)) is not None:
         return gap
     if device_type == "xpu" or any(map(XPU_CALL.match, calls)):
-        return NO_WAITS_ON_XPU
+        return because(Why.NO_WAITS_ON_XPU)
     if any(map(_KNOWN_CALL.match, calls)):
         return None
     if calls:
-        return f"it is not known which calls wait for this device ({calls[0]} is one of its calls)"
+        return because(Why.UNKNOWN_WAITS, call=calls[0])
     if (gap := trace.once(device_gap)) is not None:
         return gap
     if device_type not in {None, "cuda"}:
-        return f"it is not known which calls wait for {device_type} devices"
-    return NO_CALLS if trace.has(*DEVICE_KINDS) else None
+        return because(Why.UNKNOWN_WAITS_OF, device=str(device_type))
+    return because(Why.NO_CALLS) if trace.has(*DEVICE_KINDS) else None
 
 
 def _kernels(trace: Trace) -> Ints:
     return np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
 
 
-def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> str | None:
+def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> Reason | None:
     """Why the operators of some kernels with these names are unknown.
 
     A graph launched them, or the trace has no operators at all.
@@ -132,7 +127,7 @@ def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> str | None:
     launch = trace.launch[kernels]
     graph = (launch >= 0) & trace.names_where(_GRAPH_LAUNCH.search)[launch]
     if count := int(graph.sum()):
-        return f"{count} kernel{'s' * (count > 1)} ran from graphs, without their operators"
+        return because(Why.KERNELS_FROM_GRAPHS, count=count)
     if len(kernels) and not trace.has(Kind.OP):
-        return "kernels were recorded without their operators"
+        return because(Why.KERNELS_ALONE)
     return None

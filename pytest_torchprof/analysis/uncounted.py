@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
@@ -43,16 +43,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-NO_FORMULA: Final = "has no formula"
-NO_PARTS: Final = "does not show the operators inside it"
-REPLAYED: Final = "was replayed from a graph"
-ALONE: Final = "was not launched by a known operator"
-LOOPS: Final = "was compiled to loops that the trace does not contain"
-DYNAMIC: Final = "was compiled to loops whose shapes the trace does not contain"
 COMPILED: Final = "torch.compile's code"
 PACKAGE: Final = "an AOTInductor package"
 _REGION: Final = "Torch-Compiled Region"
-NO_OPERATORS: Final = "no operators are recorded in this trace"
 
 _NAMED, _LONGEST = 3, 60
 
@@ -60,13 +53,13 @@ _NAMED, _LONGEST = 3, 60
 class Part(Frozen, frozen=True):
     """An operator or a kernel by name, what is missing, and its share of the total time.
 
-    Without a name, ``missing`` is a complete sentence.
+    Without a name, ``missing`` is all that there is to say.
 
     ``share`` is of the device's time where there is a device, else of the time of all operators.
     """
 
     name: str
-    missing: str
+    missing: Why
     calls: int
     share: float
 
@@ -78,11 +71,12 @@ class Uncounted(Frozen, frozen=True):
     at_least: int
 
     @property
-    def reason(self) -> str:
-        """What is counted and what is not, in words."""
-        known = f"at least {format_quantity(self.at_least, 'FLOP')}: " if self.at_least else ""
+    def reason(self) -> Reason:
+        """What is counted and what is not."""
         gaps = dict.fromkeys(part.missing for part in self.parts)
-        return known + "; ".join(_sentence(missing, self.parts) for missing in gaps)
+        why = because(Why.SEVERAL, gaps=tuple(_gap(missing, self.parts) for missing in gaps))
+        known = self.at_least
+        return because(Why.AT_LEAST, value=known, unit="FLOP", why=why) if known else why
 
 
 def uncounted(trace: Trace) -> Uncounted | None:
@@ -98,21 +92,23 @@ def _uncounted(trace: Trace) -> Uncounted | None:
     return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
 
 
-def _sentence(missing: str, parts: Iterable[Part]) -> str:
+def _gap(missing: Why, parts: Iterable[Part]) -> Reason:
     mine = [part for part in parts if part.missing == missing]
     if not mine[0].name:
-        return missing
-    shown = [_one(part) for part in mine[:_NAMED]]
+        return because(missing)
+    shown = tuple(_one(part) for part in mine[:_NAMED])
+    if len(mine) == 1:
+        return because(Why.ONE_UNCOUNTED, part=shown[0], missing=because(missing))
     left = len(mine) - len(shown)
-    more = f" and {left} more" if left else ""
-    return f"{', '.join(shown)}{more}: each {missing}" if len(mine) > 1 else f"{shown[0]} {missing}"
+    return because(Why.MANY_UNCOUNTED, parts=shown, left=left, missing=because(missing))
 
 
-def _one(part: Part) -> str:
+def _one(part: Part) -> Reason:
     name = part.name.removeprefix("void ").partition("<")[0].partition("(")[0] or part.name
     name = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-    share = f", {part.share * 100:.0f} % of the time" if part.share >= 0.005 else ""
-    return f"{name} ({part.calls:,} call{'s' * (part.calls > 1)}{share})"
+    if part.share < 0.005:
+        return because(Why.UNCOUNTED_PART, name=name, calls=part.calls)
+    return because(Why.UNCOUNTED_SHARE, name=name, calls=part.calls, percent=100 * part.share)
 
 
 # -------------------------------------------------------------------- operators
@@ -123,15 +119,15 @@ def _without_arguments(trace: Trace) -> Iterable[Part]:
     return _by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
-def _lacking(trace: Trace, event: int) -> str:
+def _lacking(trace: Trace, event: int) -> Why:
     (args,) = trace.operands(np.array([event]))
     parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete, args.strides)))
-    return f"{lacking(trace.names[trace.name[event]], *parts)} in this trace"
+    return lacking(trace.names[trace.name[event]], *parts)
 
 
 def _without_formula(trace: Trace) -> Iterable[Part]:
     """Operators that compute products and have no formula."""
-    return _by_name(trace, trace.once(_computing), lambda _: NO_FORMULA)
+    return _by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
 
 
 def _without_parts(trace: Trace) -> Iterable[Part]:
@@ -139,8 +135,8 @@ def _without_parts(trace: Trace) -> Iterable[Part]:
     return _by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
 
 
-def _opaque_why(trace: Trace, event: int) -> str:
-    return NO_PARTS if work_of(trace.names[trace.name[event]]) == "parts" else NO_FORMULA
+def _opaque_why(trace: Trace, event: int) -> Why:
+    return Why.NO_PARTS if work_of(trace.names[trace.name[event]]) == "parts" else Why.NO_FORMULA
 
 
 def _opaque(trace: Trace) -> Ints:
@@ -258,17 +254,17 @@ def _unrecorded(trace: Trace) -> Iterable[Part]:
     Our captures record operators: where there are none, none ran.
     """
     if len(trace) and trace.region is None and not trace.has(Kind.OP):
-        yield Part("", NO_OPERATORS, 0, 0.0)
+        yield Part("", Why.NO_OPERATORS, 0, 0.0)
 
 
 def _alone(trace: Trace) -> Iterable[Part]:
     """Kernels that no operator launched."""
-    return _by_name(trace, trace.once(_unanswered)[0], lambda _: ALONE)
+    return _by_name(trace, trace.once(_unanswered)[0], lambda _: Why.LAUNCHED_ALONE)
 
 
 def _replayed(trace: Trace) -> Iterable[Part]:
     """Kernels that a graph launched: their operators ran when it was captured."""
-    return _by_name(trace, trace.once(_unanswered)[2], lambda _: REPLAYED)
+    return _by_name(trace, trace.once(_unanswered)[2], lambda _: Why.REPLAYED)
 
 
 # -------------------------------------------------------------------- compiled code
@@ -281,8 +277,8 @@ def _in_loops(trace: Trace) -> Iterable[Part]:
         counts = counts_flops(trace)
         shown = sums(events, counts, counts.astype(np.int64), work_parent(trace))
         hidden = events[shown < graph.products] if graph.dynamic else events[:0]
-        yield from _named(trace, hidden, graph.dynamic, DYNAMIC)
-        yield from _named(trace, events, graph.loops, LOOPS)
+        yield from _named(trace, hidden, graph.dynamic, Why.DYNAMIC_LOOPS)
+        yield from _named(trace, events, graph.loops, Why.LOOPS)
 
 
 def _of_no_graph(trace: Trace) -> Iterable[Part]:
@@ -299,20 +295,20 @@ def _of_no_graph(trace: Trace) -> Iterable[Part]:
     if not len(events):
         return
     if isinstance(lost, list):
-        yield from _named(trace, events, tuple(map(str, lost)), LOOPS)
+        yield from _named(trace, events, tuple(map(str, lost)), Why.LOOPS)
     elif not trace.facts:
         silent = events[trace.once(launched_ns)[events] == 0]
-        yield from _named(trace, silent, (COMPILED,), LOOPS)
+        yield from _named(trace, silent, (COMPILED,), Why.LOOPS)
 
 
 def _packages(trace: Trace) -> Iterable[Part]:
     """AOTInductor's code calls kernels without the dispatcher."""
     calls = trace.facts.get("packages")
     if isinstance(calls, int) and calls > 0:
-        yield Part(PACKAGE, NO_PARTS, calls, 0.0)
+        yield Part(PACKAGE, Why.NO_PARTS, calls, 0.0)
 
 
-def _named(trace: Trace, events: Ints, names: tuple[str, ...], missing: str) -> Iterable[Part]:
+def _named(trace: Trace, events: Ints, names: tuple[str, ...], missing: Why) -> Iterable[Part]:
     if not len(events):
         return
     whole = _whole(trace)
@@ -337,7 +333,7 @@ SOURCES: Final[tuple[Callable[[Trace], Iterable[Part]], ...]] = (
 )
 
 
-def _by_name(trace: Trace, events: Ints, missing: Callable[[int], str]) -> list[Part]:
+def _by_name(trace: Trace, events: Ints, missing: Callable[[int], Why]) -> list[Part]:
     if not len(events):
         return []
     names, first, at = np.unique(trace.name[events], return_index=True, return_inverse=True)
@@ -374,7 +370,7 @@ def uncounted_operators(trace: Trace) -> Bools:
     return out
 
 
-def flops_gap(trace: Trace) -> str | None:
+def flops_gap(trace: Trace) -> Reason | None:
     """Why the FLOPs of the selection are unknown, with names; None if they are known."""
     found = uncounted(trace)
     return None if found is None else found.reason

@@ -74,20 +74,18 @@ def expected_metrics(expected: str) -> Sequence[str]:
 
 
 def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: str = "") -> str:
-    """``name   value`` lines for the source; lines that still hold keep their text."""
+    """``name   value`` lines for the source; lines that still hold keep their text.
+
+    All of them were measured.
+    """
     width = max(len(name) for name in names) + 3
     before = dict(_rows(expected))
     lines = []
     for name in names:
         value, stated = metrics[name], before.get(name, "")
-        if isinstance(value, NotMeasured):
-            text = f"not measured ({value.reason})"
-        else:
-            text = (
-                stated
-                if _holds(stated, value, METRICS[name])
-                else _written(stated, value, METRICS[name])
-            )
+        assert not isinstance(value, NotMeasured)  # noqa: S101 - the caller has looked
+        metric = METRICS[name]
+        text = stated if _holds(stated, value, metric) else _written(stated, value, metric)
         lines.append(f"{name:<{width}}{text}\n")
     return "".join(lines)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.core.reasons import Reason, Why, because
 
 #: Linux's CPU statistics; our tests replace these paths.
 STAT = Path("/proc/stat")
@@ -42,7 +43,7 @@ class Probe(NamedTuple):
     """
 
     read: Callable[[], float]
-    explain: Callable[[Window], str | None]
+    explain: Callable[[Window], Reason | None]
 
 
 def _cpu_seconds() -> list[float]:
@@ -85,30 +86,22 @@ def _text(path: Path) -> str:
         return str(file.read())
 
 
-def _share(limit: float, text: str) -> Callable[[Window], str | None]:
-    def explain(window: Window) -> str | None:
+def _share(limit: float, why: Why) -> Callable[[Window], Reason | None]:
+    def explain(window: Window) -> Reason | None:
         share = window.increase / (window.seconds * window.cpus)
         # In tens of percent, so that many tests share a reason.
-        return (
-            text.format(f"about {round(min(max(share, 0.1), 1.0), 1):.0%}")
-            if share > limit
-            else None
-        )
+        return because(why, share=round(min(max(share, 0.1), 1.0), 1)) if share > limit else None
 
     return explain
 
 
 PROBES: dict[str, Probe] = {
-    "others": Probe(_others, _share(_OTHERS, "other processes used {} of the CPUs")),
-    "steal": Probe(_steal, _share(_STOLEN, "the hypervisor took {} of the CPUs")),
-    "throttle": Probe(
-        _throttled, lambda w: "a CPU was throttled because of heat" if w.increase > 0 else None
-    ),
+    "others": Probe(_others, _share(_OTHERS, Why.OTHERS_BUSY)),
+    "steal": Probe(_steal, _share(_STOLEN, Why.HYPERVISOR_TOOK)),
+    "throttle": Probe(_throttled, lambda w: because(Why.THROTTLED) if w.increase > 0 else None),
     "quota": Probe(
         _held_back,
-        lambda w: (
-            "the container's CPU quota was used up" if w.increase > _STOLEN * w.seconds else None
-        ),
+        lambda w: because(Why.QUOTA_USED_UP) if w.increase > _STOLEN * w.seconds else None,
     ),
 }
 
@@ -120,17 +113,17 @@ class BusyWatch:
         self._began = REAL.clock()
         self._before = _readings(PROBES)
 
-    def explain(self) -> str | None:
-        """Why times measured since cannot be trusted; None if they can."""
+    def explain(self) -> tuple[Reason, ...]:
+        """Why times measured since cannot be trusted; empty if they can."""
         seconds = (REAL.clock() - self._began) / 1e9
         if seconds < LEAST_S:
-            return None
+            return ()
         cpus = os.cpu_count() or 1
         signs = (
             PROBES[name].explain(Window(now - self._before[name], seconds, cpus))
             for name, now in _readings(self._before).items()
         )
-        return ", ".join(sign for sign in signs if sign) or None
+        return tuple(sign for sign in signs if sign is not None)
 
 
 def _readings(names: Iterable[str]) -> dict[str, float]:

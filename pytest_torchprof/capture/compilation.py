@@ -24,6 +24,7 @@ from pytest_torchprof.capture.dynamo import (
     own_breaks,
     recompiled,
 )
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.structs import Frozen
 
 #: dynamo keeps this many records. Source: torch/_dynamo/utils.py,
@@ -31,8 +32,6 @@ from pytest_torchprof.core.structs import Frozen
 _KEPT_RECORDS = 64
 #: A large model with graph breaks makes more than that in one test.
 _WANTED_RECORDS = 1024
-_LOST = "torch keeps at most {} compilations"
-_LEFT = "{} ran in Python, and this torch does not say whether because of a graph break"
 
 
 class _Log:
@@ -163,8 +162,11 @@ class CompileCount(Frozen, frozen=True):
             for one in made
             if one.reason is not None
         ]
-        lost = _LOST.format(_LOG.kept) if self.losses > before.losses else None
-        left = next((_LEFT.format(one.name) for one in made if one.left and one.users), None)
+        lost = left = None
+        if self.losses > before.losses:
+            lost = because(Why.COMPILATIONS_LOST, kept=_LOG.kept)
+        if name := next((one.name for one in made if one.left and one.users), None):
+            left = because(Why.RAN_IN_PYTHON, name=name)
         return {
             "graph_breaks": lost or left or len(breaks),
             "recompiles": lost or len(again),

@@ -18,9 +18,10 @@ from pytest_torchprof.capture.frames import frames_of_test, is_users
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.module_names import ModuleNames
 from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.places.located import LINE, MODULE
 
-_OWN_TRACER = "the test uses sys.settrace itself"
+_OWN_TRACER = because(Why.OWN_TRACER)
 #: Each is an event of the trace; beyond this number, a test's lines are not located.
 _MOST_MARKS = 200_000
 #: How much deeper than its caller the tracer is switched on, to have room for switching it off.
@@ -36,10 +37,10 @@ class LineTracer:
 
     #: Whether metrics are taken from the run, so that shapes and memory are recorded.
     measures = False
-    _MARKED = "of your lines"
+    _TOO_MANY = Why.TOO_MANY_LINES
 
     def __init__(self, own: Collection[str] = ()) -> None:
-        self.gap: str | None = None
+        self.gap: Reason | None = None
         self.usable = True
         #: (file, line) → its marker's name, which ends in its number; the same for modules.
         self._lines: dict[tuple[str, int | None], str] = {}
@@ -78,7 +79,7 @@ class LineTracer:
         """Begin, with the current lines of the frames around."""
         self._previous = REAL.gettrace()
         if _debugs(self._previous):
-            self.gap, self.usable = "a debugger traces the test", False
+            self.gap, self.usable = because(Why.TRACED_BY_DEBUGGER), False
             return
         _hide_from_dynamo()
         self._thread = REAL.current_thread()
@@ -100,7 +101,7 @@ class LineTracer:
             return
         if REAL.current_thread() != self._thread:  # its tracing cannot be ended from here
             self.gap, self.usable = (
-                "the test starts and ends its region in different threads",
+                because(Why.OTHER_THREAD),
                 False,
             )
             self._left = 0
@@ -131,7 +132,7 @@ class LineTracer:
         elif self._left:  # markers that were open then have stayed open
             self.gap, self.usable = _OWN_TRACER, False
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: Reason) -> None:
         """From here on nothing is known; the previous tracer is restored at the end."""
         self.gap = self.gap or why
         self._left = 0
@@ -155,7 +156,7 @@ class LineTracer:
                 self._enter(frame)
                 return self._local
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return None
 
     def _stepped(self, frame: FrameType, event: str, _: object) -> Any:
@@ -169,7 +170,7 @@ class LineTracer:
             if event == "line":
                 self._enter(frame)
         except Exception as error:  # noqa: BLE001 - see above
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return self._local
 
     def _left_module(self, frame: FrameType, event: str, _: object) -> Any:
@@ -177,7 +178,7 @@ class LineTracer:
             try:
                 self._close(self._place(frame))
             except Exception as error:  # noqa: BLE001 - see above
-                self._give_up(f"{type(error).__name__}: {error}")
+                self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return self._module_local
 
     # ---------------------------------------------------------------- markers
@@ -204,7 +205,7 @@ class LineTracer:
         self._open.append((frame, marker, module))
         self._left -= 1
         if not self._left:
-            self._give_up(f"it runs more than {_MOST_MARKS:,} {self._MARKED}")
+            self._give_up(because(self._TOO_MANY, most=_MOST_MARKS))
 
     def _place(self, frame: FrameType) -> int:
         """The index of the frame's marker among the open ones, or their number."""

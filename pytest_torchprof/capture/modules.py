@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.trace.event_names import MODULE_MARK
 
 
@@ -21,7 +22,7 @@ class ModuleTracer(LineTracer):
     """
 
     measures = True
-    _MARKED = "modules"
+    _TOO_MANY = Why.TOO_MANY_MODULES
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class ModuleTracer(LineTracer):
                 frame.f_trace_lines = False
                 return self._module_local
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return None
 
 

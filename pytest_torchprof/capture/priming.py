@@ -16,6 +16,7 @@ from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import learn_silence, new_session, profiler_active
+from pytest_torchprof.core.reasons import Reason, Why, because
 
 #: Whether the first session saw the accelerator work, once that is known.
 _DEVICE_RECORDS: list[bool] = []
@@ -67,11 +68,8 @@ def _has_device_records(profiler: Any) -> bool:
     )
 
 
-def device_fault() -> str | None:
+def device_fault() -> Reason | None:
     """Why device metrics would be 0 in this process whatever runs; None if they work."""
     if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
         return None
-    return (
-        "torch's profiler recorded nothing on this device; is another CUPTI client (nsys, "
-        "compute-sanitizer) attached, or is a permission missing?"
-    )
+    return because(Why.NO_DEVICE_RECORDS)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo
 
-FORKED = "a process that the test forked did work too, which is not recorded"
-STARTED = "another process did work for the test, and torch in it is not recorded: {}"
+FORKED = because(Why.FORKED_WORK)
 
 #: Importing torch takes at least this much CPU time: 1.4 s on our machine, 0.5 s on the fastest.
 _IMPORT_S = 0.25
@@ -137,7 +137,7 @@ class Children:
         """Whether a child has ended since `begin`, and was waited for."""
         return _ended_ns() != self._ended_ns
 
-    def end(self) -> str | None:
+    def end(self) -> Reason | None:
         """Why this process did not do all the work; None if it (almost certainly) did."""
         ended, alive = _ended_ns() - self._ended_ns, _alive()
         # Children from before that were waited for in the meantime: their earlier work does not
@@ -153,10 +153,12 @@ class Children:
                 ended += grown[pid]
                 names.append(_name(pid))
             elif (torchs := _torch_in(pid)) is not None:
-                return STARTED.format(torchs)
+                return because(Why.PROGRAM_WORK, programs=(torchs,))
         unknown = [name for name in names if not _HARMLESS.search(name)]
         if ended > _IMPORT_S * 1e9 and (unknown or not names):
-            return STARTED.format(", ".join(dict.fromkeys(unknown)) or _UNNAMED)
+            if not unknown:
+                return because(Why.UNNAMED_PROGRAM_WORK)
+            return because(Why.PROGRAM_WORK, programs=tuple(dict.fromkeys(unknown)))
         return None
 
 

@@ -36,8 +36,9 @@ from pytest_torchprof.capture.torch_sessions import (
     unheard,
 )
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.capture.watchdog import LIMIT_SAID, Watchdog
-from pytest_torchprof.core.errors import CaptureError, TraceError
+from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
+from pytest_torchprof.core.errors import NotCapturedError, TraceError
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.read import parse
@@ -45,11 +46,9 @@ from pytest_torchprof.trace.read import parse
 if TYPE_CHECKING:
     from pytest_torchprof.capture.lines import LineTracer
 
-OWN_PROFILER = "the test runs torch.profiler itself, and profiler sessions cannot be nested"
-OTHER_THREADS = "other threads did work too, and this torch cannot profile them"
-FIRST_OF_POOL = (
-    "other threads did work too, which only another run can count: give the test a warm-up run"
-)
+OWN_PROFILER = because(Why.OWN_PROFILER)
+OTHER_THREADS = because(Why.THREADS_WORK)
+FIRST_OF_POOL = because(Why.POOL_WORK)
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
@@ -99,19 +98,19 @@ class Capture:
         self._tracer = tracer
         self._tensors = tensors and not everywhere  # needs memory events
         self._details = tracer is None or tracer.measures
-        self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_SAID)) if watchdog else None
+        self._watchdog = Watchdog(lambda: self.step_aside(LIMIT_OF_EVENTS)) if watchdog else None
         self._running = False
         self._in_region = False
         self._pid = REAL.getpid()
         self._thread = REAL.current_thread()
         self._undo = Undo()
-        self.aside: str | None = None
+        self.aside: Reason | None = None
         #: Python threads were started in the block; ``other_threads``: others existed before.
         self.started_threads = False
         self.other_threads = False
         self._threads_at_work = Threads()
         self._children = Children()
-        self._elsewhere: str | None = None
+        self._elsewhere: Reason | None = None
         self._began = 0
         #: Anomaly detection was on before the region.
         self._anomaly = False
@@ -130,7 +129,7 @@ class Capture:
         if Capture.current is not None:
             Capture.current.abandon()  # left over from a capture that could not be ended
         if profiler_active():
-            raise CaptureError("another profiler session is active while the test runs")
+            raise NotCapturedError(because(Why.OTHER_PROFILER))
         synchronize()
         look_for_graphs()  # the collector will not see them later
         with Undo() as undo:
@@ -181,10 +180,7 @@ class Capture:
         def asked(original: Callable[..., Any]) -> Callable[..., Any]:
             def answer(*args: Any) -> Any:
                 give_back()
-                self.aside = self.aside or (
-                    "the test reads torch's number of threads, so its first run cannot be the "
-                    "profiled one: give the test a warm-up run"
-                )
+                self.aside = self.aside or because(Why.READS_THREADS)
                 return original(*args)
 
             return answer
@@ -248,7 +244,7 @@ class Capture:
         if self._tracer is not None:
             self._tracer.stop()
 
-    def step_aside(self, reason: str = OWN_PROFILER) -> None:
+    def step_aside(self, reason: Reason = OWN_PROFILER) -> None:
         """Stop at once, so that the test's own profiler session works."""
         if not self._running or REAL.getpid() != self._pid:
             return
@@ -277,18 +273,18 @@ class Capture:
         import msgspec
 
         if REAL.getpid() != self._pid:
-            raise CaptureError("the test forked, and this is the child")
+            raise NotCapturedError(because(Why.FORKED_WHILE_PROFILED))
         self.end_region()
         if self.aside is not None:
             self._halt()
             empty(self._profiler)
-            raise CaptureError(self.aside)
+            raise NotCapturedError(self.aside)
         facts = {**facts, **self._own_facts()}
         REAL.collect()
         synchronize()
         if not self._everywhere and not profiler_active():
             self._halt()
-            raise CaptureError("other code ended the profiler session of the test")
+            raise NotCapturedError(because(Why.PROFILER_ENDED))
         try:
             self._profiler.add_metadata_json(FACTS_KEY, msgspec.json.encode(facts).decode())
         finally:
@@ -297,7 +293,7 @@ class Capture:
         del self._profiler, self._region
         # Torch crashes when it writes a session that another one has ended.
         if self._everywhere and not profiler.profiler.kineto_results.events():
-            raise CaptureError("other code ended the profiler session of the test")
+            raise NotCapturedError(because(Why.PROFILER_ENDED))
         path = place
         if not place.name.endswith(".json"):
             path = place / f"{self._pid}-{next(_FILE_NUMBERS)}.pt.trace.json"
@@ -320,7 +316,7 @@ class Capture:
             raise no_room(path, "part of it is missing")
         if trace.region is None:
             REAL.unlink(path)
-            raise CaptureError("the profiler recorded nothing, not even the measured region")
+            raise NotCapturedError(because(Why.NOTHING_RECORDED))
         return trace, path
 
     def _own_facts(self) -> dict[str, Any]:

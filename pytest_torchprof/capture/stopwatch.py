@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.capture.machine import lend_threads, synchronize
 from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
 
 if sys.platform != "win32":
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 #: What torch's counter returns without a hardware counter.
 _NO_INSTRUCTIONS = 2**64 - 1
-NO_COUNTER = "this machine has no hardware counter"
-COUNTER_LOST = "the hardware counter stopped"
+NO_COUNTER = because(Why.NO_COUNTER)
+COUNTER_LOST = because(Why.COUNTER_STOPPED)
 
 
 class Round(Frozen, frozen=True):
@@ -31,7 +32,7 @@ class Round(Frozen, frozen=True):
 
     wall_ns: int
     cpu_ns: int
-    instructions: int | str
+    instructions: int | Reason
     page_faults: int = 0
 
 
@@ -107,7 +108,7 @@ def _start_instructions() -> Any:
     return torch._C._instruction_counter.start() if counts_instructions() else None
 
 
-def _end_instructions(counter: Any) -> int | str:
+def _end_instructions(counter: Any) -> int | Reason:
     import torch
 
     if counter is None:

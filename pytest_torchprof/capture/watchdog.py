@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from pytest_torchprof.core.reasons import Why, because
+
 #: Growth of the process that ends a capture. torch 2.13 keeps about 0.3 KB per event while it
 #: records, and takes ten times that, and 8 µs per event, when it stops: so this is about a million
 #: events, 3 GB and 8 s. Measured on a loop of 2.2 million events.
 LIMIT_BYTES = 256 * 2**20
-LIMIT_SAID = "it records more than about a million events, which torch's profiler cannot hold"
+LIMIT_OF_EVENTS = because(Why.LIMIT_OF_EVENTS)
 
 _INTERVAL_S = 0.02
 _STATM = Path("/proc/self/statm")

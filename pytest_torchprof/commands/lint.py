@@ -22,6 +22,7 @@ from pytest_torchprof.commands.reading import heading_of, load, rule_book
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.thresholds import codes, parse
@@ -47,9 +48,15 @@ def lint(options: Namespace) -> int:
     ranks = load(options.traces, options.rank)
     checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
     rows = _rows(ranks, checked)
-    unchecked = _reasons(ranks, {rank: found.gaps for rank, found in checked.items()})
+    gaps = {
+        rank: {rule: say(why) for rule, why in found.gaps.items()}
+        for rank, found in checked.items()
+    }
+    unchecked = _reasons(ranks, gaps)
     errors = _reasons(ranks, {rank: found.errors for rank, found in checked.items()})
-    blind = _blind(ranks, checked, len(book.keys() - ignored))
+    wanted = len(book.keys() - ignored)
+    idle = not wanted or any(len(found.unchecked) == wanted for found in checked.values())
+    blind = _blind(ranks, checked, wanted)
     shown, left = _limited(options, rows)
     parts: Row = {"findings": shown, "unchecked": unchecked, "errors": errors, "left_out": left}
     parts["notes"] = blind
@@ -58,12 +65,12 @@ def lint(options: Namespace) -> int:
     elif options.format == "table":
         width = terminal_width()
         body = text.findings(shown, width, rows) if rows else "no findings\n"
-        notes = _notes(parts, rows, ignored)
+        notes = _notes(parts, rows, ignored, idle=idle)
         write(f"{heading_of(ranks)}\n\n{body}\n{text.wrapped(notes, width)}")
     else:
         every = (*fields_of(Finding), "page")
         fields = columns_of(ranks, every if options.format == "csv" else _MARKDOWN)
-        notes = _notes(parts, rows, ignored)
+        notes = _notes(parts, rows, ignored, idle=idle)
         print_table(options, shown, fields, head=heading_of(ranks), notes=notes)
     return FAILED if options.fail and (rows or errors or blind) else OK
 
@@ -115,7 +122,7 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
         mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
         if len(checked[rank].unchecked) == wanted:
             why = next(iter(checked[rank].unchecked.values()))
-            lines.append(f"{mark}nothing was checked: {why}")
+            lines.append(f"{mark}nothing was checked: {say(why)}")
         elif trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
             lines.append(
                 f"{mark}recorded without operators: rules about operators had nothing to check"
@@ -125,15 +132,15 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
     return lines
 
 
-def _notes(parts: Row, rows: list[Row], ignored: frozenset[str]) -> list[str]:
-    """The notes below the findings."""
+def _notes(parts: Row, rows: list[Row], ignored: frozenset[str], *, idle: bool) -> list[str]:
+    """The notes below the findings; ``idle``: nothing was checked, in one file at least."""
     lines: list[str] = []
     if left := parts["left_out"]:
         lines.append(f"… and {plural(left, 'more place')}: --limit 0 shows all")
     if rows:
         every = {row["rule"] for row in rows}
         lines.append(f"{text.totals(rows)}, by {plural(len(every), 'rule')}")
-    if not any("nothing was checked" in line for line in parts["notes"]):
+    if not idle:
         lines += text.gaps("not checked", parts["unchecked"])
     if ignored:
         lines.append(f"ignored: {', '.join(sorted(ignored))}")

@@ -18,6 +18,7 @@ from pytest_torchprof.commands.reading import Ranks, heading_of, load, notes_of
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import tables
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.render.text import plural
 
 if TYPE_CHECKING:
@@ -64,5 +65,5 @@ def _starts(ranks: Ranks) -> list[str]:
 def _no_memory(trace: Trace) -> str | None:
     peak = trace.metrics()["peak_cpu_bytes"]
     if isinstance(peak, NotMeasured):
-        return f"no peak: {peak.reason}"
+        return f"no peak: {say(peak.reason)}"
     return None if trace.memory() else "nothing was allocated"

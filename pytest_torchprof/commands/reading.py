@@ -17,6 +17,7 @@ from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render import escape, streams
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
@@ -176,7 +177,7 @@ def only(ranks: Ranks) -> Trace:
 def no_flops(trace: Trace) -> str:
     """A note on why there is no sum of FLOPs; empty if there is one."""
     gap = flops_gap(trace.events)
-    return f"no FLOPs total: {gap}" if gap else ""
+    return f"no FLOPs total: {say(gap)}" if gap else ""
 
 
 def uncounted(trace: Trace) -> str:

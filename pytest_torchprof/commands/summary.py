@@ -15,6 +15,7 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.commands.reading import heading_of, load, notes_of, uncounted
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.render import tables
@@ -72,7 +73,7 @@ def _measured(metrics: Metrics) -> set[str]:
 def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
     """Sums over the ranks of one job; a metric missing on any rank has no sum."""
     if apart:
-        why = NotMeasured(f"not the ranks of one job: {apart}")
+        why = NotMeasured(because(Why.NOT_ONE_JOB, apart=apart))
         return dict.fromkeys(next(iter(ranks)), why)
     total: Metrics = {}
     for name in next(iter(ranks)):
@@ -85,7 +86,7 @@ def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
 
 def _of_one(value: NotMeasured) -> NotMeasured:
     """Why a total is unknown: a lower bound for one rank is not one for all."""
-    return NotMeasured(f"on one rank, {value.reason}") if value.at_least else value
+    return NotMeasured(because(Why.ON_ONE_RANK, why=value.reason)) if value.at_least else value
 
 
 def _reported(metrics: Metrics, samples: Mapping[str, Sample] | None = None) -> dict[str, Any]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
 
 
 class TorchprofError(Exception):
@@ -58,6 +62,14 @@ def not_written(target: object, found: str) -> TraceError:
 
 class CaptureError(TorchprofError):
     """A profiler session that recorded nothing to measure."""
+
+
+class NotCapturedError(CaptureError):
+    """A capture without anything to measure, for a reason that the test's report shows."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(f"no capture: {reason.why.value.replace('_', ' ')}")
+        self.reason = reason
 
 
 class StorageError(CaptureError):

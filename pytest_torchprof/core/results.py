@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
+from pytest_torchprof.core.reasons import Reason  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.samples import Normalised, Sample  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.structs import Frozen
 
@@ -26,7 +27,7 @@ class NotMeasured(Frozen, frozen=True):
     a limit below it is exceeded, and one above it is not checked.
     """
 
-    reason: str
+    reason: Reason
     at_hand: int | None = None
     at_least: bool = False
 
@@ -100,7 +101,7 @@ class Verdict(Frozen, frozen=True):
     baseline: Number | None = None
     limit: Number | None = None
     tolerance: float = 0.0
-    reason: str | None = None
+    reason: Reason | None = None
     sample: Sample | None = None
     multiples: tuple[float, float] | None = None
     at_least: bool = False
@@ -122,10 +123,10 @@ class Record(Frozen, frozen=True):
 
     nodeid: str
     status: TestStatus
-    reason: str | None = None
+    reason: Reason | None = None
     metrics: Mapping[str, Verdict] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-    unchecked: Mapping[str, str] = field(default_factory=dict)
+    unchecked: Mapping[str, Reason] = field(default_factory=dict)
     trace: str | None = None
     outcome: str | None = None
 
@@ -153,7 +154,7 @@ class Profile(Frozen, frozen=True):
     kernels: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     found: Mapping[str, int] = field(default_factory=dict)
-    unchecked: Mapping[str, str] = field(default_factory=dict)
+    unchecked: Mapping[str, Reason] = field(default_factory=dict)
     gated: Mapping[str, str] = field(default_factory=dict)
     scoped: Mapping[str, Value] = field(default_factory=dict)
     samples: Mapping[str, Sample] = field(default_factory=dict)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import (
     MetricStatus,
     NotMeasured,
     Record,
     TestStatus,
-    Value,
     Verdict,
 )
 from pytest_torchprof.render.ab_table import fields_of, why
@@ -41,7 +41,8 @@ def test_of_row(row: Row) -> dict[str, Any]:
     if row.decision is not None:
         status = status_of(verdicts, has_baseline=True)
     metrics = {verdict.label: verdict for verdict in verdicts}
-    made = test_of(Record(row.nodeid, status, why(row), metrics, outcome=_outcome(row)))
+    made = test_of(Record(row.nodeid, status, None, metrics, outcome=_outcome(row)))
+    made["reason"] = why(row)
     fields = fields_of(row)
     # Here as ratios, all three.
     low, high = (row.decision.low, row.decision.high) if row.decision else (None, None)
@@ -80,8 +81,8 @@ def _verdicts(row: Row) -> list[Verdict]:
 
 def _exact(metric: str, a: float | None, b: float | None) -> Verdict:
     if b is None:
-        nothing: Value = NotMeasured("not measured on B")
-        return Verdict(metric, nothing, "not_measured", a, reason="not measured on B")
+        reason = because(Why.NOT_MEASURED_ON, side="B")
+        return Verdict(metric, NotMeasured(reason), "not_measured", a, reason=reason)
     if a is None:
-        return Verdict(metric, b, "new", reason="not measured on A")
+        return Verdict(metric, b, "new", reason=because(Why.NOT_MEASURED_ON, side="A"))
     return Verdict(metric, b, "regressed" if b > a else "improved", a)

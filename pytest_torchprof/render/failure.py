@@ -11,10 +11,12 @@ from pytest_torchprof.core.results import Baseline, Finding, NotMeasured, Number
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.verdict.causes import Cause, CauseKind
 
 MAX_LINES = 40
@@ -57,7 +59,9 @@ def sentence(cause: Cause) -> str:
     >>> sentence(Cause("metric_new", "flops"))
     'strict: the baseline has no flops'
     """
-    return _SENTENCES[cause.kind].format(metric=cause.metric, reason=cause.reason)
+    return _SENTENCES[cause.kind].format(
+        metric=cause.metric, reason=cause.reason and say(cause.reason)
+    )
 
 
 def short_message(causes: Sequence[Cause]) -> str | None:
@@ -74,7 +78,7 @@ def failure_message(
     *,
     ab_command: str | None = None,
     where: Where | None = None,
-    lines_gap: str | None = None,
+    lines_gap: Reason | None = None,
 ) -> str:
     """Metric, baseline, now and change; findings, operators and kernels behind it; how to accept.
 
@@ -107,7 +111,7 @@ def failure_message(
     behind += operators[:room]
     lines += behind
     if behind and lines_gap is not None:
-        lines.append(f"  your lines are unknown: {lines_gap}")
+        lines.append(f"  your lines are unknown: {say(lines_gap)}")
     acceptable = any(v.status in ("regressed", "improved") for v in bad)
     if ab_command and any(v.multiples for v in bad):
         lines += [f"  to confirm the time: {ab_command}"]
@@ -171,7 +175,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
 def _numbers(verdict: Verdict) -> str:
     unit = METRICS[verdict.metric].unit
     if isinstance(verdict.value, NotMeasured):
-        return f"not measured: {verdict.value.reason}"
+        return f"not measured: {say(verdict.value.reason)}"
     if verdict.status == "over_budget" and verdict.limit is not None:
         now, limit = format_pair(verdict.value, verdict.limit, unit)
         least = "at least " if verdict.at_least else ""
@@ -181,7 +185,7 @@ def _numbers(verdict: Verdict) -> str:
     before, now = format_pair(verdict.baseline, verdict.value, unit)
     tolerance = f", tolerance {verdict.tolerance:.0%}" if verdict.tolerance else ""
     change = format_change(verdict.baseline, verdict.value)
-    reason = f"; {verdict.reason}" if verdict.reason else ""
+    reason = f"; {say(verdict.reason)}" if verdict.reason else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
     return f"{before} → {now}  ({change}{tolerance}){reason}"

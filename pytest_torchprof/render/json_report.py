@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.results import NotMeasured, Number, Record, Verdict
 from pytest_torchprof.render import escape
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ def test_of(record: Record) -> dict[str, Any]:
         "nodeid": record.nodeid,
         "outcome": record.outcome,
         "status": record.status,
-        "reason": record.reason,
+        "reason": None if record.reason is None else say(record.reason),
         "metrics": metrics_of(record.metrics.values()),
         "findings": [asdict(finding) for finding in record.findings],
-        "unchecked": dict(record.unchecked),
+        "unchecked": {rule: say(why) for rule, why in record.unchecked.items()},
         "trace": record.trace,
     }
 
@@ -45,7 +46,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "baseline": verdict.baseline,
             "limit": verdict.limit,
             "status": verdict.status,
-            **({"reason": verdict.reason} if verdict.reason else {}),
+            **({"reason": say(verdict.reason)} if verdict.reason else {}),
             **_bound(verdict),
             **(noise_of(verdict.sample) if verdict.sample else {}),
             **(_multiples(*verdict.multiples) if verdict.multiples else {}),

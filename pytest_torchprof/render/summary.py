@@ -7,15 +7,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.render.text import plural, shorten, width_of
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import Record, Verdict
 
 #: Shown unless ``--torchprof-columns`` says otherwise; a column without a single value is left out.
@@ -149,14 +152,14 @@ def _findings(record: Record) -> str:
 _SHOWN_RULES = 4
 
 
-def unchecked_rules(records: Sequence[Record], raised: str) -> list[str]:
+def unchecked_rules(records: Sequence[Record]) -> list[str]:
     """One line on the rules that some test could not be checked for, without those that raised."""
-    reasons: dict[str, dict[str, None]] = {}
+    reasons: dict[Reason, dict[str, None]] = {}
     for record in records:
         for rule, why in record.unchecked.items():
-            if not why.startswith(raised):
+            if why.why is not Why.RULE_RAISED:
                 reasons.setdefault(why, {})[rule] = None
-    parts = [f"{_few(list(rules))} ({why})" for why, rules in reasons.items()]
+    parts = [f"{_few(list(rules))} ({say(why)})" for why, rules in reasons.items()]
     return [escape.line(f"rules not checked here: {'; '.join(parts)}")] if parts else []
 
 
@@ -176,13 +179,15 @@ def faults(found: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def raised_rules(records: Sequence[Record], raised: str) -> dict[str, str]:
+def raised_rules(records: Sequence[Record]) -> dict[str, str]:
     """Of each rule that raised a line, with the first test in which it did."""
     first: dict[str, str] = {}
     for record in records:
         for rule, why in record.unchecked.items():
-            if why.startswith(raised):
-                first.setdefault(rule, f"{rule}: {why} ({record.nodeid}); the rule was skipped")
+            if why.why is Why.RULE_RAISED:
+                first.setdefault(
+                    rule, f"{rule}: {say(why)} ({record.nodeid}); the rule was skipped"
+                )
     return {rule: escape.line(said) for rule, said in first.items()}
 
 
@@ -195,9 +200,9 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
     for record in shown:
         name = shorten(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
         if record.status == "not_profiled" and record.reason:
-            reasons.setdefault(f"not profiled: {record.reason}", []).append(name)
+            reasons.setdefault(f"not profiled: {say(record.reason)}", []).append(name)
         elif record.status in ("ok", "improved", "new") and record.reason:
-            reasons.setdefault(record.reason, []).append(name)
+            reasons.setdefault(say(record.reason), []).append(name)
         for reason in _of_times(record):
             reasons.setdefault(reason, []).append(name)
         if (spread := _spread(record.metrics.get("wall_ms")) or 0) > NOISY:
@@ -206,14 +211,18 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
             if verdict.status != "not_measured":
                 continue
             if verdict.limit is not None:
-                key = f"budget {_marker(verdict)} not checked: {verdict.reason}"
+                key = f"budget {_marker(verdict)} not checked: {_why(verdict)}"
                 reasons.setdefault(key, []).append(name)
             elif verdict.baseline is not None:
-                key = f"baseline {verdict.label} not compared: {verdict.reason}"
+                key = f"baseline {verdict.label} not compared: {_why(verdict)}"
                 reasons.setdefault(key, []).append(name)
     lines = [f"{key} ({_several(names)})" for key, names in sorted(reasons.items())]
     left = len(lines) - _MOST_NOTES
     return lines[:_MOST_NOTES] + ([f"… and {plural(left, 'more reason')}"] if left > 0 else [])
+
+
+def _why(verdict: Verdict) -> str:
+    return "" if verdict.reason is None else say(verdict.reason)
 
 
 def _marker(verdict: Verdict) -> str:
@@ -233,7 +242,7 @@ def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
     times = (v for v in record.metrics.values() if METRICS[v.metric].klass == "time")
     checked = (v.reason for v in times if v.reason and v.status != "not_measured")
-    return dict.fromkeys(f"time: {reason}" for reason in checked)
+    return dict.fromkeys(f"time: {say(reason)}" for reason in checked)
 
 
 def _several(names: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.late import late
-from pytest_torchprof.rules.chips import FUSED_TYPES, UNKNOWN_CHIP, chip_of
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.rules.chips import FUSED_TYPES, chip_of
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import Matches, rule
 from pytest_torchprof.trace import nesting
@@ -31,12 +32,12 @@ _FUSED_ATTENTION: Final = late(
 _LARGEST_HEAD: Final = 256
 
 
-def _unseen_attention(trace: Trace) -> str | None:
+def _unseen_attention(trace: Trace) -> Reason | None:
     """Attention on an unknown device, or a softmax that graphs launched."""
     kernel, _ = launched_in(trace, rows_of(trace, MATH_ATTENTION))
     for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
         if not chip_of(trace, device).is_known and not trace.once(_runs_fused, device):
-            return f"attention in its math form: {UNKNOWN_CHIP}"
+            return because(Why.ATTENTION_ON_UNKNOWN_CHIP)
     return blind_kernels(trace, lambda name: "softmax" in name.lower())
 
 

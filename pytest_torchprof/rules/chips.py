@@ -26,8 +26,6 @@ _AMD_FUSED = {"gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201"}
 FUSED_TYPES = {"float", "c10::Half", "c10::BFloat16"}
 
 
-UNKNOWN_CHIP = "the trace does not say which device it ran on"
-
 #: Devices that multiply TF32 at least four times as fast as fp32, under any name: GA100, GH100 and
 #: GB100. Other chips of these generations are sold with full and with half rate.
 _WHOLE_RATE = {(8, 0), (9, 0), (10, 0), (10, 3)}

@@ -9,12 +9,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis import compilation
-from pytest_torchprof.analysis.compilation import NOT_LIVE, Compiled
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.analysis.compilation import Compiled
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools
 
@@ -37,24 +38,24 @@ _FIXES = {
 }
 
 
-def _unknown(found: Compiled) -> str | None:
+def _unknown(found: Compiled) -> Reason | None:
     return found.gap if found.rows is None else None
 
 
-def _is_ready_for_breaks(trace: Trace) -> str | None:
+def _is_ready_for_breaks(trace: Trace) -> Reason | None:
     """What dynamo recorded about the code that ran; else stacks, or that nothing was compiled."""
     if "compiled" in trace.facts:
         return _unknown(trace.once(compilation.graph_breaks))
     compiled = any(name.startswith(_REGION) for name in trace.names)
-    return NOT_LIVE if compiled and not trace.is_kind(Kind.PYTHON).any() else None
+    return because(Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
 
-def _is_ready_for_recompilations(trace: Trace) -> str | None:
+def _is_ready_for_recompilations(trace: Trace) -> Reason | None:
     """What dynamo recorded about the code that ran, or the trace's numbers of compilations."""
     if "compiled" in trace.facts:
         return _unknown(trace.once(compilation.recompilations))
     unnamed = not compilation.regions(trace) and _REGION in trace.names
-    return "this torch version does not number compilations" if unnamed else None
+    return because(Why.NOT_NUMBERED) if unnamed else None
 
 
 @rule(

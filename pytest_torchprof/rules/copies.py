@@ -8,6 +8,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.calls import step_of
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.filled import filled
@@ -78,9 +79,9 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     )
 
 
-def _has_operators(trace: Trace) -> str | None:
+def _has_operators(trace: Trace) -> Reason | None:
     """A capture with operators: without them, what the host did with a copy is unknown."""
-    return None if trace.has(Kind.OP) else "recorded without operators"
+    return None if trace.has(Kind.OP) else because(Why.WITHOUT_OPERATORS)
 
 
 _PINNED = (

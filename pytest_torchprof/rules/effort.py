@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.analysis.memory import ALLOCATORS
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.names import count
@@ -32,10 +33,6 @@ _FLOAT_BYTES: Final = 4
 #: Outputs, gradients and library buffers allocate this many times the largest operand: 2.6 to 7.9
 #: in training steps with convolutions, so it is a guess.
 _TIMES: Final = 3
-_GUESSED: Final = (
-    "recorded without memory events (profile_memory=True records them), so the size below which "
-    "matches are ignored is a guess"
-)
 
 
 def effort_ns(trace: Trace) -> float:
@@ -47,11 +44,11 @@ def effort_ns(trace: Trace) -> float:
     return trace.once(_effort)
 
 
-def guessed(trace: Trace, *names: Names) -> str | None:
+def guessed(trace: Trace, *names: Names) -> Reason | None:
     """Why this size is uncertain, for a rule about events of these names on a CPU."""
     if trace.facts or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):
         return None
-    return _GUESSED
+    return because(Why.TRIFLES_GUESSED)
 
 
 def _effort(trace: Trace) -> float:

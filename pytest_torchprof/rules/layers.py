@@ -24,6 +24,7 @@ from pytest_torchprof.trace.tree import operators_around, parents, rows_of, with
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
@@ -53,7 +54,7 @@ _PART: Final = 20
 _NORM_KERNEL: Final = late(r"batch_?norm|bn_fw|bn_bw", re.IGNORECASE)
 
 
-def _unseen_norms(trace: Trace) -> str | None:
+def _unseen_norms(trace: Trace) -> Reason | None:
     """Batch norms that graphs launched: the operators before them are unknown."""
     return blind_kernels(trace, _NORM_KERNEL.search)
 

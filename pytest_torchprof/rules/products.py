@@ -9,8 +9,9 @@ import numpy as np
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.attention import MATH_ATTENTION
-from pytest_torchprof.rules.chips import UNKNOWN_CHIP, chip_of
+from pytest_torchprof.rules.chips import chip_of
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace import nesting
@@ -49,7 +50,7 @@ _SHORT_TYPES: Final = late(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|f
 _LONG_TYPES: Final = late(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64")
 
 
-def _unseen_fp32(trace: Trace) -> str | None:
+def _unseen_fp32(trace: Trace) -> Reason | None:
     """Products on an unknown device, or that graphs launched without their operators."""
     devices = nesting.distinct(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
     if trace.facts.get("allow_tf32") is True:
@@ -59,7 +60,7 @@ def _unseen_fp32(trace: Trace) -> str | None:
         products = device_products(trace)
         single = products.any_kernel(trace, _is_named_single)
         if np.isin(products.device(trace)[single], unknown).any():
-            return f"products in fp32: {UNKNOWN_CHIP}"
+            return because(Why.PRODUCTS_ON_UNKNOWN_CHIP)
     if not any(chip.has_tf32 for chip in chips.values()):
         return None
     return blind_kernels(
@@ -70,7 +71,7 @@ def _unseen_fp32(trace: Trace) -> str | None:
     )
 
 
-def _unseen_16_bits(trace: Trace) -> str | None:
+def _unseen_16_bits(trace: Trace) -> Reason | None:
     """Products that graphs launched: their sizes are unknown."""
     return blind_kernels(
         trace,

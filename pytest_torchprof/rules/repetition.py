@@ -11,6 +11,7 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes
 from pytest_torchprof.rules.copy_runs import Finder, Run, by_kind, held
@@ -52,9 +53,6 @@ _COPY_ONCE = (
 )
 _NEW = "write out of place: x.add(y) instead of x.clone().add_(y)"
 _CAST_NEW = f"{_CAST_ONCE}, and then write out of place (x.div(y) instead of x.div_(y))"
-_NO_MEMORY = (
-    "autocast's casts of weights: recorded without memory events (profile_memory=True records them)"
-)
 _TRIFLE = "fewer cost only the call: a mean per channel, a step number"
 _SHARE = (
     "of everything that the test does on a CPU, by operators, FLOPs and memory; less does "
@@ -74,7 +72,7 @@ _CAST_KERNEL: Final = late(r"copy|cast|convert", re.IGNORECASE)
 _COPY_KERNEL: Final = late(r"copy|clone", re.IGNORECASE)
 
 
-def _unseen_casts(trace: Trace) -> str | None:
+def _unseen_casts(trace: Trace) -> Reason | None:
     """Casts that graphs launched: what they cast is unknown. Also autocast's casts of weights, if
     neither gradients nor memory events tell the number of weights.
     """
@@ -84,11 +82,11 @@ def _unseen_casts(trace: Trace) -> str | None:
         above = np.concatenate([above, trace.parent[above[above >= 0]]])
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(rows_of(trace, "torch::autograd::AccumulateGrad")):
-            return _NO_MEMORY
+            return because(Why.AUTOCAST_UNSEEN)
     return gap or guessed(trace, _TO_COPY)
 
 
-def _unseen_copies(trace: Trace) -> str | None:
+def _unseen_copies(trace: Trace) -> Reason | None:
     """Copies that graphs launched: what they copy is unknown."""
     gap = blind_kernels(trace, _COPY_KERNEL.search)
     return gap or guessed(trace, _CLONE)

@@ -15,16 +15,17 @@ from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
 from pytest_torchprof.rules.products import LAUNCHES
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
 
-def _has_accelerator(trace: Trace) -> str | None:
+def _has_accelerator(trace: Trace) -> Reason | None:
     """An accelerator in the capture, even one without records: the waiting calls are visible."""
     return None if trace.once(waits_gap) is None else trace.once(absent_gap)
 
 
-def _knows_waits(trace: Trace) -> str | None:
+def _knows_waits(trace: Trace) -> Reason | None:
     """The calls in which the host waits, which are known on CUDA and ROCm."""
     return trace.once(waits_gap)
 

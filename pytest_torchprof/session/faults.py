@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.core.errors import StorageError, TorchprofError
+from pytest_torchprof.core.errors import NotCapturedError, StorageError, TorchprofError
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.render.summary import faults
 
 
@@ -16,14 +18,22 @@ def is_fault(error: Exception) -> bool:
 
 def said(error: Exception) -> str:
     """Our own errors speak for themselves; anything else is a fault to report."""
+    return say(reason_for(error))
+
+
+def reason_for(error: Exception) -> Reason:
+    """The error as a reason."""
+    if isinstance(error, NotCapturedError):
+        return error.reason
     if isinstance(error, TorchprofError):
-        return str(error)
+        return because(Why.ERROR, message=str(error))
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     where = f", {Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}" if at else ""
     message = str(error).partition("\n")[0]
-    return f"internal error, please report it: {type(error).__name__}: {message}{where}"
+    kind = type(error).__name__
+    return because(Why.INTERNAL_ERROR, error=kind, message=message, where=where)
 
 
 class SessionErrors:

@@ -17,6 +17,7 @@ from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.core.errors import BaselineError, TorchprofError
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors
@@ -257,7 +258,7 @@ class TorchprofSession(RunningHooks):
     def _judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
         """Compare what was measured and note it; why the test fails, if it does."""
         if self.collected.is_shared(item):
-            gatherer.refuse("another test has the same name, so one baseline cannot serve both")
+            gatherer.refuse(because(Why.SAME_NAME))
         return self.verdicts.judge(item, gatherer)
 
     # ---------------------------------------------------------------- gathering

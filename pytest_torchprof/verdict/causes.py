@@ -10,6 +10,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.verdict.comparison import Policy
 
 #: All but the first two fail a test under ``--torchprof-strict`` alone.
@@ -32,7 +33,7 @@ class Cause(Frozen, frozen=True):
 
     kind: CauseKind
     metric: str = ""
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 def failures(

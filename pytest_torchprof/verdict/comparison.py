@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
     Baseline,
     Budget,
@@ -35,7 +36,7 @@ class Policy(Frozen, frozen=True):
 
     time: Literal["advisory", "gate", "off"] = "advisory"
     strict: bool = False
-    time_note: str | None = None
+    time_note: Reason | None = None
 
 
 def compare(
@@ -65,7 +66,7 @@ def compare(
     for budget in budgets:
         if not budget.scoped:
             continue
-        value = profile.scoped.get(budget.label, NotMeasured("was not measured"))
+        value = profile.scoped.get(budget.label, NotMeasured(because(Why.WAS_NOT_MEASURED)))
         verdicts.append(_scoped(budget, value))
     return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
 
@@ -82,7 +83,7 @@ def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:
     return "improved" if "improved" in seen else "ok"
 
 
-def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
+def _gradients_kept(profile: Profile, baseline: Baseline) -> Reason | None:
     """A forgotten ``zero_grad`` does less in all, and is no improvement: say what shows it."""
 
     def total(operators: Mapping[str, Mapping[str, int]], column: str, prefix: str = "") -> int:
@@ -93,13 +94,13 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> str | None:
         o.get("aten::zero_", {}).get("calls", 0) for o in (baseline.operators, profile.operators)
     ]
     if now > before and zeroed[1] - zeroed[0] < now - before:  # else they start from zero
-        return f"gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"
+        return because(Why.GRADIENTS_ADD_UP, before=before, now=now)
     steps, zeros = (
         [total(o, "calls", f"Optimizer.{what}#") for o in (baseline.operators, profile.operators)]
         for what in ("step", "zero_grad")
     )
     if zeros[1] < zeros[0] and steps[1] >= steps[0] > 0:
-        return f"Optimizer.zero_grad was called {zeros[0]} → {zeros[1]} times in {steps[1]} steps"
+        return because(Why.FEWER_ZERO_GRADS, before=zeros[0], now=zeros[1], steps=steps[1])
     return None
 
 
@@ -136,8 +137,12 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
     if verdict.status == "over_budget":
         return replace(verdict, baseline=accepted)
     if more:
-        said = ", ".join(f"{rule} {before} → {now}" for rule, (before, now) in more.items())
-        reason = None if total > accepted else said  # the total does not say it
+        rules = tuple(
+            because(Why.CHANGED, name=rule, before=before, now=now)
+            for rule, (before, now) in more.items()
+        )
+        # The total does not say it.
+        reason = None if total > accepted else because(Why.MORE_MATCHES, rules=rules)
         return replace(verdict, value=total, status="regressed", baseline=accepted, reason=reason)
     return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
 
@@ -208,8 +213,7 @@ def _of_time(
     elif why is not None:
         status = "ok" if status == "ok" else "advisory"
     elif multiples and before and profile.normalised and before.n * FEW < profile.normalised.n:
-        few = f"{before.n} round{'s' * (before.n > 1)}"
-        why = f"the baseline is of {few}, and this of {profile.normalised.n}: {_ANEW}"
+        why = because(Why.FEW_ROUNDS, before=before.n, now=profile.normalised.n)
     return replace(
         verdict, status=status, tolerance=TIME_TOLERANCE, reason=why, multiples=multiples
     )
@@ -218,24 +222,19 @@ def _of_time(
 #: A time accepted from this many times fewer rounds is higher than necessary.
 FEW = 10
 
-_ANEW = "--accept --torchprof-time=gate takes it anew"
 
-
-def normalised_gap(now: Normalised | None, before: Normalised | None, metric: str) -> str | None:
+def normalised_gap(now: Normalised | None, before: Normalised | None, metric: str) -> Reason | None:
     """Why a time is not comparable as a multiple of the reference kernel's; None where it is."""
     if now is None or metric not in now.values:
-        return "the reference kernel did not run"
+        return because(Why.NO_REFERENCE)
     if before is None or metric not in before.values:
-        return f"the baseline has no time relative to the reference kernel: {_ANEW}"
+        return because(Why.NO_REFERENCE_BEFORE)
     if now.conditions != before.conditions:
-        return f"the baseline's times are of {before.conditions}, not {now.conditions}: {_ANEW}"
+        return because(Why.OTHER_CONDITIONS, before=before.conditions, now=now.conditions)
     faults = abs(now.page_faults - before.page_faults)
     fastest_ms = min(one.values[metric] * one.reference_ms for one in (now, before))
     if faults > _FEW_FAULTS and faults * _PAGE_FAULT_MS > _FAULTS_SHARE * fastest_ms:
-        return (
-            f"{before.page_faults:,} → {now.page_faults:,} page faults a round: whether memory is "
-            "reused is the luck of a process, so time only advises"
-        )
+        return because(Why.OTHER_PAGE_FAULTS, before=before.page_faults, now=now.page_faults)
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.check import lacking
 from pytest_torchprof.verdict.comparison import grown
@@ -17,15 +18,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.verdict.measured import Measured
 
-#: Begins what is said of a rule that raised.
-RAISED = "the rule raised "
-
 
 def found_in(
     checked: Checked, rules: Sequence[Rule], allowed: Collection[str]
-) -> tuple[dict[str, int], dict[str, str]]:
+) -> tuple[dict[str, int], dict[str, Reason]]:
     """(matches of each rule that was checked and is not allowed, why others were not checked)."""
-    unchecked = {rule: f"{RAISED}{error}" for rule, error in checked.errors.items()}
+    unchecked = {
+        rule: because(Why.RULE_RAISED, error=error) for rule, error in checked.errors.items()
+    }
     for rule in rules:
         if rule.code in unchecked:
             continue
@@ -35,7 +35,7 @@ def found_in(
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-            why = f"{RAISED}{type(error).__name__}: {error}"
+            why = because(Why.RULE_RAISED, error=f"{type(error).__name__}: {error}")
         if why is not None:
             unchecked[rule.code] = why
     counts = checked.counts
@@ -53,7 +53,7 @@ def found_in(
 def within(
     budget: Budget,
     found: Mapping[str, int],
-    unchecked: Mapping[str, str],
+    unchecked: Mapping[str, Reason],
     *,
     allowed: Collection[str],
     ignored: Collection[str],
@@ -61,13 +61,15 @@ def within(
     """The findings that a budget on some rules counts; unknown if none, and one was not checked."""
     count = sum(found.get(rule, 0) for rule in budget.rules)
     gaps = {rule: unchecked[rule] for rule in budget.rules if rule in unchecked}
-    gaps |= {rule: "switched off by --torchprof-ignore" for rule in budget.rules if rule in ignored}
+    gaps |= {rule: because(Why.RULE_IGNORED) for rule in budget.rules if rule in ignored}
     gaps = {rule: why for rule, why in gaps.items() if rule not in allowed}
     if count or not gaps:
         return count
-    reasons = dict.fromkeys(gaps.values())
-    said = [f"{', '.join(r for r in gaps if gaps[r] == why)}: {why}" for why in reasons]
-    return NotMeasured("; ".join(said))
+    each = tuple(
+        because(Why.OF_RULES, rules=tuple(rule for rule in gaps if gaps[rule] == why), why=why)
+        for why in dict.fromkeys(gaps.values())
+    )
+    return NotMeasured(because(Why.SEVERAL, gaps=each))
 
 
 def placed(

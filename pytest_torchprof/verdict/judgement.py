@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.diff import COLUMN_OF, deltas
-from pytest_torchprof.analysis.elsewhere import WORKERS, uses_workers
+from pytest_torchprof.analysis.elsewhere import uses_workers
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
     Baseline,
     Budget,
@@ -81,7 +82,7 @@ class Judged(Frozen, frozen=True):
     status: TestStatus
     verdicts: Sequence[Verdict]
     causes: Sequence[Cause] = ()
-    reason: str | None = None
+    reason: Reason | None = None
     profile: Profile | None = None
     accepts: Baseline | None = None
     times_changed: bool = False
@@ -117,7 +118,7 @@ def judged(
         status,
         verdicts,
         causes,
-        swapped or (WORKERS if uses_workers(measured.trace) else None),
+        swapped or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None),
         profile,
         _accepts(measured, found, quiet=quiet),
         _times_changed(verdicts, quiet=quiet),
@@ -137,7 +138,7 @@ def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) ->
     return Judged("not_profiled", verdicts, causes, reason)
 
 
-def all_unchecked(budgets: Iterable[Budget], reason: str) -> list[Verdict]:
+def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = NotMeasured(reason)
     return [
@@ -149,11 +150,11 @@ def all_unchecked(budgets: Iterable[Budget], reason: str) -> list[Verdict]:
 def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Policy:
     note = None
     if terms.contended:
-        note = "xdist's workers contend for the CPU, so time only advises"
+        note = because(Why.WORKERS_CONTEND)
     elif measured.busy:
-        note = f"the machine was busy, so time only advises: {measured.busy}"
+        note = because(Why.MACHINE_BUSY, signs=measured.busy)
     elif baseline is not None and baseline.times.get("machine") != measured.host:
-        note = f"the baseline's times are of another machine ({baseline.times.get('machine')})"
+        note = because(Why.OTHER_MACHINE, machine=str(baseline.times.get("machine")))
     return Policy(terms.time, terms.strict, note)
 
 
@@ -165,14 +166,14 @@ def _mismatched(
     What is not as expected inline counts as regressed, unless it is over budget.
     """
     verdicts = [
-        replace(v, status="regressed", reason=f"the inline expectation is {expected}")
+        replace(v, status="regressed", reason=because(Why.INLINE_EXPECTS, expected=expected))
         if (expected := mismatch.get(v.label)) and v.status != "over_budget"
         else v
         for v in verdicts
     ]
     worst = status_of(verdicts, has_baseline=True)
     status: TestStatus = worst if worst == "over_budget" else "regressed"
-    reason = "the inline expectation does not match"
+    reason = because(Why.INLINE_MISMATCH)
     return Judged(status, verdicts, reason=reason, profile=profile)
 
 
@@ -216,11 +217,13 @@ def _times_changed(verdicts: Iterable[Verdict], *, quiet: bool) -> bool:
     )
 
 
-def _swapped(profile: Profile, baseline: Baseline) -> str | None:
+def _swapped(profile: Profile, baseline: Baseline) -> Reason | None:
     """What no total shows: operators that others have taken the place of."""
     changed = deltas(baseline.operators, profile.operators, COLUMN_OF["ops"])
     if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
         return None
-    shown = [f"{d.name} {d.before} → {d.now}" for d in changed[:_MOST_SWAPPED]]
-    left = ", …" if changed[_MOST_SWAPPED:] else ""
-    return f"as many operators as accepted, but others: {', '.join(shown)}{left}"
+    shown = tuple(
+        because(Why.CHANGED, name=d.name, before=d.before, now=d.now)
+        for d in changed[:_MOST_SWAPPED]
+    )
+    return because(Why.OPERATORS_SWAPPED, operators=shown, left=len(changed) - len(shown))

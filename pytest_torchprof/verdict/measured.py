@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.rules.engine.check import Checked
@@ -34,10 +35,10 @@ class Measured(Frozen, frozen=True):
     allowed: Mapping[str, str] = {}
     ignored: frozenset[str] = frozenset()
     modules: Trace | None = None
-    modules_gap: str | None = None
+    modules_gap: Reason | None = None
     located: Placing | None = None
-    lines_gap: str | None = None
-    busy: str | None = None
+    lines_gap: Reason | None = None
+    busy: tuple[Reason, ...] = ()
     mismatch: Mapping[str, str] | None = None
     unmeasured: tuple[str, ...] = ()
 
@@ -50,7 +51,7 @@ class Measured(Frozen, frozen=True):
 class Unmeasured(Frozen, frozen=True):
     """A test that was not measured, and why; ``stats_asked``: it compares numbers all the same."""
 
-    reason: str
+    reason: Reason
     environment: str
     budgets: tuple[Budget, ...] = ()
     stats_asked: bool = False

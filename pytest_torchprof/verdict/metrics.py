@@ -10,17 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import NotMeasured, Value
     from pytest_torchprof.trace.events import Trace
 
 Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
 Need = Literal["rounds", "shapes", "memory", "device", "device_memory", "calls"]
-
-NO_REGION = "failed capture: the trace lacks the measured region"
-NO_DURATIONS = "the events of this trace have no durations"
-NO_MEMORY = "recorded without memory events (profile_memory=True records them)"
-NO_SIZES = "the copies of this trace have no sizes"
 
 
 class Metric(NamedTuple):
@@ -81,15 +77,14 @@ def measure(metric: Metric, trace: Trace) -> Value:
     return bounded(metric, metric.extract(trace), trace)
 
 
-def _at_least(metric: Metric, trace: Trace, reason: str) -> NotMeasured:
+def _at_least(metric: Metric, trace: Trace, reason: Reason) -> NotMeasured:
     found = metric.extract(trace) if metric.klass == "exact" else 0
     if not isinstance(found, int) or not found:
         return _unknown(reason)
-    from pytest_torchprof.core.units import format_quantity
+    from pytest_torchprof.core.reasons import Why, because
 
-    return _unknown(
-        f"at least {format_quantity(found, metric.unit)}: {reason}", found, at_least=True
-    )
+    said = because(Why.AT_LEAST, value=found, unit=metric.unit, why=reason)
+    return _unknown(said, found, at_least=True)
 
 
 def bounded(metric: Metric, value: Value, trace: Trace) -> Value:
@@ -113,7 +108,7 @@ def measure_all(trace: Trace, known: Mapping[str, Value] | None = None) -> dict[
     }
 
 
-def _unknown(reason: str, at_hand: int | None = None, *, at_least: bool = False) -> NotMeasured:
+def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = False) -> NotMeasured:
     from pytest_torchprof.core.results import NotMeasured
 
     return NotMeasured(reason, at_hand, at_least)
@@ -123,17 +118,22 @@ def _unknown(reason: str, at_hand: int | None = None, *, at_least: bool = False)
 
 
 def _missing(trace: Trace, needs: frozenset[Need]) -> NotMeasured | None:
+    from pytest_torchprof.core.reasons import Why, because
+
     reason = _lacking(trace, needs)
     if reason and trace.cut:
-        reason += ", or the file breaks off before it"
+        reason = because(Why.FILE_BREAKS_OFF, why=reason)
     return _unknown(reason) if reason else None
 
 
-def _lacking(trace: Trace, needs: frozenset[Need]) -> str | None:
+def _lacking(trace: Trace, needs: frozenset[Need]) -> Reason | None:
     """Why the capture does not hold what metrics of these needs are made of."""
+    from pytest_torchprof.core.reasons import Why, because
+
     if trace.facts and trace.region is None:
-        return NO_REGION
+        return because(Why.NO_REGION)
     from pytest_torchprof.analysis import gaps
+    from pytest_torchprof.trace.facts import reason_of
     from pytest_torchprof.work.counting import has_shapes
 
     questions = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
@@ -141,9 +141,9 @@ def _lacking(trace: Trace, needs: frozenset[Need]) -> str | None:
         if need in needs and (reason := trace.once(question)):
             return reason
     if "shapes" in needs and not has_shapes(trace):
-        return "recorded without shapes (record_shapes=True records them)"
+        return because(Why.NO_SHAPES)
     if "memory" in needs and not _has_memory(trace):
-        return str(trace.facts.get("no_memory") or NO_MEMORY)
+        return reason_of(trace.facts.get("no_memory")) or because(Why.NO_MEMORY)
     return None
 
 
@@ -170,12 +170,16 @@ def _fact(key: str) -> Callable[[Trace], Value]:
     """A number that the live capture noted, or the reason that it noted instead."""
 
     def extract(trace: Trace) -> Value:
+        from pytest_torchprof.core.reasons import Why, because
+        from pytest_torchprof.trace.facts import reason_of
+
         value = trace.facts.get(key)
+        gap = reason_of(value)
         if isinstance(value, dict):  # of several rounds
             value = value.get("median")
         if isinstance(value, int | float):
             return round(value) if key == "instructions" else value
-        return _unknown(str(value) if value else "only a live test measures it")
+        return _unknown(gap or because(Why.ONLY_LIVE))
 
     return extract
 
@@ -185,10 +189,13 @@ def _compiled(what: str) -> Callable[[Trace], Value]:
 
     def extract(trace: Trace) -> Value:
         from pytest_torchprof.analysis import compilation
+        from pytest_torchprof.core.reasons import Why, because
 
         found: compilation.Compiled = trace.once(getattr(compilation, what))
         if found.rows is None or found.gap is not None:
-            return _unknown(str(found.gap), None if found.rows is None else len(found.rows))
+            return _unknown(
+                found.gap or because(Why.ONLY_LIVE), None if found.rows is None else len(found.rows)
+            )
         return len(found.rows)
 
     return extract
@@ -219,7 +226,9 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
         if not in_bytes:
             return int(chosen.sum())
         sizes = trace.bytes[chosen]
-        return _unknown(NO_SIZES) if (sizes < 0).any() else int(sizes.sum())
+        from pytest_torchprof.core.reasons import Why, because
+
+        return _unknown(because(Why.NO_COPY_SIZES)) if (sizes < 0).any() else int(sizes.sum())
 
     return extract
 
@@ -242,11 +251,17 @@ def _flops(trace: Trace) -> Value:
     return int(op_flops(trace)[trace.selection].sum())
 
 
+def _no_durations() -> NotMeasured:
+    from pytest_torchprof.core.reasons import Why, because
+
+    return _unknown(because(Why.NO_DURATIONS))
+
+
 def _self_cpu_ms(trace: Trace) -> Value:
     from pytest_torchprof.analysis.ops import self_cpu_ns
 
     total = self_cpu_ns(trace)
-    return _unknown(NO_DURATIONS) if not total and _count(trace, "OP") else total / 1e6
+    return _no_durations() if not total and _count(trace, "OP") else total / 1e6
 
 
 def _device_ms(what: str) -> Callable[[Trace], Value]:
@@ -255,7 +270,7 @@ def _device_ms(what: str) -> Callable[[Trace], Value]:
 
         times = device_time(trace)
         if not times.self_ns and _count(trace, "KERNEL"):
-            return _unknown(NO_DURATIONS)
+            return _no_durations()
         return float(getattr(times, what)) / 1e6
 
     return extract
@@ -276,9 +291,9 @@ def _host_peak(trace: Trace) -> Value:
     from pytest_torchprof.analysis.elsewhere import uses_workers
 
     if uses_workers(trace):
-        return _unknown(
-            "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"
-        )
+        from pytest_torchprof.core.reasons import Why, because
+
+        return _unknown(because(Why.WORKERS_PREFETCH))
     return peak
 
 

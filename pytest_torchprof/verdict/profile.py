@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.ops import kernels, ops
 from pytest_torchprof.core.late import late
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.verdict.found import found_in, within
@@ -16,6 +17,7 @@ from pytest_torchprof.verdict.timing import normalised_of, samples_of
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from pytest_torchprof.core.results import Budget
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.verdict.measured import Measured
@@ -51,19 +53,13 @@ def _with_modules(measured: Measured) -> Trace | NotMeasured:
     """The trace in which modules are marked, or why there is none."""
     # A module's forward may go on in a thread, of which the run that marks modules knows nothing.
     if "no_memory" in measured.trace.facts:
-        return NotMeasured(
-            "the test works in several threads, and which modules run is known of one"
-        )
+        return NotMeasured(because(Why.MODULES_OF_ONE_THREAD))
     if measured.modules is not None:
         profiled, marked = (_operators(trace) for trace in (measured.trace, measured.modules))
         if profiled == marked:
             return measured.modules
-        return NotMeasured(
-            f"the run in which modules are marked had {marked:,} operators, the profiled one "
-            f"{profiled:,}; if an earlier run keeps a result, make it anew in each"
-        )
-    failed = "the test failed before the run in which modules are marked"
-    return NotMeasured(measured.modules_gap or failed)
+        return NotMeasured(because(Why.MODULES_RUN_DIFFERS, marked=marked, profiled=profiled))
+    return NotMeasured(measured.modules_gap or because(Why.NO_MODULES_RUN))
 
 
 def _operators(trace: Trace) -> int:
@@ -80,6 +76,12 @@ def values_of(checked: Checked, allowed: Collection[str]) -> dict[str, Value]:
     value = found if why is None else NotMeasured(why, found or None)
     trace = checked.trace
     return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
+
+
+def _did_not_run(budget: Budget) -> Reason:
+    if budget.op:
+        return because(Why.OPERATOR_DID_NOT_RUN, name=budget.op)
+    return because(Why.MODULE_DID_NOT_RUN, name=str(budget.module))
 
 
 def profile_of(measured: Measured) -> Profile:
@@ -107,12 +109,11 @@ def profile_of(measured: Measured) -> Profile:
             continue
         view = source.within(op=budget.op, module=budget.module)
         ran = view.selection.any()
-        what = f"operator {budget.op}" if budget.op else f"module {budget.module}"
         # What did not run did nothing, which only a limit of 0 asks for.
         scoped[budget.label] = (
             measure(METRICS[budget.metric], view)
             if ran or budget.limit == 0
-            else NotMeasured(f"{what} did not run in the measured region")
+            else NotMeasured(_did_not_run(budget))
         )
     return Profile(
         metrics=values_of(measured.checked, allowed),

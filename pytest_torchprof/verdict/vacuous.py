@@ -6,23 +6,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.verdict.metrics import METRICS, Metric
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline, Profile, Verdict
 
-NOTHING = (
-    "no operator ran in the profiled run; if an earlier run keeps the result, use warmup=0, "
-    "rounds=0"
-)
-NOTHING_ON_DEVICE = (
-    "nothing ran on the device in the profiled run; if an earlier run keeps the result, use "
-    "warmup=0, rounds=0"
-)
-NO_PRODUCT = (
-    "no product ran in the profiled run; if an earlier run keeps the result, use warmup=0, rounds=0"
-)
+NOTHING = because(Why.NOTHING_RAN)
+NOTHING_ON_DEVICE = because(Why.NOTHING_ON_DEVICE)
+NO_PRODUCT = because(Why.NO_PRODUCT)
 #: A limit of 0 on one of these asks for nothing to run; on others, for nothing bad in what runs.
 _AMOUNTS = frozenset({"ops", "flops", "kernels"})
 
@@ -47,7 +40,7 @@ def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -
     return replace(verdict, status="not_measured", reason=why)
 
 
-def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> str | None:
+def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> Reason | None:
     """Why the metric had nothing to measure; None where it had, or where that was accepted."""
     if not metric.of_region:
         return None

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.work.formulas.convolution import (
     any_convolution,
     convolution,
@@ -66,24 +67,24 @@ def flops(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) 
     return count if 0 <= count <= _LARGEST else None
 
 
-def lacking(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> str:
-    """For a call with a formula but no number: what is missing, to follow the operator's name.
+def lacking(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> Why:
+    """For a call with a formula but no number: what is missing.
 
     >>> lacking("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)
-    'lacks Concrete Inputs'
+    <Why.NO_CONCRETE_INPUTS: 'no_concrete_inputs'>
     """
     if FORMULAS.get(name) is packed_product:
-        return "has a packed weight of unknown shape"
+        return Why.PACKED_WEIGHT
     if not dims:
-        return "lacks Input Dims"
+        return Why.NO_INPUT_DIMS
     if strides and flops(name, dims, types, concrete) is not None:
-        return "has a sparse operand, and only its shape is"
+        return Why.SPARSE_OPERAND
     if not isinstance(concrete, list) or not any(concrete):
         asked = _Asked()
         flops(name, dims, types, asked)
         if asked.read:
-            return "lacks Concrete Inputs"
-    return "has arguments that its formula does not support"
+            return Why.NO_CONCRETE_INPUTS
+    return Why.ODD_ARGUMENTS
 
 
 class _Asked:

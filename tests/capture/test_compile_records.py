@@ -14,6 +14,7 @@ import torch
 
 from pytest_torchprof.capture import compilation
 from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.core.reasons import Why, because
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/net/blocks.py"
 STDLIB = f"{sysconfig.get_path('stdlib')}/contextlib.py"
@@ -260,7 +261,7 @@ def test_records_that_were_dropped_are_told(dynamo: Dynamo) -> None:
     for attempt in range(65):
         dynamo.compiled(f"0/{attempt}")
     facts = CompileCount.now().since(before)
-    assert {"torch keeps at most 64 compilations"} == {
+    assert {because(Why.COMPILATIONS_LOST, kept=64)} == {
         facts["recompiles"],
         facts["graph_breaks"],
     }

@@ -173,7 +173,7 @@ def test_a_session_that_lost_the_region_is_a_failed_capture(
     from pytest_torchprof.capture import profiler as room
 
     monkeypatch.setattr(room, "REGION", "of another name")
-    with pytest.raises(CaptureError, match="recorded nothing"):
+    with pytest.raises(CaptureError, match="nothing recorded"):
         captured(lambda: torch.ones(1), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

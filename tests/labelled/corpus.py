@@ -19,6 +19,7 @@ from support.live import captured
 from support.recorded import quiet
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.read import parse, read
@@ -60,7 +61,8 @@ class Answer:
     @property
     def unchecked(self) -> str | None:
         """Why the example's own rule said nothing to it."""
-        return self.checked.unchecked.get(self.case.rule)
+        why = self.checked.unchecked.get(self.case.rule)
+        return None if why is None else say(why)
 
     @property
     def problems(self) -> list[str]:

@@ -10,6 +10,7 @@ from support.outcomes import Session, same
 from support.sessions import NO_OTHER_PLUGINS
 
 from pytest_torchprof.capture import signal_timer
+from pytest_torchprof.render.reasons import HOW_TO_LEAVE_OUT
 from pytest_torchprof.session.plan import Kind
 from pytest_torchprof.session.runs import deadline
 
@@ -85,7 +86,7 @@ LIMIT_S = 2.0
 def has_blocked(seen: Session, test: str, what: str) -> None:
     why = seen.statuses[test]
     said = rf"cannot be run twice: its {what} did not finish within [\d.]+ s; "
-    assert re.fullmatch(said + re.escape(deadline.HOW_TO_LEAVE_OUT), why), why
+    assert re.fullmatch(said + re.escape(HOW_TO_LEAVE_OUT), why), why
 
 
 @pytest.fixture
@@ -182,5 +183,5 @@ def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytest
     )
     result = pytester.runpytest_subprocess(*NO_OTHER_PLUGINS, "--torchprof", timeout=60)
     assert result.ret not in (0, 1)
-    said = "timed run of test_it.py::test_aborts_later; " + deadline.HOW_TO_LEAVE_OUT
+    said = "timed run of test_it.py::test_aborts_later; " + HOW_TO_LEAVE_OUT
     assert said in result.stderr.str()

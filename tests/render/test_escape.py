@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.handmade_rows import Fake, decided, undecided
 from support.hostile import EVERY, HOSTILE, LEGIT, assert_json, assert_terminal, in_utf8
+from support.reasons import words
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.api import Trace
 from pytest_torchprof.cli import main
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import escape, ops_table, summary, tables
@@ -292,14 +294,14 @@ def test_any_row_is_harmless_in_every_format(text: str) -> None:
 def test_what_is_typed_comes_back_harmless(say: Any, tmp_path: Path, text: str) -> None:
     text = text.replace("\0", "")
     trace = TraceBuilder().save(tmp_path / "t.json")
-    for words in (
+    for typed in (
         [text], ["ops", text], ["ops", trace, "--sort", f"x{text}"], ["ops", trace, f"--{text}"],
         ["lint", trace, "--ignore", text], ["rules", text], ["ops", trace, "--by", text],
         ["lint", trace, f"--thresholds=x.{text}=1"], ["kernels", trace, "--device-peaks", text],
         ["stacks", trace, f"{tmp_path}/{text}/x"], ["ab", f"x{text}", text, "--", text],
         ["ab", "--a", f"/nowhere{text}", "--", "x"],
     ):  # fmt: skip
-        say(*words)
+        say(*typed)
 
 
 # -------------------------------------------------------------------- torchprof ab
@@ -332,6 +334,8 @@ def poisoned(value: Any, text: str) -> Any:
         return {text if key == "?" else key: poisoned(inner, text) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return type(value)(poisoned(inner, text) for inner in value)
+    if isinstance(value, Reason):
+        return words(text)
     if isinstance(value, Frozen) or dataclasses.is_dataclass(value):
         kind: Any = type(value)
         names = value.__struct_fields__ if isinstance(value, Frozen) else vars(value)
@@ -348,7 +352,7 @@ def test_a_failure_is_as_many_lines_whatever_is_in_the_names(text: str) -> None:
     finding = Finding("?", 2, "?", "?", "?", False, 1.0, 4, "?", "?", "?")
     verdicts = [
         Verdict("ops", 5, "regressed", 4),
-        Verdict("flops", 5, "over_budget", 4, limit=3, reason="?"),
+        Verdict("flops", 5, "over_budget", 4, limit=3, reason=words("?")),
     ]
     profile = Profile({"ops": 5}, {"?": {"calls": 5}, "b": {"calls": 1}}, {"?": 3}, (finding,))
     baseline = Baseline({"ops": 4, "findings": 0}, {"c": {"calls": 4}}, {"?": 1}, {"?": 1}, {})
@@ -357,14 +361,14 @@ def test_a_failure_is_as_many_lines_whatever_is_in_the_names(text: str) -> None:
         v, p, b = (poisoned(part, of) for part in (verdicts, profile, baseline))
         where = lambda _: [(f"{of}:3", of, 2), (f"{of}:4", None, 1)]  # noqa: E731
         return failure_message(
-            [Cause("metric_unchecked", of, of)],
+            [Cause("metric_unchecked", of, words(of))],
             v,
             p,
             b,
             of,
             ab_command=of,
             where=where,
-            lines_gap=of,
+            lines_gap=words(of),
         )
 
     assert_terminal(message(text))
@@ -375,17 +379,17 @@ def test_a_failure_is_as_many_lines_whatever_is_in_the_names(text: str) -> None:
 @pytest.mark.parametrize("text", [EVERY, *HOSTILE])
 def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
     def lines(of: str) -> list[str]:
-        verdicts = [Verdict("ops", 5, "regressed", 4, reason=of)]
+        verdicts = [Verdict("ops", 5, "regressed", 4, reason=words(of))]
         finding = Finding(of, 2, of, of, of)
-        unchecked = {of: of, "r": f"raised {of}"}
+        unchecked = {of: words(of), "r": because(Why.RULE_RAISED, error=of)}
         metrics = {v.label: v for v in verdicts}
-        record = Record(f"{of}.py::{of}", "ok", of, metrics, (finding,), unchecked)
+        record = Record(f"{of}.py::{of}", "ok", words(of), metrics, (finding,), unchecked)
         every = [record, replace(record, nodeid="b", status="not_profiled")]
         shown = summary.summary_table(every, (), None, 0, 80)
         return [
             *shown,
-            *summary.unchecked_rules(every, "raised"),
-            *summary.raised_rules(every, "raised").values(),
+            *summary.unchecked_rules(every),
+            *summary.raised_rules(every).values(),
         ]
 
     assert len(lines(text)) == len(lines("x"))

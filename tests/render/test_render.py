@@ -12,6 +12,7 @@ from expecttest import TestCase
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.reasons import words
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.results import (
@@ -53,7 +54,7 @@ NOW = Profile(
         "ops": 314,
         "kernels": 41,
         "peak_cuda_bytes": (512 << 20) + 1,
-        "syncs": NotMeasured("no device"),
+        "syncs": NotMeasured(words("no device")),
     },
     operators={
         "aten::mm": {"calls": 12, "flops": 2_359_296_001, "kernels": 12},
@@ -88,7 +89,7 @@ def record(nodeid: str, status: TestStatus, **more: Any) -> Record:
     return replace(Record(nodeid, status, metrics={v.label: v for v in verdicts}), **more)
 
 
-NOTHING: dict[str, Any] = {"metrics": {}, "reason": "the test runs torch.profiler itself"}
+NOTHING: dict[str, Any] = {"metrics": {}, "reason": words("the test runs torch.profiler itself")}
 
 
 def measured(of: Record, metric: str, **now: Any) -> Record:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.places.place import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.engine.check import check, nothing_seen
 from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
@@ -122,7 +123,7 @@ def test_a_trace_in_which_nothing_is_seen_leaves_all_rules_unchecked(tmp_path: P
     assert {"one", "two"} == check(
         empty, [always("one", None), always("two", "x")]
     ).unchecked.keys()
-    assert nothing_seen(empty) == "no operators in this trace"
+    assert nothing_seen(empty) == because(Why.NOTHING_TO_CHECK)
 
 
 def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> N
     lost.metadata("torchprof", {"wall_ms": 1.0})
     lost.op("aten::add")
     why = nothing_seen(read(lost.save(tmp_path / "y.json")))
-    assert why == "failed capture: the trace lacks the measured region"
+    assert why == because(Why.NO_REGION)
 
 
 def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:

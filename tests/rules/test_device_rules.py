@@ -8,6 +8,7 @@ import pytest
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.read import parse, read
@@ -68,7 +69,10 @@ def said_of_an_unknown_device(name: str, kernel: str, style: str) -> dict[str, s
     with b.op("aten::mm", [[128, 128], [128, 128]]):
         b.launch(kernel)
     found = check(parse(b.to_bytes(style)), RULES.values())
-    return {code: found.partly.get(code, "") for code in ("math-attention", "fp32-matmul")}
+    return {
+        code: say(found.partly[code]) if code in found.partly else ""
+        for code in ("math-attention", "fp32-matmul")
+    }
 
 
 def test_attention_and_products_on_a_device_that_nobody_knows_are_not_checked() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.reasons import words
 from support.sessions import Ran, accept, run
 
 from pytest_torchprof.core.results import Budget, NotMeasured, Profile
@@ -88,9 +89,9 @@ def test_the_boundary_of_every_metric(name: str, now: int, limit: float, expecte
 
 @pytest.mark.parametrize("name", METRICS)
 def test_an_unmeasured_metric_is_neither_within_nor_over_its_limit(name: str) -> None:
-    nothing = NotMeasured("no such thing here")
+    nothing = NotMeasured(words("no such thing here"))
     (verdict,) = compare(Profile({name: nothing}), None, [Budget(name, 0)], Policy())
-    assert ("not_measured", "no such thing here") == (verdict.status, verdict.reason)
+    assert ("not_measured", words("no such thing here")) == (verdict.status, verdict.reason)
     assert [] == failures([verdict], Policy(), has_baseline=False, accept=False)
     said = f"strict: the budget {name} could not be checked: no such thing here"
     strict = failures([verdict], Policy(strict=True), has_baseline=True, accept=False)

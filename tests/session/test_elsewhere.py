@@ -11,13 +11,23 @@ import pytest
 from support.outcomes import NO_THREADS
 from support.sessions import run
 
-from pytest_torchprof.analysis.elsewhere import FINALIZED, WORKERS
-from pytest_torchprof.capture.processes import _UNNAMED as UNNAMED
-from pytest_torchprof.capture.processes import FORKED, STARTED
-from pytest_torchprof.capture.profiler import FIRST_OF_POOL, OTHER_THREADS
 from pytest_torchprof.capture.tasks import PROCESS_TASKS, Threads
 from pytest_torchprof.capture.torch_sessions import sees_threads
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.render.reasons import say
 
+FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, UNNAMED = (
+    say(because(why))
+    for why in (
+        Why.FORKED_WORK,
+        Why.FINALIZERS,
+        Why.DATALOADER_WORKERS,
+        Why.POOL_WORK,
+        Why.THREADS_WORK,
+        Why.UNNAMED_PROGRAM_WORK,
+    )
+)
+STARTED = "another process did work for the test, and torch in it is not recorded: {}"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only /proc tells of other processes")
 
 HEAD = """
@@ -212,7 +222,7 @@ def test_a_program_may_have_run_torch_whatever_way_it_was_started_and_ended(
         assert NO_THREADS == loader["reason"]
     reasons = {name: test["metrics"]["flops"].get("reason") for name, test in tests.items()}
     assert FORKED == reasons.pop("test_spawn")
-    assert reasons.pop("test_system") == STARTED.format(UNNAMED)
+    assert reasons.pop("test_system") == UNNAMED
     assert 4 == len(reasons)
     for name, reason in reasons.items():
         assert (reason or "").startswith(STARTED.format("python")), (name, reason)

@@ -83,7 +83,7 @@ def test_an_interrupt_before_a_run_begins_leaves_nothing_in_torch(
 
     def overdue(ran: Run) -> None:
         if not ran.first:
-            raise Overdue("its timed run did not end")
+            raise Overdue("timed run", 1.0)
         begin(ran)
 
     monkeypatch.setattr(Run, "begin", overdue)

@@ -22,6 +22,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.capture import lines as tracing
 from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.places.located import LINE, MODULE, Located, _Run
 from pytest_torchprof.render.call_sites import called_from
 from pytest_torchprof.rules.engine.rule import Matches, Rule
@@ -826,7 +827,7 @@ def test_a_debugger_is_left_alone(tmp_path: Path) -> None:
     finally:
         sys.settrace(before)
     assert debugger.trace_dispatch == now
-    assert ("a debugger traces the test", False) == (tracer.gap, tracer.usable)
+    assert (because(Why.TRACED_BY_DEBUGGER), False) == (tracer.gap, tracer.usable)
 
 
 def test_a_test_that_traces_itself_gets_what_it_asks_for(pytester: pytest.Pytester) -> None:
@@ -864,7 +865,7 @@ def test_too_many_lines_are_located_up_to_there(
         pass
     before = len(tracer._open), sys.gettrace()
     tracer.stop()
-    assert ((0, None), "it runs more than 50 of your lines", True) == (
+    assert ((0, None), because(Why.TOO_MANY_LINES, most=50), True) == (
         before,
         tracer.gap,
         tracer.usable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.reasons import words
 from support.sessions import calls, run
 
 from pytest_torchprof.capture.real import REAL
@@ -158,8 +159,8 @@ def test_the_machine_is_watched_beside_a_first_run_that_is_the_only_one_too(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, time: Any, expected: str | None
 ) -> None:
     class Watch:
-        def explain(self) -> str:
-            return "busy"
+        def explain(self) -> tuple[Any, ...]:
+            return (words("busy"),)
 
     monkeypatch.setattr(timed_rounds, "BusyWatch", Watch)
     monkeypatch.setattr(timed_rounds, "run_reference", lambda _: [])
@@ -167,7 +168,7 @@ def test_the_machine_is_watched_beside_a_first_run_that_is_the_only_one_too(
     timed.watch()
     timed.add(Round(11 * 10**9, 1, 1))
     timed.end()
-    assert timed.busy == expected
+    assert timed.busy == (() if expected is None else (words(expected),))
 
 
 def test_the_reference_kernel_runs_between_rounds_and_short_rounds_share_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from support.reasons import words
 from support.sessions import ADD, accept, baseline_file, doctor, doctor_times, read_baseline, run
 
 from pytest_torchprof.capture import busy
@@ -215,7 +216,7 @@ def test_on_a_busy_machine_time_only_advises_and_nothing_is_accepted_to_gate_on(
     pytester.makepyfile(test_it=ADD)
     accept(pytester, GATE, *FEW)
     doctor_times(pytester, SLOWER)
-    always = Probe(lambda: 0.0, lambda _: "a fan hums")
+    always = Probe(lambda: 0.0, lambda _: words("a fan hums"))
     monkeypatch.setattr(busy, "PROBES", {"noise": always})
     monkeypatch.setattr(busy, "LEAST_S", 0.0)
     ran = run(pytester, "--torchprof", GATE, *FEW)

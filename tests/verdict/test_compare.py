@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.reasons import words
 
 from pytest_torchprof.core.results import (
     Baseline,
@@ -21,6 +22,7 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.render.failure import sentence
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.comparison import (
     GATED_TIMES,
@@ -128,9 +130,11 @@ def test_times(metric: str, value: float, accepted: Any, advisory: str, gated: s
     assert found.status == gated
     assert found.tolerance == (0 if accepted is None else TIME_TOLERANCE)
     assert verdict(metric, value, accepted, policy=OFF).status == "ok"
-    noted = verdict(metric, value, accepted, policy=Policy(time="gate", time_note="other machine"))
+    noted = verdict(
+        metric, value, accepted, policy=Policy(time="gate", time_note=words("other machine"))
+    )
     assert noted.status == advisory
-    assert noted.reason == ("other machine" if metric in GATED_TIMES else None)
+    assert noted.reason == (words("other machine") if metric in GATED_TIMES else None)
 
 
 def at(multiple: float, n: int = 20, **other: Any) -> Normalised:
@@ -167,7 +171,8 @@ def test_wall_time_is_compared_as_a_multiple_of_the_reference_kernels(
     baseline, profile = Baseline(times={"wall_ms": 2.0, **stored}), Profile({"wall_ms": 3.0})
     (found,) = compare(replace(profile, normalised=now), baseline, [], GATE)
     assert found.status == status
-    assert found.reason is None if reason is None else str(found.reason).startswith(reason)
+    said = None if found.reason is None else say(found.reason)
+    assert said is None if reason is None else str(said).startswith(reason)
     compared = status != "advisory" and before and now
     expected = (before.values["wall_ms"], now.values["wall_ms"]) if compared else None  # type: ignore[union-attr]
     assert found.multiples == expected
@@ -177,8 +182,10 @@ def test_wall_time_is_compared_as_a_multiple_of_the_reference_kernels(
 
 
 def test_a_machine_that_is_busy_is_said_of_a_new_test_too() -> None:
-    found = verdict("wall_ms", 3.0, policy=Policy(time="gate", time_note="the machine was busy"))
-    assert (found.status, found.reason) == ("new", "the machine was busy")
+    found = verdict(
+        "wall_ms", 3.0, policy=Policy(time="gate", time_note=words("the machine was busy"))
+    )
+    assert (found.status, found.reason) == ("new", words("the machine was busy"))
 
 
 @given(
@@ -240,16 +247,16 @@ def test_limits(metric: str, value: Number, limit: Number, status: str) -> None:
 @pytest.mark.parametrize("accepted", [None, 5])
 @pytest.mark.parametrize("limit", [None, 7])
 def test_not_measured(metric: str, accepted: int | None, limit: int | None) -> None:
-    found = verdict(metric, NotMeasured("no shapes"), accepted, limit)
+    found = verdict(metric, NotMeasured(words("no shapes")), accepted, limit)
     assert found.status == "not_measured"
-    assert found.reason == "no shapes"
+    assert found.reason == words("no shapes")
     assert found.baseline == accepted
 
 
 def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
     profile = Profile(
-        metrics={"flops": 240, "ops": 3, "kernels": NotMeasured("no device")},
-        scoped={"flops[op=aten::mm]": 240, "ops[module=Head]": NotMeasured("did not run")},
+        metrics={"flops": 240, "ops": 3, "kernels": NotMeasured(words("no device"))},
+        scoped={"flops[op=aten::mm]": 240, "ops[module=Head]": NotMeasured(words("did not run"))},
     )
     budgets = [
         Budget("flops", 100, op="aten::mm"),
@@ -258,7 +265,7 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
         Budget("kernels", 3, op="aten::bmm"),
     ]
     found = compare(profile, Baseline(metrics={"flops": 240}), budgets, Policy())
-    assert [(v.label, v.status, v.limit, v.reason) for v in found] == [
+    assert [(v.label, v.status, v.limit, v.reason and say(v.reason)) for v in found] == [
         ("flops", "ok", None, None),
         ("ops", "new", 3, None),
         ("kernels", "not_measured", None, "no device"),
@@ -291,7 +298,7 @@ def test_a_tolerance_is_met_exactly(value: int, accepted: int, per_mille: int) -
 
 def verdicts_of(*statuses: str) -> list[Verdict]:
     limit = {"over_budget": 1, "not_measured": 1}
-    reason = {"not_measured": "no device"}
+    reason = {"not_measured": words("no device")}
     return [
         Verdict("syncs", 2, status, 1, limit.get(status), reason=reason.get(status))  # type: ignore[arg-type]
         for status in statuses
@@ -352,8 +359,8 @@ def test_status_and_causes(
 
 
 def test_an_accepted_metric_that_is_not_measured_any_more_fails_when_strict() -> None:
-    verdicts = [verdict("kernels", NotMeasured("no device"), 5)]
-    cause = Cause("metric_unchecked", "kernels", "no device")
+    verdicts = [verdict("kernels", NotMeasured(words("no device")), 5)]
+    cause = Cause("metric_unchecked", "kernels", words("no device"))
     assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
     assert failures(verdicts, Policy(), has_baseline=True, accept=False) == []
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Baseline, Budget
 from pytest_torchprof.places.roots import Roots
 from pytest_torchprof.rules.engine.check import check
@@ -16,7 +17,7 @@ from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.judgement import Judged, Terms, compared, judged, not_profiled
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 
-WHY = "the test runs torch.profiler itself"
+WHY = because(Why.OWN_PROFILER)
 LIMIT = Budget("ops", 1)
 
 
@@ -53,7 +54,7 @@ def test_an_inline_mismatch_regresses_and_offers_nothing() -> None:
     found = of_two_operators(Terms(), Baseline({"ops": 2}), mismatch={"ops": "3"})
     assert ("regressed", (), None) == (found.status, found.causes, found.accepts)
     (ops,) = (v for v in found.verdicts if v.metric == "ops")
-    assert ("regressed", "the inline expectation is 3") == (ops.status, ops.reason)
+    assert ("regressed", because(Why.INLINE_EXPECTS, expected="3")) == (ops.status, ops.reason)
 
 
 def test_numbers_that_a_test_compares_and_has_not_fail_it_when_strict() -> None:

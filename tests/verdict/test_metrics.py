@@ -14,16 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.real_traces import CORPUS
+from support.reasons import words
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device_time import device_time
-from pytest_torchprof.analysis.gaps import NO_DEVICE
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.samples import Normalised, Sample
+from pytest_torchprof.render.reasons import say
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.read import parse, read
-from pytest_torchprof.verdict.metrics import METRICS, NO_REGION, measure, measure_all
+from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 from pytest_torchprof.work.counting import op_flops
 
@@ -64,7 +66,7 @@ def whole(b: TraceBuilder) -> Trace:
 
 
 def reasons(values: dict[str, Value]) -> dict[str, str]:
-    return {k: v.reason for k, v in values.items() if isinstance(v, NotMeasured)}
+    return {k: say(v.reason) for k, v in values.items() if isinstance(v, NotMeasured)}
 
 
 def test_the_table_holds_every_metric_once() -> None:
@@ -263,7 +265,7 @@ def test_facts_without_the_region_are_a_failed_capture() -> None:
     with b.op("aten::mm", [[4, 5], [5, 6]]):
         b.launch("k")
     values = measure_all(whole(b))
-    assert set(reasons(values).values()) == {NO_REGION}
+    assert set(reasons(values).values()) == {say(because(Why.NO_REGION))}
     assert len(reasons(values)) == len(METRICS)
 
 
@@ -276,8 +278,8 @@ def test_facts_are_values_or_reasons() -> None:
     values = measure_all(whole(b))
     assert {k: values[k] for k in facts} == {
         "wall_ms": 1.5,
-        "cpu_ms": NotMeasured("no rounds"),
-        "instructions": NotMeasured("only a live test measures it"),
+        "cpu_ms": NotMeasured(words("no rounds")),
+        "instructions": NotMeasured(because(Why.ONLY_LIVE)),
         "graph_breaks": 0,
     }
 
@@ -318,7 +320,9 @@ def test_without_a_device_there_are_no_device_metrics() -> None:
     with b.annotation(REGION), b.op("aten::mm", [[4, 5], [5, 6]]):
         b.memory(64, device="cpu")
     values = measure_all(whole(b))
-    assert {k for k, v in reasons(values).items() if v == NO_DEVICE} == set(DEVICE)
+    assert {k for k, v in reasons(values).items() if v == say(because(Why.NO_DEVICE))} == set(
+        DEVICE
+    )
     assert (values["ops"], values["flops"], values["peak_cpu_bytes"]) == (1, 240, 64)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import field
 
 from pytest_torchprof.analysis.gaps import device_gap
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
-_NO_SHAPES = "recorded without shapes (record_shapes=True records them)"
-_NOT_LIVE = "only a live test measures it"
-_NO_REGION = "failed capture: the trace lacks the measured region"
-_NO_EVENTS = "no operators in this trace"
-
 
 class Checked(Frozen, frozen=True):
     """Matches by rule; ``unchecked`` and ``errors`` give the reason for rules without any.
@@ -42,14 +38,14 @@ class Checked(Frozen, frozen=True):
 
     trace: Trace
     matches: Mapping[Rule, Matches]
-    unchecked: Mapping[str, str] = field(default_factory=dict)
+    unchecked: Mapping[str, Reason] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
-    unsettled: str | None = None
-    partly: Mapping[str, str] = field(default_factory=dict)
+    unsettled: Reason | None = None
+    partly: Mapping[str, Reason] = field(default_factory=dict)
     wants_tensors: bool = False
 
     @property
-    def gaps(self) -> dict[str, str]:
+    def gaps(self) -> dict[str, Reason]:
         """Why a rule could not be checked, or only partly, by rule."""
         return {**self.unchecked, **self.partly}
 
@@ -102,8 +98,8 @@ def check(
     for column in (trace.ts, trace.dur, trace.kind, trace.name, trace.thread, trace.selection):
         column.setflags(write=False)  # a rule must not change what is measured
     matches: dict[Rule, Matches] = {}
-    unchecked: dict[str, str] = {}
-    partly: dict[str, str] = {}
+    unchecked: dict[str, Reason] = {}
+    partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
     wants_tensors = False
     thresholds = thresholds or {}
@@ -119,8 +115,8 @@ def check(
                 if triggered:
                     unchecked[rule.code] = why
                 continue
-            if rule.blind is not None and (why := trace.once(rule.blind)) is not None:
-                partly[rule.code] = why
+            if rule.blind is not None and (blind := trace.once(rule.blind)) is not None:
+                partly[rule.code] = _reason(blind)
             if not triggered:
                 continue
             found = matches_of(rule.find(trace, **values), trace, rule)
@@ -137,7 +133,7 @@ def check(
     return Checked(trace, matches, unchecked, errors, unsettled, partly, wants_tensors)
 
 
-def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, str]) -> str | None:
+def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, Reason]) -> Reason | None:
     """Why another run may be ready for a rule that this one was not ready for."""
     gated = {rule.code for rule in rules if unchecked and rule.gated_by is not None}
     return next((why for code, why in unchecked.items() if code in gated), None)
@@ -154,26 +150,36 @@ def _fault(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if text else ''}{text}{line}"
 
 
-def nothing_seen(trace: Trace) -> str | None:
+def nothing_seen(trace: Trace) -> Reason | None:
     """Why no rule can be checked on a trace: it does not contain what ran."""
     if trace.region is not None:
         return None
     if trace.facts:
-        return _NO_REGION
-    return None if trace.is_kind(*HOST_KINDS).any() else _NO_EVENTS
+        return because(Why.NO_REGION)
+    return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NOTHING_TO_CHECK)
 
 
-def lacking(trace: Trace, rule: Rule) -> str | None:
+def lacking(trace: Trace, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
     if not rule.needs:
-        return None if rule.ready is None else rule.ready(trace)
+        return _unready(trace, rule)
     if "live" in rule.needs and not trace.facts:
-        return _NOT_LIVE
+        return because(Why.ONLY_LIVE)
     if "device" in rule.needs and (gap := trace.once(device_gap)) is not None:
         return gap
     if "shapes" in rule.needs and not trace.records_shapes:
-        return _NO_SHAPES
-    return None if rule.ready is None else rule.ready(trace)
+        return because(Why.NO_SHAPES)
+    return _unready(trace, rule)
+
+
+def _unready(trace: Trace, rule: Rule) -> Reason | None:
+    why = None if rule.ready is None else rule.ready(trace)
+    return None if why is None else _reason(why)
+
+
+def _reason(said: Reason | str) -> Reason:
+    """A reason; rules of users' own say it in words."""
+    return said if isinstance(said, Reason) else because(Why.SOMEBODY_SAID, text=str(said))
 
 
 class _Candidate(NamedTuple):

@@ -15,6 +15,7 @@ from pytest_torchprof.core.units import SCALES
 from pytest_torchprof.trace.names import names_of
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
@@ -118,9 +119,9 @@ class Rule(Frozen, frozen=True, eq=False):
             threshold. None: always run the rule.
         needs: what the trace must contain; otherwise the rule is *not checked* on it.
         thresholds: by name, as keyword arguments of ``find``.
-        ready: returns what else a trace lacks for this rule, in words, or None. The first line of
-            its docstring describes the condition on the rule's page.
-        blind: returns why the rule cannot see some of what ran, in words, or None: its matches
+        ready: returns what else a trace lacks for this rule, a reason or words, or None. The first
+            line of its docstring describes the condition on the rule's page.
+        blind: returns why the rule cannot see some of what ran, likewise, or None: its matches
             still count, but without matches the trace is not clean.
         gated_by: the metric that is compared with a baseline instead of the rule's matches, for a
             rule whose readiness depends on what ran earlier in the process.
@@ -134,8 +135,8 @@ class Rule(Frozen, frozen=True, eq=False):
     triggers: Triggers = None
     needs: frozenset[Need] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
-    ready: Callable[[Trace], str | None] | None = None
-    blind: Callable[[Trace], str | None] | None = None
+    ready: Callable[[Trace], Reason | str | None] | None = None
+    blind: Callable[[Trace], Reason | str | None] | None = None
     gated_by: str | None = None
     timed: bool = False
 
@@ -173,8 +174,8 @@ def rule(
     fix: str,
     triggers: Triggers = None,
     needs: str = "",
-    ready: Callable[[Trace], str | None] | None = None,
-    blind: Callable[[Trace], str | None] | None = None,
+    ready: Callable[[Trace], Reason | str | None] | None = None,
+    blind: Callable[[Trace], Reason | str | None] | None = None,
     gated_by: str | None = None,
     timed: bool = False,
     **thresholds: Threshold,

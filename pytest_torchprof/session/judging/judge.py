@@ -10,15 +10,15 @@ from msgspec.structs import replace
 
 from pytest_torchprof.baseline import store
 from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Record
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import CallSites, Roots
 from pytest_torchprof.render.failure import failure_message, short_message
-from pytest_torchprof.session.faults import is_fault, said
+from pytest_torchprof.session.faults import is_fault, reason_for, said
 from pytest_torchprof.session.judging.kept_traces import KeptTraces
 from pytest_torchprof.session.judging.offer import Offer
-from pytest_torchprof.session.runs.deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.session.plan import Plan
 
 #: The profiled run decided the outcome too, and nothing was to be run after it.
-_ONLY_RUN = "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)"
+_ONLY_RUN = because(Why.ONLY_RUN)
 
 
 class Judgement(Frozen, frozen=True):
@@ -105,7 +105,7 @@ class Judge:
 
     def left_out(self, plan: Plan) -> str | None:
         """Why a test fails that has limits and is not to be profiled, if it does."""
-        missing = Unmeasured(HOW_TO_LEAVE_OUT, "", plan.budgets)
+        missing = Unmeasured(because(Why.LEFT_OUT), "", plan.budgets)
         return short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
 
     def forget(self) -> None:
@@ -175,9 +175,8 @@ def _located(measured: Measured) -> tuple[Measured, tuple[Finding, ...], tuple[s
         try:
             return measured, measured.checked.findings(measured.located), faults
         except Exception as error:  # noqa: BLE001 - the numbers are right all the same
-            gap = said(error)
-            faults = (gap,) if is_fault(error) else ()
-            measured = replace(measured, located=None, lines_gap=gap)
+            faults = (said(error),) if is_fault(error) else ()
+            measured = replace(measured, located=None, lines_gap=reason_for(error))
     return measured, measured.checked.findings(by_operator), faults
 
 

@@ -10,9 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.core.errors import BaselineError
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Record
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import escape
+from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.judging.judge import Judge
 from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.judging.subject import (
@@ -21,7 +23,6 @@ from pytest_torchprof.session.judging.subject import (
     command_for,
     name_of,
 )
-from pytest_torchprof.session.runs.deadline import HOW_TO_LEAVE_OUT
 from pytest_torchprof.verdict.judgement import all_unchecked
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Verdicts:
             gatherer.blame(*judged.faults)
             standing, message = Standing(judged.record, judged.offer), judged.message
         except BaselineError as error:
-            gatherer.refuse(str(error))
+            gatherer.refuse(reason_for(error))
             message = escape.line(f"torchprof: {error}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
@@ -122,7 +123,7 @@ class Verdicts:
             # Failed by somebody else: a strict xfail that passed, another plugin's checks.
             item.stash[_STANDING] = standing = Standing(failed=standing.failed)
         if standing.record is None:
-            left_out = HOW_TO_LEAVE_OUT if plan.left_out else None
+            left_out = because(Why.LEFT_OUT) if plan.left_out else None
             reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
             record = Record(
                 item.nodeid,
@@ -154,10 +155,12 @@ class Verdicts:
         return made
 
 
-def _why_not(report: pytest.TestReport) -> str:
+def _why_not(report: pytest.TestReport) -> Reason:
     """Why a test has no numbers, as far as its report says."""
     if hasattr(report, "wasxfail") and report.skipped:
-        return "xfailed"
+        return because(Why.XFAILED)
     if report.when == "setup":
-        return "setup failed" if report.failed else "skipped"
-    return "failed" if report.failed else "skipped" if report.skipped else "was not measured"
+        return because(Why.SETUP_FAILED if report.failed else Why.SKIPPED)
+    if report.failed:
+        return because(Why.FAILED)
+    return because(Why.SKIPPED if report.skipped else Why.WAS_NOT_MEASURED)

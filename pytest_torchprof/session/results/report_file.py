@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.core.files import why
 from pytest_torchprof.render.json_report import test_of, write_report
 from pytest_torchprof.render.summary import raised_rules
-from pytest_torchprof.verdict.found import RAISED
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Record
@@ -27,7 +26,7 @@ def end_report(
     path: Path, environment: Mapping[str, Any], records: Sequence[Record], *, interrupted: bool
 ) -> list[str]:
     """Write what tests have come to; an error where that fails."""
-    raised = list(raised_rules(records, RAISED).values())
+    raised = list(raised_rules(records).values())
     try:
         write_report(path, environment, map(test_of, records), raised, interrupted=interrupted)
     except OSError as error:

@@ -10,7 +10,6 @@ from pytest_torchprof.core.results import Record
 from pytest_torchprof.render.summary import raised_rules
 from pytest_torchprof.rules.engine.registry import CODES
 from pytest_torchprof.session.judging.offer import Offer
-from pytest_torchprof.verdict.found import RAISED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +68,7 @@ class Results:
     @property
     def rule_faults(self) -> list[str]:
         """A line for each built-in rule that raised; a user's own is the user's."""
-        raised = raised_rules(self.records, RAISED)
+        raised = raised_rules(self.records)
         return [f"internal error, please report it: {raised[r]}" for r in raised if r in CODES]
 
     def take(self, report: pytest.TestReport) -> None:

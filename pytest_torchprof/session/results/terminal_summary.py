@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.summary import raised_rules, summary_table, totals, unchecked_rules
 from pytest_torchprof.rules.engine.registry import CODES
-from pytest_torchprof.verdict.found import RAISED
 
 if TYPE_CHECKING:
     import pytest
@@ -39,9 +38,9 @@ def summarize(
         width = terminal._tw.fullwidth  # noqa: SLF001 - the only place that knows
         for line in summary_table(records, s.columns, s.sort, s.top, width):
             write(line)
-        for line in unchecked_rules(records, RAISED):
+        for line in unchecked_rules(records):
             write(line)
-    for rule, line in raised_rules(records, RAISED).items():
+    for rule, line in raised_rules(records).items():
         if rule not in CODES:
             write(line, yellow=True)
     for line in messages:

@@ -9,6 +9,7 @@ from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.stopwatch import Round
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.session.plan import Kind
     from pytest_torchprof.trace.events import Trace
 
@@ -38,13 +39,13 @@ class Captured(Frozen, frozen=True):
     started_threads: bool = False
     other_threads: bool = False
     marks: tuple[Sequence[str | None], Sequence[str]] | None = None
-    gap: str | None = None
+    gap: Reason | None = None
 
 
 class NoModules(Frozen, frozen=True):
     """A run that was to mark modules, and why it did not: the test's other numbers are there."""
 
-    gap: str
+    gap: Reason
 
 
 Brought = Timed | Captured | NoModules

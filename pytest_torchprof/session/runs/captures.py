@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.files import replacing
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.places.located import Located
 from pytest_torchprof.trace.kinds import Kind as EventKind
 
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
     from pytest_torchprof.session.runs.brought import Captured
     from pytest_torchprof.trace.events import Trace
 
-_STARTS_THREADS = (
-    "the test starts threads, and only another run can count what they do: give it a warm-up run"
-)
-_NO_THREADS = "the test starts threads, and this torch cannot profile them"
+_STARTS_THREADS = because(Why.STARTS_THREADS)
+_NO_THREADS = because(Why.THREADS_NOT_PROFILED)
 
 
 class Captures:
@@ -38,10 +37,10 @@ class Captures:
         self.compiled_late = False
         #: A trace that says which modules run; or why there is none.
         self.modules: Trace | None = None
-        self.modules_gap: str | None = None
+        self.modules_gap: Reason | None = None
         #: Where it happened; or why that is not known, or not all of it.
         self.located: Located | None = None
-        self.lines_gap: str | None = None
+        self.lines_gap: Reason | None = None
 
     @property
     def has_file(self) -> bool:
@@ -53,7 +52,7 @@ class Captures:
         """Whether a run that sees all threads has to say which trace counts."""
         return self._one_thread is not None
 
-    def take(self, brought: Captured) -> str | None:
+    def take(self, brought: Captured) -> Reason | None:
         """Take one in; why the test is not profiled with it, if so."""
         if brought.kind == "profile":
             return self._take_profile(brought)
@@ -72,11 +71,11 @@ class Captures:
                     self.located = Located(brought.trace, *brought.marks)
         return None
 
-    def no_modules(self, gap: str | None) -> None:
+    def no_modules(self, gap: Reason | None) -> None:
         """Note why modules are not known."""
         self.modules_gap = gap
 
-    def no_lines(self, gap: str | None) -> None:
+    def no_lines(self, gap: Reason | None) -> None:
         """Note why lines are not known, or not all."""
         self.lines_gap = gap
 
@@ -103,7 +102,7 @@ class Captures:
                 with suppress(OSError):
                     file.close()
 
-    def _take_profile(self, brought: Captured) -> str | None:
+    def _take_profile(self, brought: Captured) -> Reason | None:
         """The trace, unless there were other threads: then a run that sees them must confirm it."""
         self._profiled += 1
         self.compiled_late = brought.compiled and self._profiled == 1

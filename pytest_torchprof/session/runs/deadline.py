@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.signal_timer import SignalTimer
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.render.reasons import HOW_TO_LEAVE_OUT, say
 from pytest_torchprof.session.isolation.time_limits import timeout_of
 
 if TYPE_CHECKING:
@@ -26,8 +28,6 @@ LEAST_S, TIMES = 60.0, 20
 TIMES_OF_TIMEOUT = 10
 #: Repeat until it takes effect: a test may catch what is raised in it.
 _AGAIN_S = 1.0
-
-HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
 
 _RUN_NAMES = {
     "warmup": "warm-up run",
@@ -43,6 +43,10 @@ _RUN_NAMES = {
 
 class Overdue(BaseException):
     """A run did not finish within its limit; raised wherever the run is, like an interrupt."""
+
+    def __init__(self, run: str, limit_s: float) -> None:
+        self.reason = because(Why.RERUN_OVERDUE, run=run, limit_s=limit_s)
+        super().__init__(say(self.reason))
 
 
 class Deadline:
@@ -86,9 +90,7 @@ class Deadline:
 
         def ring() -> None:
             if not over:
-                raise Overdue(
-                    f"its {what} did not finish within {self.limit_s:.2g} s; {HOW_TO_LEAVE_OUT}"
-                )
+                raise Overdue(what, self.limit_s)
 
         with SignalTimer(self.limit_s, _AGAIN_S, ring):
             try:

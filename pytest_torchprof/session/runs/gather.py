@@ -13,8 +13,9 @@ from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import device_fault
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.state import World
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.session.faults import is_fault, said
+from pytest_torchprof.session.faults import is_fault, reason_for, said
 from pytest_torchprof.session.runs.asked import Asked
 from pytest_torchprof.session.runs.brought import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.captures import Captures
@@ -60,7 +61,7 @@ class Gatherer:
         #: Runs of the item, the test's own among them.
         self.runs = 0
         #: Why the test is not profiled; and whether `torchprof ab` may time it.
-        self.reason: str | None = None
+        self.reason: Reason | None = None
         self.timed = True
         self._faults: list[str] = []
         #: What the test itself wants of the fixture.
@@ -122,17 +123,16 @@ class Gatherer:
 
     # ---------------------------------------------------------------- what speaks against it
 
-    def refuse(self, reason: str, *, timed: bool = True) -> None:
+    def refuse(self, reason: Reason, *, timed: bool = True) -> None:
         """Keep the first reason why the test is not profiled; it may be ``timed`` all the same."""
         if self.reason is None:
             self.reason, self.timed = reason, timed
 
-    def broke(self, error: Exception) -> str:
-        """Note an error that no test is to blame for; what is said of it."""
-        text = said(error)
+    def broke(self, error: Exception) -> Reason:
+        """Note an error that no test is to blame for, as a reason."""
         if is_fault(error):
-            self._faults.append(text)
-        return text
+            self._faults.append(said(error))
+        return reason_for(error)
 
     def give_up(self, error: Exception) -> None:
         """Refuse for an error that no test is to blame for."""
@@ -218,8 +218,9 @@ class Gatherer:
     def result(self) -> Measured | Unmeasured:
         """What the runs have come to, all over."""
         if self.reason is None and self.trace is None:
-            block = f"the measured block raised {self.asked.raised}" if self.asked.raised else None
-            self.refuse(block or "nothing was captured")
+            raised = self.asked.raised
+            block = because(Why.BLOCK_RAISED, error=raised) if raised else None
+            self.refuse(block or because(Why.NOTHING_CAPTURED))
         if self.reason is None:
             return self.measured()
         environment = self._machine.key

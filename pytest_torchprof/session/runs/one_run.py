@@ -13,6 +13,8 @@ from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.profiler import OWN_PROFILER, Capture
 from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import CaptureError
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.runs.brought import Captured, NoModules, Timed
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 WATCHED_CALL_NS = 100_000_000
 
 #: Why the trace of all threads has no memory events.
-_NO_MEMORY = "torch records no memory while it profiles all threads, and this test works in several"
+_NO_MEMORY = because(Why.MEMORY_OF_THREADS)
 
 
 class Run:
@@ -120,7 +122,7 @@ class Run:
         except CaptureError as error:
             if self.kind != "modules":
                 raise
-            return NoModules(str(error))
+            return NoModules(reason_for(error))
         tracer = self._tracer
         return Captured(
             self.kind,

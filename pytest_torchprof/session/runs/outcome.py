@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.session.runs.deadline import Overdue
 
 
-def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> str:
+def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> Reason:
     """Why a test is not profiled of which a run of this kind has ended with the error."""
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, Overdue):
-        return f"cannot be run twice: {error}"
+        return error.reason
     if kind == "profile" and threads is not None and isinstance(error, AssertionError):
-        return (
-            f"fails in the profiled run, which has {threads} intra-op thread{'s' * (threads > 1)} "
-            f"(--torchprof-threads=keep leaves yours): {what}"
-        )
-    return f"cannot be run twice: {what}"
+        return because(Why.FAILS_WHEN_PROFILED, threads=threads, error=what)
+    return because(Why.RERUN_RAISED, error=what)
 
 
 def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
@@ -33,12 +31,13 @@ def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
         error.traceback = error.traceback.filter(lambda entry: str(entry.path) not in ours)
 
 
-def functional_failure(item: pytest.Item) -> str | None:
+def functional_failure(item: pytest.Item) -> Reason | None:
     """Why a call that raised nothing is no pass all the same: unittest, subtests."""
     if collected := getattr(item, "_excinfo", None):
         if isinstance(collected[0].value, pytest.xfail.Exception):
-            return "xfailed"
-        return "skipped" if isinstance(collected[0].value, pytest.skip.Exception) else "failed"
+            return because(Why.XFAILED)
+        skipped = isinstance(collected[0].value, pytest.skip.Exception)
+        return because(Why.SKIPPED if skipped else Why.FAILED)
     return None
 
 

@@ -19,6 +19,8 @@ from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.render import reasons
 from pytest_torchprof.session.isolation.other_plugins import (
     coverage_paused,
     folders_noted,
@@ -103,18 +105,18 @@ class Runner:
     def _after_first(self, item: pytest.Item, gatherer: Gatherer, pid: int) -> BaseException | None:
         """All further runs, where nothing speaks against them; see `_rerun_all`."""
         if REAL.getpid() != pid:
-            gatherer.refuse("the test has forked, and this is the child", timed=False)
+            gatherer.refuse(because(Why.HAS_FORKED), timed=False)
         if item.config.getoption("trace", default=False):
-            gatherer.refuse("--trace stops in every run of a test")
-        failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
+            gatherer.refuse(because(Why.TRACE_OPTION))
+        failed = self._failure(item)
         if failed is None and is_strict_xfail(item):
-            failed = "passed against a strict xfail, which is a failure"
+            failed = because(Why.STRICT_XFAIL_PASSED)
         if failed is not None:
             gatherer.refuse(failed, timed=False)
         if "benchmark" in getattr(item, "fixturenames", ()):
-            gatherer.refuse("pytest-benchmark repeats it as often as time allows")
+            gatherer.refuse(because(Why.BENCHMARK_FIXTURE))
         if uses_setprofile(item, self._session_hook):
-            gatherer.refuse("the test uses sys.setprofile itself, which times and stacks disturb")
+            gatherer.refuse(because(Why.OWN_PROFILE_HOOK))
         rest = gatherer.plan.kinds[1:]
         if gatherer.compiled_late:  # in the one run that there was to be
             rest = ["profile", *rest]
@@ -191,7 +193,7 @@ class Runner:
     def entered_debugger(self) -> None:
         """Somebody looks at the test: once is enough."""
         if self._gatherer is not None:
-            self._gatherer.refuse("a debugger was entered", timed=False)
+            self._gatherer.refuse(because(Why.DEBUGGER), timed=False)
 
     # ---------------------------------------------------------------- reruns
 
@@ -324,8 +326,13 @@ class Runner:
         collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
         if collected:
             return collected[0].value  # type: ignore[no-any-return]
-        failed = "has failed subtests" if self.subtest_failed else functional_failure(item)
-        return AssertionError(f"the rerun {failed}") if failed is not None else None
+        failed = self._failure(item)
+        return AssertionError(f"the rerun {reasons.say(failed)}") if failed is not None else None
+
+    def _failure(self, item: pytest.Item) -> Reason | None:
+        if self.subtest_failed:
+            return because(Why.SUBTESTS_FAILED)
+        return functional_failure(item)
 
 
 def _tell_nobody() -> None:

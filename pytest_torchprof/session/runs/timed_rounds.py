@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from pytest_torchprof.capture.busy import BusyWatch
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.reference import Lap, conditions, run_reference
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _LAPS_HOLD_NS = 10_000_000
 #: Short tests do where their times only advise, and are not about to be accepted.
 _SHARED_LAPS_HOLD_NS = 100_000_000
 
-NO_ROUNDS = "no timed rounds (--torchprof-rounds=0)"
+NO_ROUNDS = because(Why.NO_ROUNDS)
 
 
 class RecentLaps:
@@ -68,7 +69,7 @@ class Rounds:
     recent: RecentLaps = field(default_factory=RecentLaps)
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
-    busy: str | None = None
+    busy: tuple[Reason, ...] = ()
     #: Of the rounds: in a profiled run there is one thread.
     _conditions: str = ""
     _watch: BusyWatch | None = None
@@ -145,7 +146,7 @@ class Rounds:
             "wall_ms": _sample(one.wall_ns / 1e6 for one in self.timed),
             "cpu_ms": _sample(one.cpu_ns / 1e6 for one in self.timed),
         }
-        counted = [one.instructions for one in self.timed if not isinstance(one.instructions, str)]
+        counted = [one.instructions for one in self.timed if isinstance(one.instructions, int)]
         facts["instructions"] = _sample(counted) if counted else self.timed[0].instructions
         if self.laps:
             facts["reference"] = {

@@ -1,0 +1,188 @@
+"""Why something is not known, not compared, only advises or is not profiled, as values.
+
+The English of each is made in `render.reasons`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeAlias
+
+from pytest_torchprof.core.structs import Frozen
+
+
+class Why(Enum):
+    """A reason. The fields that it takes are those of its sentence in `render.reasons`."""
+
+    # of any room
+    SOMEBODY_SAID = "somebody_said"
+    UNKNOWN = "unknown"
+    ERROR = "error"
+    INTERNAL_ERROR = "internal_error"
+    WAS_NOT_MEASURED = "was_not_measured"
+    ONLY_LIVE = "only_live"
+    NO_REGION = "no_region"
+    NO_SHAPES = "no_shapes"
+    NO_MEMORY = "no_memory"
+    NO_DURATIONS = "no_durations"
+    NO_COPY_SIZES = "no_copy_sizes"
+    FILE_BREAKS_OFF = "file_breaks_off"
+    SEVERAL = "several"
+    AT_LEAST = "at_least"
+    ON_ONE_RANK = "on_one_rank"
+    NOT_ONE_JOB = "not_one_job"
+    # how a test went
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    SETUP_FAILED = "setup_failed"
+    SUBTESTS_FAILED = "subtests_failed"
+    STRICT_XFAIL_PASSED = "strict_xfail_passed"
+    RERUN_RAISED = "rerun_raised"
+    RERUN_OVERDUE = "rerun_overdue"
+    FAILS_WHEN_PROFILED = "fails_when_profiled"
+    # why a test is not profiled
+    LEFT_OUT = "left_out"
+    LEFT_OUT_BY_MARKER = "left_out_by_marker"
+    SAME_NAME = "same_name"
+    TRACE_OPTION = "trace_option"
+    BENCHMARK_FIXTURE = "benchmark_fixture"
+    OWN_PROFILE_HOOK = "own_profile_hook"
+    DEBUGGER = "debugger"
+    OWN_PROFILER = "own_profiler"
+    LIMIT_OF_EVENTS = "limit_of_events"
+    READS_THREADS = "reads_threads"
+    OTHER_PROFILER = "other_profiler"
+    PROFILER_ENDED = "profiler_ended"
+    NOTHING_RECORDED = "nothing_recorded"
+    HAS_FORKED = "has_forked"
+    FORKED_WHILE_PROFILED = "forked_while_profiled"
+    STARTS_THREADS = "starts_threads"
+    THREADS_NOT_PROFILED = "threads_not_profiled"
+    TWO_REGIONS = "two_regions"
+    BLOCK_RAISED = "block_raised"
+    NOTHING_CAPTURED = "nothing_captured"
+    CALL_RAISED = "call_raised"
+    RUN_NOT_PROFILED = "run_not_profiled"
+    # what a trace lacks of the device
+    NO_DEVICE = "no_device"
+    NO_DEVICE_RECORDS = "no_device_records"
+    ONLY_OTHER_EVENTS = "only_other_events"
+    UNKNOWN_EVENTS = "unknown_events"
+    UNKNOWN_DEVICE = "unknown_device"
+    CATEGORY = "category"
+    NO_CATEGORY = "no_category"
+    KERNELS_LOST = "kernels_lost"
+    NO_WAITS_ON_XPU = "no_waits_on_xpu"
+    UNKNOWN_WAITS = "unknown_waits"
+    UNKNOWN_WAITS_OF = "unknown_waits_of"
+    NO_CALLS = "no_calls"
+    KERNELS_FROM_GRAPHS = "kernels_from_graphs"
+    KERNELS_ALONE = "kernels_alone"
+    # work elsewhere
+    FINALIZERS = "finalizers"
+    DATALOADER_WORKERS = "dataloader_workers"
+    WORKERS_PREFETCH = "workers_prefetch"
+    FORKED_WORK = "forked_work"
+    PROGRAM_WORK = "program_work"
+    UNNAMED_PROGRAM_WORK = "unnamed_program_work"
+    THREADS_WORK = "threads_work"
+    POOL_WORK = "pool_work"
+    MEMORY_OF_THREADS = "memory_of_threads"
+    # compiled code
+    COMPILED_EARLIER = "compiled_earlier"
+    COMPILATIONS_LOST = "compilations_lost"
+    RAN_IN_PYTHON = "ran_in_python"
+    NOT_NUMBERED = "not_numbered"
+    # FLOPs that are not counted
+    ONE_UNCOUNTED = "one_uncounted"
+    MANY_UNCOUNTED = "many_uncounted"
+    UNCOUNTED_PART = "uncounted_part"
+    UNCOUNTED_SHARE = "uncounted_share"
+    NO_FORMULA = "no_formula"
+    NO_PARTS = "no_parts"
+    REPLAYED = "replayed"
+    LAUNCHED_ALONE = "launched_alone"
+    LOOPS = "loops"
+    DYNAMIC_LOOPS = "dynamic_loops"
+    NO_OPERATORS = "no_operators"
+    PACKED_WEIGHT = "packed_weight"
+    NO_INPUT_DIMS = "no_input_dims"
+    NO_CONCRETE_INPUTS = "no_concrete_inputs"
+    SPARSE_OPERAND = "sparse_operand"
+    ODD_ARGUMENTS = "odd_arguments"
+    # rules
+    RULE_RAISED = "rule_raised"
+    RULE_IGNORED = "rule_ignored"
+    OF_RULES = "of_rules"
+    NOTHING_TO_CHECK = "nothing_to_check"
+    WITHOUT_OPERATORS = "without_operators"
+    TRIFLES_GUESSED = "trifles_guessed"
+    AUTOCAST_UNSEEN = "autocast_unseen"
+    ATTENTION_ON_UNKNOWN_CHIP = "attention_on_unknown_chip"
+    PRODUCTS_ON_UNKNOWN_CHIP = "products_on_unknown_chip"
+    # parts of a test
+    MODULES_OF_ONE_THREAD = "modules_of_one_thread"
+    MODULES_RUN_DIFFERS = "modules_run_differs"
+    NO_MODULES_RUN = "no_modules_run"
+    OPERATOR_DID_NOT_RUN = "operator_did_not_run"
+    MODULE_DID_NOT_RUN = "module_did_not_run"
+    NOTHING_RAN = "nothing_ran"
+    NOTHING_ON_DEVICE = "nothing_on_device"
+    NO_PRODUCT = "no_product"
+    # compared with the baseline
+    CHANGED = "changed"
+    MORE_MATCHES = "more_matches"
+    GRADIENTS_ADD_UP = "gradients_add_up"
+    FEWER_ZERO_GRADS = "fewer_zero_grads"
+    OPERATORS_SWAPPED = "operators_swapped"
+    INLINE_EXPECTS = "inline_expects"
+    INLINE_MISMATCH = "inline_mismatch"
+    # times
+    NO_ROUNDS = "no_rounds"
+    NO_COUNTER = "no_counter"
+    COUNTER_STOPPED = "counter_stopped"
+    NO_REFERENCE = "no_reference"
+    NO_REFERENCE_BEFORE = "no_reference_before"
+    OTHER_CONDITIONS = "other_conditions"
+    OTHER_PAGE_FAULTS = "other_page_faults"
+    FEW_ROUNDS = "few_rounds"
+    OTHER_MACHINE = "other_machine"
+    WORKERS_CONTEND = "workers_contend"
+    MACHINE_BUSY = "machine_busy"
+    OTHERS_BUSY = "others_busy"
+    HYPERVISOR_TOOK = "hypervisor_took"
+    THROTTLED = "throttled"
+    QUOTA_USED_UP = "quota_used_up"
+    # where it happened
+    ONLY_RUN = "only_run"
+    TRACED_BY_DEBUGGER = "traced_by_debugger"
+    OWN_TRACER = "own_tracer"
+    OTHER_THREAD = "other_thread"
+    TRACER_RAISED = "tracer_raised"
+    TOO_MANY_LINES = "too_many_lines"
+    TOO_MANY_MODULES = "too_many_modules"
+    # two revisions
+    NOT_MEASURED_ON = "not_measured_on"
+
+
+#: A whole number stays one in another process, so both kinds are named.
+_Datum: TypeAlias = "str | int | float | Reason | tuple[str | Reason, ...]"
+
+
+class Reason(Frozen, frozen=True):
+    """A reason with its data: (name, value) of each field of the sentence, in order."""
+
+    why: Why
+    data: tuple[tuple[str, _Datum], ...] = ()
+
+
+def because(
+    why: Why, /, **data: str | float | Reason | tuple[str, ...] | tuple[Reason, ...]
+) -> Reason:
+    """A reason with these fields.
+
+    >>> because(Why.OPERATOR_DID_NOT_RUN, name="aten::mm").data
+    (('name', 'aten::mm'),)
+    """
+    return Reason(why, tuple(data.items()))

@@ -1,0 +1,280 @@
+"""The English of each reason: one sentence each, with its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytest_torchprof.core.reasons import Reason, Why
+from pytest_torchprof.core.units import SCALES, UNKNOWN, format_quantity
+
+HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
+_KEEPS = "if an earlier run keeps the result, use warmup=0, rounds=0"
+_ANEW = "--accept --torchprof-time=gate takes it anew"
+
+#: Numbers take what Python's formats take, a unit, or `` noun`` to be counted by; ``?`` begins what
+#: is said only of numbers above 0, with ``#`` for the number. Of several things, the format is what
+#: stands between them.
+SENTENCES: Mapping[Why, str] = {
+    # of any room
+    Why.SOMEBODY_SAID: "{text}",
+    Why.UNKNOWN: "for a reason that this version does not know ({name})",
+    Why.ERROR: "{message}",
+    Why.INTERNAL_ERROR: "internal error, please report it: {error}: {message}{where}",
+    Why.WAS_NOT_MEASURED: "was not measured",
+    Why.ONLY_LIVE: "only a live test measures it",
+    Why.NO_REGION: "failed capture: the trace lacks the measured region",
+    Why.NO_SHAPES: "recorded without shapes (record_shapes=True records them)",
+    Why.NO_MEMORY: "recorded without memory events (profile_memory=True records them)",
+    Why.NO_DURATIONS: "the events of this trace have no durations",
+    Why.NO_COPY_SIZES: "the copies of this trace have no sizes",
+    Why.FILE_BREAKS_OFF: "{why}, or the file breaks off before it",
+    Why.SEVERAL: "{gaps:; }",
+    Why.AT_LEAST: "at least {value:{unit}}: {why}",
+    Why.ON_ONE_RANK: "on one rank, {why}",
+    Why.NOT_ONE_JOB: "not the ranks of one job: {apart}",
+    # how a test went
+    Why.FAILED: "failed",
+    Why.SKIPPED: "skipped",
+    Why.XFAILED: "xfailed",
+    Why.SETUP_FAILED: "setup failed",
+    Why.SUBTESTS_FAILED: "has failed subtests",
+    Why.STRICT_XFAIL_PASSED: "passed against a strict xfail, which is a failure",
+    Why.RERUN_RAISED: "cannot be run twice: {error}",
+    Why.RERUN_OVERDUE: (
+        "cannot be run twice: its {run} did not finish within {limit_s:.2g} s; " + HOW_TO_LEAVE_OUT
+    ),
+    Why.FAILS_WHEN_PROFILED: (
+        "fails in the profiled run, which has {threads: intra-op thread} "
+        "(--torchprof-threads=keep leaves yours): {error}"
+    ),
+    # why a test is not profiled
+    Why.LEFT_OUT: HOW_TO_LEAVE_OUT,
+    Why.LEFT_OUT_BY_MARKER: "its marker has enabled=False",
+    Why.SAME_NAME: "another test has the same name, so one baseline cannot serve both",
+    Why.TRACE_OPTION: "--trace stops in every run of a test",
+    Why.BENCHMARK_FIXTURE: "pytest-benchmark repeats it as often as time allows",
+    Why.OWN_PROFILE_HOOK: "the test uses sys.setprofile itself, which times and stacks disturb",
+    Why.DEBUGGER: "a debugger was entered",
+    Why.OWN_PROFILER: "the test runs torch.profiler itself, and profiler sessions cannot be nested",
+    Why.LIMIT_OF_EVENTS: (
+        "it records more than about a million events, which torch's profiler cannot hold"
+    ),
+    Why.READS_THREADS: (
+        "the test reads torch's number of threads, so its first run cannot be the profiled one: "
+        "give the test a warm-up run"
+    ),
+    Why.OTHER_PROFILER: "another profiler session is active while the test runs",
+    Why.PROFILER_ENDED: "other code ended the profiler session of the test",
+    Why.NOTHING_RECORDED: "the profiler recorded nothing, not even the measured region",
+    Why.HAS_FORKED: "the test has forked, and this is the child",
+    Why.FORKED_WHILE_PROFILED: "the test forked, and this is the child",
+    Why.STARTS_THREADS: (
+        "the test starts threads, and only another run can count what they do: give it a "
+        "warm-up run"
+    ),
+    Why.THREADS_NOT_PROFILED: "the test starts threads, and this torch cannot profile them",
+    Why.TWO_REGIONS: "the test measures more than one region through the fixture",
+    Why.BLOCK_RAISED: "the measured block raised {error}",
+    Why.NOTHING_CAPTURED: "nothing was captured",
+    Why.CALL_RAISED: "it raised {error} when run once more",
+    Why.RUN_NOT_PROFILED: "this run is not profiled",
+    # what a trace lacks of the device
+    Why.NO_DEVICE: "no accelerator in this capture",
+    Why.NO_DEVICE_RECORDS: (
+        "torch's profiler recorded nothing on this device; is another CUPTI client (nsys, "
+        "compute-sanitizer) attached, or is a permission missing?"
+    ),
+    Why.ONLY_OTHER_EVENTS: "no accelerator in this capture: {events: and } in this trace",
+    Why.UNKNOWN_EVENTS: "events of this device are not supported: {events: and } in this trace",
+    Why.UNKNOWN_DEVICE: (
+        "events of {device} devices are not supported ({events: and } in this trace)"
+    ),
+    Why.CATEGORY: "category {names:, }",
+    Why.NO_CATEGORY: "events without a category",
+    Why.KERNELS_LOST: (
+        "partial capture: {lost} of {launches} launches have no kernel record; is another "
+        "CUPTI client (nsys, compute-sanitizer) attached?"
+    ),
+    Why.NO_WAITS_ON_XPU: (
+        "on XPU, torch's profiler records what the host submits, but not when it waits"
+    ),
+    Why.UNKNOWN_WAITS: (
+        "it is not known which calls wait for this device ({call} is one of its calls)"
+    ),
+    Why.UNKNOWN_WAITS_OF: "it is not known which calls wait for {device} devices",
+    Why.NO_CALLS: "the device's driver calls were not recorded",
+    Why.KERNELS_FROM_GRAPHS: "{count: kernel} ran from graphs, without their operators",
+    Why.KERNELS_ALONE: "kernels were recorded without their operators",
+    # work elsewhere
+    Why.FINALIZERS: (
+        "finalizers (__del__) of garbage collected after the measured run called operators, "
+        "and when that happens is not reproducible"
+    ),
+    Why.DATALOADER_WORKERS: (
+        "operators in a DataLoader's workers are not counted: the workers are separate processes"
+    ),
+    Why.WORKERS_PREFETCH: (
+        "a DataLoader's workers prefetch at varying speed, so the peak is not reproducible"
+    ),
+    Why.FORKED_WORK: "a process that the test forked did work too, which is not recorded",
+    Why.PROGRAM_WORK: (
+        "another process did work for the test, and torch in it is not recorded: {programs:, }"
+    ),
+    Why.UNNAMED_PROGRAM_WORK: (
+        "another process did work for the test, and torch in it is not recorded: a program of"
+        " unknown name"
+    ),
+    Why.THREADS_WORK: "other threads did work too, and this torch cannot profile them",
+    Why.POOL_WORK: (
+        "other threads did work too, which only another run can count: give the test a warm-up run"
+    ),
+    Why.MEMORY_OF_THREADS: (
+        "torch records no memory while it profiles all threads, and this test works in several"
+    ),
+    # compiled code
+    Why.COMPILED_EARLIER: "the test runs code that was compiled before the test started",
+    Why.COMPILATIONS_LOST: "torch keeps at most {kept} compilations",
+    Why.RAN_IN_PYTHON: (
+        "{name} ran in Python, and this torch does not say whether because of a graph break"
+    ),
+    Why.NOT_NUMBERED: "this torch version does not number compilations",
+    # FLOPs that are not counted
+    Why.ONE_UNCOUNTED: "{part} {missing}",
+    Why.MANY_UNCOUNTED: "{parts:, }{left:? and # more}: each {missing}",
+    Why.UNCOUNTED_PART: "{name} ({calls: call})",
+    Why.UNCOUNTED_SHARE: "{name} ({calls: call}, {percent:.0f} % of the time)",
+    Why.NO_FORMULA: "has no formula",
+    Why.NO_PARTS: "does not show the operators inside it",
+    Why.REPLAYED: "was replayed from a graph",
+    Why.LAUNCHED_ALONE: "was not launched by a known operator",
+    Why.LOOPS: "was compiled to loops that the trace does not contain",
+    Why.DYNAMIC_LOOPS: "was compiled to loops whose shapes the trace does not contain",
+    Why.NO_OPERATORS: "no operators are recorded in this trace",
+    Why.PACKED_WEIGHT: "has a packed weight of unknown shape in this trace",
+    Why.NO_INPUT_DIMS: "lacks Input Dims in this trace",
+    Why.NO_CONCRETE_INPUTS: "lacks Concrete Inputs in this trace",
+    Why.SPARSE_OPERAND: "has a sparse operand, and only its shape is in this trace",
+    Why.ODD_ARGUMENTS: "has arguments that its formula does not support in this trace",
+    # rules
+    Why.RULE_RAISED: "the rule raised {error}",
+    Why.RULE_IGNORED: "switched off by --torchprof-ignore",
+    Why.OF_RULES: "{rules:, }: {why}",
+    Why.NOTHING_TO_CHECK: "no operators in this trace",
+    Why.WITHOUT_OPERATORS: "recorded without operators",
+    Why.TRIFLES_GUESSED: (
+        "recorded without memory events (profile_memory=True records them), so the size below "
+        "which matches are ignored is a guess"
+    ),
+    Why.AUTOCAST_UNSEEN: (
+        "autocast's casts of weights: recorded without memory events (profile_memory=True "
+        "records them)"
+    ),
+    Why.ATTENTION_ON_UNKNOWN_CHIP: (
+        "attention in its math form: the trace does not say which device it ran on"
+    ),
+    Why.PRODUCTS_ON_UNKNOWN_CHIP: "products in fp32: the trace does not say which device it ran on",
+    # parts of a test
+    Why.MODULES_OF_ONE_THREAD: (
+        "the test works in several threads, and which modules run is known of one"
+    ),
+    Why.MODULES_RUN_DIFFERS: (
+        "the run in which modules are marked had {marked:,} operators, the profiled one "
+        "{profiled:,}; if an earlier run keeps a result, make it anew in each"
+    ),
+    Why.NO_MODULES_RUN: "the test failed before the run in which modules are marked",
+    Why.OPERATOR_DID_NOT_RUN: "operator {name} did not run in the measured region",
+    Why.MODULE_DID_NOT_RUN: "module {name} did not run in the measured region",
+    Why.NOTHING_RAN: ("no operator ran in the profiled run; " + _KEEPS),
+    Why.NOTHING_ON_DEVICE: ("nothing ran on the device in the profiled run; " + _KEEPS),
+    Why.NO_PRODUCT: ("no product ran in the profiled run; " + _KEEPS),
+    # compared with the baseline
+    Why.CHANGED: "{name} {before} → {now}",
+    Why.MORE_MATCHES: "{rules:, }",
+    Why.GRADIENTS_ADD_UP: (
+        "gradients add up in aten::add_ {before} → {now} times: is a zero_grad missing?"
+    ),
+    Why.FEWER_ZERO_GRADS: "Optimizer.zero_grad was called {before} → {now} times in {steps} steps",
+    Why.OPERATORS_SWAPPED: "as many operators as accepted, but others: {operators:, }{left:?, …}",
+    Why.INLINE_EXPECTS: "the inline expectation is {expected}",
+    Why.INLINE_MISMATCH: "the inline expectation does not match",
+    # times
+    Why.NO_ROUNDS: "no timed rounds (--torchprof-rounds=0)",
+    Why.NO_COUNTER: "this machine has no hardware counter",
+    Why.COUNTER_STOPPED: "the hardware counter stopped",
+    Why.NO_REFERENCE: "the reference kernel did not run",
+    Why.NO_REFERENCE_BEFORE: (
+        "the baseline has no time relative to the reference kernel: " + _ANEW
+    ),
+    Why.OTHER_CONDITIONS: ("the baseline's times are of {before}, not {now}: " + _ANEW),
+    Why.OTHER_PAGE_FAULTS: (
+        "{before:,} → {now:,} page faults a round: whether memory is reused is the luck of a "
+        "process, so time only advises"
+    ),
+    Why.FEW_ROUNDS: ("the baseline is of {before: round}, and this of {now}: " + _ANEW),
+    Why.OTHER_MACHINE: "the baseline's times are of another machine ({machine})",
+    Why.WORKERS_CONTEND: "xdist's workers contend for the CPU, so time only advises",
+    Why.MACHINE_BUSY: "the machine was busy, so time only advises: {signs:, }",
+    Why.OTHERS_BUSY: "other processes used about {share:.0%} of the CPUs",
+    Why.HYPERVISOR_TOOK: "the hypervisor took about {share:.0%} of the CPUs",
+    Why.THROTTLED: "a CPU was throttled because of heat",
+    Why.QUOTA_USED_UP: "the container's CPU quota was used up",
+    # where it happened
+    Why.ONLY_RUN: "the profiled run was the only one (--torchprof-warmup=0 --torchprof-rounds=0)",
+    Why.TRACED_BY_DEBUGGER: "a debugger traces the test",
+    Why.OWN_TRACER: "the test uses sys.settrace itself",
+    Why.OTHER_THREAD: "the test starts and ends its region in different threads",
+    Why.TRACER_RAISED: "{error}",
+    Why.TOO_MANY_LINES: "it runs more than {most:,} of your lines",
+    Why.TOO_MANY_MODULES: "it runs more than {most:,} modules",
+    # two revisions
+    Why.NOT_MEASURED_ON: "not measured on {side}",
+}
+
+
+def say(reason: Reason) -> str:
+    """The reason in words.
+
+    >>> from pytest_torchprof.core.reasons import because
+    >>> kernels = because(Why.KERNELS_FROM_GRAPHS, count=1)
+    >>> say(because(Why.AT_LEAST, value=2048, unit="B", why=kernels))
+    'at least 2 KiB: 1 kernel ran from graphs, without their operators'
+    >>> say(because(Why.OF_RULES, rules=("a", "b"), why=because(Why.RULE_IGNORED)))
+    'a, b: switched off by --torchprof-ignore'
+    """
+    fields = _Fields((name, _Field(value)) for name, value in reason.data)
+    return SENTENCES[reason.why].format_map(fields)
+
+
+class _Fields(dict[str, "_Field"]):
+    """Fields by name. A file may hold anything, so one may be absent."""
+
+    def __missing__(self, name: str) -> _Field:
+        return _Field(UNKNOWN)
+
+
+class _Field:
+    """The value of a field, as sentences want it."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return say(self._value) if isinstance(self._value, Reason) else str(self._value)
+
+    def __format__(self, wanted: str) -> str:
+        value = self._value
+        if isinstance(value, tuple | list):
+            return wanted.join(str(_Field(one)) for one in value)
+        if not wanted or not isinstance(value, int | float):
+            return str(self)
+        if wanted.startswith(" "):
+            return f"{value:,}{wanted}{'s' * (value != 1)}"
+        if wanted.startswith("?"):
+            return wanted[1:].replace("#", str(value)) if value else ""
+        if wanted in SCALES:
+            return format_quantity(value, wanted)
+        try:
+            return format(value, wanted)
+        except ValueError:  # a unit that is none, or a fraction of what is counted
+            return str(value)

@@ -1,0 +1,21 @@
+"""What a live capture notes in its trace's metadata, beside the events."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pytest_torchprof.core.reasons import Reason, Why, because
+
+
+def reason_of(noted: object) -> Reason | None:
+    """A reason that a capture noted; None where it noted none.
+
+    Earlier versions noted text, and later ones may note reasons that this one does not know.
+    """
+    if isinstance(noted, str):
+        return because(Why.SOMEBODY_SAID, text=noted) if noted else None
+    try:
+        return msgspec.convert(noted, Reason)
+    except msgspec.ValidationError:
+        name = noted.get("why") if isinstance(noted, dict) else None
+        return because(Why.UNKNOWN, name=name) if isinstance(name, str) else None

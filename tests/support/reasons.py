@@ -1,0 +1,19 @@
+"""Reasons in tests: made-up ones, and what is said of those that came out."""
+
+from __future__ import annotations
+
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.render.reasons import say
+
+
+def words(text: str) -> Reason:
+    """A reason that is said in these words."""
+    return because(Why.SOMEBODY_SAID, text=text)
+
+
+def in_words(value: Value) -> Value:
+    """The value, with its reason said in words where it has none."""
+    if not isinstance(value, NotMeasured):
+        return value
+    return NotMeasured(words(say(value.reason)), value.at_hand, value.at_least)

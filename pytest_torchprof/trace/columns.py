@@ -81,9 +81,8 @@ class Columns:
             ValueError: a time is not a number, or out of range; then none is added.
         """
         numbers = list(map(self._labels.__getitem__, map(_Labels.of, events)))
-        kinds = self._labels.kinds
-        known = [kinds[number] for number in numbers]  # `Kind.OTHER` is 0
-        if 0 in known:
+        known = bytes(map(self._labels.kinds.__getitem__, numbers))
+        if Kind.OTHER in known:
             numbers, events = list(compress(numbers, known)), list(compress(events, known))
         times = [e.ts or 0 for e in events]
         times += [e.dur or 0 for e in events]

@@ -583,3 +583,26 @@ def test_every_style_of_the_builder_is_read() -> None:
         trace = parse(build().to_bytes(style))
         assert len(trace) or style == "no_cat"
         assert (trace.kind != Kind.OTHER).all()
+
+
+@pytest.mark.parametrize("others", [0, 20_000], ids=["few", "many"])
+def test_events_that_start_together_are_in_the_order_of_nesting(others: int) -> None:
+    """The longer first; of the same times the annotation, the operator, the runtime call."""
+    together = [
+        ("runtime", "cuda_runtime", 5),
+        ("operator", "cpu_op", 5),
+        ("long", "cpu_op", 9),
+        ("annotation", "user_annotation", 5),
+    ]
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": 100, "dur": dur}
+        for name, cat, dur in together
+    ]
+    events += [
+        {"ph": "X", "cat": "cpu_op", "name": "other", "pid": 1, "tid": 1, "ts": ts, "dur": 1}
+        for ts in range(200 + others, 200, -1)
+    ]
+    trace = parse(json.dumps({"traceEvents": events}).encode())
+    names = [trace.names[number] for number in trace.name.tolist()]
+    assert names == ["long", "annotation", "operator", "runtime", *["other"] * others]
+    assert trace.ts.tolist() == sorted(trace.ts.tolist())

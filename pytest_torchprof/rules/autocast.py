@@ -8,7 +8,6 @@ import numpy as np
 
 from pytest_torchprof.rules.calls import called, sizes, step_of
 from pytest_torchprof.rules.copy_runs import by_kind, freed, held
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.tree import rows_of
 
@@ -27,7 +26,7 @@ WEIGHTS |= {f"aten::conv_transpose{i}d": (1, 2) for i in (1, 2, 3)}
 
 def of_weights(trace: Trace, rows: Ints, owner: Ints) -> Bools:
     """Which of these casts, each in an operator, are of its weight or bias; by identity."""
-    tensors, operands = identity.taken(trace, rows) or [], identity.taken(trace, owner) or []
+    tensors, operands = trace.taken(rows) or [], trace.taken(owner) or []
     names = [trace.names[number] for number in trace.name[owner].tolist()]
     found = [
         bool(tensor) and tensor[0] in {taken[i] for i in WEIGHTS[name] if i < len(taken)}

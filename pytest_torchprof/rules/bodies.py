@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.views import VIEWS
 
@@ -137,12 +136,12 @@ class Body:
     @cached_property
     def taken(self) -> list[tuple[Taken, ...]] | None:
         """The tensors that each call takes."""
-        return identity.taken(self.trace, self.rows)
+        return self.trace.taken(self.rows)
 
     @cached_property
     def made(self) -> list[frozenset[int]] | None:
         """The tensors that each call makes."""
-        return identity.made(self.trace, self.rows)
+        return self.trace.made(self.rows)
 
     def like(self, at: int) -> list[Call]:
         """One operator of the body in each of the analyzed iterations."""

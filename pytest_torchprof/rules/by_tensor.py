@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchprof.rules.calls import are_called
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.shapes import shapes
 from pytest_torchprof.trace.names import Names, are_named, operators_named
@@ -220,7 +219,7 @@ def _parameters(trace: Trace) -> tuple[Counter[Shape], set[int]]:
     rows = operators_named(trace, LAYER)
     rows = rows[are_called(trace, rows)]  # nested ones take what their parents made
     tables = are_named(trace, rows, _EMBEDDING).tolist()
-    taken: Sequence[Sequence[Any]] = identity.taken(trace, rows) or [()] * len(rows)
+    taken: Sequence[Sequence[Any]] = trace.taken(rows) or [()] * len(rows)
     kinds, numbers = Counter[Shape](), set[int]()
     for dims, one, table in zip(shapes(trace, rows), taken, tables, strict=True):
         for at in (0,) if table else range(1, len(dims)):
@@ -231,6 +230,6 @@ def _parameters(trace: Trace) -> tuple[Counter[Shape], set[int]]:
                 kinds[kind] += 1
             numbers.add(mine)
     ends = rows_of(trace, "torch::autograd::AccumulateGrad")
-    for one in identity.taken(trace, ends) or []:
+    for one in trace.taken(ends) or []:
         numbers.update(n for n in one if isinstance(n, int))
     return kinds, numbers - {-1}

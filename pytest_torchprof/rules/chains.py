@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.bodies import Call, call_of
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.names import Names, are_named
@@ -62,7 +61,7 @@ def chains(trace: Trace, least: int) -> list[Chain]:
 def _chains(trace: Trace) -> list[Chain]:
     rows = calls(trace)
     rows = rows[trace.selection[rows] & are_named(trace, rows, JOIN)]
-    taken, made = identity.taken(trace, rows), identity.made(trace, rows)
+    taken, made = trace.taken(rows), trace.made(rows)
     waiting: dict[_Key, deque[tuple[Chain, int]]] = defaultdict(deque)
     out = []
     for at, (row, args) in enumerate(zip(rows.tolist(), trace.operands(rows), strict=True)):

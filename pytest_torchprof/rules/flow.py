@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.nodes import forward_calls, recorded
 from pytest_torchprof.trace.names import Names, are_named
 
@@ -46,7 +45,7 @@ def are_passes(trace: Trace, layers: Ints, first: Ints) -> bool:
     before: list[set[int]] = []
     for begin, end in pairwise(first.tolist()):
         inside = called[(called >= begin) & (called < end)]
-        operands = set(flat(identity.taken(trace, inside) or ()))
+        operands = set(flat(trace.taken(inside) or ()))
         before.append({n for n in operands if made_by.get(n, begin) < first[0]})
         if _goes_on(trace, inside, layers, _taken(trace, end, first, layers), made_by):
             many = ((layers >= begin) & (layers < end)).sum() >= _MANY_LAYERS
@@ -60,7 +59,7 @@ def _taken(trace: Trace, begin: int, first: Ints, layers: Ints) -> set[int]:
     later = first[first > begin]
     end = int(later[0]) if len(later) else begin + 1
     rows = layers[(layers >= begin) & (layers < end)]
-    return set(flat(identity.taken(trace, rows) or ()))
+    return set(flat(trace.taken(rows) or ()))
 
 
 def _goes_on(
@@ -69,7 +68,7 @@ def _goes_on(
     """Whether the next run takes something that these calls made from their layers' outputs."""
     flowing = set[int]()
     is_layer = np.isin(inside, layers)
-    taken, made = identity.taken(trace, inside) or (), identity.made(trace, inside) or ()
+    taken, made = trace.taken(inside) or (), trace.made(inside) or ()
     for row, layer, arguments, new in zip(inside.tolist(), is_layer, taken, made, strict=True):
         operands = flat([arguments])
         if layer or not flowing.isdisjoint(operands):
@@ -84,7 +83,7 @@ def makers(trace: Trace, before: int | None = None) -> dict[int, int]:
     rows = np.sort(recorded(trace, None).rows)
     rows = rows if before is None else rows[rows < before]
     out: dict[int, int] = {}
-    for row, new in zip(rows.tolist(), identity.made(trace, rows) or (), strict=True):
+    for row, new in zip(rows.tolist(), trace.made(rows) or (), strict=True):
         for one in new:
             out.setdefault(one, row)
     return out

@@ -13,7 +13,6 @@ from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.calls import called
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
@@ -159,8 +158,8 @@ def _cost_ns(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int
 
 def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:
     """Which norms take the layer's result as its only users."""
-    made = identity.made(trace, layers) or [frozenset[int]()] * len(layers)
-    takes = identity.taken(trace, norms) or [()] * len(norms)
+    made = trace.made(layers) or [frozenset[int]()] * len(layers)
+    takes = trace.taken(norms) or [()] * len(norms)
     inputs = [one[0] if one and isinstance(one[0], int) else -1 for one in takes]
     unknown = np.array(inputs, np.int64) < 0  # torch.func wraps tensors, which hides their identity
     users = set[int]() if trace.tensors is None else _users(trace, layers, norms, results)
@@ -175,8 +174,8 @@ def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
 def _needed_elsewhere(trace: Trace, layers: Ints, others: Ints) -> Bools:
     """Layers whose bias is also used by another of these calls, without a norm to subtract it."""
     others = others[np.isin(trace.name[others], trace.name[layers])]
-    elsewhere = {one[2] for one in identity.taken(trace, others) or [] if len(one) > 2} - {-1}
-    takes = identity.taken(trace, layers) or [()] * len(layers)
+    elsewhere = {one[2] for one in trace.taken(others) or [] if len(one) > 2} - {-1}
+    takes = trace.taken(layers) or [()] * len(layers)
     return np.array([len(one) > 2 and one[2] in elsewhere for one in takes], bool)
 
 
@@ -188,7 +187,7 @@ def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
     dims = [bytes(args.dims).replace(b" ", b"") for args in trace.operands(rows)]
     rows = rows[[any(text in one for text in texts) for one in dims]]
     found = set[int]()
-    for one in identity.taken(trace, rows) or []:
+    for one in trace.taken(rows) or []:
         for argument in one:
             found.update((argument,) if isinstance(argument, int) else argument)
     return found

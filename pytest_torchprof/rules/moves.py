@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from pytest_torchprof.rules.calls import called, sizes
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.event_names import D2H, H2D
@@ -125,7 +124,7 @@ def came_down(trace: Trace, down: int, up: int) -> bool | None:
 def _comes_from(trace: Trace, numbers: set[int], rows: Ints, source: int) -> bool | None:
     """Whether a tensor is one of these, or made from them by these calls; None: made by none."""
     mine, others = set(numbers), set[int]()
-    taken, made = identity.taken(trace, rows) or [], identity.made(trace, rows) or []
+    taken, made = trace.taken(rows) or [], trace.made(rows) or []
     writes = are_named(trace, rows, _IN_PLACE).tolist()
     for arguments, results, write in zip(taken, made, writes, strict=True):
         flat = {n for one in arguments for n in ((one,) if isinstance(one, int) else one)}
@@ -138,21 +137,21 @@ def _comes_from(trace: Trace, numbers: set[int], rows: Ints, source: int) -> boo
 
 def _filled_by(trace: Trace, row: int) -> set[int]:
     rows = np.array([row])
-    made = set((identity.made(trace, rows) or [frozenset()])[0])
+    made = set((trace.made(rows) or [frozenset()])[0])
     first = _first(trace, row)
     return made | {first} if first is not None and are_named(trace, rows, _IN_PLACE)[0] else made
 
 
 def _source(trace: Trace, row: int) -> int | None:
     """The tensor that ``x.to(…)`` or ``y.copy_(x)`` copies from."""
-    taken = (identity.taken(trace, np.array([row])) or [()])[0]
+    taken = (trace.taken(np.array([row])) or [()])[0]
     at = 1 if trace.names[trace.name[row]] == "aten::copy_" else 0
     source = taken[at] if len(taken) > at else -1
     return source if isinstance(source, int) and source >= 0 else None
 
 
 def _first(trace: Trace, row: int) -> int | None:
-    taken = (identity.taken(trace, np.array([row])) or [()])[0]
+    taken = (trace.taken(np.array([row])) or [()])[0]
     return taken[0] if taken and isinstance(taken[0], int) and taken[0] >= 0 else None
 
 

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.bodies import elements
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.ordinary import MARKS, ODD, goes_through_classes, picks
 from pytest_torchprof.trace.arguments import decode_part
@@ -160,7 +159,7 @@ class Movers:
         shapes = (decode_part(args.dims) for args in self._trace.operands(inside))
         if sum(bool(dims) and tuple(dims[0]) == piece for dims in shapes) < self._repeats - 1:
             return False
-        taken = identity.taken(self._trace, inside)
+        taken = self._trace.taken(inside)
         least = self._repeats - 1
         return taken is None or sum(_is_of(one[:1], source) for one in taken) >= least
 
@@ -176,7 +175,7 @@ class Movers:
         return found
 
     def _number(self, one: Pieces) -> frozenset[int]:
-        taken = identity.taken(self._trace, np.array([one.row]))
+        taken = self._trace.taken(np.array([one.row]))
         first = taken[0][0] if taken and taken[0] else -1
         return frozenset([first]) if isinstance(first, int) and first >= 0 else frozenset()
 

@@ -25,7 +25,6 @@ from pytest_torchprof.rules.by_tensor import (
     stretches,
 )
 from pytest_torchprof.rules.effort import effort_ns, guessed
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.optimizers import steps
@@ -250,7 +249,7 @@ def _judged(
     mixed = len({len(one) for one in kinds}) > 1 and min(map(len, kinds)) == 1
     rows, count = np.concatenate([part for part, _ in reps]), len(reps)
     on_device = bool(launched_in(trace, rows[:1])[0][0] >= 0)
-    takes = identity.taken(trace, rows)
+    takes = trace.taken(rows)
     if _is_first(trace, base, int(rows[0])):
         return _Loop(rows, base, count, on_device, of_model=False)
     like = are_shapes_of_a_model(trace, Counter(kind for _, kind in reps))
@@ -282,7 +281,7 @@ def _writes_to_others(
     trace: Trace, rows: Ints, takes: Sequence[tuple[Taken, ...]], least: int
 ) -> bool:
     """Whether at least ``least`` tensors are written to that the loop did not make."""
-    own = frozenset[int]().union(*(identity.made(trace, rows) or []))
+    own = frozenset[int]().union(*(trace.made(rows) or []))
     writes = are_named(trace, rows, WRITES).tolist()
     written = {one[0] for one, write in zip(takes, writes, strict=True) if write and one}
     return len(written - own - {-1}) >= least

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.nodes import engine_nodes, forward_calls
@@ -200,16 +199,16 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | N
         )
         operands = map(_dims, trace.operands(between))
         looks = any(not dims or not shapes.isdisjoint(dims) for dims in operands)
-        if identity.wanted(trace):
+        if trace.could_know_tensors:
             return None
         # If the earlier pass has added too, all gradients may be older.
         fresh = ours or len(adds) < len(early.puts)
         return not looks and not shapes.isdisjoint(others) and fresh
     put, added, again, calls = (
-        _flat(one[:first] for one in identity.taken(trace, rows) or ())
+        _flat(one[:first] for one in trace.taken(rows) or ())
         for rows, first in ((early.puts, 1), (adds, 1), (more, 1), (between, None))
     )
-    made = set[int]().union(*identity.made(trace, early.steps) or ())
+    made = set[int]().union(*trace.made(early.steps) or ())
     return not (put | added).isdisjoint(again) and (put | added | made).isdisjoint(calls)
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.copy_runs import by_kind
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.sources import COPIES, READS, SAME_MEMORY
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
@@ -59,7 +58,7 @@ def again(
     tensor, no optimizer has made its step, and no backward pass has computed gradients. ``backs``:
     a copy counts as the tensor it was copied from.
     """
-    taken = identity.taken(trace, rows)
+    taken = trace.taken(rows)
     if taken is None:
         return
     itself = np.array([_first(one) for one in taken], np.int64)
@@ -73,7 +72,7 @@ def again(
     if not groups:
         return
     asked = {int(tensor[group[0]]) for group in groups}
-    objects = identity.objects(trace, rows) or []
+    objects = trace.objects(rows) or []
     written = _written(trace, asked | aliases.keys(), np.concatenate([rows[g] for g in groups]))
     views = _views(trace, asked, rows)
     for number, alias in aliases.items():
@@ -96,7 +95,7 @@ def written_to(trace: Trace, rows: Ints, elements: int) -> tuple[Bools, Bools]:
     """Which copies are written to, and which of them need to be copies: all except those that the
     next call, and none later, writes to as a whole.
     """
-    results = [set(made) for made in identity.made(trace, rows) or []]
+    results = [set(made) for made in trace.made(rows) or []]
     written = _written(trace, set().union(*results), rows, after=True)
     writes = [[row for one in made for row in written[one]] for made in results]
     later = np.append(_called(trace, rows, frozenset(trace.names)), len(trace))
@@ -123,7 +122,7 @@ def _copied_from(trace: Trace, rows: Ints, tensor: Ints) -> dict[int, int]:
     """For copies that are copied themselves, the tensor that the first of them was copied from."""
     sources = set(tensor.tolist())
     origin: dict[int, int] = {}
-    for number, made in zip(tensor.tolist(), identity.made(trace, rows) or [], strict=True):
+    for number, made in zip(tensor.tolist(), trace.made(rows) or [], strict=True):
         for one in made & sources:
             origin[one] = origin.get(number, number)
     return origin
@@ -168,10 +167,10 @@ def _views(trace: Trace, tensors: set[int], copies: Ints) -> dict[int, list[_Vie
     """The calls that make views of these tensors, by tensor, in time order."""
     found = defaultdict[int, list[_View]](list)
     rows = _called(trace, copies, SAME_MEMORY | PARTS | {"aten::reshape", "aten::flatten"})
-    for row, taken in zip(rows.tolist(), identity.taken(trace, rows) or [], strict=True):
+    for row, taken in zip(rows.tolist(), trace.taken(rows) or [], strict=True):
         if (number := _first(taken)) in tensors:
             at = np.array([row])
-            (args,), (of,) = trace.operands(at), identity.objects(trace, at) or [0]
+            (args,), (of,) = trace.operands(at), trace.objects(at) or [0]
             name = trace.names[trace.name[row]]
             part = (name, bytes(args.dims), bytes(args.strides), bytes(args.concrete))
             elements = _elements(trace, at)[0]
@@ -200,7 +199,7 @@ def _written(
     rows = rows[outer]
     statistics, foreign = are_named(trace, rows, _STATISTICS), are_named(trace, rows, _FOREIGN)
     where = zip(rows.tolist(), statistics.tolist(), foreign.tolist(), strict=True)
-    for (row, own, other), taken in zip(where, identity.taken(trace, rows) or [], strict=True):
+    for (row, own, other), taken in zip(where, trace.taken(rows) or [], strict=True):
         if own:
             hit = taken[3:5]
         elif other or (taken and isinstance(taken[0], tuple)):
@@ -214,9 +213,9 @@ def _written(
     rows = _called(trace, copies, None)
     rows = rows[(trace.ts[rows] > begin) & (trace.ts[rows] < end)]
     rows = rows[~are_named(trace, rows, _IN_PLACE, _STATISTICS, _FOREIGN)]
-    last = [taken[-1] if len(taken) > 1 else -1 for taken in identity.taken(trace, rows) or []]
+    last = [taken[-1] if len(taken) > 1 else -1 for taken in trace.taken(rows) or []]
     mine = [i for i, one in enumerate(last) if one in tensors]
-    for i, made in zip(mine, identity.made(trace, rows[mine]) or [], strict=True):
+    for i, made in zip(mine, trace.made(rows[mine]) or [], strict=True):
         if not made and isinstance(out := last[i], int):  # torch.mul(…, out=x)
             found[out].append(int(rows[i]))
     return found

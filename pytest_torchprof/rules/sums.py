@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.flow import flat, makers
 from pytest_torchprof.rules.graphs import LAYER
@@ -174,7 +173,7 @@ def _has_layers(trace: Trace, repeats: float) -> bool:
 
 def _sums(trace: Trace, rows: Ints) -> list[_Sum] | None:
     """The sums that these operators make; None if tensors are not identified."""
-    taken, made = identity.taken(trace, rows), identity.made(trace, rows)
+    taken, made = trace.taken(rows), trace.made(rows)
     if taken is None or made is None:
         return None
     known: dict[int, _Sum] = {}
@@ -226,7 +225,7 @@ def _in_evaluation(
         if not ((again > before) & (again <= maker)).any():
             continue
         inside = called[(called > before) & (called <= maker)]
-        operands = set(flat(identity.taken(trace, inside) or ()))
+        operands = set(flat(trace.taken(inside) or ()))
         earlier = {n for n in operands if made_by.get(n, maker) <= before}
         if not earlier - one.own - one.terms:
             count += 1

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.calls import sizes
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
@@ -49,7 +48,7 @@ def running_again(trace: Trace, rows: Ints, repeats: float) -> tuple[list[Own | 
     if max(Counter(trace.name[rows].tolist()).values(), default=0) < repeats:
         return nothing, False
     names = [trace.names[number] for number in trace.name[rows].tolist()]
-    tensors = identity.taken(trace, rows)
+    tensors = trace.taken(rows)
     if tensors is not None:
         own = [_numbers(name, one) for name, one in zip(names, tensors, strict=True)]
         often = _often(own, repeats)

@@ -9,7 +9,6 @@ import numpy as np
 
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.core.late import late
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
@@ -188,8 +187,8 @@ def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_
     rows = rows[[not known.isdisjoint(_shapes(trace, row) or [""]) for row in rows.tolist()]]
     if not len(rows):
         return [], False
-    put, added = identity.taken(trace, puts), identity.taken(trace, adds)
-    taken, made = identity.taken(trace, rows), identity.made(trace, rows)
+    put, added = trace.taken(puts), trace.taken(adds)
+    taken, made = trace.taken(rows), trace.made(rows)
     if put is None or added is None or taken is None or made is None:
         return [], True
     gradients = _Gradients(trace)
@@ -256,7 +255,7 @@ class _Gradients:
         """Whether a call takes one of these tensors before the next backward pass."""
         called = calls(self._trace)
         later = called[(called > row) & (called < self._next(self._puts, row))][:_NEAR]
-        taken = identity.taken(self._trace, later) or ()
+        taken = self._trace.taken(later) or ()
         name = self._trace.name
         return any(
             not filled.isdisjoint(_flat(one))

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from support.live import captured
 
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.trace.names import operators_named
 
 if TYPE_CHECKING:
@@ -25,13 +24,13 @@ def test_views_have_their_tensors_number_and_later_tensors_have_others(tmp_path:
 
     trace = captured(block, tmp_path, tensors=True)
     products = operators_named(trace, "aten::mul")
-    arguments = identity.taken(trace, products)
-    outputs = identity.made(trace, products)
+    arguments = trace.taken(products)
+    outputs = trace.made(products)
     assert arguments is not None
     assert outputs is not None
     assert len(products) == 12
     assert {row[1] for row in arguments} == {
-        row[0] for row in identity.taken(trace, operators_named(trace, "aten::select")) or ()
+        row[0] for row in trace.taken(operators_named(trace, "aten::select")) or ()
     }
     carried = [row[0] for row in arguments]
     assert len(set(carried)) == 12
@@ -54,7 +53,7 @@ def test_a_tensor_that_takes_anothers_place_in_memory_has_its_own_number(tmp_pat
     x = torch.rand(2, 3, 6, 6)
     with torch.no_grad():
         trace = captured(lambda: layers(x), tmp_path, tensors=True)
-    norms = identity.taken(trace, operators_named(trace, "aten::batch_norm"))
+    norms = trace.taken(operators_named(trace, "aten::batch_norm"))
     assert norms is not None
     assert len({row[0] for row in norms}) == 3
 
@@ -64,7 +63,7 @@ def test_lists_of_tensors_are_known_one_by_one_and_others_are_none(tmp_path: Pat
     parts.append(parts[0])
     trace = captured(lambda: torch.stack(parts, 0), tmp_path, tensors=True)
     stack = operators_named(trace, "aten::stack")
-    arguments = identity.taken(trace, stack)
+    arguments = trace.taken(stack)
     assert arguments is not None
     listed, dim = arguments[0]
     assert isinstance(listed, tuple)
@@ -81,7 +80,7 @@ def test_the_backward_pass_on_its_own_thread_is_known_too(tmp_path: Path) -> Non
 
     trace = captured(block, tmp_path, tensors=True)
     products = operators_named(trace, "aten::mm")
-    arguments = identity.taken(trace, products)
+    arguments = trace.taken(products)
     assert arguments is not None
     assert len(products) == 2
     forward, backward = arguments
@@ -90,6 +89,6 @@ def test_the_backward_pass_on_its_own_thread_is_known_too(tmp_path: Path) -> Non
 
 def test_no_other_capture_knows(tmp_path: Path) -> None:
     trace = captured(lambda: torch.ones(3).add(1), tmp_path)
-    assert identity.taken(trace, operators_named(trace, "aten::add")) is None
-    assert identity.made(trace, np.zeros(0, np.int64)) is None
-    assert identity.wanted(trace)
+    assert trace.taken(operators_named(trace, "aten::add")) is None
+    assert trace.made(np.zeros(0, np.int64)) is None
+    assert trace.could_know_tensors

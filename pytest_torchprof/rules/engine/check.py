@@ -16,7 +16,6 @@ from pytest_torchprof.core.results import Finding
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
 from pytest_torchprof.places.place import Stretch
-from pytest_torchprof.rules.engine import identity
 from pytest_torchprof.rules.engine.grouping import grouped, within_span
 from pytest_torchprof.rules.engine.rule import Matches, Rule, matches_of
 from pytest_torchprof.trace.kinds import HOST_KINDS
@@ -129,7 +128,7 @@ def check(
         if len(found):
             matches[rule] = found
     unsettled = None if trace.region is None else _unsettled(wanted, unchecked)
-    wants_tensors &= identity.wanted(trace)
+    wants_tensors &= trace.could_know_tensors
     return Checked(trace, matches, unchecked, errors, unsettled, partly, wants_tensors)
 
 

@@ -65,8 +65,8 @@ class Matches(Frozen, frozen=True):
         fix: what to do instead, one per row, if it differs from the rule's own.
         span_ns: start and end of each row's match, on host and device; None: those of the event,
             where its duration is the cost; otherwise unknown.
-        wants_tensors: a capture that identifies tensors may have other matches, see
-            `rules.identity`; a live test is then captured once more.
+        wants_tensors: a capture that identifies tensors may have other matches;
+            a live test is then captured once more.
         parts: the events of each row, if it stands for a stretch of events instead of only
             ``event``. Its place is then the innermost line around all of them outside of any
             module's forward, and its module the outermost one; None: each row has one event.

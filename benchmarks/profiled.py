@@ -177,7 +177,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
 
     from pytest_torchprof.session.runs.brought import Captured
     from pytest_torchprof.trace.event_names import REGION
-    from pytest_torchprof.trace.read import read
+    from pytest_torchprof.trace.read import read_trace
     from pytest_torchprof.verdict.profile import profile_of
 
     file = folder / "both.json"
@@ -191,7 +191,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
         gatherer = _gatherer(folder)
         gc.collect()
         start = time.perf_counter()
-        gatherer.take(Captured("profile", read(file), file.open("rb")))
+        gatherer.take(Captured("profile", read_trace(file), file.open("rb")))
         profile_of(gatherer.measured())
         return _since(start)
 

@@ -22,25 +22,25 @@ def plain() -> Reading:
 
 def ours() -> Reading:
     """Into a `Trace`."""
-    from pytest_torchprof.trace.read import read
+    from pytest_torchprof.trace.read import read_trace
 
-    return read
+    return read_trace
 
 
 def metrics() -> Reading:
     """Into a `Trace`, and every metric of it."""
-    from pytest_torchprof.trace.read import read
+    from pytest_torchprof.trace.read import read_trace
     from pytest_torchprof.verdict.metrics import measure_all
 
-    return lambda path: measure_all(read(path))
+    return lambda path: measure_all(read_trace(path))
 
 
 def rules() -> Reading:
     """Into a `Trace`, and every anti-pattern rule, with the places of what they find."""
     from pytest_torchprof.rules.engine.gathering import check_all
-    from pytest_torchprof.trace.read import read
+    from pytest_torchprof.trace.read import read_trace
 
-    return lambda path: check_all(read(path)).findings()
+    return lambda path: check_all(read_trace(path)).findings()
 
 
 def hta() -> Reading:

@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 from pytest_torchprof.analysis import averages
-from pytest_torchprof.analysis import diff as comparison
+from pytest_torchprof.analysis import trace_diff as comparison
 from pytest_torchprof.analysis.averages import OpStats
-from pytest_torchprof.analysis.diff import DiffRow
-from pytest_torchprof.analysis.memory import PeakMemory, peaks
-from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_work, unlinked
+from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
+from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_work, unlinked_events
+from pytest_torchprof.analysis.trace_diff import DiffRow
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.core.results import Finding, NotMeasured, Value
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render import tables
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.gathering import check_all, gather
-from pytest_torchprof.rules.engine.thresholds import codes, parse
+from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace import ranks
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 from pytest_torchprof.verdict.timing import samples_of
 from pytest_torchprof.work.devices.device import Device
@@ -99,10 +99,10 @@ class Rows(list[R], Generic[R]):
 
     def __str__(self) -> str:
         """The table as the command prints it, without cutting anything."""
-        return tables.table(self.to_dicts(), self.fields)
+        return tables.text_table(self.to_dicts(), self.fields)
 
     def _repr_html_(self) -> str:
-        return tables.table(self.to_dicts(), self.fields, style="html")
+        return tables.text_table(self.to_dicts(), self.fields, style="html")
 
 
 class Trace:
@@ -125,7 +125,7 @@ class Trace:
         Raises:
             TraceError: unreadable, or not a Chrome trace.
         """
-        return cls(read(Path(path)), Path(path))
+        return cls(read_trace(Path(path)), Path(path))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -187,11 +187,11 @@ class Trace:
     @property
     def unlinked(self) -> int:
         """Device events without a runtime call in the trace."""
-        return unlinked(self.events)
+        return unlinked_events(self.events)
 
     def memory(self) -> Rows[PeakMemory]:
         """The peak of each device, and what was live at the peak, by allocating operator."""
-        return Rows(peaks(self.events), fields_of(PeakMemory))
+        return Rows(memory_peaks(self.events), fields_of(PeakMemory))
 
     def lint(
         self,
@@ -214,7 +214,7 @@ class Trace:
         text = ignore if isinstance(ignore, str) else ",".join(ignore)
         known = gather().rules if rules is None else {rule.code: rule for rule in rules}
         left_out = codes(text, known)
-        values = parse(thresholds, known.values())
+        values = parse_thresholds(thresholds, known.values())
         if rules is None and not left_out and not values:
             return self.events.once(check_all)
         return check(self.events, known.values(), ignore=left_out, thresholds=values)
@@ -241,7 +241,9 @@ def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmen
         SettingsError: the file of peaks does not describe a chip.
     """
     chips = _chips(peaks)
-    return write.augment(Path(source), Path(target), lambda trace: kernel_work(trace, chips))
+    return write.write_augmented(
+        Path(source), Path(target), lambda trace: kernel_work(trace, chips)
+    )
 
 
 def metric_rows(metrics: Mapping[str, Value]) -> Rows[MetricRow]:
@@ -250,7 +252,7 @@ def metric_rows(metrics: Mapping[str, Value]) -> Rows[MetricRow]:
     for name, value in metrics.items():
         metric = METRICS[name]
         known = None if isinstance(value, NotMeasured) else value
-        reason = say(value.reason) if isinstance(value, NotMeasured) else None
+        reason = in_words(value.reason) if isinstance(value, NotMeasured) else None
         rows.append(MetricRow(name, known, metric.unit, metric.klass, reason))
     return Rows(rows, fields_of(MetricRow))
 
@@ -273,14 +275,14 @@ def load_ranks(
     return {number: Trace(events, Path(events.source)) for number, events in found}
 
 
-def diff(a: Trace, b: Trace, by: comparison.By = "op") -> Rows[DiffRow]:
+def diff(a: Trace, b: Trace, by: comparison.DiffBy = "op") -> Rows[DiffRow]:
     """What appeared, disappeared, or changed from ``a`` to ``b``, largest change first.
 
     Raises:
         ValueError: ``by`` is neither ``op`` nor ``kernel``.
     """
-    _check("by", by, get_args(comparison.By))
-    return Rows(comparison.diff(a.events, b.events, by=by), fields_of(DiffRow))
+    _check("by", by, get_args(comparison.DiffBy))
+    return Rows(comparison.diff_rows(a.events, b.events, by=by), fields_of(DiffRow))
 
 
 def _chips(peaks: Peaks) -> tuple[Device, ...]:

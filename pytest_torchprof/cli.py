@@ -113,14 +113,14 @@ _PEAKS = _argument(
 COMMANDS = (
     Command(
         "summary",
-        "commands.summary:summary",
+        "commands.summary:run_summary",
         "TRACE…",
         "every metric of a trace",
         (_TRACES, _FORMAT, _RANK),
     ),
     Command(
         "ops",
-        "commands.ops:ops",
+        "commands.ops:run_ops",
         "TRACE… [--by name|shape|stack|module]",
         "key averages of operators: calls, time, memory, FLOPs, share",
         (
@@ -134,7 +134,7 @@ COMMANDS = (
     ),
     Command(
         "kernels",
-        "commands.kernels:kernels",
+        "commands.kernels:run_kernels",
         "TRACE… [--by name|op]",
         "kernels and copies: time, FLOP/s and GB/s against the chip's peak",
         (
@@ -149,7 +149,7 @@ COMMANDS = (
     ),
     Command(
         "lint",
-        "commands.lint:lint",
+        "commands.lint:run_lint",
         "TRACE… [--fail]",
         "anti-patterns, with place, count, cost and fix",
         (
@@ -173,7 +173,7 @@ COMMANDS = (
     ),
     Command(
         "rules",
-        "commands.rules:rules",
+        "commands.rules:run_rules",
         "[RULE]",
         "list the anti-pattern rules, or explain one",
         (
@@ -183,7 +183,7 @@ COMMANDS = (
     ),
     Command(
         "diff",
-        "commands.diff:diff",
+        "commands.diff:run_diff",
         "A B [--by op|kernel] [--fail-over PCT]",
         "what appeared, disappeared, or changed between two traces",
         (
@@ -204,7 +204,7 @@ COMMANDS = (
     ),
     Command(
         "augment",
-        "commands.augment:augment",
+        "commands.augment:run_augment",
         "IN OUT",
         "write the trace with FLOPs, bytes and achieved % on each kernel, for Perfetto",
         (
@@ -218,7 +218,7 @@ COMMANDS = (
     ),
     Command(
         "stacks",
-        "commands.stacks:stacks",
+        "commands.stacks:run_stacks",
         "TRACE OUT [--metric M]",
         "folded stacks for flame graphs (flamegraph.pl, speedscope, inferno)",
         (
@@ -231,14 +231,14 @@ COMMANDS = (
     ),
     Command(
         "memory",
-        "commands.memory:memory",
+        "commands.memory:run_memory",
         "TRACE…",
         "peak memory, and what was live at the peak, by operator",
         (_TRACES, _LIMIT, _FORMAT, _RANK),
     ),
     Command(
         "ab",
-        "commands.ab:ab",
+        "commands.ab:run_ab",
         "[REF] [--min-time S] [--threshold PCT] -- PYTEST ARGS",
         "find tests that are slower than in another revision, run alternately",
         (

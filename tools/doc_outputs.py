@@ -78,7 +78,7 @@ def ab() -> str:
         rows=rows,
         left=0,
         notes=[],
-        end=[ab_table.totals(rows, threshold, seconds)],
+        end=[ab_table.ab_totals(rows, threshold, seconds)],
     )
     text = ab_page.text(page, 120).rstrip()
     return f'```text\n$ torchprof ab main -- tests/perf -k "not huge"\n{text}\n```'

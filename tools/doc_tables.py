@@ -19,7 +19,7 @@ from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Finding, Record, Verdict
 from pytest_torchprof.render import rule_page
-from pytest_torchprof.render.json_report import SCHEMA, test_of
+from pytest_torchprof.render.json_report import REPORT_SCHEMA, test_of
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.fixture.handle import Torchprof
 from pytest_torchprof.session.markers import add_markers
@@ -250,7 +250,7 @@ def _split(text: str) -> list[str]:
 
 def _doc(value: object) -> str:
     """A docstring as Markdown, its sections as lists."""
-    return rule_page.markdown(_SECTION.sub(_listed, inspect.getdoc(value) or ""))
+    return rule_page.section_markdown(_SECTION.sub(_listed, inspect.getdoc(value) or ""))
 
 
 def _listed(section: re.Match[str]) -> str:
@@ -292,7 +292,7 @@ def report_example() -> str:
         findings=(finding,), unchecked={"fp32-matmul": because(Why.NO_DEVICE)}, outcome="failed",
     )  # fmt: skip
     tests = [test_of(record)]
-    report = {"schema": SCHEMA, "environment": {"key": "cpu, torch 2.13"}, "tests": tests}
+    report = {"schema": REPORT_SCHEMA, "environment": {"key": "cpu, torch 2.13"}, "tests": tests}
     return f"```json\n{json.dumps(report, indent=2, ensure_ascii=False)}\n```"
 
 

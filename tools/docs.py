@@ -70,7 +70,7 @@ def rule_pages() -> dict[Path, str]:
     Raises:
         SystemExit: a docstring is not a valid page.
     """
-    faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in rule_page.faults(r)]
+    faults = [f"{r.code}: {fault}" for r in RULES.values() for fault in rule_page.page_faults(r)]
     if faults:
         raise SystemExit("\n".join(faults))
     pages = {RULE_PAGES / f"{rule.code}.md": rule_page.page(rule) for rule in RULES.values()}

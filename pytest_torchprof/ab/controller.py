@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.ab.comparison import Options, PairedRun
 from pytest_torchprof.ab.imports import proven
+from pytest_torchprof.ab.one_test import Options, PairedRun
 from pytest_torchprof.ab.process import Collection, Worker, WorkerDied
 from pytest_torchprof.core.errors import AbError, AbStoppedError
-from pytest_torchprof.verdict.paired_row import Row
+from pytest_torchprof.verdict.paired_row import PairedRow
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor
@@ -23,11 +23,16 @@ _MOST_DEATHS = 3
 
 __all__ = ["Options", "run"]
 
-Progress = Callable[[str, int, int], None]
+TestProgress = Callable[[str, int, int], None]
 
 
 def run(
-    a: Side, b: Side, janitor: Janitor, options: Options, progress: Progress, rows: list[Row]
+    a: Side,
+    b: Side,
+    janitor: Janitor,
+    options: Options,
+    progress: TestProgress,
+    rows: list[PairedRow],
 ) -> list[str]:
     """Compare all tests of two sides; return notes on the run for the reader.
 
@@ -152,13 +157,13 @@ def _collect(worker: Worker) -> tuple[Collection, str | None]:
 class _Run:
     """One comparison of all tests."""
 
-    def __init__(self, pair: _Pair, options: Options, progress: Progress) -> None:
+    def __init__(self, pair: _Pair, options: Options, progress: TestProgress) -> None:
         self._pair = pair
         self._options = options
         self._progress = progress
         self._deaths = 0
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[PairedRow]:
         found_a, found_b = self._pair.found
         in_a, in_b = set(found_a.tests), set(found_b.tests)
         common = [nodeid for nodeid in found_b.tests if nodeid in in_a]
@@ -168,7 +173,7 @@ class _Run:
             )
         for nodeid, why in found_b.errors.items():
             name, reason = nodeid or self._pair.b.side.label, f"cannot be collected in B: {why}"
-            yield Row(name, "failed", reason, broken="B")
+            yield PairedRow(name, "failed", reason, broken="B")
         number = 0
         for nodeid in found_b.tests:
             if nodeid not in in_a:
@@ -182,9 +187,9 @@ class _Run:
             if nodeid in in_b:
                 continue
             if not _error_of(nodeid, found_b.errors):  # those have a row already
-                yield Row(nodeid, "gone", "only in A")
+                yield PairedRow(nodeid, "gone", "only in A")
 
-    def _test(self, nodeid: str, following: str | None, tests: int) -> Row:
+    def _test(self, nodeid: str, following: str | None, tests: int) -> PairedRow:
         """Run one test, even if a worker dies during it."""
         begun = time.perf_counter()
         compared = PairedRun(nodeid, (self._pair.a, self._pair.b), self._options, tests)
@@ -195,7 +200,7 @@ class _Run:
             row = self._died(compared, death)
         return replace(row, spent_s=time.perf_counter() - begun)
 
-    def _died(self, compared: PairedRun, death: WorkerDied) -> Row:
+    def _died(self, compared: PairedRun, death: WorkerDied) -> PairedRow:
         """The row of a test that ended its worker; a new worker is started.
 
         Raises:
@@ -221,10 +226,10 @@ class _Run:
         return row
 
 
-def _only_in_b(nodeid: str, errors: Mapping[str, str]) -> Row:
+def _only_in_b(nodeid: str, errors: Mapping[str, str]) -> PairedRow:
     if why := _error_of(nodeid, errors):
-        return Row(nodeid, "failed", f"cannot be collected in A: {why}", broken="A")
-    return Row(nodeid, "new", "only in B")
+        return PairedRow(nodeid, "failed", f"cannot be collected in A: {why}", broken="A")
+    return PairedRow(nodeid, "new", "only in B")
 
 
 def _error_of(nodeid: str, errors: Mapping[str, str]) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_torchprof.ab.neutral import neutralize, refuse
 from pytest_torchprof.ab.selection import matches
-from pytest_torchprof.ab.turns import Command, TurnRunner, error_line
+from pytest_torchprof.ab.turns import TurnRunner, WorkerCommand, error_line
 from pytest_torchprof.capture.machine import Machine, probe_machine
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
@@ -19,7 +19,7 @@ from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.known_rules import rules_of
@@ -54,7 +54,7 @@ class Served(RunningHooks):
 
     def __init__(
         self,
-        exchange: Callable[[Command], Command],
+        exchange: Callable[[WorkerCommand], WorkerCommand],
         folder: Path,
         found: Callable[[], dict[str, Any]],
         wanted: Sequence[str],
@@ -219,11 +219,11 @@ class Served(RunningHooks):
         self.runner.reported(report)
         self._reports.append(report)
 
-    def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> Command:
+    def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> WorkerCommand:
         """Report the profiled run to the controller."""
         profiled = {
             "repeatable": _is_plain(item),
-            "metrics": metrics_of(gatherer),
+            "metrics": exact_metrics(gatherer),
             "reason": _said(gatherer),
         }
         return self._exchange(("profiled", profiled))
@@ -231,10 +231,10 @@ class Served(RunningHooks):
 
 def _said(gatherer: Gatherer) -> str | None:
     """Why the test is not profiled, in words."""
-    return None if gatherer.reason is None else say(gatherer.reason)
+    return None if gatherer.reason is None else in_words(gatherer.reason)
 
 
-def metrics_of(gatherer: Gatherer) -> dict[str, int | float]:
+def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
     """The metrics that were measured and are not times."""
     if gatherer.trace is None:
         return {}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-PREFIX = "torchprof-ab-"
+FOLDER_PREFIX = "torchprof-ab-"
 GRACE_S = 2.0
 _POLL_S = 0.02
 _TRIES = 25  # to remove a folder that is still written to, over about 5 s
@@ -158,7 +158,7 @@ def _remove(folder: str) -> None:
         shutil.rmtree(folder, onerror=unlock)
 
 
-def main(parent: str) -> int:
+def sweep(parent: str) -> int:
     """Make a folder in ``parent``, print its path, obey lines of stdin, clean up at their end.
 
     Returns 0 if all was removed. Lines are ``watch PID``, ``forget PID``, ``repository PATH`` and
@@ -168,7 +168,7 @@ def main(parent: str) -> int:
         if hasattr(signal, name):  # it must not end before the controller
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     try:
-        folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
+        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent)
     except OSError as error:
         print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - to the controller
         return 1
@@ -191,4 +191,4 @@ def main(parent: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(sweep(sys.argv[1]))

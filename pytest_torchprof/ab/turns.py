@@ -16,20 +16,20 @@ from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.session.runs.outcome import functional_failure
 from pytest_torchprof.session.runs.reruns import Runner
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.runs.gather import Gatherer
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 #: After this many turns, the output that the test printed is dropped.
 _DROP_OUTPUT = 64
 
 #: ("turn", calls, fresh, processor) or ("done",).
-Command = tuple[Any, ...]
+WorkerCommand = tuple[Any, ...]
 
 
 class TurnRunner(Runner):
@@ -37,8 +37,8 @@ class TurnRunner(Runner):
 
     def __init__(
         self,
-        ask: Callable[[pytest.Item, Gatherer], Command],
-        answer: Callable[[Command], Command],
+        ask: Callable[[pytest.Item, Gatherer], WorkerCommand],
+        answer: Callable[[WorkerCommand], WorkerCommand],
     ) -> None:
         super().__init__()
         #: Reports that the test has been profiled, and returns the first command.
@@ -111,8 +111,8 @@ class Turns:
     def __init__(
         self,
         item: pytest.Item,
-        answer: Callable[[Command], Command],
-        command: Command,
+        answer: Callable[[WorkerCommand], WorkerCommand],
+        command: WorkerCommand,
         late: BaseException | None,
         failed_subtest: Callable[[], bool],
     ) -> None:
@@ -127,7 +127,7 @@ class Turns:
         # What fixtures allocate has other addresses each time too.
         self._held: object = shaken()
         #: The next command, once one needs other fixtures.
-        self._next: Command | None = None
+        self._next: WorkerCommand | None = None
         self._first = True
         self._sections = len(item._report_sections)  # noqa: SLF001 - as in reruns
         self._properties = len(item.user_properties)
@@ -146,7 +146,7 @@ class Turns:
             self._go_on(self._item.runtest)
         return result
 
-    def end(self, error: BaseException | None) -> tuple[Command, BaseException | None]:
+    def end(self, error: BaseException | None) -> tuple[WorkerCommand, BaseException | None]:
         """The next command, and a failure that is still to be reported."""
         if self._next is None:
             return self._tell(error), None
@@ -162,7 +162,7 @@ class Turns:
         """Stop timing."""
         self._meter.leave()
 
-    def call(self, function: Callable[[], Result]) -> Result:
+    def call(self, function: Callable[[], _Result]) -> _Result:
         """Turns call this function instead of the test."""
         if not self._first or self._next is not None:
             return self._in_region(function)
@@ -177,7 +177,7 @@ class Turns:
         self._go_on(again)
         return result
 
-    def _in_region(self, function: Callable[[], Result]) -> Result:
+    def _in_region(self, function: Callable[[], _Result]) -> _Result:
         self.enter()
         try:
             return function()
@@ -207,12 +207,12 @@ class Turns:
             error = raised
         self._next = self._tell(error)
 
-    def _tell(self, error: BaseException | None) -> Command:
+    def _tell(self, error: BaseException | None) -> WorkerCommand:
         failed = functional_failure(self._item)
         if self._failed_subtest():
             failed = because(Why.SUBTESTS_FAILED)
         if error is None and failed is not None:
-            error = AssertionError(f"the test {say(failed)}")
+            error = AssertionError(f"the test {in_words(failed)}")
         error, self._late = self._late or error, None
         wall, cpu, spent = self._meter.take()
         text = None if error is None else error_line(error)

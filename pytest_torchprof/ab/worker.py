@@ -14,7 +14,7 @@ from pytest_torchprof.core.errors import TorchprofError
 Message = tuple[Any, ...]
 
 
-class Line:
+class Channel:
     """The worker's end of the channel. A child forked by a test must not use it."""
 
     def __init__(self, channel: Any) -> None:
@@ -41,7 +41,7 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     ``side``: name, root, others, args, and a folder for temporary files. The last message reports
     the end: ``("ended", exit code, error, origins)``.
     """
-    line = Line(channel)
+    line = Channel(channel)
     root, others = side["root"], side["others"]
     imports.redirect(root, others)
     # pytest warns of plugins that are imported before it, and a warning may be an error. This word

@@ -40,7 +40,7 @@ _OPAQUE: Final = late(r"OpaqueType<(\d+)")
 _ELEMENT: Final = late(r"(?:CatArray\w*|Functor\w*)<(?:\w+, )?(float|double|[\w:]+)[,>]")
 
 
-class Work(Frozen, frozen=True):
+class AttributedWork(Frozen, frozen=True):
     """Per device event of the selection, as arrays of one length.
 
     ``event`` are event indices. ``call`` is the innermost operator around the launch, ``owner`` the
@@ -60,12 +60,12 @@ class Work(Frozen, frozen=True):
     dtype: Ints
 
 
-def attribute(trace: Trace) -> Work:
+def attribute(trace: Trace) -> AttributedWork:
     """The operator that launched each device event, and the work it had to do."""
     return trace.once(_attribute)
 
 
-def _attribute(trace: Trace) -> Work:
+def _attribute(trace: Trace) -> AttributedWork:
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[event]
     above = np.where(launch >= 0, trace.parent[launch], -1)
@@ -94,7 +94,7 @@ def _attribute(trace: Trace) -> Work:
     dtype = none.copy()
     rows = np.flatnonzero(flops >= 0)
     dtype[rows] = _dtypes(trace, typed[rows], event[rows])
-    return Work(event, call, owner, flops, done, untold, moved, dtype)
+    return AttributedWork(event, call, owner, flops, done, untold, moved, dtype)
 
 
 def is_replayed(trace: Trace, launch: Ints) -> Bools:

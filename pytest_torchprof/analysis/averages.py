@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from pytest_torchprof.analysis.groups import Groups
-from pytest_torchprof.analysis.ops import NO_OPERATOR, launchers
+from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, callers_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import MODULE
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
@@ -115,7 +115,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
 
 def _own_device_ns(trace: Trace, device: Ints) -> Ints:
     """Device time of what each event launched itself."""
-    owner = launchers(trace, device)
+    owner = callers_of(trace, device)
     own = np.zeros(len(trace), np.int64)
     np.add.at(own, owner[owner >= 0], trace.dur[device[owner >= 0]])
     return own

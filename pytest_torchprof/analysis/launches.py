@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.analysis.products import called
+from pytest_torchprof.analysis.device_products import names_fit
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
@@ -62,7 +62,7 @@ def _launches(trace: Trace) -> dict[int, Launches]:
         before = np.concatenate([start[:1], reach[:-1]])
         gap = np.maximum(start - before, 0)
         single = (trace.kind[event] == Kind.KERNEL) & (call >= 0)
-        single &= ~called(trace, call, _GRAPH.match)
+        single &= ~names_fit(trace, call, _GRAPH.match)
         returned = np.where(call >= 0, trace.ts[call] + trace.dur[call], 0)
         busy = int(reach[-1] - start[0] - gap.sum())
         own = np.where(single, pace[call], -1)

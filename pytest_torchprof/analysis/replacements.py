@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.memory import ALLOCATORS
+from pytest_torchprof.analysis.live_bytes import ALLOCATORS
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.views import IDLE
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.diff import By
+    from pytest_torchprof.analysis.trace_diff import DiffBy
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -63,7 +63,7 @@ class Replacements(NamedTuple):
     complete: bool
 
 
-def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
+def replacements(a: Trace, b: Trace, *, by: DiffBy = "op") -> Replacements:
     """What in ``b`` replaced what in ``a``.
 
     The sequences are kernels, copies and memsets, stream by stream, or the innermost operators that
@@ -96,7 +96,7 @@ def replacements(a: Trace, b: Trace, *, by: By = "op") -> Replacements:
 # -------------------------------------------------------------------- sequences
 
 
-def _sequence(trace: Trace, by: By, numbers: dict[str, int]) -> Ints:
+def _sequence(trace: Trace, by: DiffBy, numbers: dict[str, int]) -> Ints:
     """Numbers of the names, in time order within each thread or stream, those by first event."""
     if by == "kernel":
         rows = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
@@ -130,7 +130,7 @@ def _innermost(trace: Trace) -> Bools:
 # -------------------------------------------------------------------- alignment
 
 
-Step = tuple[tuple[tuple[int, int, int, int], ...], int, int]  # differences and where they end
+_Step = tuple[tuple[tuple[int, int, int, int], ...], int, int]  # differences and where they end
 
 
 class _Alignment:
@@ -143,7 +143,7 @@ class _Alignment:
         self._a = np.where(np.isin(a, b), a, -1)
         self._b = np.where(np.isin(b, a), b, -2)
         self._bytes = self._a.tobytes(), self._b.tobytes()
-        self._known: dict[tuple[bytes, bytes, bool], Step | None] = {}
+        self._known: dict[tuple[bytes, bytes, bool], _Step | None] = {}
         self._searches = 0
         self._runs: tuple[Ints, Ints] | None = None
 
@@ -187,7 +187,7 @@ class _Alignment:
                 return i + at - start
             i, j, size = i + length, j + length, size * 2
 
-    def _apart(self, i: int, j: int) -> Step | None:
+    def _apart(self, i: int, j: int) -> _Step | None:
         """How the sequences continue after a difference; None if that takes too much work."""
         (a, b), (end_a, end_b) = self._bytes, self._ends
         at_end = i + _WINDOW >= end_a and j + _WINDOW >= end_b
@@ -200,7 +200,7 @@ class _Alignment:
             self._known[key] = _way_on(*windows, to_the_end=at_end)
         return self._known[key] or self._to_next_run(i, j)
 
-    def _to_next_run(self, i: int, j: int) -> Step:
+    def _to_next_run(self, i: int, j: int) -> _Step:
         """Up to the nearest run that both have, or to the end."""
         if self._runs is None:
             self._runs = _hashed_runs(self._a), _hashed_runs(self._b)
@@ -217,7 +217,7 @@ class _Alignment:
         return ((0, in_a, 0, in_b),), in_a, in_b
 
 
-def _way_on(a: list[int], b: list[int], *, to_the_end: bool) -> Step | None:
+def _way_on(a: list[int], b: list[int], *, to_the_end: bool) -> _Step | None:
     """The differences in the first half of two windows, or in all; None if nothing is common.
 
     Of all paths to the end of either window, the one that leaves out the fewest.

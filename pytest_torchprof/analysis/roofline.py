@@ -22,18 +22,18 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis.attribution import attribute
-from pytest_torchprof.analysis.ops import NO_OPERATOR
+from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.devices import table as devices
 from pytest_torchprof.work.devices.device import DTYPES
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.attribution import Work
+    from pytest_torchprof.analysis.attribution import AttributedWork
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.work.devices.device import Device
 
-Floats = npt.NDArray[np.float64]
+_Floats = npt.NDArray[np.float64]
 Bound = Literal["compute", "memory", "latency"]
 
 #: Below this share of both peaks, a kernel is limited by neither.
@@ -61,8 +61,8 @@ class KernelWork:
     flops: Ints
     done: Ints
     bytes: Ints
-    compute_pct: Floats
-    bandwidth_pct: Floats
+    compute_pct: _Floats
+    bandwidth_pct: _Floats
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def kernel_rows(
         rows.append(
             KernelRow(
                 device=number if (number := int(device[table.first[g]])) >= 0 else None,
-                kernel=named([(trace.names[i], n) for i, n in kernels[g]]),
+                kernel=counted_names([(trace.names[i], n) for i, n in kernels[g]]),
                 operator=_operators(owners[g], shown),
                 calls=calls,
                 total_ms=total_ns / 1e6,
@@ -163,7 +163,7 @@ def kernel_rows(
     return rows
 
 
-def masked(trace: Trace) -> tuple[int, int, int]:
+def masked_kernels(trace: Trace) -> tuple[int, int, int]:
     """How many attention kernels do less than their FLOPs because of a mask; for how many the
     mask's share is unknown; for how many it is unknown whether there is a mask.
     """
@@ -173,7 +173,7 @@ def masked(trace: Trace) -> tuple[int, int, int]:
     return int(less.sum()), int(unknown.sum()), int(work.untold.sum())
 
 
-def named(parts: Sequence[tuple[str, int]]) -> str:
+def counted_names(parts: Sequence[tuple[str, int]]) -> str:
     """Names with their counts; a single name alone.
 
     >>> named([("gemm", 3), ("fill", 2)]), named([("gemm", 3)])
@@ -188,10 +188,10 @@ def _operators(parts: Sequence[tuple[int, int]], shown: Sequence[str]) -> str | 
     if [number for number, _ in parts] == [_NO_CALL]:
         return None
     other = {-1: NO_OPERATOR, _NO_CALL: UNLINKED}
-    return named([(other.get(i) or shown[i], count) for i, count in parts])
+    return counted_names([(other.get(i) or shown[i], count) for i, count in parts])
 
 
-def unlinked(trace: Trace) -> int:
+def unlinked_events(trace: Trace) -> int:
     """How many device events of the selection have no runtime call."""
     events = trace.selection & trace.is_kind(*DEVICE_KINDS)
     return int((trace.launch[events] < 0).sum())
@@ -220,7 +220,9 @@ def _ratio(amount: float, time: float) -> float | None:
 # ---------------------------------------------------------------------------------------- peaks
 
 
-def _least_s(trace: Trace, work: Work, extra: Sequence[Device]) -> tuple[Floats, Floats]:
+def _least_s(
+    trace: Trace, work: AttributedWork, extra: Sequence[Device]
+) -> tuple[_Floats, _Floats]:
     """Seconds that each event's FLOPs, and its bytes, take at the device's peak; NaN if unknown."""
     numbers, at = np.unique(trace.device[work.event], return_inverse=True)
     found = [_device(trace, int(number), extra) for number in numbers]
@@ -234,11 +236,11 @@ def _least_s(trace: Trace, work: Work, extra: Sequence[Device]) -> tuple[Floats,
     within = trace.names_where(_WITHIN.search)[work.event]
     moved[copies & ~within] = np.nan
     moved[copies & within] *= 2  # its bytes are read and written
-    least: tuple[Floats, Floats] = (done / peaks[at, work.dtype], moved / widths[at])
+    least: tuple[_Floats, _Floats] = (done / peaks[at, work.dtype], moved / widths[at])
     return least
 
 
-def _believable(trace: Trace, work: Work, extra: Sequence[Device]) -> Work:
+def _believable(trace: Trace, work: AttributedWork, extra: Sequence[Device]) -> AttributedWork:
     """Without bytes that the device cannot have moved, for traces without strides.
 
     They cannot distinguish an expanded operand, which is read once, from a full one.
@@ -283,7 +285,7 @@ class _Table:
         """Groups, the longest first, then in order of appearance."""
         return np.lexsort((self.first, -self.ns))
 
-    def known(self, values: Floats | Ints, known: Bools, whole: Ints) -> tuple[Floats, Floats]:
+    def known(self, values: _Floats | Ints, known: Bools, whole: Ints) -> tuple[_Floats, _Floats]:
         """Sums of the known values, and ns of all events of each `whole` with a known value."""
         counted = np.zeros(int(whole.max()) + 1, bool)
         counted[whole[known]] = True
@@ -291,7 +293,7 @@ class _Table:
         values = np.where(known, values, 0)
         return self._floats(values), self._floats(time)
 
-    def _floats(self, values: Floats | Ints) -> Floats:
+    def _floats(self, values: _Floats | Ints) -> _Floats:
         return np.asarray(np.bincount(self.group, values, self.count), np.float64)
 
     def exact(self, values: Ints) -> list[int | None]:

@@ -34,9 +34,9 @@ from pytest_torchprof.work.counting import (
     unknown_flops,
     work_parent,
 )
-from pytest_torchprof.work.flops import lacking
+from pytest_torchprof.work.flops import missing_input
 from pytest_torchprof.work.foreign import kernel_may_multiply
-from pytest_torchprof.work.operators import Work, work_of
+from pytest_torchprof.work.operators import OperatorWork, work_of
 from pytest_torchprof.work.redispatch import sums
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _REGION: Final = "Torch-Compiled Region"
 _NAMED, _LONGEST = 3, 60
 
 
-class Part(Frozen, frozen=True):
+class UncountedPart(Frozen, frozen=True):
     """An operator or a kernel by name, what is missing, and its share of the total time.
 
     Without a name, ``missing`` is all that there is to say.
@@ -67,7 +67,7 @@ class Part(Frozen, frozen=True):
 class Uncounted(Frozen, frozen=True):
     """The parts, the longest first, and the sum of what is counted."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[UncountedPart, ...]
     at_least: int
 
     @property
@@ -79,7 +79,7 @@ class Uncounted(Frozen, frozen=True):
         return because(Why.AT_LEAST, value=known, unit="FLOP", why=why) if known else why
 
 
-def uncounted(trace: Trace) -> Uncounted | None:
+def uncounted_flops(trace: Trace) -> Uncounted | None:
     """What is missing from the FLOPs of the selection; None if nothing is."""
     return trace.once(_uncounted)
 
@@ -92,7 +92,7 @@ def _uncounted(trace: Trace) -> Uncounted | None:
     return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
 
 
-def _gap(missing: Why, parts: Iterable[Part]) -> Reason:
+def _gap(missing: Why, parts: Iterable[UncountedPart]) -> Reason:
     mine = [part for part in parts if part.missing == missing]
     if not mine[0].name:
         return because(missing)
@@ -103,7 +103,7 @@ def _gap(missing: Why, parts: Iterable[Part]) -> Reason:
     return because(Why.MANY_UNCOUNTED, parts=shown, left=left, missing=because(missing))
 
 
-def _one(part: Part) -> Reason:
+def _one(part: UncountedPart) -> Reason:
     name = part.name.removeprefix("void ").partition("<")[0].partition("(")[0] or part.name
     name = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
     if part.share < 0.005:
@@ -114,7 +114,7 @@ def _one(part: Part) -> Reason:
 # -------------------------------------------------------------------- operators
 
 
-def _without_arguments(trace: Trace) -> Iterable[Part]:
+def _without_arguments(trace: Trace) -> Iterable[UncountedPart]:
     """Operators with a formula, but without the arguments it needs."""
     return _by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
@@ -122,15 +122,15 @@ def _without_arguments(trace: Trace) -> Iterable[Part]:
 def _lacking(trace: Trace, event: int) -> Why:
     (args,) = trace.operands(np.array([event]))
     parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete, args.strides)))
-    return lacking(trace.names[trace.name[event]], *parts)
+    return missing_input(trace.names[trace.name[event]], *parts)
 
 
-def _without_formula(trace: Trace) -> Iterable[Part]:
+def _without_formula(trace: Trace) -> Iterable[UncountedPart]:
     """Operators that compute products and have no formula."""
     return _by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
 
 
-def _without_parts(trace: Trace) -> Iterable[Part]:
+def _without_parts(trace: Trace) -> Iterable[UncountedPart]:
     """Unknown or composite operators in which nothing nested shows what they did."""
     return _by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
 
@@ -171,7 +171,7 @@ def _empty(trace: Trace, calls: Ints) -> Bools:
     return np.array(found, bool)
 
 
-def _on_nothing(dims: Any, types: Any, work: Work) -> bool:
+def _on_nothing(dims: Any, types: Any, work: OperatorWork) -> bool:
     kinds = types if isinstance(types, list) else []
     shapes = [
         shape
@@ -248,21 +248,21 @@ def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
     return kinds
 
 
-def _unrecorded(trace: Trace) -> Iterable[Part]:
+def _unrecorded(trace: Trace) -> Iterable[UncountedPart]:
     """A trace of only kernels or Python, which does not tell what else ran.
 
     Our captures record operators: where there are none, none ran.
     """
     if len(trace) and trace.region is None and not trace.has(Kind.OP):
-        yield Part("", Why.NO_OPERATORS, 0, 0.0)
+        yield UncountedPart("", Why.NO_OPERATORS, 0, 0.0)
 
 
-def _alone(trace: Trace) -> Iterable[Part]:
+def _alone(trace: Trace) -> Iterable[UncountedPart]:
     """Kernels that no operator launched."""
     return _by_name(trace, trace.once(_unanswered)[0], lambda _: Why.LAUNCHED_ALONE)
 
 
-def _replayed(trace: Trace) -> Iterable[Part]:
+def _replayed(trace: Trace) -> Iterable[UncountedPart]:
     """Kernels that a graph launched: their operators ran when it was captured."""
     return _by_name(trace, trace.once(_unanswered)[2], lambda _: Why.REPLAYED)
 
@@ -270,7 +270,7 @@ def _replayed(trace: Trace) -> Iterable[Part]:
 # -------------------------------------------------------------------- compiled code
 
 
-def _in_loops(trace: Trace) -> Iterable[Part]:
+def _in_loops(trace: Trace) -> Iterable[UncountedPart]:
     """Products that inductor wrote as loops, where the graph does not tell their size."""
     for key, events in graph_calls(trace).items():
         graph = graphs(trace)[key]
@@ -281,7 +281,7 @@ def _in_loops(trace: Trace) -> Iterable[Part]:
         yield from _named(trace, events, graph.loops, Why.LOOPS)
 
 
-def _of_no_graph(trace: Trace) -> Iterable[Part]:
+def _of_no_graph(trace: Trace) -> Iterable[UncountedPart]:
     """Calls of compiled graphs about which nothing is known."""
     if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
         return
@@ -301,26 +301,28 @@ def _of_no_graph(trace: Trace) -> Iterable[Part]:
         yield from _named(trace, silent, (COMPILED,), Why.LOOPS)
 
 
-def _packages(trace: Trace) -> Iterable[Part]:
+def _packages(trace: Trace) -> Iterable[UncountedPart]:
     """AOTInductor's code calls kernels without the dispatcher."""
     calls = trace.facts.get("packages")
     if isinstance(calls, int) and calls > 0:
-        yield Part(PACKAGE, Why.NO_PARTS, calls, 0.0)
+        yield UncountedPart(PACKAGE, Why.NO_PARTS, calls, 0.0)
 
 
-def _named(trace: Trace, events: Ints, names: tuple[str, ...], missing: Why) -> Iterable[Part]:
+def _named(
+    trace: Trace, events: Ints, names: tuple[str, ...], missing: Why
+) -> Iterable[UncountedPart]:
     if not len(events):
         return
     whole = _whole(trace)
     share = int(_time(trace, events).sum()) / whole if whole else 0.0
     for name in dict.fromkeys(names):
-        yield Part(name, missing, len(events), min(share, 1.0))
+        yield UncountedPart(name, missing, len(events), min(share, 1.0))
 
 
 # -------------------------------------------------------------------- the table
 
 #: Everything that may make a sum of FLOPs too low. To add one, add a function from trace to parts.
-SOURCES: Final[tuple[Callable[[Trace], Iterable[Part]], ...]] = (
+SOURCES: Final[tuple[Callable[[Trace], Iterable[UncountedPart]], ...]] = (
     _without_arguments,
     _without_formula,
     _without_parts,
@@ -333,7 +335,7 @@ SOURCES: Final[tuple[Callable[[Trace], Iterable[Part]], ...]] = (
 )
 
 
-def _by_name(trace: Trace, events: Ints, missing: Callable[[int], Why]) -> list[Part]:
+def _by_name(trace: Trace, events: Ints, missing: Callable[[int], Why]) -> list[UncountedPart]:
     if not len(events):
         return []
     names, first, at = np.unique(trace.name[events], return_index=True, return_inverse=True)
@@ -341,7 +343,7 @@ def _by_name(trace: Trace, events: Ints, missing: Callable[[int], Why]) -> list[
     calls = np.bincount(at).tolist()
     whole = _whole(trace)
     return [
-        Part(trace.names[name], missing(int(events[i])), n, ns / whole if whole else 0.0)
+        UncountedPart(trace.names[name], missing(int(events[i])), n, ns / whole if whole else 0.0)
         for name, i, n, ns in zip(names.tolist(), first.tolist(), calls, spent, strict=True)
     ]
 
@@ -372,5 +374,5 @@ def uncounted_operators(trace: Trace) -> Bools:
 
 def flops_gap(trace: Trace) -> Reason | None:
     """Why the FLOPs of the selection are unknown, with names; None if they are known."""
-    found = uncounted(trace)
+    found = uncounted_flops(trace)
     return None if found is None else found.reason

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.products import called
+from pytest_torchprof.analysis.device_products import names_fit
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
@@ -65,8 +65,8 @@ def waits(trace: Trace) -> Waits:
 
 def _waits(trace: Trace) -> Waits:
     calls = np.flatnonzero(trace.selection & trace.is_kind(Kind.RUNTIME))
-    copying = calls[called(trace, calls, _COPY.match)]
-    waiting = called(trace, calls, SYNC_CALL.search) & ~called(trace, calls, _COPY.match)
+    copying = calls[names_fit(trace, calls, _COPY.match)]
+    waiting = names_fit(trace, calls, SYNC_CALL.search) & ~names_fit(trace, calls, _COPY.match)
     sync = calls[waiting]
     inside = _operator(trace, sync)
     copied = _copied_before(trace, calls, sync)
@@ -74,7 +74,7 @@ def _waits(trace: Trace) -> Waits:
     operator = _operator(trace, call)
     # Synchronization in an operator that copies is for its copies, in either direction.
     copier = _operator(trace, copying)
-    copier = copier[~called(trace, copier, _READER.match)]
+    copier = copier[~names_fit(trace, copier, _READER.match)]
     belongs = np.isin(inside, np.concatenate([operator, copier])) & (inside >= 0)
     alone = ~belongs & (copied < 0) & ~_not_the_users(trace, sync)
     alone &= (inside >= 0) | _is_before_work(trace, sync, call)
@@ -106,7 +106,7 @@ def _copied_before(trace: Trace, calls: Ints, sync: Ints) -> Ints:
     before = np.full(len(trace), -1, np.int64)
     before[order[1:]] = np.where(np.diff(trace.thread[order]) == 0, order[:-1], -1)
     found = before[sync]
-    copies = called(trace, sync, _STREAM.match) & called(trace, found, _COPY.match)
+    copies = names_fit(trace, sync, _STREAM.match) & names_fit(trace, found, _COPY.match)
     return np.where(copies, found, -1)
 
 
@@ -126,17 +126,17 @@ def _copies(trace: Trace, copying: Ints, inside: Ints, copied: Ints) -> tuple[In
     the next call does.
     """
     moved = np.flatnonzero(trace.selection & trace.is_kind(Kind.MEMCPY))
-    back = moved[called(trace, moved, D2H.search)]
-    pageable = called(trace, back, lambda name: "Pageable" in name)
+    back = moved[names_fit(trace, moved, D2H.search)]
+    pageable = names_fit(trace, back, lambda name: "Pageable" in name)
     # HIP labels the copy of a value as one within the device.
-    others = copying[called(trace, copying, SYNC_CALL.search)]
+    others = copying[names_fit(trace, copying, SYNC_CALL.search)]
     others = others[~np.isin(others, trace.launch[back])]
-    others = others[called(trace, _operator(trace, others), _READER.match)]
+    others = others[names_fit(trace, _operator(trace, others), _READER.match)]
     call = np.concatenate([trace.launch[back], others])
     size = np.concatenate([trace.bytes[back], np.full(len(others), -1)])
     operator = _operator(trace, call)
     waited = np.concatenate([pageable, np.ones(len(others), bool)])
-    waited |= called(trace, call, SYNC_CALL.search) | called(trace, operator, _READER.match)
+    waited |= names_fit(trace, call, SYNC_CALL.search) | names_fit(trace, operator, _READER.match)
     waited |= np.isin(operator, inside) & (operator >= 0)
     waited |= np.isin(call, copied) & (call >= 0)
     return call[waited], size[waited]
@@ -161,7 +161,7 @@ def _not_the_users(trace: Trace, sync: Ints) -> Bools:
     if any(map(_COLLECTIVE.match, trace.names)):
         out |= _below(trace, _COLLECTIVE, sync)
     if any(map(_DDP.match, trace.names)):
-        out |= _below(trace, _DDP, sync) & called(trace, sync, _EVENT.match)
+        out |= _below(trace, _DDP, sync) & names_fit(trace, sync, _EVENT.match)
     return out
 
 
@@ -213,4 +213,4 @@ def _below(trace: Trace, names: re.Pattern[str], events: Ints) -> Bools:
 def _operator(trace: Trace, calls: Ints) -> Ints:
     """The innermost operator (not annotation) around each call, or -1."""
     found = operators_around(trace, calls)
-    return np.where(called(trace, found, _OPERATOR.match), found, -1)
+    return np.where(names_fit(trace, found, _OPERATOR.match), found, -1)

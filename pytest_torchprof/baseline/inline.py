@@ -10,8 +10,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from pytest_torchprof.baseline.files import alone, replace_file
-from pytest_torchprof.baseline.sources import Call, ChangedError, Site, Source, Sources, contents
+from pytest_torchprof.baseline.replace_file import alone, replace_file
+from pytest_torchprof.baseline.source_files import (
+    CallSite,
+    ChangedError,
+    Site,
+    SourceFile,
+    Sources,
+    contents,
+)
 from pytest_torchprof.core.errors import BaselineError, SettingsError, UnitError
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.units import format_exact, format_quantity, parse_quantity, says
@@ -127,7 +134,7 @@ def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edi
     """The edit of the literal that the frame's call received, in the file as compiled."""
     edit = Edit(frame.f_code.co_filename, frame.f_lineno, text, expected)
     try:
-        return edit._replace(site=sources.of(edit.file).locate(Call.of(frame), expected))
+        return edit._replace(site=sources.of(edit.file).locate(CallSite.of(frame), expected))
     except BaselineError as error:
         return edit._replace(problem=str(error))
 
@@ -135,7 +142,7 @@ def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edi
 def refusal(frame: FrameType, expected: str) -> str | None:
     """Why a later accept could not rewrite the literal; None if nothing prevents it."""
     try:
-        Source(contents(Path(frame.f_code.co_filename))).locate(Call.of(frame), expected)
+        SourceFile(contents(Path(frame.f_code.co_filename))).locate(CallSite.of(frame), expected)
     except ChangedError:
         return None  # a new process will do that
     except BaselineError as error:
@@ -177,7 +184,7 @@ def _apply_to_file(file: Path, sites: Iterable[Sequence[Edit]]) -> tuple[list[Ed
     done: list[Edit] = []
     try:
         with alone(file):
-            source = Source(contents(file))
+            source = SourceFile(contents(file))
             changes: list[tuple[int, int, str]] = []
             for edit in wanted:
                 try:
@@ -192,7 +199,7 @@ def _apply_to_file(file: Path, sites: Iterable[Sequence[Edit]]) -> tuple[list[Ed
     return done, problems
 
 
-def _write(file: Path, source: Source, changes: list[tuple[int, int, str]]) -> None:
+def _write(file: Path, source: SourceFile, changes: list[tuple[int, int, str]]) -> None:
     text = source.text
     for start, end, new in sorted(changes, reverse=True):  # so that the others stay in place
         text = text[:start] + new + text[end:]
@@ -204,7 +211,7 @@ def _write(file: Path, source: Source, changes: list[tuple[int, int, str]]) -> N
         raise BaselineError(f"cannot be rewritten: {error.found}; {error.next_step}") from error
 
 
-def _change(source: Source, edit: Edit) -> tuple[int, int, str]:
+def _change(source: SourceFile, edit: Edit) -> tuple[int, int, str]:
     """Begin and end of the literal in the source, and its new text."""
     assert edit.site is not None  # noqa: S101 - the caller has looked
     start, literal = source.find(edit.site), edit.site.literal

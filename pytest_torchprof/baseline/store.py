@@ -16,8 +16,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_torchprof.baseline.files import alone, replace_file
-from pytest_torchprof.baseline.reading import SCHEMA, Document, dumped, read, readable
+from pytest_torchprof.baseline.document import (
+    BASELINE_SCHEMA,
+    Document,
+    dumped,
+    read_baseline,
+    storable_name,
+)
+from pytest_torchprof.baseline.replace_file import alone, replace_file
 from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.results import Baseline
 from pytest_torchprof.core.structs import Frozen
@@ -113,13 +119,13 @@ def load(path: Path, *, merging: bool = False) -> dict[str, Any] | None:
     Raises:
         BaselineError: unreadable, damaged, of another tool, or of a newer version of this one.
     """
-    found = read(path, merging=merging)
+    found = read_baseline(path, merging=merging)
     return found.data if found is not None else None
 
 
 def entry_of(data: Mapping[str, Any] | None, test: str, environment: str) -> Baseline | None:
     """The accepted numbers of this test in this environment, or None."""
-    found = (data or {}).get("tests", {}).get(readable(test), {}).get(environment)
+    found = (data or {}).get("tests", {}).get(storable_name(test), {}).get(environment)
     if found is None:
         return None
     return Baseline(**{section: found.get(section, {}) for section in SECTIONS})
@@ -150,10 +156,12 @@ def update(
     """
     entries = list(entries)
     with alone(path, make=bool(entries)):
-        found = read(path, merging=True) or Document({"schema": SCHEMA, "tests": {}})
+        found = read_baseline(path, merging=True) or Document(
+            {"schema": BASELINE_SCHEMA, "tests": {}}
+        )
         done = _updated(path, found, entries, project)
         if existing is not None:
-            names = {readable(name) for name in existing}
+            names = {storable_name(name) for name in existing}
             _prune(done, found.data["tests"], names, _device(environment), project)
         if done.touched:
             replace_file(
@@ -169,7 +177,7 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
     tests, disputed = found.data["tests"], set(found.disputed)
     done = Written(path, touched=found.merged)
     for entry in entries:
-        test = readable(entry.test)
+        test = storable_name(entry.test)
         environments = tests.setdefault(test, {})
         disputed.discard((test, entry.environment))
         old = environments.get(entry.environment)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pytest_torchprof.capture.frames import is_users
+from pytest_torchprof.capture.user_frames import is_users
 from pytest_torchprof.core.late import late
 
 #: Failures after which dynamo silently leaves the frame to Python.

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.core.errors import StorageError
-from pytest_torchprof.core.files import why
+from pytest_torchprof.core.files import system_message
 
 _NEXT_STEP = "free some space there, or set TMPDIR to a folder with more"
 #: An in-memory folder, where creating and deleting a file takes a third of the time, and the folder
@@ -45,7 +45,7 @@ def passing_file(parent: Path | None = None, *, small: bool = False) -> Iterator
     try:
         folder = parent or Path(_folder(small=small))
     except OSError as error:
-        raise StorageError("cannot write a trace", why(error), _NEXT_STEP) from error
+        raise StorageError("cannot write a trace", system_message(error), _NEXT_STEP) from error
     path = folder / f"torchprof-{secrets.token_hex(16)}.pt.trace.json"
 
     def end(number: int, _: FrameType | None) -> None:
@@ -112,7 +112,7 @@ def reserve(path: Path) -> None:
 
 def no_room(path: Path, error: Exception | str) -> StorageError:
     """The error for a trace that could not be written completely."""
-    found = why(error) if isinstance(error, Exception) else error
+    found = system_message(error) if isinstance(error, Exception) else error
     return StorageError(f"cannot write a trace to {path.parent}", found, _NEXT_STEP)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from pytest_torchprof.capture.frames import frames_of_test
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.user_frames import frames_of_test
 
 
 class ModuleNames:

@@ -24,8 +24,8 @@ from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.processes import Children
 from pytest_torchprof.capture.real import REAL, no_collection
+from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
-from pytest_torchprof.capture.tensors import StorageNumbers
 from pytest_torchprof.capture.torch_sessions import (
     begin_elsewhere,
     disable,
@@ -41,7 +41,7 @@ from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.lines import LineTracer
@@ -304,7 +304,7 @@ class Capture:
             empty(profiler)
             with REAL.open(path, "rb", buffering=0) as file:  # it is read at once
                 text = file.read()
-            trace = parse(text, source=str(path))
+            trace = parse_trace(text, source=str(path))
             if results is not None:
                 trace = replace(trace, tensors=StorageNumbers(results, _base_ns(trace)))
             self.text = text if len(text) <= SMALL_BYTES else None

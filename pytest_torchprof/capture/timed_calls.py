@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 from pytest_torchprof.capture.machine import accelerator, synchronize
 from pytest_torchprof.capture.real import REAL, no_collection
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 #: After this many tests, the collector checks all objects once.
 _AFRESH = 100
@@ -27,7 +27,7 @@ class Regions(Protocol):
     def leave(self) -> None:
         """It ends: later work does not count."""
 
-    def call(self, function: Callable[[], Result]) -> Result:
+    def call(self, function: Callable[[], _Result]) -> _Result:
         """Call the function that is the test's region, as often as needed."""
 
 

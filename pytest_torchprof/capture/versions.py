@@ -20,7 +20,7 @@ def version_of(names: dict[str, Any]) -> ctypes.c_uint64 | None:
 
     None if this Python has none.
     """
-    return _at(names) if tells() else None
+    return _at(names) if counts_versions() else None
 
 
 def _at(names: dict[str, Any]) -> ctypes.c_uint64:
@@ -28,7 +28,7 @@ def _at(names: dict[str, Any]) -> ctypes.c_uint64:
 
 
 @cache
-def tells() -> bool:
+def counts_versions() -> bool:
     """Whether the number is at the expected offset, and behaves as expected."""
     if sys.implementation.name != "cpython" or sys.getsizeof({}) < _OFFSET + 8:
         return False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from pytest_torchprof.ab.sides import Side
-    from pytest_torchprof.verdict.paired_row import Row
+    from pytest_torchprof.verdict.paired_row import PairedRow
 
 _BLIND, _INTERRUPTED = 2, 130
 _REPORT = "--torchprof-json"
@@ -39,14 +39,14 @@ class Found:
     """Results so far; complete unless ``interrupted``."""
 
     sides: tuple[Side, Side] | None = None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[PairedRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     #: Seconds since the command began, start-up of the workers included.
     seconds: float = 0.0
 
 
-def ab(options: Namespace) -> int:
+def run_ab(options: Namespace) -> int:
     """Compare two revisions, test by test."""
     args, report = _report_of(options.rest)
     found = Found()
@@ -62,7 +62,7 @@ def ab(options: Namespace) -> int:
                 raise
             failure = error
     found.seconds = time.perf_counter() - start
-    found.rows = ab_table.ordered(found.rows)
+    found.rows = ab_table.by_urgency(found.rows)
     try:
         if report is not None and found.sides is not None:
             _write_report(report, found)
@@ -190,11 +190,11 @@ def _notes(found: Found) -> list[str]:
 
 def _show(options: Namespace, found: Found) -> None:
     rows, left = limited(options, [{"row": row} for row in found.rows])
-    shown: list[Row] = [row["row"] for row in rows]
+    shown: list[PairedRow] = [row["row"] for row in rows]
     if options.format == "json":
         write(tables.to_json(_document(options, found, shown, left)))
     elif options.format == "csv":
-        write(tables.to_csv([ab_table.fields_of(row) for row in shown], ab_table.FIELDS))
+        write(tables.to_csv([ab_table.row_cells(row) for row in shown], ab_table.FIELDS))
     else:
         page = ab_page.Page(
             heading=[f"{side.name}: {side.label}" for side in found.sides or ()],
@@ -205,17 +205,19 @@ def _show(options: Namespace, found: Found) -> None:
             every=options.limit == 0,
         )
         wide = options.format == "markdown"
-        write(ab_page.markdown(page) if wide else ab_page.text(page, terminal_width()))
+        write(ab_page.page_markdown(page) if wide else ab_page.text(page, terminal_width()))
 
 
-def _document(options: Namespace, found: Found, shown: Sequence[Row], left: int) -> dict[str, Any]:
+def _document(
+    options: Namespace, found: Found, shown: Sequence[PairedRow], left: int
+) -> dict[str, Any]:
     return {
         "schema": "torchprof-ab/1",
         **_described(found),
         "confidence": CONFIDENCE,
         "threshold": options.threshold / 100,
-        "tests": ab_table.compared(found.rows),
-        "rows": [ab_table.fields_of(row) for row in shown],
+        "tests": ab_table.compared_tests(found.rows),
+        "rows": [ab_table.row_cells(row) for row in shown],
         "left_out": left,
         "interrupted": found.interrupted,
         "seconds": found.seconds,
@@ -233,7 +235,7 @@ def _advice(options: Namespace, found: Found) -> list[str]:
 
 
 def _totals(options: Namespace, found: Found) -> str:
-    line = ab_table.totals(found.rows, options.threshold / 100, found.seconds)
+    line = ab_table.ab_totals(found.rows, options.threshold / 100, found.seconds)
     return f"interrupted; so far: {line}" if found.interrupted else line
 
 
@@ -243,7 +245,7 @@ def _status(found: Found) -> int:
         return _INTERRUPTED
     if _regressed(found):
         return FAILED
-    if ab_table.compared(found.rows):
+    if ab_table.compared_tests(found.rows):
         return OK
     streams.say(_why_blind(found))
     return _BLIND
@@ -253,7 +255,7 @@ def _regressed(found: Found) -> bool:
     return any(row.verdict == "slower" or _at_fault(row) for row in found.rows)
 
 
-def _at_fault(row: Row) -> bool:
+def _at_fault(row: PairedRow) -> bool:
     """Whether B broke the test, so that its speed is unknown."""
     if row.verdict == "failed":
         return row.broken != "A"
@@ -268,5 +270,5 @@ def _why_blind(found: Found) -> str:
         frozenset({"gone"}): "every test is only in A",
         frozenset({"skipped"}): "every test was skipped",
     }.get(frozenset(kinds))
-    counted = ab_table.totals(found.rows, 0, found.seconds).partition(";")[0]
+    counted = ab_table.ab_totals(found.rows, 0, found.seconds).partition(";")[0]
     return f"nothing was compared: {why or counted}"

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
+from pytest_torchprof.commands.inputs import extra_chips, load_traces, only, warn
 from pytest_torchprof.commands.printing import print_table
-from pytest_torchprof.commands.reading import load, only, peaks, warn
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def augment(options: Namespace) -> int:
+def run_augment(options: Namespace) -> int:
     """Write the trace with FLOPs, bytes and achieved % on its kernels."""
-    chips, path = peaks(options), Path(options.trace)
+    chips, path = extra_chips(options), Path(options.trace)
     if path.is_dir():
-        path = only(load([options.trace], options.rank)).path
+        path = only(load_traces([options.trace], options.rank)).path
     done = api.augment(path, options.target, chips)
     for warning in done.warnings:
         warn(f"{options.trace}: {warning}")

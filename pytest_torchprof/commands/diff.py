@@ -6,13 +6,21 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from pytest_torchprof import api
-from pytest_torchprof.analysis.diff import DiffRow, Growth, growth
 from pytest_torchprof.analysis.replacements import replacements
-from pytest_torchprof.commands.printing import FAILED, OK, Row, columns_of, ordered, show, with_rank
-from pytest_torchprof.commands.reading import heading_of, listed, load
+from pytest_torchprof.analysis.trace_diff import DiffRow, Growth, growth
+from pytest_torchprof.commands.inputs import heading_of, load_traces, ranks_in_words
+from pytest_torchprof.commands.printing import (
+    FAILED,
+    OK,
+    TableRow,
+    columns_of,
+    show,
+    sorted_rows,
+    with_rank,
+)
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.units import format_change, format_pair
-from pytest_torchprof.render.kernel_names import readable
+from pytest_torchprof.render.short_kernel_names import readable_kernel
 from pytest_torchprof.render.text import plural, shorten
 
 if TYPE_CHECKING:
@@ -26,9 +34,9 @@ if TYPE_CHECKING:
 _REPLACEMENTS, _NAME = 12, 48
 
 
-def diff(options: Namespace) -> int:
+def run_diff(options: Namespace) -> int:
     """What changed between two traces, or two folders of ranks."""
-    before, now = load([options.a], options.rank), load([options.b], options.rank)
+    before, now = load_traces([options.a], options.rank), load_traces([options.b], options.rank)
     for side, ranks in ((options.a, before), (options.b, now)):
         if ranks.apart:
             what = f"{side}: not the ranks of one job"
@@ -36,7 +44,7 @@ def diff(options: Namespace) -> int:
     if before.keys() != now.keys() and not len(before) == len(now) == 1:
         raise SettingsError(
             "the two sides do not have the same ranks",
-            f"{listed(before)} before, {listed(now)} now",
+            f"{ranks_in_words(before)} before, {ranks_in_words(now)} now",
             "compare one rank with --rank N",
         )
     pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
@@ -56,9 +64,9 @@ def diff(options: Namespace) -> int:
         if same:
             notes.append(f"{plural(same, 'more row')} unchanged")
         if options.by == "kernel":
-            rows = [{**row, "name": readable(row["name"])} for row in rows]
+            rows = [{**row, "name": readable_kernel(row["name"])} for row in rows]
     fields = columns_of(now, api.fields_of(DiffRow))
-    rows = ordered(rows, options.sort, fields)
+    rows = sorted_rows(rows, options.sort, fields)
     head = f"a: {heading_of(before)}\nb: {heading_of(now)}"
     extra["traces"] = {
         side: [str(trace.path) for trace in ranks.values()]
@@ -69,10 +77,12 @@ def diff(options: Namespace) -> int:
 
 
 def _short(name: str) -> str:
-    return shorten(readable(name), _NAME)
+    return shorten(readable_kernel(name), _NAME)
 
 
-def _growth(options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]) -> tuple[list[str], Row]:
+def _growth(
+    options: Namespace, pairs: Mapping[int, tuple[Trace, Trace]]
+) -> tuple[list[str], TableRow]:
     """Notes on total times, and whether one grew beyond the limit, if there is one."""
     limit = options.fail_over
     lines, growths, failed = [], [], False

@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.roofline import UNLINKED
-from pytest_torchprof.commands.printing import table
-from pytest_torchprof.commands.reading import (
-    load,
-    masked,
+from pytest_torchprof.commands.inputs import (
+    extra_chips,
+    load_traces,
+    masked_note,
     no_flops,
     notes_of,
-    peaks,
     peaks_used,
-    uncounted,
-    unlinked,
+    uncounted_note,
+    unlinked_note,
 )
+from pytest_torchprof.commands.printing import ranks_table
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def kernels(options: Namespace) -> int:
+def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
-    chips = peaks(options)
-    ranks = load(options.traces, options.rank)
-    notes = notes_of(ranks, unlinked, uncounted, no_flops, masked)
+    chips = extra_chips(options)
+    ranks = load_traces(options.traces, options.rank)
+    notes = notes_of(ranks, unlinked_note, uncounted_note, no_flops, masked_note)
     notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
-    return table(
+    return ranks_table(
         options,
         ranks,
         lambda trace: trace.kernels(options.by, chips),

@@ -6,10 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.api import fields_of
+from pytest_torchprof.commands.inputs import heading_of, load_traces, rule_book
 from pytest_torchprof.commands.printing import (
     FAILED,
     OK,
-    Row,
+    TableRow,
     columns_of,
     document,
     limited,
@@ -18,21 +19,20 @@ from pytest_torchprof.commands.printing import (
     with_rank,
     write,
 )
-from pytest_torchprof.commands.reading import heading_of, load, rule_book
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rule_page import page_of
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.rules.engine.thresholds import codes, parse
+from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
 
-    from pytest_torchprof.commands.reading import Ranks
+    from pytest_torchprof.commands.inputs import Ranks
     from pytest_torchprof.rules.engine.check import Checked
 
 
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 _MARKDOWN = ("rule", "count", "cost_ms", "bytes", "location", "module", "path", "message", "fix")
 
 
-def lint(options: Namespace) -> int:
+def run_lint(options: Namespace) -> int:
     """Anti-patterns, the costliest first."""
     book = rule_book()
     ignored = codes(options.ignore, book)
-    parse(options.thresholds, book.values())  # report errors before a long read
-    ranks = load(options.traces, options.rank)
+    parse_thresholds(options.thresholds, book.values())  # report errors before a long read
+    ranks = load_traces(options.traces, options.rank)
     checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
     rows = _rows(ranks, checked)
     gaps = {
-        rank: {rule: say(why) for rule, why in found.gaps.items()}
+        rank: {rule: in_words(why) for rule, why in found.gaps.items()}
         for rank, found in checked.items()
     }
     unchecked = _reasons(ranks, gaps)
@@ -58,7 +58,12 @@ def lint(options: Namespace) -> int:
     idle = not wanted or any(len(found.unchecked) == wanted for found in checked.values())
     blind = _blind(ranks, checked, wanted)
     shown, left = _limited(options, rows)
-    parts: Row = {"findings": shown, "unchecked": unchecked, "errors": errors, "left_out": left}
+    parts: TableRow = {
+        "findings": shown,
+        "unchecked": unchecked,
+        "errors": errors,
+        "left_out": left,
+    }
     parts["notes"] = blind
     if options.format == "json":
         write(tables.to_json(document("lint", ranks, parts)))
@@ -75,16 +80,16 @@ def lint(options: Namespace) -> int:
     return FAILED if options.fail and (rows or errors or blind) else OK
 
 
-def _rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[Row]:
+def _rows(ranks: Ranks, checked: Mapping[int, Checked]) -> list[TableRow]:
     """Findings of all ranks, the costliest first."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for rank, found in checked.items():
         mine = [{**vars(finding), "page": page_of(finding.rule)} for finding in found.findings()]
         rows += with_rank(ranks, rank, mine)
     return sorted(rows, key=lambda row: -row["cost_ms"])
 
 
-def _limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
+def _limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], int]:
     """The rows that are printed, and how many are not. A table has the costliest of each rule."""
     if options.format != "table":
         return limited(options, rows)
@@ -122,7 +127,7 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
         mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
         if len(checked[rank].unchecked) == wanted:
             why = next(iter(checked[rank].unchecked.values()))
-            lines.append(f"{mark}nothing was checked: {say(why)}")
+            lines.append(f"{mark}nothing was checked: {in_words(why)}")
         elif trace.events.region is None and not trace.events.is_kind(Kind.OP).any():
             lines.append(
                 f"{mark}recorded without operators: rules about operators had nothing to check"
@@ -132,14 +137,16 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
     return lines
 
 
-def _notes(parts: Row, rows: list[Row], ignored: frozenset[str], *, idle: bool) -> list[str]:
+def _notes(
+    parts: TableRow, rows: list[TableRow], ignored: frozenset[str], *, idle: bool
+) -> list[str]:
     """The notes below the findings; ``idle``: nothing was checked, in one file at least."""
     lines: list[str] = []
     if left := parts["left_out"]:
         lines.append(f"… and {plural(left, 'more place')}: --limit 0 shows all")
     if rows:
         every = {row["rule"] for row in rows}
-        lines.append(f"{text.totals(rows)}, by {plural(len(every), 'rule')}")
+        lines.append(f"{text.rule_totals(rows)}, by {plural(len(every), 'rule')}")
     if not idle:
         lines += text.gaps("not checked", parts["unchecked"])
     if ignored:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.memory import live_at_start
+from pytest_torchprof.analysis.live_bytes import live_at_start
 from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.inputs import Ranks, heading_of, load_traces, notes_of
 from pytest_torchprof.commands.printing import (
     columns_of,
     document,
     limited,
     print_table,
-    rows_of,
+    rows_by_rank,
     write,
 )
-from pytest_torchprof.commands.reading import Ranks, heading_of, load, notes_of
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import tables
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text import plural
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def memory(options: Namespace) -> int:
+def run_memory(options: Namespace) -> int:
     """Peak memory by device and operator."""
-    ranks = load(options.traces, options.rank)
-    rows = rows_of(ranks, Trace.memory)
+    ranks = load_traces(options.traces, options.rank)
+    rows = rows_by_rank(ranks, Trace.memory)
     if options.format == "json":
         starts = {str(ranks.value(rank)): live_at_start(ranks[rank].events) for rank in ranks}
         start = starts if len(ranks) > 1 else next(iter(starts.values()))
@@ -65,5 +65,5 @@ def _starts(ranks: Ranks) -> list[str]:
 def _no_memory(trace: Trace) -> str | None:
     peak = trace.metrics()["peak_cpu_bytes"]
     if isinstance(peak, NotMeasured):
-        return f"no peak: {say(peak.reason)}"
+        return f"no peak: {in_words(peak.reason)}"
     return None if trace.memory() else "nothing was allocated"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.commands.printing import table
-from pytest_torchprof.commands.reading import calls_of, load, no_flops, notes_of, ungrouped
+from pytest_torchprof.commands.inputs import calls_of, load_traces, no_flops, notes_of, ungrouped
+from pytest_torchprof.commands.printing import ranks_table
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def ops(options: Namespace) -> int:
     """Key averages of operators."""
-    ranks = load(options.traces, options.rank)
-    return table(
+    ranks = load_traces(options.traces, options.rank)
+    return ranks_table(
         options,
         ranks,
         lambda trace: trace.ops(options.by),

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.api import Rows, Trace
-from pytest_torchprof.commands.reading import heading_of
+from pytest_torchprof.commands.inputs import heading_of
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render import escape, streams, tables
 from pytest_torchprof.render.text import plural
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pytest_torchprof.commands.reading import Ranks
+    from pytest_torchprof.commands.inputs import Ranks
 
 OK, FAILED = 0, 1
 
@@ -30,15 +30,15 @@ _OVER_BANDWIDTH = (
     "datasheet, or the trace counts whole microseconds"
 )
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 
 
-def rows_of(ranks: Ranks, make: Callable[[Trace], Rows[Any]]) -> list[Row]:
+def rows_by_rank(ranks: Ranks, make: Callable[[Trace], Rows[Any]]) -> list[TableRow]:
     """Rows of one table of each trace, with its rank where there are several."""
     return [row for rank in ranks for row in with_rank(ranks, rank, make(ranks[rank]).to_dicts())]
 
 
-def with_rank(ranks: Ranks, rank: int, rows: Sequence[Row]) -> list[Row]:
+def with_rank(ranks: Ranks, rank: int, rows: Sequence[TableRow]) -> list[TableRow]:
     """These rows, with the rank where there are several."""
     if len(ranks) < 2:
         return list(rows)
@@ -50,7 +50,7 @@ def columns_of(ranks: Ranks, fields: Sequence[str]) -> list[str]:
     return [ranks.column, *fields] if len(ranks) > 1 else list(fields)
 
 
-def table(
+def ranks_table(
     options: Namespace,
     ranks: Ranks,
     make: Callable[[Trace], Rows[Any]],
@@ -77,7 +77,9 @@ def table(
     if options.sort == "share" and "share" not in fields:
         options.sort = order
     notes = [*notes, *_over_peak(rows)]
-    rows = ordered(rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields)
+    rows = sorted_rows(
+        rows, order if options.sort is None and len(ranks) > 1 else options.sort, fields
+    )
     if options.format in ("table", "markdown") and "share" not in fields:
         whole: dict[Any, float] = {}
         for row in rows:  # relative to its own trace if the traces are from several jobs
@@ -95,7 +97,7 @@ def table(
     return OK
 
 
-def _over_peak(rows: Sequence[Row]) -> Iterator[str]:
+def _over_peak(rows: Sequence[TableRow]) -> Iterator[str]:
     """Notes on rows over 100 % of a peak: possible for bandwidth, an error for compute."""
     if any((row.get("bandwidth_pct") or 0) > 100 for row in rows):
         yield _OVER_BANDWIDTH
@@ -111,14 +113,14 @@ def _over_peak(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _share_over_ranks(rows: Sequence[Row], total: Row) -> None:
+def _share_over_ranks(rows: Sequence[TableRow], total: TableRow) -> None:
     """Make each row's share relative to the time of all ranks."""
     time = "self_cuda_ms" if total["self_cuda_ms"] else "self_cpu_ms"
     for row in (*rows, total):
         row["share"] = (row[time] or 0) / total[time] if total[time] else None
 
 
-def ordered(rows: list[Row], field: str | None, fields: Sequence[str]) -> list[Row]:
+def sorted_rows(rows: list[TableRow], field: str | None, fields: Sequence[str]) -> list[TableRow]:
     """Largest first; text alphabetically; unknown values last."""
     if field is None:
         return rows
@@ -132,7 +134,7 @@ def ordered(rows: list[Row], field: str | None, fields: Sequence[str]) -> list[R
     return known + [row for row in rows if row[field] is None]
 
 
-def limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
+def limited(options: Namespace, rows: list[TableRow]) -> tuple[list[TableRow], int]:
     """The rows that are printed, and how many are not."""
     limit = options.limit
     if limit is None:
@@ -144,11 +146,11 @@ def limited(options: Namespace, rows: list[Row]) -> tuple[list[Row], int]:
 def show(
     options: Namespace,
     ranks: Ranks,
-    rows: list[Row],
+    rows: list[TableRow],
     fields: list[str],
-    total: Row | None,
+    total: TableRow | None,
     notes: Sequence[str],
-    extra: Row | None = None,
+    extra: TableRow | None = None,
     head: str | None = None,
 ) -> None:
     """Print a table of all ranks: rows, total, how many rows are left out, notes."""
@@ -174,7 +176,7 @@ def show(
     )
 
 
-def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> str:
+def _rest(rows: Sequence[TableRow], shown: Sequence[TableRow]) -> str:
     """How much of the time the hidden rows have."""
     for field in ("share", "total_ms"):
         if rows and field in rows[0]:
@@ -185,11 +187,11 @@ def _rest(rows: Sequence[Row], shown: Sequence[Row]) -> str:
     return ""
 
 
-def _has_device(rows: Sequence[Row]) -> bool:
+def _has_device(rows: Sequence[TableRow]) -> bool:
     return any(row.get("total_ms") or row.get("self_cuda_ms") for row in rows)
 
 
-def document(command: str, ranks: Ranks, parts: Row) -> dict[str, Any]:
+def document(command: str, ranks: Ranks, parts: TableRow) -> dict[str, Any]:
     """The JSON object of a command."""
     warnings = [warning for trace in ranks.values() for warning in trace.warnings]
     warnings += [f"not the ranks of one job: {ranks.apart}"] if ranks.apart else []
@@ -203,10 +205,10 @@ def document(command: str, ranks: Ranks, parts: Row) -> dict[str, Any]:
 
 def print_table(
     options: Namespace,
-    rows: list[Row],
+    rows: list[TableRow],
     fields: Sequence[str],
     *,
-    total: Row | None = None,
+    total: TableRow | None = None,
     head: str = "",
     notes: Sequence[str] = (),
     schema: str = "",
@@ -217,9 +219,9 @@ def print_table(
     if options.format == "csv":
         return write(tables.to_csv(rows, fields))
     if options.format == "markdown":
-        text = tables.markdown(rows, fields, total=total)
+        text = tables.markdown_table(rows, fields, total=total)
         return write(tables.markdown_page(head.splitlines(), text, notes))
-    text = tables.table(rows, fields, total=total, width=terminal_width())
+    text = tables.text_table(rows, fields, total=total, width=terminal_width())
     head = f"{head}\n\n" if head else ""
     tail = "\n" + "".join(f"{escape.line(note)}\n" for note in notes) if notes else ""
     return write(head + text + tail)

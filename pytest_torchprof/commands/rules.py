@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.commands.printing import Row, print_table, terminal_width, write
-from pytest_torchprof.commands.reading import rule_book
+from pytest_torchprof.commands.inputs import rule_book
+from pytest_torchprof.commands.printing import TableRow, print_table, terminal_width, write
 from pytest_torchprof.core.errors import SettingsError, near
 from pytest_torchprof.render import findings as text
 from pytest_torchprof.render import tables
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule
 
 
-def rules(options: Namespace) -> int:
+def run_rules(options: Namespace) -> int:
     """The anti-pattern rules, or the page of one."""
     book = rule_book()
     if options.code is not None and options.code not in book:
@@ -41,7 +41,7 @@ def rules(options: Namespace) -> int:
     return print_table(options, rows, ("rule", "summary", "needs", "thresholds", "fix", "page"))
 
 
-def _row(rule: Rule) -> Row:
+def _row(rule: Rule) -> TableRow:
     thresholds = [
         {"name": name, "default": t.default, "unit": t.unit, "why": t.why}
         for name, t in rule.thresholds.items()
@@ -56,6 +56,6 @@ def _row(rule: Rule) -> Row:
     }
 
 
-def _details(row: Row) -> str:
+def _details(row: TableRow) -> str:
     needs = f"needs {row['needs'].replace(' ', ', ')}" if row["needs"] else ""
     return "; ".join(filter(None, [needs, row["thresholds"]]))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.commands.inputs import load_traces, only
 from pytest_torchprof.commands.printing import print_table
-from pytest_torchprof.commands.reading import load, only
 from pytest_torchprof.render.folded_stacks import write_stacks
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def stacks(options: Namespace) -> int:
+def run_stacks(options: Namespace) -> int:
     """Folded stacks for flame graphs."""
-    trace = only(load([options.trace], options.rank))
+    trace = only(load_traces([options.trace], options.rank))
     lines = write_stacks(trace.events, Path(options.target), options.metric)
     row = {"file": options.target, "lines": lines, "metric": options.metric}
     return print_table(options, [row], list(row), schema="stacks")

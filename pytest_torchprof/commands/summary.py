@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof import api
 from pytest_torchprof.api import Trace
+from pytest_torchprof.commands.inputs import heading_of, load_traces, notes_of, uncounted_note
 from pytest_torchprof.commands.printing import (
-    Row,
+    TableRow,
     columns_of,
     document,
     print_table,
-    rows_of,
+    rows_by_rank,
     write,
 )
-from pytest_torchprof.commands.reading import heading_of, load, notes_of, uncounted
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 Metrics = dict[str, Value]
 
 
-def summary(options: Namespace) -> int:
+def run_summary(options: Namespace) -> int:
     """Every metric of a trace."""
-    ranks = load(options.traces, options.rank)
+    ranks = load_traces(options.traces, options.rank)
     values = {rank: trace.metrics() for rank, trace in ranks.items()}
     total = _total_metrics(values.values(), ranks.apart)
     samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
     if options.format == "json":
-        parts: Row = {"metrics": _reported(total, samples)}
-        parts["notes"] = notes_of(ranks, uncounted)
+        parts: TableRow = {"metrics": _reported(total, samples)}
+        parts["notes"] = notes_of(ranks, uncounted_note)
         if len(ranks) > 1:
             each = {str(ranks.value(rank)): _reported(values[rank]) for rank in ranks}
             parts["by_trace" if ranks.apart else "ranks"] = each
         return write(tables.to_json(document("summary", ranks, parts)))
-    rows = rows_of(ranks, Trace.summary)
+    rows = rows_by_rank(ranks, Trace.summary)
     if len(ranks) > 1 and not ranks.apart:
         rows += [{"rank": "total", **row} for row in api.metric_rows(total).to_dicts()]
     for row in rows:
@@ -53,7 +53,7 @@ def summary(options: Namespace) -> int:
     if options.format == "csv":
         fields = columns_of(ranks, ("metric", "value", "unit", "class", "reason"))
         return print_table(options, rows, fields)
-    notes = notes_of(ranks, uncounted)
+    notes = notes_of(ranks, uncounted_note)
     if len(ranks) > 1:  # repeating them for each rank adds nothing
         unknown = {name for name in total if all(name not in _measured(m) for m in values.values())}
         notes += [f"not measured: {', '.join(name for name in total if name in unknown)}"]

@@ -26,7 +26,7 @@ if sys.platform != "win32":
     import fcntl
 
 #: What a file is written to until it is whole begins with this, where it has a name at all.
-PREFIX = ".torchprof-"
+TEMPORARY_PREFIX = ".torchprof-"
 #: A merge takes milliseconds; a process that takes longer is suspended, so give up.
 _LOCK_S = 30.0
 #: A writer must open a named pipe within this time.
@@ -170,7 +170,7 @@ class _Draft:
 
     def _take_name(self) -> None:
         """Give the file a name; what has it already is neither followed nor replaced."""
-        name = str(self._target.parent / f"{PREFIX}{secrets.token_hex(8)}.tmp")
+        name = str(self._target.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}.tmp")
         folder = os.open(self._target.parent, os.O_RDONLY)
         try:
             # With a folder given, Python asks for linkat(), which can name a nameless file.
@@ -182,7 +182,7 @@ class _Draft:
             os.close(folder)
 
     def _make_named(self) -> None:
-        handle, self._name = tempfile.mkstemp(".tmp", PREFIX, self._target.parent)
+        handle, self._name = tempfile.mkstemp(".tmp", TEMPORARY_PREFIX, self._target.parent)
         if self._old is None and os.name == "posix":
             os.fchmod(handle, 0o666 & ~_umask())
         nameless = getattr(self, "file", None)
@@ -311,6 +311,6 @@ def _umask() -> int:
     return mask
 
 
-def why(error: Exception) -> str:
+def system_message(error: Exception) -> str:
     """The system's own words, without its number and the path."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

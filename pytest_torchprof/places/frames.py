@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchprof.places.call_stacks import Stacks, stacks_of
 from pytest_torchprof.places.libraries import Owner, frame_of
 from pytest_torchprof.places.place import (
     NO_PARTS,
@@ -19,7 +20,6 @@ from pytest_torchprof.places.place import (
     outermost_of,
     shared,
 )
-from pytest_torchprof.places.stacks import Stacks, stacks
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import ENGINE, forward_of, node_around
 from pytest_torchprof.trace.tree import has_frames
@@ -42,7 +42,7 @@ def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list
     known = events >= 0
     rows = nesting.distinct(events[known])
     forward = forward_of(trace, rows)
-    found = stacks(trace, np.union1d(rows, forward[forward >= 0]))
+    found = stacks_of(trace, np.union1d(rows, forward[forward >= 0]))
     # In a user's own `backward`, or in recomputation, the functions around the event decide.
     back = np.flatnonzero(forward >= 0)
     node = node_around(trace, rows[back])
@@ -67,7 +67,7 @@ def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
     if not parts:
         return {}
     every = [events for stretch in parts.values() for events in stretch]
-    found = stacks(trace, nesting.distinct(np.concatenate(every)))
+    found = stacks_of(trace, nesting.distinct(np.concatenate(every)))
     number, inside = trace.name, found.module >= 0
     module = np.where(inside, number, -1)
     for level in nesting.levels(found.depth):

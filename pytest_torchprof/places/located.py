@@ -14,7 +14,7 @@ from pytest_torchprof.places.place import (
     NO_PARTS,
     Parts,
     Place,
-    Stretch,
+    PlacedEvents,
     by_operator,
     clear_of,
     outermost_of,
@@ -81,7 +81,7 @@ class Located:
                 at[position] = len(found) - 1
         return found, at
 
-    def _around(self, trace: Trace, stretch: Stretch) -> Place | None:
+    def _around(self, trace: Trace, stretch: PlacedEvents) -> Place | None:
         """What encloses the whole stretch, outside of any module; None where no line is known."""
         outside = trace.once(self._outside_of)
         outer = nesting.distinct(outside[stretch.events]).tolist()

@@ -36,7 +36,7 @@ class Place(Frozen, frozen=True):
     module: str | None = None
 
 
-class Stretch(NamedTuple):
+class PlacedEvents(NamedTuple):
     """Events that share one place, and events that the place must not enclose."""
 
     events: Ints
@@ -44,7 +44,7 @@ class Stretch(NamedTuple):
 
 
 #: By position among the requested events: the stretch whose place that event is to have.
-Parts: TypeAlias = Mapping[int, Stretch]
+Parts: TypeAlias = Mapping[int, PlacedEvents]
 NO_PARTS: Final[Parts] = {}
 
 

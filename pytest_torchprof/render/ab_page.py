@@ -12,8 +12,8 @@ from pytest_torchprof.render.findings import wrapped
 from pytest_torchprof.render.text import plural, shorten
 
 if TYPE_CHECKING:
-    from pytest_torchprof.render.ab_table import Line
-    from pytest_torchprof.verdict.paired_row import Row
+    from pytest_torchprof.render.ab_table import _Line
+    from pytest_torchprof.verdict.paired_row import PairedRow
 
 #: Lines below the table, of each kind; and the width of a test's name in them.
 _MOST_LINES, _NAME = 12, 64
@@ -29,7 +29,7 @@ class Page:
     """Everything to print; ``left`` counts rows not shown, ``every`` shows all notes."""
 
     heading: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[PairedRow]
     left: int
     notes: Sequence[str]
     end: Sequence[str]
@@ -41,7 +41,7 @@ def text(page: Page, width: int) -> str:
     cells, columns = ab_table.cells_of(page.rows, width)
     blocks = [wrapped(page.heading, width)]
     left = "".join(f"{line}\n" for line in _left(page))
-    blocks.append(tables.table(cells, columns, width=width) + left)
+    blocks.append(tables.text_table(cells, columns, width=width) + left)
     for head, lines in _below(page):
         joined = [_joined(line, _short, str) for line in lines]
         indented = [f"  {line}" for line in joined] if head else joined
@@ -51,18 +51,21 @@ def text(page: Page, width: int) -> str:
     return "\n".join(blocks)
 
 
-def markdown(page: Page) -> str:
+def page_markdown(page: Page) -> str:
     """For a comment on a pull request."""
     cells, columns = ab_table.cells_of(page.rows, None)
     for cell in cells:
         if cell["verdict"] in _BAD:
             cell["verdict"] = tables.strong(cell["verdict"])
-    blocks = [_listed(map(escape.markdown, page.heading)), tables.markdown(cells, columns)]
-    blocks += [escape.markdown(line) for line in _left(page)]
+    blocks = [
+        _listed(map(escape.escape_markdown, page.heading)),
+        tables.markdown_table(cells, columns),
+    ]
+    blocks += [escape.escape_markdown(line) for line in _left(page)]
     for head, lines in _below(page):
-        blocks += [f"{escape.markdown(head)}\n"] if head else []
-        blocks.append(_listed(_joined(line, escape.code, escape.markdown) for line in lines))
-    blocks += [f"{escape.markdown(line)}\n" for line in page.end]
+        blocks += [f"{escape.escape_markdown(head)}\n"] if head else []
+        blocks.append(_listed(_joined(line, escape.code, escape.escape_markdown) for line in lines))
+    blocks += [f"{escape.escape_markdown(line)}\n" for line in page.end]
     return "\n".join(blocks)
 
 
@@ -70,11 +73,11 @@ def _left(page: Page) -> list[str]:
     return [f"… and {plural(page.left, 'more row')}: --limit 0 shows all"] if page.left else []
 
 
-def _below(page: Page) -> list[tuple[str, list[Line]]]:
+def _below(page: Page) -> list[tuple[str, list[_Line]]]:
     """Blocks of notes below the table, each with its heading."""
     blocks = (
         ("", ab_table.reasons(page.rows)),
-        ("exact metrics that differ:", ab_table.differences(page.rows)),
+        ("exact metrics that differ:", ab_table.difference_lines(page.rows)),
         ("exact metrics were not compared:", ab_table.unprofiled(page.rows)),
         (_NOISY, ab_table.noisy(page.rows)),
         ("", [("", note) for note in page.notes]),
@@ -82,7 +85,7 @@ def _below(page: Page) -> list[tuple[str, list[Line]]]:
     return [(head, _some(lines, every=page.every)) for head, lines in blocks if lines]
 
 
-def _some(lines: list[Line], *, every: bool) -> list[Line]:
+def _some(lines: list[_Line], *, every: bool) -> list[_Line]:
     """At most this many lines, and how many are left out."""
     if every or len(lines) <= _MOST_LINES + 1:  # to say that one is left takes a line, too
         return lines
@@ -94,7 +97,7 @@ def _listed(lines: Iterable[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
-def _joined(line: Line, name: Callable[[str], str], text: Callable[[str], str]) -> str:
+def _joined(line: _Line, name: Callable[[str], str], text: Callable[[str], str]) -> str:
     """A note with the name of its test, if any, both escaped for the output."""
     return f"{name(line[0])}: {text(line[1])}" if line[0] else text(line[1])
 

@@ -12,14 +12,14 @@ from pytest_torchprof.core.results import (
     TestStatus,
     Verdict,
 )
-from pytest_torchprof.render.ab_table import fields_of, why
+from pytest_torchprof.render.ab_table import row_cells, row_note
 from pytest_torchprof.render.json_report import noise_of, test_of
 from pytest_torchprof.verdict.comparison import status_of
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample
-    from pytest_torchprof.verdict.paired_row import Row, RowVerdict
+    from pytest_torchprof.verdict.paired_row import PairedRow, RowVerdict
 
 #: A decision, as the status of a time in a report.
 _STATUSES: dict[RowVerdict, MetricStatus] = {
@@ -32,7 +32,7 @@ _STATUSES: dict[RowVerdict, MetricStatus] = {
 _FIELDS = ("verdict", "ratio", "low", "high", "confidence", "pairs", "p_value")
 
 
-def test_of_row(row: Row) -> dict[str, Any]:
+def test_of_row(row: PairedRow) -> dict[str, Any]:
     """A test's part of the report."""
     status: TestStatus = "not_profiled"
     if row.verdict == "new":
@@ -42,8 +42,8 @@ def test_of_row(row: Row) -> dict[str, Any]:
         status = status_of(verdicts, has_baseline=True)
     metrics = {verdict.label: verdict for verdict in verdicts}
     made = test_of(Record(row.nodeid, status, None, metrics, outcome=_outcome(row)))
-    made["reason"] = why(row)
-    fields = fields_of(row)
+    made["reason"] = row_note(row)
+    fields = row_cells(row)
     # Here as ratios, all three.
     low, high = (row.decision.low, row.decision.high) if row.decision else (None, None)
     made["ab"] = {name: fields[name] for name in _FIELDS} | {"low": low, "high": high}
@@ -51,7 +51,7 @@ def test_of_row(row: Row) -> dict[str, Any]:
     return made
 
 
-def _outcome(row: Row) -> str | None:
+def _outcome(row: PairedRow) -> str | None:
     """The outcome on B; None where it did not run there or is unknown."""
     if row.decision is not None:
         return "passed"
@@ -64,7 +64,7 @@ def _sample(sample: Sample | None) -> dict[str, Any] | None:
     return None if sample is None else {"unit": "ms", "median": sample.median, **noise_of(sample)}
 
 
-def _verdicts(row: Row) -> list[Verdict]:
+def _verdicts(row: PairedRow) -> list[Verdict]:
     verdicts = []
     status = _STATUSES.get(row.verdict, "new")
     times: tuple[tuple[str, Sample | None, Sample | None, MetricStatus], ...] = (

@@ -19,7 +19,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample
-    from pytest_torchprof.verdict.paired_row import Difference, Row, RowVerdict
+    from pytest_torchprof.verdict.paired_row import Difference, PairedRow, RowVerdict
 
 #: What needs attention first.
 ORDER: tuple[RowVerdict, ...] = (
@@ -41,7 +41,7 @@ FIELDS = (
     *("cpu_ms_a", "cpu_ms_b", "differences", "unprofiled", "measured_s", "spent_s"),
 )
 #: Columns of the table for people.
-COLUMNS = ("test", "a", "b", "change", "verdict")
+AB_COLUMNS = ("test", "a", "b", "change", "verdict")
 
 #: Without a terminal as wide, the interval is a column of its own, which can be done without.
 _WIDE = 100
@@ -49,19 +49,19 @@ _WIDE = 100
 Cells = dict[str, Any]
 
 #: A test's name, or nothing, and a note on it; the printer escapes both.
-Line = tuple[str, str]
+_Line = tuple[str, str]
 
 
-def ordered(rows: Sequence[Row]) -> list[Row]:
+def by_urgency(rows: Sequence[PairedRow]) -> list[PairedRow]:
     """Sort by what needs attention, then by largest change."""
     return sorted(rows, key=lambda row: (ORDER.index(row.verdict), -abs(_change(row) or 0)))
 
 
-def _change(row: Row) -> float | None:
+def _change(row: PairedRow) -> float | None:
     return None if row.decision is None else row.decision.ratio - 1
 
 
-def fields_of(row: Row) -> Cells:
+def row_cells(row: PairedRow) -> Cells:
     """A row as JSON and CSV have it, null where there is no value."""
     decision = row.decision
     decided: Cells = dict.fromkeys(("ratio", "change", "low", "high"))
@@ -79,7 +79,7 @@ def fields_of(row: Row) -> Cells:
     fields = {
         "name": row.nodeid,
         "verdict": row.verdict,
-        "reason": why(row),
+        "reason": row_note(row),
         "wall_ms_a": row.a_ms and row.a_ms.median,
         "wall_ms_b": row.b_ms and row.b_ms.median,
         "spread_a": row.a_ms and row.a_ms.spread,
@@ -97,14 +97,14 @@ def fields_of(row: Row) -> Cells:
     return {name: fields[name] for name in FIELDS}
 
 
-def cells_of(rows: Sequence[Row], width: int | None) -> tuple[list[Cells], tuple[str, ...]]:
+def cells_of(rows: Sequence[PairedRow], width: int | None) -> tuple[list[Cells], tuple[str, ...]]:
     """The rows as texts, and their columns, for a terminal of this width (None: any)."""
     wide = width is None or width >= _WIDE
-    columns = COLUMNS if wide else (*COLUMNS[:-1], "interval", COLUMNS[-1])
+    columns = AB_COLUMNS if wide else (*AB_COLUMNS[:-1], "interval", AB_COLUMNS[-1])
     return [_cells(row, joined=wide) for row in rows], columns
 
 
-def _cells(row: Row, *, joined: bool) -> Cells:
+def _cells(row: PairedRow, *, joined: bool) -> Cells:
     change, interval = _changes(row)
     return {
         "test": row.nodeid,
@@ -116,7 +116,7 @@ def _cells(row: Row, *, joined: bool) -> Cells:
     }
 
 
-def _changes(row: Row) -> tuple[str | None, str | None]:
+def _changes(row: PairedRow) -> tuple[str | None, str | None]:
     """``+10.2 %`` and ``+9.1 … +11.4 %``."""
     if row.decision is None:
         return None, None
@@ -140,11 +140,11 @@ def timed(sample: Sample | None) -> str | None:
 # -------------------------------------------------------------------- in words
 
 
-def reasons(rows: Sequence[Row]) -> list[Line]:
+def reasons(rows: Sequence[PairedRow]) -> list[_Line]:
     """A line for each row that has something to explain beyond its verdict."""
-    lines: list[Line] = []
+    lines: list[_Line] = []
     for row in rows:
-        if (reason := why(row)) and row.verdict not in ("new", "gone"):
+        if (reason := row_note(row)) and row.verdict not in ("new", "gone"):
             prefix = "" if row.verdict in ("failed", "error") else f"{row.verdict}: "
             lines.append((row.nodeid, f"{prefix}{_line(reason)}"))
     return lines
@@ -154,9 +154,9 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def noisy(rows: Sequence[Row]) -> list[Line]:
+def noisy(rows: Sequence[PairedRow]) -> list[_Line]:
     """A line for each test whose calls took very different times."""
-    lines: list[Line] = []
+    lines: list[_Line] = []
     for row in rows:
         sides = {"A": row.a_ms, "B": row.b_ms}
         wide = [
@@ -167,12 +167,12 @@ def noisy(rows: Sequence[Row]) -> list[Line]:
     return lines
 
 
-def differences(rows: Sequence[Row]) -> list[Line]:
+def difference_lines(rows: Sequence[PairedRow]) -> list[_Line]:
     """``test_x: flops 1.2 GFLOP → 1.4 GFLOP (+16.7 %)``, a line for each exact metric."""
     return [(row.nodeid, difference(d)) for row in rows for d in row.differences]
 
 
-def unprofiled(rows: Sequence[Row]) -> list[Line]:
+def unprofiled(rows: Sequence[PairedRow]) -> list[_Line]:
     """A line for each test that has no exact metrics on a side, and why."""
     return [(row.nodeid, _line(row.unprofiled)) for row in rows if row.unprofiled]
 
@@ -185,21 +185,21 @@ def difference(found: Difference) -> str:
     return f"{found.metric} {a} → {b}" + (f" ({change})" if change != UNKNOWN else "")
 
 
-def compared(rows: Sequence[Row]) -> int:
+def compared_tests(rows: Sequence[PairedRow]) -> int:
     """The number of tests whose times were compared."""
     return sum(row.decision is not None for row in rows)
 
 
-def why(row: Row) -> str | None:
+def row_note(row: PairedRow) -> str | None:
     """Why there is no answer, or a note on it."""
     return row.reason or (row.decision.reason if row.decision else None)
 
 
-def totals(rows: Sequence[Row], threshold: float, seconds: float) -> str:
+def ab_totals(rows: Sequence[PairedRow], threshold: float, seconds: float) -> str:
     """``2 slower, 15 same; 99 % confidence over 17 tests together, changes below …; 41 s``."""
     counts = Counter(row.verdict for row in rows)
     parts = [", ".join(f"{counts[v]} {v}" for v in ORDER if counts[v]) or "no tests"]
-    if number := compared(rows):
+    if number := compared_tests(rows):
         over = f" over {plural(number, 'test')} together" if number > 1 else ""
         parts.append(
             f"{100 * CONFIDENCE:g} % confidence{over}, "

@@ -92,7 +92,7 @@ _TICKS = late("`+")
 _BEFORE_PIPE = late(r"(\\?)\|")
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     r"""For a line of Markdown: words that Markdown or GitHub would make something of are code.
 
     >>> print(markdown("fixes #1: <b>see</b> @me, 12 % of aten::mm"))

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.core.errors import not_onto_itself, not_written
-from pytest_torchprof.core.files import replacing, same_file, why
+from pytest_torchprof.core.files import replacing, same_file, system_message
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.trace.text_layout import Layout, Placed, device_events, lay_out
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _Out: TypeAlias = IO[bytes] | gzip.GzipFile
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Work(Protocol):
+class WorkColumns(Protocol):
     """What device events had to do, one entry each: -1 and NaN stand for unknown."""
 
     @property
@@ -69,7 +69,7 @@ class Augmented:
     warnings: tuple[str, ...] = ()
 
 
-def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmented:
+def write_augmented(source: Path, target: Path, work: Callable[[Trace], WorkColumns]) -> Augmented:
     """Write the trace in ``source`` with what ``work`` knows of its kernels, copies and memsets.
 
     Each gets ``flops``, ``bytes``, ``achieved TFLOP/s``, ``achieved GB/s``, ``compute_pct`` and
@@ -85,7 +85,7 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
         raise not_onto_itself(target)
     layout = lay_out(source)
     places = device_events(layout)
-    trace = parse(layout.text, source=str(source))
+    trace = parse_trace(layout.text, source=str(source))
     rows = _known(work(trace))
     placed = _paired(trace, places)
     rows = [row for row in rows if row.event in placed]
@@ -101,7 +101,7 @@ def augment(source: Path, target: Path, work: Callable[[Trace], Work]) -> Augmen
         with replacing(target) as file, _packed(file, target) as out:
             _splice(layout, sorted(insertions), out)
     except OSError as error:
-        raise not_written(target, why(error)) from error
+        raise not_written(target, system_message(error)) from error
     return Augmented(len(additions), len(samples), layout.warnings)
 
 
@@ -141,7 +141,7 @@ class _Row(NamedTuple):
     bandwidth_pct: float
 
 
-def _known(work: Work) -> list[_Row]:
+def _known(work: WorkColumns) -> list[_Row]:
     columns = (
         *(work.event, work.flops, work.done, work.bytes),
         *(work.compute_pct, work.bandwidth_pct),

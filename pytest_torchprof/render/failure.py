@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.diff import COLUMN_OF, Delta, deltas
+from pytest_torchprof.analysis.trace_diff import COLUMN_OF, Delta, deltas
 from pytest_torchprof.core.results import Baseline, Finding, NotMeasured, Number, Profile, Verdict
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text import shorten
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -60,7 +60,7 @@ def sentence(cause: Cause) -> str:
     'strict: the baseline has no flops'
     """
     return _SENTENCES[cause.kind].format(
-        metric=cause.metric, reason=cause.reason and say(cause.reason)
+        metric=cause.metric, reason=cause.reason and in_words(cause.reason)
     )
 
 
@@ -111,7 +111,7 @@ def failure_message(
     behind += operators[:room]
     lines += behind
     if behind and lines_gap is not None:
-        lines.append(f"  your lines are unknown: {say(lines_gap)}")
+        lines.append(f"  your lines are unknown: {in_words(lines_gap)}")
     acceptable = any(v.status in ("regressed", "improved") for v in bad)
     if ab_command and any(v.multiples for v in bad):
         lines += [f"  to confirm the time: {ab_command}"]
@@ -175,7 +175,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
 def _numbers(verdict: Verdict) -> str:
     unit = METRICS[verdict.metric].unit
     if isinstance(verdict.value, NotMeasured):
-        return f"not measured: {say(verdict.value.reason)}"
+        return f"not measured: {in_words(verdict.value.reason)}"
     if verdict.status == "over_budget" and verdict.limit is not None:
         now, limit = format_pair(verdict.value, verdict.limit, unit)
         least = "at least " if verdict.at_least else ""
@@ -185,7 +185,7 @@ def _numbers(verdict: Verdict) -> str:
     before, now = format_pair(verdict.baseline, verdict.value, unit)
     tolerance = f", tolerance {verdict.tolerance:.0%}" if verdict.tolerance else ""
     change = format_change(verdict.baseline, verdict.value)
-    reason = f"; {say(verdict.reason)}" if verdict.reason else ""
+    reason = f"; {in_words(verdict.reason)}" if verdict.reason else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
     return f"{before} → {now}  ({change}{tolerance}){reason}"

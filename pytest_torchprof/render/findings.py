@@ -10,14 +10,16 @@ from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.text import end_of, plural, shorten, width_of
 
-Row = Mapping[str, Any]
+FindingRow = Mapping[str, Any]
 
 #: Narrower than this, text is cut to nothing.
 _LEAST = 40
 _GAP = "  "
 
 
-def findings(rows: Sequence[Row], width: int, every: Sequence[Row] | None = None) -> str:
+def findings(
+    rows: Sequence[FindingRow], width: int, every: Sequence[FindingRow] | None = None
+) -> str:
     """A block for each rule, the costliest first, with its places in the order of the rows.
 
     Of ``every`` row a heading counts also those that are not shown.
@@ -30,7 +32,7 @@ def findings(rows: Sequence[Row], width: int, every: Sequence[Row] | None = None
     return "\n\n".join(text) + "\n"
 
 
-def by_cost(rows: Sequence[Row]) -> list[str]:
+def by_cost(rows: Sequence[FindingRow]) -> list[str]:
     """The rules that found something, the costliest first."""
     cost: dict[str, float] = {}
     for row in rows:
@@ -38,7 +40,7 @@ def by_cost(rows: Sequence[Row]) -> list[str]:
     return sorted(cost, key=lambda rule: (-cost[rule], rule))
 
 
-def totals(rows: Sequence[Row]) -> str:
+def rule_totals(rows: Sequence[FindingRow]) -> str:
     """The totals of a rule: ``3 matches in 2 places, 12.3 ms``."""
     count = sum(row["count"] for row in rows)
     matches = f"{count:,} match{'' if count == 1 else 'es'}"
@@ -50,8 +52,10 @@ def totals(rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> list[str]:
-    lines = _wrap(f"{rule}: {totals(whole)}", width, "", "  ")
+def _block(
+    rule: str, rows: Sequence[FindingRow], whole: Sequence[FindingRow], width: int
+) -> list[str]:
+    lines = _wrap(f"{rule}: {rule_totals(whole)}", width, "", "  ")
     shared = len({row["message"] for row in whole}) == 1
     if shared:
         lines += _wrap(whole[0]["message"], width, "  ", "  ")
@@ -67,14 +71,14 @@ def _block(rule: str, rows: Sequence[Row], whole: Sequence[Row], width: int) -> 
     return lines
 
 
-def _numbers(row: Row) -> tuple[str, ...]:
+def _numbers(row: FindingRow) -> tuple[str, ...]:
     rank = f"rank {row['rank']}" if "rank" in row else escape.line(row.get("trace", ""))
     cost = format_quantity(row["cost_ms"], "ms") if row["cost_ms"] else UNKNOWN
     moved = format_quantity(row["bytes"], "B") if row["bytes"] else ""
     return rank, f"×{row['count']:,}", cost, moved
 
 
-def _place(row: Row, head: str, width: int, *, tell: bool) -> list[str]:
+def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
     """The first line of a place, and as many more as it takes."""
     room = width - len(head)
     location, path, module = (escape.line(row[key] or "") for key in ("location", "path", "module"))

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from pytest_torchprof.analysis.ops import NO_OPERATOR
+from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
 from pytest_torchprof.core.errors import not_onto_itself, not_written
-from pytest_torchprof.core.files import replacing, same_file, why
+from pytest_torchprof.core.files import replacing, same_file, system_message
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import REGION, STEP
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
@@ -69,7 +69,7 @@ def write_stacks(trace: Trace, target: Path, metric: StackMetric = "self_cpu_ms"
             for lines, line in enumerate(fold(trace, metric), 1):  # noqa: B007 - the last counts
                 file.write(f"{line}\n".encode(errors="backslashreplace"))
     except OSError as error:
-        raise not_written(target, why(error)) from error
+        raise not_written(target, system_message(error)) from error
     return lines
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.results import NotMeasured, Number, Record, Verdict
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample
 
-SCHEMA = "torchprof-report/1"
+REPORT_SCHEMA = "torchprof-report/1"
 
 
 def test_of(record: Record) -> dict[str, Any]:
@@ -25,10 +25,10 @@ def test_of(record: Record) -> dict[str, Any]:
         "nodeid": record.nodeid,
         "outcome": record.outcome,
         "status": record.status,
-        "reason": None if record.reason is None else say(record.reason),
+        "reason": None if record.reason is None else in_words(record.reason),
         "metrics": metrics_of(record.metrics.values()),
         "findings": [asdict(finding) for finding in record.findings],
-        "unchecked": {rule: say(why) for rule, why in record.unchecked.items()},
+        "unchecked": {rule: in_words(why) for rule, why in record.unchecked.items()},
         "trace": record.trace,
     }
 
@@ -46,7 +46,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "baseline": verdict.baseline,
             "limit": verdict.limit,
             "status": verdict.status,
-            **({"reason": say(verdict.reason)} if verdict.reason else {}),
+            **({"reason": in_words(verdict.reason)} if verdict.reason else {}),
             **_bound(verdict),
             **(noise_of(verdict.sample) if verdict.sample else {}),
             **(_multiples(*verdict.multiples) if verdict.multiples else {}),
@@ -93,7 +93,7 @@ def write_report(
         OSError: the file cannot be written.
     """
     report: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": REPORT_SCHEMA,
         "environment": dict(environment),
         "tests": list(tests),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.ops import OpRow, ops
+from pytest_torchprof.analysis.operator_totals import OpRow, ops
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
 #: Column → (attribute of `OpRow`, divisor to the unit, unit).
-COLUMNS: Mapping[str, tuple[str, float, str]] = {
+OPS_COLUMNS: Mapping[str, tuple[str, float, str]] = {
     "calls": ("calls", 1, "1"),
     "self_cpu_ms": ("self_cpu_ns", 1e6, "ms"),
     "cpu_ms": ("cpu_ns", 1e6, "ms"),
@@ -34,7 +34,7 @@ def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
     """The ``limit`` operators with the most of ``sort_by`` (a key of `COLUMNS`), 0 for all."""
     rows = sorted(ops(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows
-    columns = [c for c in COLUMNS if c == sort_by or any(_cell(row, c) for row in rows)]
+    columns = [c for c in OPS_COLUMNS if c == sort_by or any(_cell(row, c) for row in rows)]
     names = [shorten(escape.line(row.name), 48) for row in shown]
     cells = [[_cell(row, column) for column in columns] for row in shown]
     body = [[name, *row] for name, row in zip(names, cells, strict=True)]
@@ -45,12 +45,12 @@ def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
 
 
 def _value(row: OpRow, column: str) -> float:
-    attribute, divisor, _ = COLUMNS[column]
+    attribute, divisor, _ = OPS_COLUMNS[column]
     return float(getattr(row, attribute) or 0) / divisor
 
 
 def _cell(row: OpRow, column: str) -> str:
-    if getattr(row, COLUMNS[column][0]) is None:
+    if getattr(row, OPS_COLUMNS[column][0]) is None:
         return "–"
     value = _value(row, column)
-    return format_quantity(value, COLUMNS[column][2]) if value else ""
+    return format_quantity(value, OPS_COLUMNS[column][2]) if value else ""

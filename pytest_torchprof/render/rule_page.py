@@ -33,7 +33,7 @@ def page(rule: Rule) -> str:
     """The whole page."""
     parts = [MARK, f"# {rule.code}", inline(rule.summary)]
     for name, body in sections(rule.page):
-        text = markdown(body)
+        text = section_markdown(body)
         parts.append(f"## {name}\n\n{text}" if name else text)
     parts += [f"In short: {inline(rule.fix)}.", "## What it needs\n\n" + _needs(rule)]
     if rule.thresholds:
@@ -82,7 +82,7 @@ def sections(text: str) -> Iterator[tuple[str, str]]:
         name, lines = (line or "").rstrip(), []
 
 
-def markdown(text: str) -> str:
+def section_markdown(text: str) -> str:
     r"""A section as Markdown: ``.. code::`` is fenced, double backquotes are single ones.
 
     >>> print(markdown("As ``x``:\n\n.. code:: python\n\n    x = 1\n\nend"))
@@ -115,7 +115,7 @@ def examples(rule: Rule) -> list[str]:
     return found
 
 
-def faults(rule: Rule) -> list[str]:
+def page_faults(rule: Rule) -> list[str]:
     """What a docstring lacks to be a page."""
     found = []
     parts = [(name, body) for name, body in sections(rule.page) if name]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
-from pytest_torchprof.render.kernel_names import readable
+from pytest_torchprof.render.short_kernel_names import readable_kernel
 from pytest_torchprof.render.text import end_of, shorten, width_of
 
 Format = Literal["table", "json", "csv", "markdown"]
@@ -121,7 +121,7 @@ def cell(field: str, value: Any) -> str:
     if isinstance(value, _Marked):
         return value
     if field == "kernel":
-        return escape.line(_each(readable, value))
+        return escape.line(_each(readable_kernel, value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
@@ -133,7 +133,7 @@ def cell(field: str, value: Any) -> str:
     return escape.line(str(value))
 
 
-def table(
+def text_table(
     rows: Sequence[Row],
     fields: Sequence[str],
     *,
@@ -290,11 +290,11 @@ _NAMES = frozenset(
 )
 
 
-def markdown(rows: Sequence[Row], fields: Sequence[str], *, total: Row | None = None) -> str:
+def markdown_table(rows: Sequence[Row], fields: Sequence[str], *, total: Row | None = None) -> str:
     """The same as a table of GitHub's Markdown, nothing cut."""
     safe = [{f: _marked(f, row.get(f)) for f in fields} for row in rows]
     whole = {f: total.get(f) for f in fields if f in total} if total else None
-    return table(safe, fields, total=whole, style="pipe")
+    return text_table(safe, fields, total=whole, style="pipe")
 
 
 class _Marked(str):
@@ -306,19 +306,19 @@ class _Marked(str):
 def _marked(field: str, value: Any) -> Any:
     if isinstance(value, _Marked) or not isinstance(value, str | list):
         return value
-    mark = escape.code if field in _NAMES else escape.markdown
+    mark = escape.code if field in _NAMES else escape.escape_markdown
     return _Marked(escape.table_cell(mark(cell(field, value))))
 
 
 def strong(text: str) -> str:
     """A cell of Markdown in bold."""
-    return _Marked(f"**{escape.table_cell(escape.markdown(text))}**")
+    return _Marked(f"**{escape.table_cell(escape.escape_markdown(text))}**")
 
 
 def markdown_page(head: Sequence[str], table: str, notes: Sequence[str] = ()) -> str:
     """A table of Markdown with lines of text above and below it."""
-    above = "".join(f"- {escape.markdown(line)}\n" for line in head)
-    below = "".join(f"- {escape.markdown(note)}\n" for note in notes)
+    above = "".join(f"- {escape.escape_markdown(line)}\n" for line in head)
+    below = "".join(f"- {escape.escape_markdown(note)}\n" for note in notes)
     return "\n".join(part for part in (above, table, below) if part)
 
 

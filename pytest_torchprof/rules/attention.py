@@ -16,7 +16,7 @@ from pytest_torchprof.rules.engine.rule import Matches, rule
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.trace.names import selected_operators
 from pytest_torchprof.work.dtypes import SHORT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _LARGEST_HEAD: Final = 256
 
 def _unseen_attention(trace: Trace) -> Reason | None:
     """Attention on an unknown device, or a softmax that graphs launched."""
-    kernel, _ = launched_in(trace, rows_of(trace, MATH_ATTENTION))
+    kernel, _ = launched_in(trace, selected_operators(trace, MATH_ATTENTION))
     for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
         if not chip_of(trace, device).is_known and not trace.once(_runs_fused, device):
             return because(Why.ATTENTION_ON_UNKNOWN_CHIP)
@@ -79,7 +79,7 @@ def math_attention(trace: Trace) -> Matches:
             q, k, v = (x.unsqueeze(1) for x in (q, k, v))
             torch.nn.functional.scaled_dot_product_attention(q, k, v)
     """
-    calls = rows_of(trace, MATH_ATTENTION)
+    calls = selected_operators(trace, MATH_ATTENTION)
     kernel, time = launched_in(trace, calls)
     kept, messages = [], []
     for i, args in enumerate(trace.operands(calls)):

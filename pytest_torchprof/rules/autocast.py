@@ -9,12 +9,12 @@ import numpy as np
 from pytest_torchprof.rules.calls import called, sizes, step_of
 from pytest_torchprof.rules.copy_runs import by_kind, freed, held
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.rules.sources import Source
+    from pytest_torchprof.rules.copied_again import CopiedTensor
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -24,7 +24,7 @@ WEIGHTS |= {f"aten::conv{kind}": (1, 2) for kind in ("1d", "2d", "3d", "olution"
 WEIGHTS |= {f"aten::conv_transpose{i}d": (1, 2) for i in (1, 2, 3)}
 
 
-def of_weights(trace: Trace, rows: Ints, owner: Ints) -> Bools:
+def casts_of_weights(trace: Trace, rows: Ints, owner: Ints) -> Bools:
     """Which of these casts, each in an operator, are of its weight or bias; by identity."""
     tensors, operands = trace.taken(rows) or [], trace.taken(owner) or []
     names = [trace.names[number] for number in trace.name[owner].tolist()]
@@ -36,8 +36,8 @@ def of_weights(trace: Trace, rows: Ints, owner: Ints) -> Bools:
 
 
 def recast(
-    trace: Trace, casts: tuple[Ints, Ints, Ints], kinds: list[Source], least: int
-) -> Iterable[tuple[Ints, Source]]:
+    trace: Trace, casts: tuple[Ints, Ints, Ints], kinds: list[CopiedTensor], least: int
+) -> Iterable[tuple[Ints, CopiedTensor]]:
     """Positions of casts, each in an operator, of one weight again and again; by shapes.
 
     ``casts``: each cast, the operator it is in, its kind.
@@ -51,7 +51,7 @@ def recast(
             yield mine, source
 
 
-def _times(trace: Trace, rows: Ints, owner: Ints, source: Source) -> int:
+def _times(trace: Trace, rows: Ints, owner: Ints, source: CopiedTensor) -> int:
     """How often each weight of this kind is cast; 0 if unknown."""
     if params := gradients(trace, int(rows[0]), source):
         return len(rows) // params
@@ -68,7 +68,7 @@ def _next_call(trace: Trace, owner: Ints) -> Ints:
     return np.append(starts, np.iinfo(np.int64).max)[after]
 
 
-def _look_like_weights(trace: Trace, owner: Ints, kind: Ints, kinds: list[Source]) -> Bools:
+def _look_like_weights(trace: Trace, owner: Ints, kind: Ints, kinds: list[CopiedTensor]) -> Bools:
     """Which of these casts, each in an operator, are of its weight or bias, not of its input."""
     found = np.zeros(len(owner), bool)
     parts: dict[int, list[int]] = {}
@@ -89,7 +89,7 @@ def _look_like_weights(trace: Trace, owner: Ints, kind: Ints, kinds: list[Source
     return found
 
 
-def _weights(name: str, dims: Any, types: Any, casts: list[Source]) -> list[bool]:
+def _weights(name: str, dims: Any, types: Any, casts: list[CopiedTensor]) -> list[bool]:
     if not isinstance(dims, list) or not isinstance(types, list):
         return [False] * len(casts)
     operands = [(sizes(d), t) for d, t in zip(dims, types, strict=False)]
@@ -107,7 +107,7 @@ def _weights(name: str, dims: Any, types: Any, casts: list[Source]) -> list[bool
     return out[::-1]
 
 
-def gradients(trace: Trace, row: int, source: Source) -> int:
+def gradients(trace: Trace, row: int, source: CopiedTensor) -> int:
     """How many tensors of this shape and dtype get a gradient in the step of this event."""
     counts = trace.once(_gradients_by_step)
     step = int(step_of(trace, np.array([row]))[0])
@@ -115,7 +115,7 @@ def gradients(trace: Trace, row: int, source: Source) -> int:
 
 
 def _gradients_by_step(trace: Trace) -> dict[tuple[int, tuple[int, ...], str], int]:
-    rows = rows_of(trace, "torch::autograd::AccumulateGrad")
+    rows = selected_operators(trace, "torch::autograd::AccumulateGrad")
     counts: dict[tuple[int, tuple[int, ...], str], int] = {}
     for step, args in zip(step_of(trace, rows).tolist(), trace.operands(rows), strict=True):
         dims, types = decode_part(bytes(args.dims)), decode_part(bytes(args.types))

@@ -34,7 +34,7 @@ _NUMBERS: Final = frozenset({"double", "long int", "long", "bool", "c10::complex
 _INDEX: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
 
 
-class Part(Frozen, frozen=True):
+class IndexedPart(Frozen, frozen=True):
     """What an index selects: along ``axis`` of a tensor of this shape, from ``low`` to ``high``."""
 
     shape: Shape
@@ -50,7 +50,7 @@ class Part(Frozen, frozen=True):
         return (*self.shape[: self.axis], *size, *self.shape[self.axis + 1 :])
 
 
-class Call(Frozen, frozen=True):
+class BodyCall(Frozen, frozen=True):
     """An operator of one iteration: its name and its recorded arguments.
 
     ``shapes``: for each argument, the shapes of its tensors; empty for anything else.
@@ -60,7 +60,7 @@ class Call(Frozen, frozen=True):
     shapes: tuple[tuple[Shape, ...], ...]
     types: tuple[str, ...]
     concrete: bytes
-    part: Part | None
+    part: IndexedPart | None
 
     @property
     def tensors(self) -> list[Shape]:
@@ -116,10 +116,10 @@ class Body:
         return [self.trace.names[number] for number in numbers]
 
     @cached_property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[BodyCall]:
         """The operators of the analyzed iterations."""
-        known: dict[tuple[str, bytes, bytes, bytes], Call] = {}
-        out: list[Call] = []
+        known: dict[tuple[str, bytes, bytes, bytes], BodyCall] = {}
+        out: list[BodyCall] = []
         names = self.names * self.looked
         for name, args in zip(names, self.trace.operands(self.rows), strict=True):
             key = (name, bytes(args.dims), bytes(args.types), bytes(args.concrete))
@@ -143,7 +143,7 @@ class Body:
         """The tensors that each call makes."""
         return self.trace.made(self.rows)
 
-    def like(self, at: int) -> list[Call]:
+    def like(self, at: int) -> list[BodyCall]:
         """One operator of the body in each of the analyzed iterations."""
         return self.calls[at :: self.period]
 
@@ -159,7 +159,7 @@ class Body:
         return {some[0] if some else -1 for some in self.taken[at :: self.period]}
 
 
-def _is_all_of(part: Part | None, before: Part | None) -> bool:
+def _is_all_of(part: IndexedPart | None, before: IndexedPart | None) -> bool:
     """Whether an index selects all of what the previous one selected."""
     return (
         part is not None
@@ -169,7 +169,7 @@ def _is_all_of(part: Part | None, before: Part | None) -> bool:
     )
 
 
-def call_of(name: str, args: OpArgs) -> Call:
+def call_of(name: str, args: OpArgs) -> BodyCall:
     """An operator, from its recorded arguments."""
     dims, types, concrete = (decode_part(part) for part in (args.dims, args.types, args.concrete))
     dims = dims if isinstance(dims, list) else []
@@ -178,7 +178,7 @@ def call_of(name: str, args: OpArgs) -> Call:
     part = None
     if _INDEX.match(name) and shapes and shapes[0] and isinstance(concrete, list):
         part = _part(name, shapes[0][0], concrete)
-    return Call(name, shapes, tuple(map(str, kinds)), bytes(args.concrete), part)
+    return BodyCall(name, shapes, tuple(map(str, kinds)), bytes(args.concrete), part)
 
 
 def _shapes(dims: Any, kind: str) -> tuple[Shape, ...]:
@@ -189,7 +189,7 @@ def _shapes(dims: Any, kind: str) -> tuple[Shape, ...]:
     return () if kind == "TensorList" else (tuple(dims),)
 
 
-def _part(name: str, shape: Shape, concrete: list[Any]) -> Part | None:
+def _part(name: str, shape: Shape, concrete: list[Any]) -> IndexedPart | None:
     numbers = [_whole(one) for one in concrete[1:5]]
     axis = numbers[0] if numbers else None
     if axis is None or not shape or not -len(shape) <= axis < len(shape):
@@ -200,16 +200,16 @@ def _part(name: str, shape: Shape, concrete: list[Any]) -> Part | None:
         if low is None:
             return None
         low = low % size if size else 0
-        return Part(shape, axis, low, low + 1, keeps=False)
+        return IndexedPart(shape, axis, low, low + 1, keeps=False)
     if "narrow" in name:
         if low is None or len(numbers) < 3 or numbers[2] is None:
             return None
         low = low % size if size else 0
-        return Part(shape, axis, low, low + numbers[2], keeps=True)
+        return IndexedPart(shape, axis, low, low + numbers[2], keeps=True)
     end = numbers[2] if len(numbers) > 2 and numbers[2] is not None else size
     low = 0 if low is None else low
     low, end = (one + size if one < 0 else one for one in (low, end))
-    return Part(shape, axis, min(max(low, 0), size), max(min(end, size), low), keeps=True)
+    return IndexedPart(shape, axis, min(max(low, 0), size), max(min(end, size), low), keeps=True)
 
 
 def _whole(text: Any) -> int | None:

@@ -11,8 +11,8 @@ import numpy as np
 from pytest_torchprof.rules.calls import are_called
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.shapes import shapes
-from pytest_torchprof.trace.names import Names, are_named, operators_named
-from pytest_torchprof.trace.tree import rows_of, within
+from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     #: The operators on each tensor; and for each tensor the calls, and its shape.
     Loop = tuple[tuple[str, ...], list[tuple[Ints, tuple[int, ...]]]]
-Shape = tuple[int, ...]
+_Shape = tuple[int, ...]
 
 ELEMENTWISE: Final = (
     r"add|sub|mul|div|lerp|addcmul|addcdiv|clamp|clamp_min|clamp_max|neg|sqrt|rsqrt|pow|exp|sign"
@@ -51,7 +51,7 @@ _MOST: Final = 4096
 _SAMPLE: Final = 64
 
 
-def stretches(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
+def consecutive_calls(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
     """Consecutive calls on a thread, all of which fit."""
     edges = np.flatnonzero(np.diff(fits.astype(np.int8), prepend=0, append=0))
     found = []
@@ -91,7 +91,7 @@ def repeated(trace: Trace, rows: Ints, least: int) -> Iterator[Loop]:
         key=len,
         reverse=True,
     )
-    reps: dict[tuple[str, ...], list[tuple[int, Ints, Shape]]] = {body: [] for body in known}
+    reps: dict[tuple[str, ...], list[tuple[int, Ints, _Shape]]] = {body: [] for body in known}
     number = 0
     for (unit, kind), called, bodies in zip(units, said, roots, strict=True):
         known_here = bodies if bodies[0] in reps else _tiled(called, known)
@@ -111,10 +111,10 @@ def repeated(trace: Trace, rows: Ints, least: int) -> Iterator[Loop]:
                 yield work, [(part[own], kind) for _, part, kind in mine[start:stop]]
 
 
-def _units(trace: Trace, rows: Ints) -> list[tuple[list[int], Shape]]:
+def _units(trace: Trace, rows: Ints) -> list[tuple[list[int], _Shape]]:
     """Positions of consecutive calls on tensors of one shape, and the shape."""
     shape = [_common(dims) for dims in shapes(trace, rows)]
-    units: list[tuple[list[int], Shape]] = []
+    units: list[tuple[list[int], _Shape]] = []
     for at, one in enumerate(shape):
         if one == () and units:
             units[-1][0].append(at)  # on a result of the same tensor
@@ -162,7 +162,7 @@ def _tiled(called: tuple[str, ...], bodies: Sequence[tuple[str, ...]]) -> list[t
     return found
 
 
-def _common(dims: Sequence[Shape | None]) -> Shape | None:
+def _common(dims: Sequence[_Shape | None]) -> _Shape | None:
     """The one shape of an operator's tensors other than scalars; None if they differ."""
     known = {one for one in dims if one}
     return None if len(known) > 1 else next(iter(known), ())
@@ -194,7 +194,7 @@ def is_work(base: tuple[str, ...]) -> bool:
 # ----------------------------------------------------------------------------- whose tensors
 
 
-def are_shapes_of_a_model(trace: Trace, kinds: Counter[Shape]) -> bool:
+def are_shapes_of_a_model(trace: Trace, kinds: Counter[_Shape]) -> bool:
     """Whether there are as many of each shape as parameters, or twice as many: two loops."""
     known, _ = trace.once(_parameters)
     total = sum(known.values())
@@ -210,17 +210,17 @@ def parameters_of(trace: Trace) -> set[int]:
     return trace.once(_parameters)[1]
 
 
-def shapes_of(trace: Trace) -> set[Shape]:
+def shapes_of(trace: Trace) -> set[_Shape]:
     """The shapes of `parameters_of`."""
     return set(trace.once(_parameters)[0])
 
 
-def _parameters(trace: Trace) -> tuple[Counter[Shape], set[int]]:
+def _parameters(trace: Trace) -> tuple[Counter[_Shape], set[int]]:
     rows = operators_named(trace, LAYER)
     rows = rows[are_called(trace, rows)]  # nested ones take what their parents made
     tables = are_named(trace, rows, _EMBEDDING).tolist()
     taken: Sequence[Sequence[Any]] = trace.taken(rows) or [()] * len(rows)
-    kinds, numbers = Counter[Shape](), set[int]()
+    kinds, numbers = Counter[_Shape](), set[int]()
     for dims, one, table in zip(shapes(trace, rows), taken, tables, strict=True):
         for at in (0,) if table else range(1, len(dims)):
             number = one[at] if at < len(one) else -1
@@ -229,7 +229,7 @@ def _parameters(trace: Trace) -> tuple[Counter[Shape], set[int]]:
             if kind and (mine < 0 or mine not in numbers):
                 kinds[kind] += 1
             numbers.add(mine)
-    ends = rows_of(trace, "torch::autograd::AccumulateGrad")
+    ends = selected_operators(trace, "torch::autograd::AccumulateGrad")
     for one in trace.taken(ends) or []:
         numbers.update(n for n in one if isinstance(n, int))
     return kinds, numbers - {-1}

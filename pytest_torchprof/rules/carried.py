@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.rules.bodies import Part, elements, irregular
+from pytest_torchprof.rules.bodies import IndexedPart, elements, irregular
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Body, Call, Shape
+    from pytest_torchprof.rules.bodies import Body, BodyCall, Shape
 
 #: Where a tensor is read or written, by the shape that was indexed; None: anywhere.
 _Where: TypeAlias = Mapping["Shape", frozenset[tuple[int, int, int]]] | None
@@ -74,7 +74,7 @@ class _Flow:
     used: set[tuple[int, int]] = field(default_factory=set)
     branches: set[int] = field(default_factory=set)
     touched: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
-    parts: dict[int, list[Part]] = field(default_factory=dict)
+    parts: dict[int, list[IndexedPart]] = field(default_factory=dict)
     pending: set[int] = field(default_factory=set)
     last: int | None = None
     whole: bool = False
@@ -99,7 +99,7 @@ def is_carried(body: Body, apart: Iterable[int]) -> bool:
 
 
 def _take(
-    flow: _Flow, at: int, call: Call, arguments: list[tuple[int, ...]], makes: set[int]
+    flow: _Flow, at: int, call: BodyCall, arguments: list[tuple[int, ...]], makes: set[int]
 ) -> None:
     """Follow one operator: what it reads, and what it makes or writes."""
     if call.is_view and not makes:
@@ -126,7 +126,7 @@ def _take(
     _write(flow, at, makes, target, places.get(target), whole=base in _WHOLE)
 
 
-def _places(flow: _Flow, call: Call, arguments: list[tuple[int, ...]]) -> dict[int, _Where]:
+def _places(flow: _Flow, call: BodyCall, arguments: list[tuple[int, ...]]) -> dict[int, _Where]:
     """Where in each tensor an operator works; everywhere, if one argument is all of it."""
     out: dict[int, _Where] = {}
     for number, tensors in enumerate(arguments):
@@ -152,12 +152,12 @@ def _write(
         flow.last = at
 
 
-def _shape(call: Call, number: int, one: int) -> Shape | None:
+def _shape(call: BodyCall, number: int, one: int) -> Shape | None:
     shapes = call.shapes[number] if number < len(call.shapes) else ()
     return shapes[one] if one < len(shapes) else None
 
 
-def _index(flow: _Flow, tensor: int, part: Part) -> None:
+def _index(flow: _Flow, tensor: int, part: IndexedPart) -> None:
     """Whatever takes this tensor next takes only this part of it."""
     if tensor not in flow.pending:
         flow.parts[tensor] = []

@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.bodies import Call, call_of
+from pytest_torchprof.rules.bodies import BodyCall, call_of
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.names import Names, are_named
@@ -34,7 +34,7 @@ class Link(Frozen, frozen=True):
     """
 
     row: int
-    call: Call
+    call: BodyCall
     out: Shape
     old: int
     axis: int
@@ -84,7 +84,7 @@ def _chains(trace: Trace) -> list[Chain]:
 
 
 def _before(
-    call: Call,
+    call: BodyCall,
     out: Shape,
     waiting: dict[_Key, deque[tuple[Chain, int]]],
     known: tuple[int, list[tuple[Taken, ...]] | None, list[frozenset[int]] | None],
@@ -140,7 +140,7 @@ def _begins(taken: list[tuple[Taken, ...]], before: int, at: int) -> bool:
     return new[0][: len(old[0])] == old[0]
 
 
-def _joined(call: Call) -> tuple[Shape, int] | None:
+def _joined(call: BodyCall) -> tuple[Shape, int] | None:
     """The shape of a join's result, and the axis along which it is longer than its input."""
     some = [shape for shape in call.shapes[0] if shape != (0,)] if call.shapes else []
     if not some:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis import compilation
+from pytest_torchprof.analysis import compile_counts
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.compilation import Compiled
+    from pytest_torchprof.analysis.compile_counts import Compiled
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools
 
@@ -45,7 +45,7 @@ def _unknown(found: Compiled) -> Reason | None:
 def _is_ready_for_breaks(trace: Trace) -> Reason | None:
     """What dynamo recorded about the code that ran; else stacks, or that nothing was compiled."""
     if "compiled" in trace.facts:
-        return _unknown(trace.once(compilation.graph_breaks))
+        return _unknown(trace.once(compile_counts.graph_breaks))
     compiled = any(name.startswith(_REGION) for name in trace.names)
     return because(Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
@@ -53,8 +53,8 @@ def _is_ready_for_breaks(trace: Trace) -> Reason | None:
 def _is_ready_for_recompilations(trace: Trace) -> Reason | None:
     """What dynamo recorded about the code that ran, or the trace's numbers of compilations."""
     if "compiled" in trace.facts:
-        return _unknown(trace.once(compilation.recompilations))
-    unnamed = not compilation.regions(trace) and _REGION in trace.names
+        return _unknown(trace.once(compile_counts.recompilations))
+    unnamed = not compile_counts.regions(trace) and _REGION in trace.names
     return because(Why.NOT_NUMBERED) if unnamed else None
 
 
@@ -97,7 +97,7 @@ def graph_break(trace: Trace) -> Matches:
                 return y.cos(), y.mean()
     """
     if "compiled" in trace.facts:
-        return _noted(trace, trace.once(compilation.graph_breaks))
+        return _noted(trace, trace.once(compile_counts.graph_breaks))
     return _resumed(trace)
 
 
@@ -146,12 +146,12 @@ def recompile(trace: Trace) -> Matches:
                 scale(x, factor)
     """
     if "compiled" in trace.facts:
-        rows = trace.once(compilation.recompilations).rows or ()
+        rows = trace.once(compile_counts.recompilations).rows or ()
         rows = [row for row in _after_the_first(rows) if row.get("cause") != "grad mode"]
         found = _matches(trace, rows)
         fixes = [_FIXES.get(str(row.get("cause")), _VARIES) for row in rows]
         return replace(found, fix=fixes) if rows else found
-    again = sorted(name for name in compilation.regions(trace) if not name.endswith("/0"))
+    again = sorted(name for name in compile_counts.regions(trace) if not name.endswith("/0"))
     return _matches(trace, [{"reason": _attempt(name), "id": name} for name in again])
 
 

@@ -12,7 +12,7 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.calls import step_of
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.filled import filled
-from pytest_torchprof.rules.moves import came_down, launchers, of_weights, what_is_copied
+from pytest_torchprof.rules.moves import came_down, copy_callers, model_moves, what_is_copied
 from pytest_torchprof.trace.event_names import D2H, H2D
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.dtypes import torch_name
@@ -140,9 +140,9 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     if trace.records_shapes and large.any():
         large &= ~np.isin(copies, [f.copy for f in trace.once(filled)])
     if large.any():
-        large &= ~np.isin(copies, trace.once(of_weights))
+        large &= ~np.isin(copies, trace.once(model_moves))
     copies, up = copies[large], up[large]
-    event = launchers(trace, copies)
+    event = copy_callers(trace, copies)
     cost = _costs(trace, copies, event)
     messages = [
         "copied from pageable memory to the device" if h else "copied to pageable memory"
@@ -206,7 +206,7 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         return NO_MATCHES
     order = np.argsort(trace.ts[trace.launch[copies]], kind="stable")
     copies, up = copies[order], up[order]
-    events = launchers(trace, copies)
+    events = copy_callers(trace, copies)
     calls = trace.launch[copies]
     groups: dict[Any, list[int]] = {}
     shapes = what_is_copied(trace, events)

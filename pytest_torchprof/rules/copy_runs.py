@@ -12,7 +12,13 @@ import numpy as np
 
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.calls import called, step_of
-from pytest_torchprof.rules.sources import Call, Since, Source, parts_may_be, since
+from pytest_torchprof.rules.copied_again import (
+    CopiedTensor,
+    OperatorCall,
+    Since,
+    parts_may_be,
+    since,
+)
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.views import EXPANSIONS, PARTS, SPLITS
 
@@ -26,7 +32,7 @@ _LONGEST = 2000
 _AT_ONCE = 16
 
 
-class Run(Frozen, frozen=True):
+class CopyRun(Frozen, frozen=True):
     """``tops`` are the calls that copied, in order; ``bare``: no copy is known to be used."""
 
     tops: Ints
@@ -39,7 +45,7 @@ class Finder:
     """Finds runs among the copies of one trace."""
 
     trace: Trace
-    _known: dict[tuple[Source, bytes], tuple[Since, list[int]]] = field(default_factory=dict)
+    _known: dict[tuple[CopiedTensor, bytes], tuple[Since, list[int]]] = field(default_factory=dict)
 
     @cached_property
     def _calls(self) -> dict[int, Ints]:
@@ -47,7 +53,9 @@ class Finder:
         threads = self.trace.thread[rows]
         return {thread: rows[threads == thread] for thread in set(threads.tolist())}
 
-    def runs(self, tops: Ints, copies: Ints, source: Source, repeats: int) -> Iterator[Run]:
+    def runs(
+        self, tops: Ints, copies: Ints, source: CopiedTensor, repeats: int
+    ) -> Iterator[CopyRun]:
         """Runs of at least ``repeats`` copies of a kind, on one thread and in one step."""
         if len(tops) < repeats:
             return
@@ -63,10 +71,10 @@ class Finder:
             between = stretches[start:i]
             if len(inner) + 1 >= repeats and self._is_one(calls, at[start], between, source):
                 bare = all(v == "bare" for v in inner)
-                yield Run(tops[start : i + 1], copies[start : i + 1], bare)
+                yield CopyRun(tops[start : i + 1], copies[start : i + 1], bare)
             start = i + 1
 
-    def _verdicts(self, stretches: Sequence[Ints], source: Source) -> Iterator[Since]:
+    def _verdicts(self, stretches: Sequence[Ints], source: CopiedTensor) -> Iterator[Since]:
         """A verdict for each stretch between two copies; those with the same names share one."""
         found: list[Since] = []
         part_rows: list[Ints | None] = []
@@ -88,23 +96,25 @@ class Finder:
             same = mine is None or (mine in beside and None not in mine)
             yield verdict if same else "new"
 
-    def _since(self, stretch: Ints, source: Source) -> tuple[Since, list[int]]:
-        later: list[Call] = []
+    def _since(self, stretch: Ints, source: CopiedTensor) -> tuple[Since, list[int]]:
+        later: list[OperatorCall] = []
         for end in range(len(stretch), 0, -_AT_ONCE):
             later = self._decoded(stretch[max(end - _AT_ONCE, 0) : end]) + later
             if since(later, source)[0] == "new":
                 return "new", []
         return since(later, source)
 
-    def _decoded(self, rows: Ints) -> list[Call]:
+    def _decoded(self, rows: Ints) -> list[OperatorCall]:
         names = [self.trace.names[i] for i in self.trace.name[rows].tolist()]
-        return list(map(Call.of, names, self.trace.operands(rows)))
+        return list(map(OperatorCall.of, names, self.trace.operands(rows)))
 
     def _arguments(self, rows: Ints) -> tuple[str | None, ...]:
         decoded = [decode_part(bytes(a.concrete)) for a in self.trace.operands(rows)]
         return tuple(str(c) if c else None for c in decoded)
 
-    def _is_one(self, calls: Ints, first: int, stretches: Sequence[Ints], source: Source) -> bool:
+    def _is_one(
+        self, calls: Ints, first: int, stretches: Sequence[Ints], source: CopiedTensor
+    ) -> bool:
         """Whether the copied tensors are not parts of one split tensor.
 
         In a loop over another tensor's parts, each part may produce something of the source's size.

@@ -14,7 +14,7 @@ from pytest_torchprof.rules.passes import begun_by, pass_of
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
-from pytest_torchprof.trace.names import are_named, operators_named, rows_of
+from pytest_torchprof.trace.names import are_named, operators_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import within
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
@@ -106,13 +106,13 @@ def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
 
 def _anomalies(trace: Trace, least: float) -> Matches | None:
     """One row per backward pass whose gradients were checked."""
-    checks = rows_of(trace, _NAN)
+    checks = selected_operators(trace, _NAN)
     if not len(checks):
         return None
     checks = checks[are_engine_steps(trace, trace.parent[checks])]
     if not len(checks):
         return None
-    any_true = rows_of(trace, _IS_ANY)
+    any_true = selected_operators(trace, _IS_ANY)
     if not np.isin(trace.parent[checks], trace.parent[any_true]).all():
         return None  # called by a user's hook or Function
     steps = engine_steps(trace)

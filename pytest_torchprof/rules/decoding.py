@@ -19,7 +19,7 @@ from pytest_torchprof.trace.names import Names, are_named, operators_named
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Call, Shape
+    from pytest_torchprof.rules.bodies import BodyCall, Shape
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
 
@@ -148,7 +148,7 @@ def _runs(trace: Trace, layers: Ints, least: int) -> list[_Run]:
     return sorted(out, key=lambda run: run.rows[0])
 
 
-def _kind(call: Call) -> tuple[object, Shape | None]:
+def _kind(call: BodyCall) -> tuple[object, Shape | None]:
     """What distinguishes a layer from others, and the shape of its input."""
     shapes = [one[0] if one else None for one in call.shapes]
     if call.base == "embedding":
@@ -220,7 +220,7 @@ def _growth(trace: Trace, every: Ints) -> Ints:
     return growth
 
 
-def _joins(call: Call, old: int, new: int) -> bool:
+def _joins(call: BodyCall, old: int, new: int) -> bool:
     """Whether a tensor of ``old`` positions is joined with the new ones."""
     some = call.shapes[0] if call.shapes else ()
     return len(some) > 1 and any(

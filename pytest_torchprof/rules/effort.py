@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.analysis.memory import ALLOCATORS
+from pytest_torchprof.analysis.live_bytes import ALLOCATORS
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind

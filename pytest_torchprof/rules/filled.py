@@ -10,9 +10,9 @@ import numpy as np
 from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.chips import device_type
 from pytest_torchprof.rules.moves import (
+    copy_callers,
     from_maker,
-    launchers,
-    of_weights,
+    model_moves,
     what_is_copied,
 )
 from pytest_torchprof.trace import nesting
@@ -61,14 +61,14 @@ def filled(trace: Trace) -> list[Filled]:
     """The copies to the device of what was just filled on the host."""
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     copies = copies[trace.names_where(H2D.search)[copies]]
-    events = launchers(trace, copies)
+    events = copy_callers(trace, copies)
     is_called = called(trace)
     top = nesting.nearest(is_called, trace.parent, events)
     moves = (top >= 0) & trace.names_where(_MOVES.__contains__)[top]
     copies, events, top = copies[moves], events[moves], top[moves]
     makers = _makers(trace, np.flatnonzero(is_called & trace.selection), top)
     places = np.flatnonzero(makers >= 0)
-    weights = set(trace.once(of_weights).tolist()) if len(places) else set()
+    weights = set(trace.once(model_moves).tolist()) if len(places) else set()
     out, device = [], device_type(trace)
     for i, copied in zip(places.tolist(), what_is_copied(trace, events[places]), strict=True):
         maker, copy = int(makers[i]), int(copies[i])

@@ -13,10 +13,10 @@ from pytest_torchprof.rules.nodes import (
     all_used,
     are_last,
     made_bytes,
+    node_steps,
     numbers,
     recorded,
     recording_ns,
-    steps,
 )
 from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
 from pytest_torchprof.trace import nesting
@@ -114,7 +114,7 @@ def missing_no_grad(
     found = found.where(~are_gradchecked(trace, found.rows))
     if not len(found.rows):
         return NO_MATCHES
-    nodes = steps(trace)
+    nodes = node_steps(trace)
     ran = nesting.distinct(numbers(trace, nodes))
     stepped = bool(len(marks_named(trace, _OPTIMIZER_STEP)))
     if ran[-1:].max(initial=-1) < 0 and stepped:

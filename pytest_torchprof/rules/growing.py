@@ -20,7 +20,7 @@ from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.rules.bodies import Call
+    from pytest_torchprof.rules.bodies import BodyCall
     from pytest_torchprof.rules.chains import Chain, Link
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
@@ -165,9 +165,9 @@ def _collects(trace: Trace, chain: Chain) -> bool | None:
     return 2 * taken < len(links) and not chain.listed
 
 
-def _no_writes(some: Sequence[Call]) -> list[Call]:
+def _no_writes(some: Sequence[BodyCall]) -> list[BodyCall]:
     """Calls except those that write into a part of a tensor, as ``rows[-1] = row``."""
-    out: list[Call] = []
+    out: list[BodyCall] = []
     for call in some:
         if not _STORE.match(call.name):
             out.append(call)
@@ -193,7 +193,7 @@ def _every(trace: Trace, chain: Chain) -> float:
     return len(between(trace, chain.rows[0], chain.rows[-1])) / (len(chain.links) - 1)
 
 
-def _has_parameters(call: Call, link: Link) -> bool:
+def _has_parameters(call: BodyCall, link: Link) -> bool:
     """Whether a layer takes what was joined, with parameters for each of the features."""
     if not _PARAMETERS.match(call.name):
         return False

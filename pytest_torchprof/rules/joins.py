@@ -14,7 +14,7 @@ from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.bodies import irregular
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Body, Call, Shape
+    from pytest_torchprof.rules.bodies import Body, BodyCall, Shape
 
 #: Layers that take one tensor, besides their parameters.
 _UNARY: Final = late(r"aten::(linear|_?conv\w*|\w+_norm|embedding(_bag)?)$")
@@ -66,7 +66,7 @@ def _is_harmless(body: Body, at: int, parts: set[Shape]) -> bool:
     return False
 
 
-def _tensors(call: Call, parts: set[Shape]) -> list[Shape]:
+def _tensors(call: BodyCall, parts: set[Shape]) -> list[Shape]:
     """The tensors that an operator takes; a single number is a factor, unless it is a part."""
     every = call.tensors
     return every if () in parts or not any(every) else [shape for shape in every if shape]
@@ -92,7 +92,7 @@ def _written(body: Body) -> set[Shape]:
     return {part.shape for part in before if part is not None}
 
 
-def _makes_another(call: Call, parts: set[Shape]) -> bool:
+def _makes_another(call: BodyCall, parts: set[Shape]) -> bool:
     """Whether a product's result and its operand other than a part differ in shape."""
     left, right = call.tensors
     if left in parts and right in parts:

@@ -17,8 +17,14 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import compiled
-from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_named
-from pytest_torchprof.trace.tree import operators_around, parents, rows_of, within
+from pytest_torchprof.trace.names import (
+    OPERATOR,
+    Names,
+    are_named,
+    operators_named,
+    selected_operators,
+)
+from pytest_torchprof.trace.tree import operators_around, parents, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,7 +202,7 @@ def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
 def _may_have_others(trace: Trace, norms: Ints, results: Sequence[list[int]]) -> Bools:
     """Which results may have other users: judged by their gradients, else by shapes."""
     back = _backward_of(trace, norms)
-    adds = rows_of(trace, "aten::add", "aten::add_")
+    adds = selected_operators(trace, "aten::add", "aten::add_")
     added = set(trace.parent[adds].tolist())
     later = _joining(trace, norms) if (back < 0).any() else []
     return np.array(
@@ -240,7 +246,7 @@ def _takes_another(trace: Trace, convolutions: Ints, norms: Ints) -> Bools:
 
     Their backward pass omits the gradient of the input.
     """
-    backs = rows_of(trace, "aten::native_batch_norm_backward") if len(norms) else norms
+    backs = selected_operators(trace, "aten::native_batch_norm_backward") if len(norms) else norms
     masks = [(decode_part(args.concrete) or [""])[-1] for args in trace.operands(backs)]
     nodes = trace.parent[backs[[mask.startswith("[False") for mask in masks]]]
     constant = {args.sequence for args in decode(AutogradArgs, trace.args[nodes[nodes >= 0]])}

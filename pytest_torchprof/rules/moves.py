@@ -40,7 +40,7 @@ _NEW = Names(
 _IN_PLACE = Names(r"aten::\w*[^_]_$")
 
 
-def of_weights(trace: Trace) -> Ints:
+def model_moves(trace: Trace) -> Ints:
     """Copies by which a model is moved to the device, or back to the host, once."""
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
     up = trace.names_where(H2D.search)
@@ -167,7 +167,7 @@ def _calls_between(trace: Trace, first: int, last: int) -> Ints:
 # -------------------------------------------------------------------- copies and their operators
 
 
-def launchers(trace: Trace, copies: Ints) -> Ints:
+def copy_callers(trace: Trace, copies: Ints) -> Ints:
     """The host event to report for each copy: the operator that made it, or else its call."""
     call = trace.launch[copies]
     around = parents(trace, call)

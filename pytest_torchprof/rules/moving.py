@@ -17,7 +17,7 @@ from pytest_torchprof.rules.ordinary import MARKS, ODD, goes_through_classes, pi
 from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Body, Call, Pieces, Shape
+    from pytest_torchprof.rules.bodies import Body, BodyCall, Pieces, Shape
     from pytest_torchprof.rules.stretches import Sequence
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.tensors import Taken
@@ -215,12 +215,12 @@ def _result(body: Body, at: int) -> Shape:
     return body.calls[at].shapes[0][0][1:] if body.calls[at].shapes[0] else ()
 
 
-def _is_batch(call: Call) -> bool:
+def _is_batch(call: BodyCall) -> bool:
     """Whether it is a slice of several elements."""
     return call.part is None or (call.part.keeps and call.part.high - call.part.low != 1)
 
 
-def _is_most(call: Call) -> bool:
+def _is_most(call: BodyCall) -> bool:
     """Whether it selects more than half of a dimension, as the shifts of a stencil do."""
     part = call.part
     return part is not None and 2 * (part.high - part.low) > part.shape[part.axis] > 2
@@ -246,7 +246,7 @@ def _along(trace: Trace, one: Pieces) -> int:
     return sizes[0] if sizes else 1
 
 
-def _message(call: Call) -> str:
+def _message(call: BodyCall) -> str:
     shape = f" on a tensor of {list(call.shapes[0][0])}" if call.shapes and call.shapes[0] else ""
     return f"a loop calls {call.name}{shape} for one part after the other"
 

@@ -144,7 +144,7 @@ def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
     return found, last
 
 
-def steps(trace: Trace) -> Ints:
+def node_steps(trace: Trace) -> Ints:
     """The autograd engine's steps that ran a node made by an operator."""
     rows = calls(trace)
     return rows[are_engine_steps(trace, rows) & ~are_named(trace, rows, _GRADIENT)]

@@ -16,8 +16,8 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, r
 from pytest_torchprof.rules.nodes import numbers
 from pytest_torchprof.rules.shapes import mean_elements
 from pytest_torchprof.trace.levels import engine_steps, frames_around
-from pytest_torchprof.trace.names import Names, are_named, marks_named
-from pytest_torchprof.trace.tree import has_frames, marked, rows_of
+from pytest_torchprof.trace.names import Names, are_named, marks_named, selected_operators
+from pytest_torchprof.trace.tree import has_frames, marked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ _SINGLE: Final = late(r"_single_tensor_(\w+)$")
 TOGETHER: Final = ("aten::_foreach_", "aten::_fused_")
 
 
-class Step(Frozen, frozen=True):
+class OptimizerStep(Frozen, frozen=True):
     """An optimizer's step: its event and class, torch's class according to its calls, the operators
     that it calls directly once its loss is known, and their names; and how long it takes from then
     on.
@@ -188,13 +188,13 @@ def single_tensor_optimizer(
 
             optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     """
-    found = steps(trace)
+    found = optimizer_steps(trace)
     if not found:
         return NO_MATCHES
     events = np.array([step.event for step in found], np.int64)
     on_device = launched_in(trace, events)[0] >= 0
     kept, messages, fixes, costs = [], [], [], []
-    on_cpu = list[tuple[Step, float]]()
+    on_cpu = list[tuple[OptimizerStep, float]]()
     for step, device in zip(found, on_device.tolist(), strict=True):
         if step.known is None or step.together or (count := step.updated) < parameters:
             continue
@@ -228,14 +228,14 @@ _BY_FOREACH: Final = "pass foreach=True to the optimizer"
 _SLOWER_ON_CPU: Final = frozenset(_UPDATES) - _FUSED_ANYWHERE - _FUSED_ON_CPU - _FOREACH_ON_CPU
 
 
-def _is_small(step: Step, count: int) -> bool:
+def _is_small(step: OptimizerStep, count: int) -> bool:
     """Whether so little is done to each parameter, or so little saved, that the CPU may lose."""
     if step.known == "SGD":
         return len(step.calls) < 2 * count
     return step.known not in _FUSED_ANYWHERE | _FUSED_ON_CPU
 
 
-def _saved(step: Step, count: int, *, on_device: bool) -> float:
+def _saved(step: OptimizerStep, count: int, *, on_device: bool) -> float:
     share, half = _SAVED.get(step.known or "", _SAVED_BY_FOREACH)
     if on_device:
         share, half = _SAVED_ON_DEVICE
@@ -244,7 +244,7 @@ def _saved(step: Step, count: int, *, on_device: bool) -> float:
     return share * count / (count + half)
 
 
-def _save(trace: Trace, steps: Sequence[tuple[Step, float]], least_ns: float) -> bool:
+def _save(trace: Trace, steps: Sequence[tuple[OptimizerStep, float]], least_ns: float) -> bool:
     """Whether these steps' loops on a CPU would save at least ``least_ns``, by their operators and
     the time that these take.
     """
@@ -265,13 +265,13 @@ def _together(known: str, *, on_device: bool) -> str:
     return _BY_FOREACH
 
 
-def _has_complex(trace: Trace, step: Step, known: str) -> bool:
+def _has_complex(trace: Trace, step: OptimizerStep, known: str) -> bool:
     """Whether some parameters are complex, which no fused form takes."""
     updates = step.rows[are_named(trace, step.rows, _UPDATES[known][0])]
     return "aten::view_as_real" in step.calls or b"c10::complex" in trace.args[updates].as_list()
 
 
-def _records_a_graph(trace: Trace, step: Step) -> bool:
+def _records_a_graph(trace: Trace, step: OptimizerStep) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
     some = step.rows[:: 1 + len(step.rows) // _SOME]
     if b"Sequence number" not in trace.args[some].as_list():
@@ -282,12 +282,12 @@ def _records_a_graph(trace: Trace, step: Step) -> bool:
 # ------------------------------------------------------------------------- what a step is and does
 
 
-def steps(trace: Trace) -> list[Step]:
+def optimizer_steps(trace: Trace) -> list[OptimizerStep]:
     """The selected steps of optimizers."""
     return trace.once(_steps)
 
 
-def _steps(trace: Trace) -> list[Step]:
+def _steps(trace: Trace) -> list[OptimizerStep]:
     events = marks_named(trace, STEP)
     events = events[trace.selection[events]]
     if not len(events):
@@ -301,7 +301,7 @@ def _steps(trace: Trace) -> list[Step]:
     ]
     if None in found and has_frames(trace):
         _by_frames(trace, events, found)
-    return [*map(Step, events.tolist(), named, found, rows, calls, took)]
+    return [*map(OptimizerStep, events.tolist(), named, found, rows, calls, took)]
 
 
 def _by_loop(calls: Sequence[str]) -> str | None:
@@ -316,7 +316,7 @@ def _text(calls: Sequence[str]) -> str:
 
 def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
     """By the functions of torch that ran according to Python frames, for any class name."""
-    updates = rows_of(trace, *{once for once, _ in _UPDATES.values()})
+    updates = selected_operators(trace, *{once for once, _ in _UPDATES.values()})
     updates = updates[marked(trace, events)[trace.parent[updates]]]
     frames = frames_around(trace, _SINGLE, updates)
     for row, frame in zip(updates.tolist(), frames.tolist(), strict=True):
@@ -356,5 +356,5 @@ def _class_name(name: str) -> str:
 
 def _sparse_additions(trace: Trace) -> Ints:
     """In-place additions of a sparse tensor: they call the form with an output."""
-    above = trace.parent[rows_of(trace, "aten::add")]
+    above = trace.parent[selected_operators(trace, "aten::add")]
     return above[are_named(trace, above, "aten::add_")]

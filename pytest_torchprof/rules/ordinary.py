@@ -11,7 +11,7 @@ from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Body, Call
+    from pytest_torchprof.rules.bodies import Body, BodyCall
 
 #: Cells of recurrent models: each step needs the previous result.
 _CELL: Final = late(r"aten::\w+_cell$")
@@ -84,7 +84,7 @@ def _is_compared(names: list[str]) -> bool:
     return len(rest) < len(names) and all(map(_COMPARED.match, rest))
 
 
-def _is_block(call: Call) -> bool:
+def _is_block(call: BodyCall) -> bool:
     """Whether it selects several elements of a dimension."""
     return call.part is not None and call.part.keeps and call.part.high - call.part.low > 1
 

@@ -19,15 +19,15 @@ from pytest_torchprof.rules.by_tensor import (
     NORM,
     WRITES,
     are_shapes_of_a_model,
+    consecutive_calls,
     parameters_of,
     repeated,
     shapes_of,
-    stretches,
 )
 from pytest_torchprof.rules.effort import effort_ns, guessed
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.optimizers import steps
+from pytest_torchprof.rules.optimizers import optimizer_steps
 from pytest_torchprof.rules.shapes import mean_elements, shapes
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.names import Names, are_named, events_named, operators_named
@@ -36,8 +36,8 @@ from pytest_torchprof.trace.tree import are_free
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.rules.by_tensor import Shape
-    from pytest_torchprof.rules.optimizers import Step
+    from pytest_torchprof.rules.by_tensor import _Shape
+    from pytest_torchprof.rules.optimizers import OptimizerStep
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
@@ -236,13 +236,13 @@ def _loops(trace: Trace, least: int) -> Iterator[_Loop]:
     fits = are_named(trace, rows, *ALL)
     if np.count_nonzero(fits) < least:
         return
-    for stretch in stretches(trace, rows, fits, least):
+    for stretch in consecutive_calls(trace, rows, fits, least):
         for base, reps in repeated(trace, stretch, least):
             yield _judged(trace, base, reps, least)
 
 
 def _judged(
-    trace: Trace, base: tuple[str, ...], reps: list[tuple[Ints, Shape]], least: int
+    trace: Trace, base: tuple[str, ...], reps: list[tuple[Ints, _Shape]], least: int
 ) -> _Loop:
     """Decide whether these are different tensors, and the parameters of a model."""
     kinds = {one for _, one in reps}
@@ -300,7 +300,7 @@ def _is_first(trace: Trace, base: tuple[str, ...], row: int) -> bool:
 
 def _custom_steps(trace: Trace, least: int) -> Iterator[_Loop]:
     """Steps of optimizers other than torch's that do the same to each parameter."""
-    for step in steps(trace):
+    for step in optimizer_steps(trace):
         if not step.own or step.together or are_named(trace, step.rows, _PRODUCT, LAYER).any():
             continue
         count = _updates(step)
@@ -311,7 +311,7 @@ def _custom_steps(trace: Trace, least: int) -> Iterator[_Loop]:
             yield _Loop(writes, names, count, device, step=step.name, calls=calls)
 
 
-def _updates(step: Step) -> int:
+def _updates(step: OptimizerStep) -> int:
     """How often it calls what it does once for each parameter."""
     counts = Counter(name for name in step.calls if WRITES.match(name))
     most = max(counts.values(), default=0)

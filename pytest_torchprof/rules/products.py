@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchprof.analysis.device_products import DeviceProducts, Product, device_products
 from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.analysis.products import DeviceProducts, Product, device_products
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.attention import MATH_ATTENTION

@@ -12,22 +12,22 @@ from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.autocast import WEIGHTS, gradients, of_weights, recast
+from pytest_torchprof.rules.autocast import WEIGHTS, casts_of_weights, gradients, recast
 from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes
-from pytest_torchprof.rules.copy_runs import Finder, Run, by_kind, held
+from pytest_torchprof.rules.copy_kinds import chain, kinds_of_casts, kinds_of_clones
+from pytest_torchprof.rules.copy_runs import CopyRun, Finder, by_kind, held
 from pytest_torchprof.rules.effort import BYTE_NS, CALL_NS, effort_ns, guessed
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.kinds import chain, kinds_of_casts, kinds_of_clones
 from pytest_torchprof.rules.same import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
+from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.rules.sources import Source
+    from pytest_torchprof.rules.copied_again import CopiedTensor
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -64,7 +64,7 @@ class _Found(NamedTuple):
     """Unnecessary copies, and of what; ``fix``: what to do, if not the rule's own."""
 
     tops: Ints
-    source: Source
+    source: CopiedTensor
     fix: str | None = None
 
 
@@ -78,10 +78,10 @@ def _unseen_casts(trace: Trace) -> Reason | None:
     """
     gap = blind_kernels(trace, _CAST_KERNEL.search)
     if gap is None and trace.tensors is None and not len(trace.memory.event):
-        above = trace.parent[rows_of(trace, "aten::_to_copy")]
+        above = trace.parent[selected_operators(trace, "aten::_to_copy")]
         above = np.concatenate([above, trace.parent[above[above >= 0]]])
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
-        if some and not len(rows_of(trace, "torch::autograd::AccumulateGrad")):
+        if some and not len(selected_operators(trace, "torch::autograd::AccumulateGrad")):
             return because(Why.AUTOCAST_UNSEEN)
     return gap or guessed(trace, _TO_COPY)
 
@@ -256,7 +256,7 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share:
             for x in batches:
                 y = x @ transposed
     """
-    rows = rows_of(trace, "aten::clone")
+    rows = selected_operators(trace, "aten::clone")
     least = int(repeats)
     if len(rows) < least:
         return NO_MATCHES
@@ -286,7 +286,7 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share:
 
 
 def _same_casts(
-    trace: Trace, casts: tuple[Ints, Ints, Ints, Bools, Ints], kinds: list[Source], least: int
+    trace: Trace, casts: tuple[Ints, Ints, Ints, Bools, Ints], kinds: list[CopiedTensor], least: int
 ) -> list[_Found]:
     """What is found if tensors are identified."""
     rows, top, owner, explicit, kind = casts
@@ -299,14 +299,14 @@ def _same_casts(
             trace, rows[mine[group]], top[mine[group]], kinds[kind[mine[group[0]]]], least
         )
     mine = np.flatnonzero(~explicit)
-    mine = mine[of_weights(trace, rows[mine], owner[mine])]
+    mine = mine[casts_of_weights(trace, rows[mine], owner[mine])]
     for group in again(trace, rows[mine], kind[mine], size[kind[mine]], least):
         out.append(_Found(top[mine[group[1:]]], kinds[kind[mine[group[0]]]], _AUTOCAST))
     return out
 
 
 def _same_copies(
-    trace: Trace, copies: tuple[Ints, Ints, Ints], kinds: list[Source], least: int
+    trace: Trace, copies: tuple[Ints, Ints, Ints], kinds: list[CopiedTensor], least: int
 ) -> list[_Found]:
     """What is found if tensors are identified."""
     rows, top, kind = copies
@@ -320,7 +320,7 @@ def _same_copies(
 
 
 def _unless_needed(
-    trace: Trace, rows: Ints, top: Ints, source: Source, least: int, own: bool = False
+    trace: Trace, rows: Ints, top: Ints, source: CopiedTensor, least: int, own: bool = False
 ) -> list[_Found]:
     """Without the copies that are written to in a way that needs a copy.
 
@@ -347,7 +347,7 @@ def _are_kept(trace: Trace, copies: Ints, least: int) -> bool | None:
     return None if still is None else len(copies) < least * max(1, still)
 
 
-def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
+def _thrown_away(trace: Trace, run: CopyRun, least: int) -> bool:
     """Whether unused copies did not exist side by side, as those of a model do."""
     return not run.bare or _are_kept(trace, run.copies, least) is False
 
@@ -355,7 +355,7 @@ def _thrown_away(trace: Trace, run: Run, least: int) -> bool:
 # -------------------------------------------------------------------- what is reported
 
 
-def _message(source: Source, autocast: bool) -> str:
+def _message(source: CopiedTensor, autocast: bool) -> str:
     if source.dtype == source.to:
         return f"of {torch_name(source.dtype)} copied"
     by = " by autocast" * autocast

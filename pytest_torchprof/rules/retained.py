@@ -10,7 +10,7 @@ from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.nodes import engine_nodes, forward_calls
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named, rows_of
+from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.tree import marked
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _passes(trace: Trace) -> list[_Pass]:
     # The engine goes from node to node; between two passes, the user's code calls something.
     called = np.sort(trace.ts[forward_calls(trace)])
     place = np.searchsorted(called, trace.ts[steps]).tolist()
-    puts = rows_of(trace, _ACCUMULATE)
+    puts = selected_operators(trace, _ACCUMULATE)
     found, begin, seen = list[_Pass](), 0, dict[tuple[int, int, int], int]()
     for at in range(len(steps) + 1):
         if at == len(steps) or (at and place[at] != place[at - 1]) or nodes[at] in seen:
@@ -168,7 +168,7 @@ def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
 
 def _adding(trace: Trace, one: _Pass) -> Ints:
     """The additions to existing gradients."""
-    adds = rows_of(trace, "aten::add_", "aten::add")
+    adds = selected_operators(trace, "aten::add_", "aten::add")
     found: Ints = adds[marked(trace, one.puts)[trace.parent[adds]]]
     return found
 
@@ -188,7 +188,7 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | N
 
     ``ours``: the earlier one is known to have added to gradients of such passes.
     """
-    if len(rows_of(trace, _KEEPS)) and _keeps(trace, early):
+    if len(selected_operators(trace, _KEEPS)) and _keeps(trace, early):
         return False
     between = _between(trace, early, late)
     adds, more = _adding(trace, early), _adding(trace, late)
@@ -214,7 +214,7 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | N
 
 def _keeps(trace: Trace, one: _Pass) -> bool:
     """Whether a hook keeps a gradient: a step of the engine copies it, outside of its node."""
-    copies = rows_of(trace, _KEEPS)
+    copies = selected_operators(trace, _KEEPS)
     return bool(marked(trace, one.steps)[trace.parent[copies]].any())
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pytest_torchprof.rules.calls import called, sizes
+from pytest_torchprof.rules.copied_again import COPIES, READS, SAME_MEMORY
 from pytest_torchprof.rules.copy_runs import by_kind
-from pytest_torchprof.rules.sources import COPIES, READS, SAME_MEMORY
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import Names, are_named, operators_named, rows_of
+from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.work.views import PARTS
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def again(
     itself = np.array([_first(one) for one in taken], np.int64)
     aliases = _copied_from(trace, rows, itself) if backs else {}
     tensor = np.array([aliases.get(number, number) for number in itself.tolist()], np.int64)
-    ends = trace.ts[rows_of(trace, "torch::autograd::AccumulateGrad")]
+    ends = trace.ts[selected_operators(trace, "torch::autograd::AccumulateGrad")]
     era = np.searchsorted(np.sort(ends), trace.ts[rows])
     keys = np.stack([tensor, kind, era], 1)
     _, key = np.unique(keys, axis=0, return_inverse=True)

@@ -15,10 +15,10 @@ from pytest_torchprof.rules.nodes import (
     all_used,
     forward_calls,
     has_regions,
+    node_steps,
     numbers,
     recorded,
     recording_ns,
-    steps,
 )
 from pytest_torchprof.rules.weights import running_again
 from pytest_torchprof.trace import nesting
@@ -130,7 +130,7 @@ def _unused_joins(trace: Trace) -> Ints:
     found = found.where(trace.selection[found.rows])
     if not len(found.rows):
         return found.rows
-    ran = nesting.distinct(numbers(trace, steps(trace)))
+    ran = nesting.distinct(numbers(trace, node_steps(trace)))
     stepped = bool(len(marks_named(trace, _OPTIMIZER_STEP)))
     if ran[-1:].max(initial=-1) < 0 and stepped:
         return found.rows[:0]  # the backward pass was on a thread not recorded
@@ -143,7 +143,7 @@ def _bounds(trace: Trace) -> Ints:
     marks = trace.ts[marks_named(trace, _OPTIMIZER_STEP)]
     if len(marks):
         return np.sort(marks)
-    ran = np.sort(trace.ts[steps(trace)])
+    ran = np.sort(trace.ts[node_steps(trace)])
     called = np.sort(trace.ts[forward_calls(trace)])
     begins = np.diff(np.searchsorted(called, ran), prepend=-1) != 0
     passes: Ints = ran[begins]

@@ -12,7 +12,7 @@ from pytest_torchprof.core.late import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
-from pytest_torchprof.trace.names import Names, are_named, marks_named, rows_of
+from pytest_torchprof.trace.names import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames, marked
 
@@ -87,8 +87,8 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
 
             optimizer.zero_grad()  # before torch 2.0: zero_grad(set_to_none=True)
     """
-    fills = rows_of(trace, *_ZEROES)
-    if not len(fills) and not are_free(trace, rows_of(trace, *_SETS, *_MAKES)).any():
+    fills = selected_operators(trace, *_ZEROES)
+    if not len(fills) and not are_free(trace, selected_operators(trace, *_SETS, *_MAKES)).any():
         return NO_MATCHES
     above = trace.parent[fills]
     annotated = are_named(trace, above, _ZERO_GRAD)
@@ -103,10 +103,10 @@ def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
             mine = rest[frame == one]
             found.append(_annotated(trace, mine, int(mine[0])))
         rest = rest[frame < 0]
-    puts = rows_of(trace, _PUTS)
+    puts = selected_operators(trace, _PUTS)
     ends = trace.region is not None and len(puts) > 0  # a stored trace is a part of what ran
     found = _before(puts, found) if ends else found
-    adds = rows_of(trace, "aten::add_", "aten::add")
+    adds = selected_operators(trace, "aten::add_", "aten::add")
     adds = adds[marked(trace, puts)[trace.parent[adds]]]
     asks = False
     if len(puts):
@@ -173,8 +173,8 @@ def _costs_ns(trace: Trace, calls: list[_Call], adds: Ints) -> list[int]:
 
 def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
     """Calls that fill gradients, and whether only a capture that identifies tensors can tell."""
-    makes = rows_of(trace, *_MAKES) if len(adds) else adds
-    rows = np.sort(np.concatenate([zeroes, rows_of(trace, *_SETS), makes]))
+    makes = selected_operators(trace, *_MAKES) if len(adds) else adds
+    rows = np.sort(np.concatenate([zeroes, selected_operators(trace, *_SETS), makes]))
     rows = rows[are_free(trace, rows)]
     sets = are_named(trace, rows, *_SETS)
     rows = rows[

@@ -7,8 +7,8 @@ from pathlib import Path
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.core.errors import NotCapturedError, StorageError, TorchprofError
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.render.reasons import say
-from pytest_torchprof.render.summary import faults
+from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.render.session_table import fault_lines
 
 
 def is_fault(error: Exception) -> bool:
@@ -18,7 +18,7 @@ def is_fault(error: Exception) -> bool:
 
 def said(error: Exception) -> str:
     """Our own errors speak for themselves; anything else is a fault to report."""
-    return say(reason_for(error))
+    return in_words(reason_for(error))
 
 
 def reason_for(error: Exception) -> Reason:
@@ -53,7 +53,7 @@ class SessionErrors:
 
     def settle_faults(self) -> None:
         """All tests are over: a line for each fault, with the number of tests that it hit."""
-        self._lines += faults(self._hit)
+        self._lines += fault_lines(self._hit)
         self._hit.clear()
 
     def add(self, *lines: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import asdict
 
-from pytest_torchprof.baseline.sources import Sources
+from pytest_torchprof.baseline.source_files import Sources
 from pytest_torchprof.capture.machine import Machine, probe_machine, require_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
@@ -35,7 +35,7 @@ from pytest_torchprof.session.results.reports import (
     attach_faults,
     carries_faults,
     faults_on,
-    tells,
+    has_news,
 )
 from pytest_torchprof.session.results.terminal_summary import summarize
 from pytest_torchprof.session.runs.gather import Gatherer
@@ -243,10 +243,10 @@ class TorchprofSession(RunningHooks):
         report = yield
         gatherer = item.stash.get(GATHERER, None)
         faulty = gatherer if call.when != "setup" else None
-        if tells(report) or (faulty is not None and faulty.has_faults):
+        if has_news(report) or (faulty is not None and faulty.has_faults):
             with self.errors.careful:
                 plan = item.stash.get(PLAN, None)
-                if tells(report) and plan is not None:
+                if has_news(report) and plan is not None:
                     said, ours = self.verdicts.final(item, call, report, plan, gatherer)
                     runs = gatherer.runs if gatherer and call.when == "call" else 0
                     attach(report, said, ours=ours, runs=runs)
@@ -265,11 +265,11 @@ class TorchprofSession(RunningHooks):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Gather records; under xdist they come from the workers."""
-        if carries_faults(report) or tells(report):
+        if carries_faults(report) or has_news(report):
             with self.errors.careful:
                 for fault in faults_on(report):
                     self.errors.add_fault(fault, report.nodeid)
-                if tells(report):
+                if has_news(report):
                     self.runner.reported(report)
                     self.results.take(report)
 

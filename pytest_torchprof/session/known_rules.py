@@ -53,9 +53,9 @@ def thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float
     Raises:
         SettingsError: an unknown rule or threshold, or a wrong unit.
     """
-    from pytest_torchprof.rules.engine.thresholds import parse
+    from pytest_torchprof.rules.engine.thresholds import parse_thresholds
 
-    return parse(text, rules_of(config).rules.values()) if text.strip() else {}
+    return parse_thresholds(text, rules_of(config).rules.values()) if text.strip() else {}
 
 
 def _answer(config: pytest.Config, impl: Any) -> object:

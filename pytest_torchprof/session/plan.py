@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.rules.engine.rule import Rule
 
-Kind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
+RunKind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
 #: Runs without which all numbers are there: whatever happens in them, they cost no test anything.
 EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
 
@@ -77,9 +77,9 @@ class Plan(Frozen, frozen=True):
         return self.min_time_s or self.gate_time_s
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[RunKind]:
         """The runs in order; the first decides the functional outcome."""
-        modules: list[Kind] = ["modules"] if any(b.module for b in self.budgets) else []
+        modules: list[RunKind] = ["modules"] if any(b.module for b in self.budgets) else []
         rounds = max(self.rounds, int(self.round_time_s > 0))  # `Gatherer.runs_of` adds to them
         return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]
 

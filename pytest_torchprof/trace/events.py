@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.core.kept import kept
 from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.allocations import Memory
 from pytest_torchprof.trace.arguments import (
     DeviceArgs,
     FormerIds,
@@ -26,8 +27,7 @@ from pytest_torchprof.trace.arguments import (
 )
 from pytest_torchprof.trace.event_names import MODULE, MODULE_MARK, REGION, shown_name
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
-from pytest_torchprof.trace.memory import Memory
-from pytest_torchprof.trace.names import rows_of
+from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
@@ -343,7 +343,7 @@ class Trace:
 
     def operators(self, *names: str) -> Ints:
         """Indices (int64) of the selected operators of exactly these names, in time order."""
-        return rows_of(self, *names)
+        return selected_operators(self, *names)
 
     def input_shapes(self, events: Ints) -> list[list[Any]]:
         """For each of these operators, the shape of each argument: a list of sizes.

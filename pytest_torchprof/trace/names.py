@@ -188,7 +188,7 @@ def operators_named(trace: Trace, *names: Name) -> Ints:
     return rows[index.is_operator[rows]] if len(rows) else rows
 
 
-def rows_of(trace: Trace, *names: Name) -> Ints:
+def selected_operators(trace: Trace, *names: Name) -> Ints:
     """Selected operators, in time order."""
     rows = operators_named(trace, *names)
     return rows[trace.selection[rows]] if len(rows) else rows

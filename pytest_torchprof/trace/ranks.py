@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.files import why
-from pytest_torchprof.trace.read import peek, read
+from pytest_torchprof.core.files import system_message
+from pytest_torchprof.trace.read import peek, read_trace
 from pytest_torchprof.trace.stream import WANTED
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
-    from pytest_torchprof.trace.stream import Progress
+    from pytest_torchprof.trace.stream import ReadProgress
 
 _NAMES = (".json", ".json.gz")
 #: In the names of files and of their folders; if both occur, the first of these counts.
@@ -40,7 +40,7 @@ class _Found(NamedTuple):
 
 
 def read_ranks(
-    paths: Sequence[Path], *, rank: int | None = None, progress: Progress | None = None
+    paths: Sequence[Path], *, rank: int | None = None, progress: ReadProgress | None = None
 ) -> list[tuple[int, Trace]]:
     """(rank, trace) of these files, and of all traces in these folders, by ascending rank.
 
@@ -63,7 +63,7 @@ def read_ranks(
             found.append(_Found(file.path, claim, None))
             continue
         try:
-            trace = read(file.path, progress=track())
+            trace = read_trace(file.path, progress=track())
         except TraceError as error:
             if file.named:
                 raise
@@ -113,7 +113,7 @@ def _files(paths: Sequence[Path]) -> list[_File]:
                 if file.name.lower().endswith(_NAMES) and file.is_file():
                     files.setdefault(file, _File(file, named=False, size=file.stat().st_size))
         except (OSError, ValueError) as error:
-            raise TraceError(f"{path}: cannot be read", why(error), WANTED) from error
+            raise TraceError(f"{path}: cannot be read", system_message(error), WANTED) from error
     if not files:
         raise _nothing(paths, [])
     return list(files.values())
@@ -170,11 +170,11 @@ def _nothing(paths: Sequence[Path], skipped: Sequence[TraceError]) -> TraceError
     return TraceError(f"{', '.join(map(str, paths))}: no trace found", found, mend)
 
 
-def _tracker(progress: Progress | None, total: int) -> Callable[[], Progress | None]:
+def _tracker(progress: ReadProgress | None, total: int) -> Callable[[], ReadProgress | None]:
     """Combine the progress of each file into one of all files."""
     before, last = 0, 0
 
-    def start() -> Progress | None:
+    def start() -> ReadProgress | None:
         nonlocal before, last
         before, last = before + last, 0
         return None if progress is None else step

@@ -22,7 +22,7 @@ from pytest_torchprof.trace import stream as streams
 from pytest_torchprof.trace.columns import Columns, Event
 from pytest_torchprof.trace.hip import with_directions
 from pytest_torchprof.trace.repair import repaired, whole_events
-from pytest_torchprof.trace.stream import Progress, Stream, Text
+from pytest_torchprof.trace.stream import ReadProgress, Stream, Text
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -55,7 +55,7 @@ _LIST = msgspec.json.Decoder(list[Event], strict=False)
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read(path: Path, *, progress: Progress | None = None) -> Trace:
+def read_trace(path: Path, *, progress: ReadProgress | None = None) -> Trace:
     """The trace in a ``.json`` or gzip-compressed file (by content, not by name).
 
     A truncated file is read up to its last whole event, and JSON that Kineto writes wrongly is
@@ -69,7 +69,7 @@ def read(path: Path, *, progress: Progress | None = None) -> Trace:
     return replace(_trace(Stream(path, progress)), source=str(path))
 
 
-def parse(data: bytes | bytearray, *, source: str = "trace") -> Trace:
+def parse_trace(data: bytes | bytearray, *, source: str = "trace") -> Trace:
     """The trace in these bytes of JSON: an object with ``traceEvents``, or a bare list of events.
 
     Raises:

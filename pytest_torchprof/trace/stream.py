@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.files import opened, why
+from pytest_torchprof.core.files import opened, system_message
 
 #: Bytes that are read, unpacked and decoded at a time: the result fits into a cache.
 CHUNK = 2**20
@@ -18,7 +18,7 @@ CHUNK = 2**20
 _SMALL = 16
 
 #: Called with the number of bytes read so far and the total.
-Progress = Callable[[int, int], None]
+ReadProgress = Callable[[int, int], None]
 
 _GZIP = b"\x1f\x8b"
 #: The first bytes of files that are mistaken for traces.
@@ -51,7 +51,7 @@ class Stream:
         cut: whether compressed data broke off before its end.
     """
 
-    def __init__(self, path: Path | str, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path | str, progress: ReadProgress | None = None) -> None:
         self.source = str(path)
         self.size = 0
         self.cut = False
@@ -74,7 +74,9 @@ class Stream:
         except MemoryError as error:
             raise self.beyond_memory() from error
         except (OSError, ValueError) as error:
-            raise TraceError(f"{self.source}: cannot be read", why(error), WANTED) from error
+            raise TraceError(
+                f"{self.source}: cannot be read", system_message(error), WANTED
+            ) from error
         if not self.size:
             raise TraceError(f"{self.source}: not a Chrome trace", "the file is empty", _EXPECTED)
 

@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.trace.columns import Event
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, KINDS
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.trace.repair import repaired, whole_events
 from pytest_torchprof.trace.stream import Stream
 
@@ -59,7 +59,7 @@ def lay_out(source: Path) -> Layout:
     span = _span(text)
     if span is not None:
         return Layout(str(source), text, *span)
-    warnings = parse(text, source=str(source)).warnings  # raises if it is not a trace
+    warnings = parse_trace(text, source=str(source)).warnings  # raises if it is not a trace
     text, _ = repaired(text)
     span = _span(text)
     if span is None:
@@ -73,7 +73,7 @@ def lay_out(source: Path) -> Layout:
 def _refusal(text: bytes, source: str) -> TraceError:
     """The error, as the reader reports it."""
     try:
-        parse(text, source=source)
+        parse_trace(text, source=source)
     except TraceError as error:
         return error
     return TraceError(f"{source}: not a Chrome trace", "it contains no list of events")

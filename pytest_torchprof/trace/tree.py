@@ -9,22 +9,11 @@ import numpy as np
 
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.names import OPERATOR, Names, events_named, named, rows_of
+from pytest_torchprof.trace.names import OPERATOR, Names, events_named, named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
     from pytest_torchprof.trace.nesting import Bools, Ints
-
-__all__ = [
-    "are_free",
-    "are_outermost",
-    "has_frames",
-    "marked",
-    "outermost",
-    "rows_of",
-    "within",
-    "within_named",
-]
 
 #: torch's own annotations, which it recorded as operators in 2021.
 _ANNOTATION = Names(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#")

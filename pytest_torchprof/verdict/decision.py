@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Verdict = Literal["slower", "faster", "same", "unclear"]
+PairedVerdict = Literal["slower", "faster", "same", "unclear"]
 
 #: Of all verdicts of a run together.
 CONFIDENCE = 0.99
@@ -40,7 +40,7 @@ LOOKS = tuple(round(32 * 1.25**step) for step in range(32))
 SHARE_OF_LOOKS = 0.5
 _RESAMPLES = 200
 
-Floats = NDArray[np.float64]
+_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Decision:
     the interval is then that of the pairs seen, and ``confidence`` what they are worth.
     """
 
-    verdict: Verdict
+    verdict: PairedVerdict
     ratio: float
     low: float
     high: float
@@ -131,7 +131,7 @@ class Comparison:
         reach = 0.3 * _t_quantile(1 - error, n - 1) * (high - low) / math.sqrt(n)
         return bool(reach < abs(abs(middle) - self._edge))
 
-    def _of_any_order(self) -> Floats:
+    def _of_any_order(self) -> _Floats:
         """The pairs as if it made no difference which side came first.
 
         Few pairs stay as they are: what is taken for that difference would mostly be noise.
@@ -142,7 +142,7 @@ class Comparison:
             return ratios
         second = (_middle(ratios[a_first]) - _middle(ratios[~a_first])) / 2
         # Rounded, so that what was equal still is.
-        moved: Floats = np.round(ratios - second * orders, 12)
+        moved: _Floats = np.round(ratios - second * orders, 12)
         return moved
 
     def _look(self, error: float) -> Decision:
@@ -165,7 +165,7 @@ class Comparison:
             )
         reach = _t_quantile(1 - error, n - 1) * _standard_error(ratios)
         low, high = centre - reach, centre + reach
-        verdict: Verdict = "unclear"
+        verdict: PairedVerdict = "unclear"
         if -self._edge < low and high < self._edge:
             verdict = "same"
         elif p_value <= 2 * error and low > self._edge:
@@ -182,7 +182,7 @@ def pairs_needed(error: float) -> int:
     return math.ceil(-math.log2(error))
 
 
-def _sign_test(ratios: Floats) -> float:
+def _sign_test(ratios: _Floats) -> float:
     """The chance of this many pairs on one side, or more, if each were a coin toss; two-sided."""
     more, fewer = int((ratios > 0).sum()), int((ratios < 0).sum())
     n, k = more + fewer, min(more, fewer)
@@ -190,19 +190,19 @@ def _sign_test(ratios: Floats) -> float:
     return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n) if n else 1.0
 
 
-def _middle(ratios: Floats) -> float:
+def _middle(ratios: _Floats) -> float:
     """The mean of the middle third: nearly the median, but of more than one or two pairs."""
     return float(_middles(ratios[np.newaxis])[0])
 
 
-def _middles(rows: Floats) -> Floats:
+def _middles(rows: _Floats) -> _Floats:
     """Of each row."""
     cut = rows.shape[1] // 3
-    inner: Floats = np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(axis=1)
+    inner: _Floats = np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(axis=1)
     return inner
 
 
-def _standard_error(ratios: Floats) -> float:
+def _standard_error(ratios: _Floats) -> float:
     """Of the middle: its spread over samples made of blocks of neighbouring pairs."""
     n = len(ratios)
     length = max(1, round(n ** (1 / 3)))

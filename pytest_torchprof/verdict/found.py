@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured
-from pytest_torchprof.rules.engine.check import lacking
+from pytest_torchprof.rules.engine.check import lacks
 from pytest_torchprof.verdict.comparison import grown
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def found_in(
             continue
         # The engine does not ask of a rule of which nothing occurs; on a device it might.
         try:
-            why = checked.unchecked.get(rule.code) or lacking(checked.trace, rule)
+            why = checked.unchecked.get(rule.code) or lacks(checked.trace, rule)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
@@ -50,7 +50,7 @@ def found_in(
     return {code: counts.get(code, 0) for code in codes}, unchecked
 
 
-def within(
+def findings_within(
     budget: Budget,
     found: Mapping[str, int],
     unchecked: Mapping[str, Reason],

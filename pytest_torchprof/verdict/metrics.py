@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
-Need = Literal["rounds", "shapes", "memory", "device", "device_memory", "calls"]
+MetricNeed = Literal["rounds", "shapes", "memory", "device", "device_memory", "calls"]
 
 
 class Metric(NamedTuple):
@@ -39,7 +39,7 @@ class Metric(NamedTuple):
     name: str
     unit: Unit
     klass: Klass
-    needs: frozenset[Need]
+    needs: frozenset[MetricNeed]
     extract: Callable[[Trace], Value]
     help: str
     tolerance: float = 0.0
@@ -117,7 +117,7 @@ def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = Fal
 # -------------------------------------------------------------------- what a capture must hold
 
 
-def _missing(trace: Trace, needs: frozenset[Need]) -> NotMeasured | None:
+def _missing(trace: Trace, needs: frozenset[MetricNeed]) -> NotMeasured | None:
     from pytest_torchprof.core.reasons import Why, because
 
     reason = _lacking(trace, needs)
@@ -126,7 +126,7 @@ def _missing(trace: Trace, needs: frozenset[Need]) -> NotMeasured | None:
     return _unknown(reason) if reason else None
 
 
-def _lacking(trace: Trace, needs: frozenset[Need]) -> Reason | None:
+def _lacking(trace: Trace, needs: frozenset[MetricNeed]) -> Reason | None:
     """Why the capture does not hold what metrics of these needs are made of."""
     from pytest_torchprof.core.reasons import Why, because
 
@@ -150,7 +150,7 @@ def _lacking(trace: Trace, needs: frozenset[Need]) -> Reason | None:
 def _has_memory(trace: Trace) -> bool:
     if "no_memory" in trace.facts:
         return False
-    from pytest_torchprof.analysis.memory import ALLOCATORS
+    from pytest_torchprof.analysis.live_bytes import ALLOCATORS
     from pytest_torchprof.trace.kinds import Kind
 
     sizes = trace.memory.bytes
@@ -188,10 +188,10 @@ def _compiled(what: str) -> Callable[[Trace], Value]:
     """A number of the test's own compilations, where all code that it ran is of these."""
 
     def extract(trace: Trace) -> Value:
-        from pytest_torchprof.analysis import compilation
+        from pytest_torchprof.analysis import compile_counts
         from pytest_torchprof.core.reasons import Why, because
 
-        found: compilation.Compiled = trace.once(getattr(compilation, what))
+        found: compile_counts.Compiled = trace.once(getattr(compile_counts, what))
         if found.rows is None or found.gap is not None:
             return _unknown(
                 found.gap or because(Why.ONLY_LIVE), None if found.rows is None else len(found.rows)
@@ -242,9 +242,9 @@ def _syncs(trace: Trace) -> Value:
 
 
 def _flops(trace: Trace) -> Value:
-    from pytest_torchprof.analysis.uncounted import uncounted
+    from pytest_torchprof.analysis.uncounted import uncounted_flops
 
-    if (gap := uncounted(trace)) is not None:
+    if (gap := uncounted_flops(trace)) is not None:
         return _unknown(gap.reason, gap.at_least, at_least=True)
     from pytest_torchprof.work.counting import op_flops
 
@@ -258,7 +258,7 @@ def _no_durations() -> NotMeasured:
 
 
 def _self_cpu_ms(trace: Trace) -> Value:
-    from pytest_torchprof.analysis.ops import self_cpu_ns
+    from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 
     total = self_cpu_ns(trace)
     return _no_durations() if not total and _count(trace, "OP") else total / 1e6
@@ -278,7 +278,7 @@ def _device_ms(what: str) -> Callable[[Trace], Value]:
 
 def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
     def extract(trace: Trace) -> Value:
-        from pytest_torchprof.analysis.memory import usage
+        from pytest_torchprof.analysis.live_bytes import usage
 
         return int(getattr(usage(trace, on_device=on_device), what))
 
@@ -323,7 +323,7 @@ def _row(
     scopable: bool = True,
     depends_on_order: bool = False,
 ) -> Metric:
-    wanted: frozenset[Need] = frozenset(needs.split())  # type: ignore[arg-type]
+    wanted: frozenset[MetricNeed] = frozenset(needs.split())  # type: ignore[arg-type]
     return Metric(name, unit, klass, wanted, extract, help_, tolerance, scopable, depends_on_order)
 
 

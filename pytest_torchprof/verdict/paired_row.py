@@ -29,7 +29,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Row:
+class PairedRow:
     """One test. ``a_ms`` and ``b_ms`` are of wall time, ``cpu_…`` of the process's CPU time.
 
     ``reason`` says why there is no decision, or what a reader must know of it; ``unprofiled`` why

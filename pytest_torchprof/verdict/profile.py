@@ -5,12 +5,12 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.ops import kernels, ops
+from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.verdict.found import found_in, within
+from pytest_torchprof.verdict.found import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, bounded, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
@@ -101,7 +101,9 @@ def profile_of(measured: Measured) -> Profile:
         if not budget.scoped:
             continue
         if budget.rules:
-            count = within(budget, found, unchecked, allowed=allowed, ignored=measured.ignored)
+            count = findings_within(
+                budget, found, unchecked, allowed=allowed, ignored=measured.ignored
+            )
             scoped[budget.label] = bounded(METRICS["findings"], count, trace)
             continue
         if isinstance(source, NotMeasured):
@@ -118,7 +120,7 @@ def profile_of(measured: Measured) -> Profile:
     return Profile(
         metrics=values_of(measured.checked, allowed),
         operators=rows,
-        kernels={name: calls for name, (calls, _) in sorted(kernels(trace).items())},
+        kernels={name: calls for name, (calls, _) in sorted(kernel_totals(trace).items())},
         found=found,
         unchecked=unchecked,
         gated={

@@ -67,7 +67,7 @@ def flops(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) 
     return count if 0 <= count <= _LARGEST else None
 
 
-def lacking(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> Why:
+def missing_input(name: str, dims: Any, types: Any, concrete: Any, strides: Any = None) -> Why:
     """For a call with a formula but no number: what is missing.
 
     >>> lacking("aten::convolution", [[1, 3, 224, 224], [64, 3, 7, 7]], None, None)

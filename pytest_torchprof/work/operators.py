@@ -24,13 +24,13 @@ from pytest_torchprof.core.late import late
 from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.foreign import names_products, operator_may_multiply
 
-Work = Literal["counted", "idle", "none", "parts", "computes", "unknown", "around"]
+OperatorWork = Literal["counted", "idle", "none", "parts", "computes", "unknown", "around"]
 
 _OPERATOR: Final = late(r"^(?!autograd::|torch::|torchprof::)[A-Za-z_]\w*::\w+$")
 
 #: Common names, which the patterns below match too. Listing them avoids compiling the patterns,
 #: which takes some 10 ms.
-_USUAL: Final[Mapping[Work, str]] = {
+_USUAL: Final[Mapping[OperatorWork, str]] = {
     "parts": """
         conv1d conv2d gru lstm scaled_dot_product_attention scaled_dot_product_attention_math
     """,
@@ -61,7 +61,7 @@ _USUAL: Final[Mapping[Work, str]] = {
 }
 #: Operators of the namespace aten, without leading and trailing underscores and without what
 #: `_DERIVED` strips: patterns of whole names, separated by blanks. The first match decides.
-_ATEN: Final[Mapping[Work, str]] = {
+_ATEN: Final[Mapping[OperatorWork, str]] = {
     "computes": r"""
         # Fourier transforms and decompositions: what torch gives to MKL, cuFFT, LAPACK, MAGMA
         fft_[cr]2[cr]
@@ -182,7 +182,7 @@ _DERIVED: Final = late(
     r"|_out|_)$"
 )
 #: torch's other namespaces, in the same form, with the namespace.
-_OTHERS: Final[Mapping[Work, str]] = {
+_OTHERS: Final[Mapping[OperatorWork, str]] = {
     "parts": r"""
         prims::(svd|fft_\w+) prim::(mkldnn_convolution|MM\w+|\w+(Group|Graph|Subgraph))
         symm_mem::(fused|_async)_\w+ inductor::_mm_plus_mm onnx::Attention
@@ -208,7 +208,7 @@ _OTHERS: Final[Mapping[Work, str]] = {
 }
 #: Namespaces in which torch has no other products, now or later. A name there that means products
 #: belongs to another library.
-_SPACES: Final[Mapping[Work, str]] = {
+_SPACES: Final[Mapping[OperatorWork, str]] = {
     "idle": r"""
         inductor::(?!accumulate)\w+
         (prim|coor|mempool|profiler|streams|debug_mode_ops|bucketing|_dtensor|fsdp)::\w+
@@ -228,7 +228,7 @@ class _Names(NamedTuple):
     patterns: str
 
 
-def _names(table: Mapping[Work, str]) -> Mapping[Work, _Names]:
+def _names(table: Mapping[OperatorWork, str]) -> Mapping[OperatorWork, _Names]:
     out = {}
     for work, text in table.items():
         words = re.sub(r"#.*", "", text).split()
@@ -246,7 +246,7 @@ _OF_USUAL: Final = {name: work for work, text in _USUAL.items() for name in text
 
 
 @lru_cache(maxsize=10_000)
-def work_of(name: str) -> Work:
+def work_of(name: str) -> OperatorWork:
     """What kind of work an operator does, by its name in traces.
 
     >>> work_of("aten::mm"), work_of("aten::linear"), work_of("aten::_fft_r2c")
@@ -258,10 +258,10 @@ def work_of(name: str) -> Work:
         return "counted"
     if not _OPERATOR.match(name):
         return "around"
-    return listed(name) or ("unknown" if operator_may_multiply(name) else "none")
+    return listed_work(name) or ("unknown" if operator_may_multiply(name) else "none")
 
 
-def listed(name: str) -> Work | None:
+def listed_work(name: str) -> OperatorWork | None:
     """The tables' answer for an operator without a formula; None if they do not list it."""
     space, _, own = name.partition("::")
     if space != "aten":
@@ -282,7 +282,7 @@ def listed(name: str) -> Work | None:
         own = shorter
 
 
-def _first(table: Mapping[Work, _Names], name: str) -> Work | None:
+def _first(table: Mapping[OperatorWork, _Names], name: str) -> OperatorWork | None:
     for fits in (lambda n: name in n.plain, lambda n: re.match(n.patterns, name)):
         if (work := next((work for work, n in table.items() if fits(n)), None)) is not None:
             return work

@@ -32,12 +32,12 @@ SPLITS: Final = aten("chunk dsplit hsplit split split_with_sizes tensor_split un
 #: Part of the elements; the arguments say which.
 PARTS: Final = SPLITS | aten("diagonal narrow select slice")
 #: Of another dtype, or in windows that overlap.
-OTHERS: Final = aten("imag real unfold view_as_complex view_as_real")
+OTHER_VIEWS: Final = aten("imag real unfold view_as_complex view_as_real")
 #: A view, or the tensor itself, unless a copy is necessary, which is then nested in the call.
 MAY_COPY: Final = aten(
     "atleast_1d atleast_2d atleast_3d contiguous flatten ravel reshape reshape_as to type_as"
 )
-VIEWS: Final = WHOLE | EXPANSIONS | PARTS | OTHERS | MAY_COPY
+VIEWS: Final = WHOLE | EXPANSIONS | PARTS | OTHER_VIEWS | MAY_COPY
 #: Operators that compute nothing if no operator is nested in them. Autograd has its own detach.
 IDLE: Final = (
     VIEWS

@@ -14,7 +14,7 @@ from pytest_torchprof.ab.sides import Request, sides
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 
 if TYPE_CHECKING:
-    from pytest_torchprof.verdict.paired_row import Row
+    from pytest_torchprof.verdict.paired_row import PairedRow
 
 #: Of both sides.
 KINDS = """
@@ -204,8 +204,8 @@ def compare(
     options: Options | None = None,
     told: list[int] | None = None,
     notes: list[str] | None = None,
-    rows: list[Row] | None = None,
-) -> list[Row]:
+    rows: list[PairedRow] | None = None,
+) -> list[PairedRow]:
     """Rows of two folders."""
     request = Request(None, a, b, None, None, b, args)
     rows = [] if rows is None else rows
@@ -237,7 +237,7 @@ def notes() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def rows(folder: Path, left: list[int], notes: list[str]) -> dict[str, Row]:
+def rows(folder: Path, left: list[int], notes: list[str]) -> dict[str, PairedRow]:
     """Everything compared, once."""
     found = compare(folder / "a", folder / "b", "--strict-markers", told=left, notes=notes)
     return {row.nodeid.removeprefix("test_kinds.py::"): row for row in found}
@@ -270,7 +270,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_every_kind_of_test_is_measured(rows: dict[str, Row], name: str) -> None:
+def test_every_kind_of_test_is_measured(rows: dict[str, PairedRow], name: str) -> None:
     row = rows[name]
     assert row.decision is not None, row
     assert row.verdict == row.decision.verdict
@@ -302,7 +302,7 @@ def test_every_kind_of_test_is_measured(rows: dict[str, Row], name: str) -> None
     ],
 )
 def test_what_cannot_be_compared_is_a_row_that_says_why(
-    rows: dict[str, Row], name: str, verdict: str, reason: str
+    rows: dict[str, PairedRow], name: str, verdict: str, reason: str
 ) -> None:
     row = rows[name]
     assert (row.verdict, (row.reason or "")[: len(reason)]) == (verdict, reason)
@@ -323,12 +323,12 @@ def test_what_cannot_be_compared_is_a_row_that_says_why(
     ],
 )
 def test_a_row_says_on_which_side_it_could_not_be_measured(
-    rows: dict[str, Row], name: str, broken: str
+    rows: dict[str, PairedRow], name: str, broken: str
 ) -> None:
     assert rows[name].broken == broken
 
 
-def test_a_test_without_exact_metrics_says_why(rows: dict[str, Row]) -> None:
+def test_a_test_without_exact_metrics_says_why(rows: dict[str, PairedRow]) -> None:
     said = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
     assert said.pop("test_not_profiled") == "its marker has enabled=False"
     assert set(said) <= {"test_two_regions"}
@@ -336,18 +336,18 @@ def test_a_test_without_exact_metrics_says_why(rows: dict[str, Row]) -> None:
 
 
 def test_a_worker_that_died_took_with_it_what_it_had_imported(
-    rows: dict[str, Row], notes: list[str]
+    rows: dict[str, PairedRow], notes: list[str]
 ) -> None:
     assert rows["test_dies"].verdict == "error"
     said = "it is not known where B imported modules from while tests ran: its worker died"
     assert notes == [said]
 
 
-def test_each_test_is_one_row(rows: dict[str, Row]) -> None:
+def test_each_test_is_one_row(rows: dict[str, PairedRow]) -> None:
     assert len(rows) == len(MEASURED) + 14 + 1  # and test_slower
 
 
-def test_twice_the_work_is_slower_and_has_twice_the_operators(rows: dict[str, Row]) -> None:
+def test_twice_the_work_is_slower_and_has_twice_the_operators(rows: dict[str, PairedRow]) -> None:
     row = rows["test_slower"]
     assert row.decision is not None
     assert row.decision.ratio > 1.5
@@ -355,19 +355,19 @@ def test_twice_the_work_is_slower_and_has_twice_the_operators(rows: dict[str, Ro
     assert not rows["test_same"].differences
 
 
-def test_only_the_marked_region_counts(rows: dict[str, Row]) -> None:
+def test_only_the_marked_region_counts(rows: dict[str, PairedRow]) -> None:
     for name in ("test_region", "test_function"):
         sample = rows[name].a_ms
         assert sample is not None
         assert sample.median < 1.5  # of more than 2
 
 
-def test_progress_is_told_before_each_test(rows: dict[str, Row], left: list[int]) -> None:
+def test_progress_is_told_before_each_test(rows: dict[str, PairedRow], left: list[int]) -> None:
     assert left == list(range(len(left)))[::-1]
     assert len(left) == len(rows) - 4
 
 
-def test_nothing_is_written_beside_the_tests(rows: dict[str, Row], folder: Path) -> None:
+def test_nothing_is_written_beside_the_tests(rows: dict[str, PairedRow], folder: Path) -> None:
     assert rows
     for side in ("a", "b"):
         names = {path.name for path in (folder / side).iterdir()}
@@ -419,7 +419,7 @@ def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_r
         "import os, pytest\ndef test_well(): pass\n@pytest.mark.parametrize('n', range(9))\n"
         "def test_x(n):\n    os.kill(os.getpid(), 9)\n"
     )
-    rows: list[Row] = []
+    rows: list[PairedRow] = []
     said = r"3 tests in a row ended their worker.*SIGKILL"
     with pytest.raises(AbStoppedError, match=said):
         compare(tmp_path, tmp_path, rows=rows, options=Options(rounds=9))

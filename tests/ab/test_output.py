@@ -34,7 +34,7 @@ from support.handmade_rows import (
 from pytest_torchprof.cli import main
 from pytest_torchprof.core.errors import AbError, AbStoppedError, TorchprofError
 from pytest_torchprof.render import ab_table
-from pytest_torchprof.verdict.paired_row import Difference, Row
+from pytest_torchprof.verdict.paired_row import Difference, PairedRow
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -305,7 +305,9 @@ def test_control_characters_of_a_test_do_not_reach_the_terminal(say: Say, fake: 
         ([NEW, GONE], 2, "nothing was compared: 1 new, 1 gone"),
     ],
 )
-def test_exit_status(say: Say, fake: Fake, rows: Sequence[Row], status: int, why: str) -> None:
+def test_exit_status(
+    say: Say, fake: Fake, rows: Sequence[PairedRow], status: int, why: str
+) -> None:
     fake.rows = rows
     got, out, err = say("main")
     assert (status, f"torchprof: {why}\n" if why else "") == (got, err)
@@ -314,7 +316,7 @@ def test_exit_status(say: Say, fake: Fake, rows: Sequence[Row], status: int, why
 
 @pytest.mark.parametrize(("rows", "status"), [([SAME, SLOWER], 1), ([SAME, DIED], 1), ([SAME], 2)])
 def test_what_was_compared_before_it_had_to_end_is_shown_and_counts(
-    say: Say, fake: Fake, rows: Sequence[Row], status: int
+    say: Say, fake: Fake, rows: Sequence[PairedRow], status: int
 ) -> None:
     fake.rows, fake.error = rows, AbStoppedError("3 tests in a row ended their worker")
     got, out, err = say("main")

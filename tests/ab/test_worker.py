@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.ab.comparison import differences
 from pytest_torchprof.ab.neutral import NEUTRAL, neutralize, refuse
+from pytest_torchprof.ab.one_test import differences
 from pytest_torchprof.ab.process import complaint
 from pytest_torchprof.ab.served import outcome_of
 from pytest_torchprof.core.errors import AbError

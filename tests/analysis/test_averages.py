@@ -8,8 +8,8 @@ import pytest
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.averages import GROUPINGS, By, OpStats, op_stats
-from pytest_torchprof.analysis.ops import NO_OPERATOR, self_cpu_ns
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, self_cpu_ns
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def model() -> TraceBuilder:
 
 
 def trace_of(builder: TraceBuilder) -> Trace:
-    return parse(builder.to_bytes())
+    return parse_trace(builder.to_bytes())
 
 
 def by_name(builder: TraceBuilder, by: By = "name") -> dict[str, OpStats]:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.real_traces import CORPUS
 
-from pytest_torchprof.analysis.ops import OpRow, kernels, ops
-from pytest_torchprof.analysis.uncounted import uncounted
+from pytest_torchprof.analysis.operator_totals import OpRow, kernel_totals, ops
+from pytest_torchprof.analysis.uncounted import uncounted_flops
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 from pytest_torchprof.work.counting import op_flops
 
@@ -92,9 +92,9 @@ def loaded(path: Path) -> tuple[Trace, Plain]:
         plain = Plain(path)
     except (ValueError, KeyError, AttributeError) as error:
         with pytest.raises(TraceError, match="not a"):
-            read(path)
+            read_trace(path)
         pytest.skip(f"no Chrome trace: {error!r:.100}")
-    return read(path), plain
+    return read_trace(path), plain
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
@@ -108,7 +108,9 @@ def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
         assert isinstance(values["kernels"], NotMeasured) or values["kernels"] == 0
         return
     assert values["kernels"] == plain.kernels.total()
-    by_name = {name: count for name, (count, _) in kernels(trace).items() if name in plain.kernels}
+    by_name = {
+        name: count for name, (count, _) in kernel_totals(trace).items() if name in plain.kernels
+    }
     assert by_name == dict(plain.kernels)
     for way in ("h2d", "d2h"):
         assert values[f"{way}_copies"] == plain.copies[way]
@@ -143,7 +145,7 @@ def test_half_a_file_is_half_a_trace(path: Path, tmp_path: Path) -> None:
     half = tmp_path / "half.json"
     half.write_bytes(text[: len(text) // 2])
     try:
-        trace = read(half)
+        trace = read_trace(half)
     except TraceError as error:
         assert "ends at byte" in str(error)  # noqa: PT017 - nothing of PyTorch's in this half
         return
@@ -164,7 +166,7 @@ def test_flops_and_device_time_are_those_of_another_tool(name: str) -> None:
     paths = [p for p in PATHS if p.name.startswith(name)]
     if not paths:
         pytest.skip(f"the folder has no {name}")
-    trace = read(paths[0])
+    trace = read_trace(paths[0])
     gemm = attention = convolution = 0
     for operator, row in ops(trace).items():
         if "attention" in operator:
@@ -198,8 +200,8 @@ def test_flops_are_a_sum_or_a_lower_bound_with_names(name: str) -> None:
     paths = [p for p in PATHS if p.name.startswith(name)]
     if not paths:
         pytest.skip(f"the folder has no {name}")
-    trace = read(paths[0])
-    gap = uncounted(trace)
+    trace = read_trace(paths[0])
+    gap = uncounted_flops(trace)
     parts = gap.parts if gap else ()
     found = (int(op_flops(trace).sum()), len(parts), parts[0].name if parts else "")
     assert found == SUMS[name]

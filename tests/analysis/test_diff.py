@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.diff import (
+from pytest_torchprof.analysis.operator_totals import OpRow
+from pytest_torchprof.analysis.trace_diff import (
     COLUMN_OF,
-    By,
     Delta,
+    DiffBy,
     DiffRow,
     Growth,
     deltas,
-    diff,
+    diff_rows,
     growth,
 )
-from pytest_torchprof.analysis.ops import OpRow
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ def ran(*ops: tuple[str, float], device: str | None = None) -> Trace:
         with b.op(name, dur_us=us):
             if device:
                 b.launch(f"{name}_kernel", device_us=us / 2, host_us=0)
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
-def rows(a: Trace, b: Trace, by: By = "op") -> dict[str, DiffRow]:
-    return {row.name: row for row in diff(a, b, by=by)}
+def rows(a: Trace, b: Trace, by: DiffBy = "op") -> dict[str, DiffRow]:
+    return {row.name: row for row in diff_rows(a, b, by=by)}
 
 
 def test_every_change_has_its_word() -> None:
@@ -134,7 +134,7 @@ def test_every_change_has_its_word() -> None:
 def test_a_time_that_hardly_changed_is_the_same(
     before_us: float, now_us: float, change: str
 ) -> None:
-    (row,) = diff(ran(("mm", before_us)), ran(("mm", now_us)))
+    (row,) = diff_rows(ran(("mm", before_us)), ran(("mm", now_us)))
     times = round(before_us * 1000) / 1e6, round(now_us * 1000) / 1e6
     assert row == DiffRow("mm", change, 1, 1, *times, None, None)  # type: ignore[arg-type]
     assert row.change_ms == pytest.approx(abs(now_us - before_us) / 1e3)
@@ -145,7 +145,7 @@ def test_of_cpu_and_device_time_the_one_that_changed_more_decides() -> None:
         b = TraceBuilder("GPU")
         with b.op("mm", dur_us=host_us):
             b.launch("gemm", device_us=device_us, host_us=0)
-        return parse(b.to_bytes())
+        return parse_trace(b.to_bytes())
 
     for host_us, device_us, change in [
         (100, 300, "slower"),
@@ -162,12 +162,15 @@ def test_of_cpu_and_device_time_the_one_that_changed_more_decides() -> None:
 def test_the_largest_change_in_time_comes_first_then_in_calls_then_by_name() -> None:
     a = ran(("mm", 100), ("add", 10), ("same2", 5), ("same1", 5))
     b = ran(("mm", 90), ("add", 50), ("same2", 5), ("same1", 5), ("new", 20))
-    assert [row.name for row in diff(a, b)] == ["add", "new", "mm", "same1", "same2"]
+    assert [row.name for row in diff_rows(a, b)] == ["add", "new", "mm", "same1", "same2"]
     c, d = TraceBuilder("GPU"), TraceBuilder("GPU")
     for name in ("one", "two", "two"):
         d.launch(name, device_us=0)
     d.launch("tick", device_us=1)
-    names = [row.name for row in diff(parse(c.to_bytes()), parse(d.to_bytes()), by="kernel")]
+    names = [
+        row.name
+        for row in diff_rows(parse_trace(c.to_bytes()), parse_trace(d.to_bytes()), by="kernel")
+    ]
     assert names == ["tick", "two", "one"]
 
 
@@ -179,7 +182,7 @@ def test_times_are_totals_and_a_call_in_itself_counts_once() -> None:
             b.launch("gemm", device_us=2)
     b.launch("gemm", device_us=1000)  # by no operator
     b.memcpy("HtoD", 64, device_us=3)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     found = rows(trace, trace)
     assert (found["mm"].calls_a, found["mm"].cuda_ms_a) == (2, 0.042)
     assert found["linear"].cuda_ms_b == 0.042
@@ -199,13 +202,13 @@ def test_what_a_trace_does_not_say_is_unknown_and_what_is_not_there_took_no_time
     b = TraceBuilder("GPU")
     with b.op("mm"):
         b.launch("gemm")
-    timeless, unlinked = parse(b.to_bytes("no_dur")), parse(b.to_bytes("no_args"))
+    timeless, unlinked = parse_trace(b.to_bytes("no_dur")), parse_trace(b.to_bytes("no_args"))
     assert (rows(timeless, gpu)["mm"].cpu_ms_a, rows(timeless, gpu)["mm"].cuda_ms_a) == (None, None)
     assert rows(timeless, timeless)["mm"].change == "same"
     assert rows(timeless, timeless, "kernel")["gemm"].cuda_ms_a is None
     assert rows(unlinked, unlinked)["mm"].cuda_ms_a is None
     assert rows(unlinked, unlinked, "kernel")["gemm"].cuda_ms_a == 0.01
-    assert diff(parse(b"[]"), parse(b"[]")) == []
+    assert diff_rows(parse_trace(b"[]"), parse_trace(b"[]")) == []
 
 
 def test_of_a_live_capture_counts_the_region() -> None:
@@ -213,7 +216,7 @@ def test_of_a_live_capture_counts_the_region() -> None:
     b.op("mm")
     with b.annotation(REGION):
         b.op("mm")
-    assert diff(parse(b.to_bytes()), parse(b"[]"))[0].calls_a == 1
+    assert diff_rows(parse_trace(b.to_bytes()), parse_trace(b"[]"))[0].calls_a == 1
 
 
 # -------------------------------------------------------------------------------- growth
@@ -250,7 +253,7 @@ def test_an_unknown_total_is_never_within_the_limit(
 def test_device_and_cpu_time_are_both_checked_where_there_is_a_device() -> None:
     cpu, gpu, slow = ran(("mm", 9)), ran(("mm", 9), device="GPU"), ran(("mm", 99), device="GPU")
 
-    def verdicts(a: Trace, b: Trace, by: By = "op") -> dict[str, bool | None]:
+    def verdicts(a: Trace, b: Trace, by: DiffBy = "op") -> dict[str, bool | None]:
         return {c.metric: c.exceeded for c in growth(a, b, by=by, limit_percent=5)}
 
     assert verdicts(cpu, cpu) == {"self_cpu_ms": False}
@@ -294,7 +297,7 @@ def counted(path: Path, cats: set[str]) -> tuple[Counter[str], Counter[str]]:
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize(("one", "other"), [*itertools.pairwise(STORED)], ids=lambda p: p.name[:9])
 def test_real_traces_differ_as_counted_over_the_raw_json(one: Path, other: Path) -> None:
-    a, b = read(one), read(other)
+    a, b = read_trace(one), read_trace(other)
     operators, kernels = rows(a, b), rows(a, b, "kernel")
     for found, cats in ((operators, {"cpu_op"}), (kernels, DEVICE)):
         calls_a, calls_b = counted(one, cats)[0], counted(other, cats)[0]
@@ -305,8 +308,8 @@ def test_real_traces_differ_as_counted_over_the_raw_json(one: Path, other: Path)
         name: pytest.approx(us / 1e3) for name, us in times.items()
     }
     for by in ("op", "kernel"):
-        assert {row.change for row in diff(a, a, by=by)} == {"same"}
-        there, back = diff(a, b, by=by), {row.name: row for row in diff(b, a, by=by)}
+        assert {row.change for row in diff_rows(a, a, by=by)} == {"same"}
+        there, back = diff_rows(a, b, by=by), {row.name: row for row in diff_rows(b, a, by=by)}
         opposite = {"appeared": "vanished", "more": "fewer", "slower": "faster", "same": "same"}
         opposite |= {now: before for before, now in opposite.items()}
         for row in there:

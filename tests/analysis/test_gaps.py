@@ -12,13 +12,13 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Budget, NotMeasured
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
-from pytest_torchprof.trace.read import parse
-from pytest_torchprof.verdict.found import found_in, within
+from pytest_torchprof.trace.read import parse_trace
+from pytest_torchprof.verdict.found import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ FROM_EVENTS = [n for n, m in METRICS.items() if "device" in m.needs]
 
 
 def recorded(b: TraceBuilder, *changes: Any) -> Trace:
-    return parse(b.to_bytes(changes))
+    return parse_trace(b.to_bytes(changes))
 
 
 def categories(**of: str) -> Any:
@@ -77,7 +77,7 @@ def step() -> TraceBuilder:
 
 def reason(trace: Trace, name: str) -> str | None:
     value = measure(METRICS[name], trace)
-    return say(value.reason) if isinstance(value, NotMeasured) else None
+    return in_words(value.reason) if isinstance(value, NotMeasured) else None
 
 
 # ------------------------------------------------------------------------------- other devices
@@ -96,7 +96,7 @@ def test_a_device_of_an_unread_category_is_named_and_nothing_of_it_is_0() -> Non
             "events of MTIA devices are not supported (category mtia_ccp_events in this trace)"
         }
         found = check(trace, RULES.values())
-        assert say(found.unchecked["host-sync"]) == said.pop()
+        assert in_words(found.unchecked["host-sync"]) == said.pop()
 
 
 @pytest.mark.parametrize("category", ["hpu_op", "gcu_memcpy", "async_npu"])
@@ -124,14 +124,14 @@ def test_events_without_a_category_are_named() -> None:
     trace = recorded(b, categories(kernel="", gpu_memcpy="", cuda_runtime=""))
     assert (
         reason(trace, "kernels")
-        == f"{say(because(Why.NO_DEVICE))}: events without a category in this trace"
+        == f"{in_words(because(Why.NO_DEVICE))}: events without a category in this trace"
     )
 
 
 @pytest.mark.parametrize(
     ("accelerator", "said"),
     [
-        (None, f"{say(because(Why.NO_DEVICE))}: category q9"),
+        (None, f"{in_words(because(Why.NO_DEVICE))}: category q9"),
         ("Q9", "events of this device are not supported: category q9"),
     ],
 )
@@ -150,7 +150,7 @@ def test_events_of_the_profiler_itself_are_no_unknown_device() -> None:
     b.op("aten::mm", [[2, 2], [2, 2]])
     trace = recorded(b)
     assert trace.unread == ()
-    assert {reason(trace, name) for name in OF_DEVICE} == {say(because(Why.NO_DEVICE))}
+    assert {reason(trace, name) for name in OF_DEVICE} == {in_words(because(Why.NO_DEVICE))}
 
 
 def test_an_unknown_category_beside_a_known_device_takes_nothing_away() -> None:
@@ -185,7 +185,7 @@ ON_XPU = (
 
 def test_waits_on_xpu_are_unknown_and_the_rest_is_counted() -> None:
     trace = recorded(step(), *ON_XPU)
-    assert reason(trace, "syncs") == say(because(Why.NO_WAITS_ON_XPU))
+    assert reason(trace, "syncs") == in_words(because(Why.NO_WAITS_ON_XPU))
     assert (measure(METRICS["kernels"], trace), measure(METRICS["d2h_copies"], trace)) == (2, 1)
     found = check(trace, [RULES["host-sync"], RULES["launch-bound"]])
     assert found.counts == {"host-sync": 1}  # the copy that item() made
@@ -196,7 +196,7 @@ def test_a_live_test_on_xpu_that_calls_nothing_has_no_number_of_waits_either() -
     b = TraceBuilder("Intel(R) Data Center GPU Max 1550")
     b.metadata(FACTS_KEY, {"accelerator": "Max 1550", "device_type": "xpu"})
     b.annotation(REGION)
-    assert reason(recorded(b), "syncs") == say(because(Why.NO_WAITS_ON_XPU))
+    assert reason(recorded(b), "syncs") == in_words(because(Why.NO_WAITS_ON_XPU))
 
 
 @pytest.mark.parametrize("device_type", ["npu", "privateuseone", "hpu"])
@@ -213,7 +213,7 @@ def test_which_calls_wait_is_not_known_of_other_devices(device_type: str) -> Non
 
 def test_kernels_without_any_call_leave_the_waits_unknown() -> None:
     trace = recorded(step(), categories(cuda_runtime="overhead"))
-    assert reason(trace, "syncs") == say(because(Why.NO_CALLS))
+    assert reason(trace, "syncs") == in_words(because(Why.NO_CALLS))
     assert because(Why.NO_CALLS) == check(trace, [RULES["host-sync"]]).gaps["host-sync"]
 
 
@@ -264,8 +264,8 @@ def test_in_a_partial_capture_counts_of_the_rest_are_a_lower_bound() -> None:
     for name in FROM_EVENTS:
         value = values[name]
         assert isinstance(value, NotMeasured)
-        assert "partial capture: 1 of 2 launches" in say(value.reason)
-        assert say(value.reason).startswith("at least") == bool(least.get(name))
+        assert "partial capture: 1 of 2 launches" in in_words(value.reason)
+        assert in_words(value.reason).startswith("at least") == bool(least.get(name))
         assert (value.at_hand, value.at_least) == (least.get(name), bool(least.get(name)))
 
 
@@ -324,7 +324,7 @@ def test_what_a_rule_finds_outside_of_graphs_counts_all_the_same() -> None:
     found = check(recorded(b), [RULES["fp32-matmul"]])
     assert found.counts == {"fp32-matmul": 1}
     assert found.unchecked == {}
-    assert "2 kernels ran from graphs" in say(found.partly["fp32-matmul"])
+    assert "2 kernels ran from graphs" in in_words(found.partly["fp32-matmul"])
 
 
 def test_a_budget_on_a_rule_that_saw_a_part_is_exceeded_or_not_checked() -> None:
@@ -337,12 +337,14 @@ def test_a_budget_on_a_rule_that_saw_a_part_is_exceeded_or_not_checked() -> None
     assert found == {"fp32-matmul": 1}
     assert set(unchecked) == {"fp32-matmul", "unaligned-matmul"}
     seen, unseen = (
-        within(Budget("findings", 0, rules=(rule.code,)), found, unchecked, allowed=(), ignored=())
+        findings_within(
+            Budget("findings", 0, rules=(rule.code,)), found, unchecked, allowed=(), ignored=()
+        )
         for rule in rules
     )
     assert seen == 1
     assert isinstance(unseen, NotMeasured)
-    assert "ran from graphs" in say(unseen.reason)
+    assert "ran from graphs" in in_words(unseen.reason)
 
 
 def test_kernels_without_any_operator_are_not_checked() -> None:

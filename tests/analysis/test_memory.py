@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.memory import BEFORE, OUTSIDE, Usage, usage
+from pytest_torchprof.analysis.live_bytes import BEFORE, OUTSIDE, Usage, usage
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -60,7 +60,7 @@ class Blocks:
 
     @property
     def trace(self) -> Trace:
-        return parse(self.b.to_bytes())
+        return parse_trace(self.b.to_bytes())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -103,7 +103,7 @@ def test_a_free_of_another_size_ends_the_block_at_its_address(device: str) -> No
         b._move(100, device, 7)
         b._move(-30, device, 7)
         b._move(50, device, 7)
-    assert used(parse(b.to_bytes()), device) == (150, 100, 50)
+    assert used(parse_trace(b.to_bytes()), device) == (150, 100, 50)
 
 
 def test_a_block_from_before_is_freed_in_the_region() -> None:
@@ -142,7 +142,7 @@ def test_empty_blocks_are_nothing(device: str) -> None:
         b._move(10, device, 0)
         b._move(0, device, 0)
         b._move(0, device, 9)
-    assert used(parse(b.to_bytes()), device) == (10, 10, 10)
+    assert used(parse_trace(b.to_bytes()), device) == (10, 10, 10)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -158,7 +158,7 @@ def test_bytes_belong_to_the_operator_that_asked_for_them(device: str) -> None:
         with b.op("aten::empty"):
             b.memory(7, device)
         b.memory(3, device)
-    found = usage(parse(b.to_bytes()), on_device=device == "cuda")
+    found = usage(parse_trace(b.to_bytes()), on_device=device == "cuda")
     assert found == Usage(
         allocated_bytes=130,
         peak_bytes=120,
@@ -183,7 +183,7 @@ def test_of_a_part_count_the_blocks_that_it_allocated(device: str) -> None:
             b.memory(5, device)
     with b.op("aten::mm"):
         b.memory(7777, device)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     assert used(trace.within(op="aten::mm"), device) == (115, 110, 15)
     assert used(trace.within(op="aten::empty"), device) == (10, 10, 10)
     assert used(trace.within(op="aten::bmm"), device) == (0, 0, 0)
@@ -229,7 +229,7 @@ def test_random_sequences(moves: list[Move], first: int, length: int) -> None:
     ]  # fmt: skip
     region = {"ph": "X", "cat": "user_annotation", "name": REGION, "ts": 10 * first}
     events.append(region | {"dur": 10 * length + 1} | place)
-    trace = parse(json.dumps(events).encode())
+    trace = parse_trace(json.dumps(events).encode())
     for device, on_device in (("cpu", False), ("cuda", True)):
         known = plain_count(moves, first, first + length, on_device=on_device)
         assert used(trace, device) == known

@@ -15,17 +15,17 @@ from support.live import captured
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.memory import (
+from pytest_torchprof.analysis.live_bytes import (
     BEFORE,
     OUTSIDE,
-    UNKNOWN,
+    UNKNOWN_OWNER,
     LiveRow,
     PeakMemory,
-    peaks,
+    memory_peaks,
     usage,
 )
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ DEVICES = [("cpu", "cpu"), ("cuda", "cuda:0")]
 
 def at_peak(trace: Trace, device: str) -> PeakMemory:
     """The one of this device, after checking that its rows add up."""
-    (found,) = (peak for peak in peaks(trace) if peak.device == device)
+    (found,) = (peak for peak in memory_peaks(trace) if peak.device == device)
     assert found.peak_bytes == sum(row.bytes for row in found.rows)
     assert [row.bytes for row in found.rows] == sorted((r.bytes for r in found.rows), reverse=True)
     return found
@@ -58,7 +58,7 @@ def test_blocks_live_at_the_peak_belong_to_the_operators_that_allocated_them(
         top = b.now
         last = b.memory(1, where)
     b.free(last)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     found = at_peak(trace, device)
     assert found.rows == [
         LiveRow("aten::mm", 100, 1),
@@ -67,7 +67,7 @@ def test_blocks_live_at_the_peak_belong_to_the_operators_that_allocated_them(
     ]
     assert found.peak_bytes == 164
     assert found.at_ms == (top - trace.ts[0]) / 1e6
-    assert peaks(trace) == [found]
+    assert memory_peaks(trace) == [found]
 
 
 def test_the_first_of_equal_peaks_counts() -> None:
@@ -76,7 +76,7 @@ def test_the_first_of_equal_peaks_counts() -> None:
     b.free(first)
     with b.op("aten::mul"):
         b.memory(10, "cpu")
-    assert at_peak(parse(b.to_bytes()), "cpu") == PeakMemory(
+    assert at_peak(parse_trace(b.to_bytes()), "cpu") == PeakMemory(
         "cpu", 10, 0, [LiveRow(OUTSIDE, 10, 1)]
     )
 
@@ -87,14 +87,14 @@ def test_what_an_accelerator_frees_of_before_the_trace_lowers_the_amount() -> No
     b.memory(-20, "cuda")
     with b.op("aten::mul"):
         b.memory(100, "cuda")
-    found = at_peak(parse(b.to_bytes()), "cuda:0")
+    found = at_peak(parse_trace(b.to_bytes()), "cuda:0")
     assert found.rows == [LiveRow("aten::mul", 100, 1), LiveRow(BEFORE, -70, 2)]
 
 
 def test_an_amount_that_was_never_above_its_start_has_no_time() -> None:
     b = TraceBuilder("GPU")
     b.memory(-50, "cuda")
-    assert peaks(parse(b.to_bytes())) == [PeakMemory("cuda:0", 0, None, [])]
+    assert memory_peaks(parse_trace(b.to_bytes())) == [PeakMemory("cuda:0", 0, None, [])]
 
 
 def test_each_device_has_its_own_peak() -> None:
@@ -112,13 +112,13 @@ def test_each_device_has_its_own_peak() -> None:
     b.memory(100, "cuda")
     b.free(b.memory(50, "cuda"))
     b.memory(60, "cuda")
-    found = peaks(parse(b.to_bytes(moved(3))))
+    found = memory_peaks(parse_trace(b.to_bytes(moved(3))))
     assert [(p.device, p.peak_bytes) for p in found] == [
         ("cpu", 10),
         ("cuda:0", 100),
         ("cuda:3", 60),
     ]
-    together = peaks(parse(b.to_bytes(moved(0))))
+    together = memory_peaks(parse_trace(b.to_bytes(moved(0))))
     assert [(p.device, p.peak_bytes) for p in together] == [("cpu", 10), ("cuda:0", 160)]
 
 
@@ -139,7 +139,7 @@ def test_devices_have_the_names_that_torch_gives_them(
 ) -> None:
     args = {"Addr": 1, "Bytes": 8, "Device Type": device_type, "Device Id": device_id}
     event = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": 1, "args": args}
-    (found,) = peaks(parse(json.dumps([event]).encode()))
+    (found,) = memory_peaks(parse_trace(json.dumps([event]).encode()))
     assert found.device == name
 
 
@@ -148,15 +148,15 @@ def test_without_addresses_the_amount_is_known_and_what_it_is_made_of_is_not() -
     with b.op("aten::mul"):
         b.free(b.memory(100))
         b.memory(70)
-    found = at_peak(parse(b.to_bytes("schema_2021")), "cuda:0")
-    assert found.rows == [LiveRow(UNKNOWN, 100, None)]
+    found = at_peak(parse_trace(b.to_bytes("schema_2021")), "cuda:0")
+    assert found.rows == [LiveRow(UNKNOWN_OWNER, 100, None)]
 
 
 def test_without_sizes_there_are_no_peaks() -> None:
     b = TraceBuilder("GPU")
     b.memory(100)
-    assert peaks(parse(b.to_bytes("no_args"))) == []
-    assert peaks(parse(b"[]")) == []
+    assert memory_peaks(parse_trace(b.to_bytes("no_args"))) == []
+    assert memory_peaks(parse_trace(b"[]")) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-4, 4), st.integers(0, 1)), max_size=40))
@@ -167,8 +167,8 @@ def test_random_sequences_peak_as_the_metric_says(moves: list[tuple[int, int, in
          "args": {"Addr": address, "Bytes": size, "Device Type": device, "Device Id": device - 1}}
         for i, (address, size, device) in enumerate(moves)
     ]  # fmt: skip
-    trace = parse(json.dumps(events).encode())
-    found = {peak.device: peak.peak_bytes for peak in peaks(trace)}
+    trace = parse_trace(json.dumps(events).encode())
+    found = {peak.device: peak.peak_bytes for peak in memory_peaks(trace)}
     for device, on_device in (("cpu", False), ("cuda:0", True)):
         assert found.get(device, 0) == usage(trace, on_device=on_device).peak_bytes
         if device in found:
@@ -195,7 +195,7 @@ def test_of_a_live_capture_counts_the_region() -> None:
     with b.annotation(REGION):
         b.memory(5)
     b.memory(1000)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     assert at_peak(trace, "cuda:0").peak_bytes == usage(trace, on_device=True).peak_bytes == 5
 
 
@@ -208,8 +208,8 @@ def test_a_real_trace_peaks_as_torch_says(path: Path) -> None:
     """``Total Allocated`` is the allocator's own sum after each event."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     rows = [e["args"] | {"ts": e["ts"]} for e in events if e["name"] == "[memory]"]
-    trace = read(path)
-    found = {peak.device: peak.peak_bytes for peak in peaks(trace)}
+    trace = read_trace(path)
+    found = {peak.device: peak.peak_bytes for peak in memory_peaks(trace)}
     device = sorted((row for row in rows if row["Device Type"] == 1), key=lambda row: row["ts"])
     assert bool(found) == bool(rows)
     if device:

@@ -12,10 +12,10 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis import replacements as room
 from pytest_torchprof.analysis.replacements import Replacement, replacements
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.analysis.diff import By
+    from pytest_torchprof.analysis.trace_diff import DiffBy
     from pytest_torchprof.trace.events import Trace
 
 
@@ -25,10 +25,10 @@ def ran(*names: str) -> Trace:
     for name in names:
         with b.op(name):
             b.launch(name)
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
-def replaced(before: str, after: str, by: By = "op") -> list[str]:
+def replaced(before: str, after: str, by: DiffBy = "op") -> list[str]:
     found = replacements(ran(*before.split()), ran(*after.split()), by=by)
     assert found.complete
     return [row.text() for row in found.rows]
@@ -61,7 +61,9 @@ FUSED = "mm triton_mul_add norm gelu "
         ]),
     ],
 )  # fmt: skip
-def test_what_took_the_place_of_what(before: str, after: str, expected: list[str], by: By) -> None:
+def test_what_took_the_place_of_what(
+    before: str, after: str, expected: list[str], by: DiffBy
+) -> None:
     assert replaced(before, after, by) == expected
 
 
@@ -93,7 +95,7 @@ def test_operators_that_only_wrap_view_or_allocate_are_passed_over() -> None:
         compiled.op("aten::addmm")
         compiled.op("triton_per_fused_relu_sum_0")
         compiled.op("aten::fill_")
-    found = replacements(parse(eager.to_bytes()), parse(compiled.to_bytes())).rows
+    found = replacements(parse_trace(eager.to_bytes()), parse_trace(compiled.to_bytes())).rows
     expected = Replacement(("aten::sum", "aten::relu"), ("triton_per_fused_relu_sum_0",), 1)
     assert found == [expected]
 
@@ -105,7 +107,7 @@ def test_threads_and_streams_are_compared_one_by_one() -> None:
             with b.thread(i // step % 2 + 1):
                 b.op(f"op{i // step % 2}")
             b.launch(f"kernel{i // step % 2}", stream=7 + i // step % 2)
-        return parse(b.to_bytes())
+        return parse_trace(b.to_bytes())
 
     for by in ("op", "kernel"):
         assert replacements(interleaved(1), interleaved(3), by=by) == ([], True)

@@ -14,9 +14,9 @@ from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES
 
 from pytest_torchprof.analysis.attribution import attribute
-from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked
+from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked_events
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.work.counting import op_flops
 from pytest_torchprof.work.devices.device import DTYPES, Device
 
@@ -44,7 +44,7 @@ def builder(device: str | None = "Test Chip", **options: Any) -> TraceBuilder:
 
 def rows(b: TraceBuilder, by: Any = "name") -> dict[str, Any]:
     """By kernel, or by operator."""
-    found = kernel_rows(parse(b.to_bytes()), by=by, extra=[CHIP])
+    found = kernel_rows(parse_trace(b.to_bytes()), by=by, extra=[CHIP])
     return {row.kernel if by == "name" else str(row.operator): row for row in found}
 
 
@@ -82,7 +82,7 @@ def test_a_row_by_hand() -> None:
 def test_nothing_ran_on_a_device() -> None:
     b = builder(None)
     b.op(*MM)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     assert kernel_rows(trace) == kernel_rows(trace, by="op") == []
     assert not len(kernel_work(trace).event)
 
@@ -112,7 +112,7 @@ def test_a_device_of_a_number_that_no_entry_has(names: list[str], expected: floa
     b = builder(device_index=2)
     with b.op(*MM):
         b.launch(GEMM, device_us=4_000)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     listed = [{"id": i, "name": name} for i, name in enumerate(names)]
     found = replace(trace, metadata={"deviceProperties": listed})
     (row,) = kernel_rows(found, extra=[CHIP])
@@ -124,7 +124,7 @@ def test_junk_in_the_place_of_devices(listed: Any) -> None:
     b = builder()
     with b.op(*MM):
         b.launch(GEMM)
-    (row,) = kernel_rows(replace(parse(b.to_bytes()), metadata={"deviceProperties": listed}))
+    (row,) = kernel_rows(replace(parse_trace(b.to_bytes()), metadata={"deviceProperties": listed}))
     assert (row.flops, row.compute_pct) == (2 * 10**9, None)
 
 
@@ -259,7 +259,7 @@ def test_events_without_a_runtime_call_are_counted_and_have_no_operator() -> Non
         b.launch(GEMM)
     assert rows(b)["lost"].operator is None
     assert rows(b, "op")["None"].calls == 1
-    assert unlinked(parse(b.to_bytes())) == 1
+    assert unlinked_events(parse_trace(b.to_bytes())) == 1
 
 
 def test_a_row_of_several_names_each_with_its_calls() -> None:
@@ -337,7 +337,7 @@ def test_the_dtype_that_a_kernel_computed_in(types: str, kernel: str, dtype: str
     b = builder()
     with b.op("aten::mm", [[4, 5], [5, 6]], [types] * 2):
         b.launch(kernel)
-    work = attribute(parse(b.to_bytes()))
+    work = attribute(parse_trace(b.to_bytes()))
     assert [dtype] == [DTYPES[code] if code >= 0 else None for code in work.dtype]
 
 
@@ -350,7 +350,7 @@ def test_flags_tell_the_dtype_where_the_name_does_not(kernel: str, dtype: str) -
         b.launch(kernel)
     b.metadata("torchprof", {"allow_tf32": True})
     b.region = ""
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     assert [DTYPES[code] for code in attribute(trace).dtype] == [dtype]
 
 
@@ -363,7 +363,7 @@ def test_autocast_computes_in_the_dtype_of_the_inner_operator() -> None:
             b.launch("gemm")
     found = rows(b)
     assert (found["gemm"].flops, found["gemm"].bytes) == (240, 2 * (20 + 30 + 24))
-    work = attribute(parse(b.to_bytes()))
+    work = attribute(parse_trace(b.to_bytes()))
     assert [-1, DTYPES.index("bf16")] == work.dtype.tolist()
 
 
@@ -423,7 +423,9 @@ def test_copies_and_memsets_are_rows_with_their_own_bytes() -> None:
         b.launch("copy_kernel", device_us=8)
     b.memset(1_000_000, device_us=2)
     for by in ("name", "op"):
-        found = {row.kernel: row for row in kernel_rows(parse(b.to_bytes()), by=by, extra=[CHIP])}
+        found = {
+            row.kernel: row for row in kernel_rows(parse_trace(b.to_bytes()), by=by, extra=[CHIP])
+        }
         up, within = (
             found[n] for n in ("Memcpy HtoD (Pageable -> Device)", "Memcpy DtoD (Device -> Device)")
         )
@@ -448,7 +450,7 @@ def test_every_way_to_write_a_trace(style: str) -> None:
         b.launch(GEMM, device_us=4_000)
     b.memcpy("DtoH", 4)
     b.graph_launch(["a", "b"])
-    trace = parse(b.to_bytes(style))
+    trace = parse_trace(b.to_bytes(style))
     device = int(trace.is_kind(*DEVICE_KINDS).sum())
     for by in ("name", "op"):
         found = kernel_rows(trace, by=by, extra=[CHIP])
@@ -495,7 +497,7 @@ def programs(draw: st.DrawFn) -> TraceBuilder:
 @settings(max_examples=150)
 def test_no_work_is_lost_or_done_twice(b: TraceBuilder) -> None:
     """FLOPs of the rows are those of operators that launched a kernel; each event is in one row."""
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     device = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     launched = 0
     for op in np.flatnonzero(op_flops(trace)):
@@ -528,7 +530,7 @@ def real(name: str) -> Trace:
     path = CORPUS / f"{name}.pt.trace.json.gz"
     if not path.exists():
         pytest.skip(f"no real traces: {path.parent} has no {path.name}")
-    return read(path)
+    return read_trace(path)
 
 
 @pytest.mark.parametrize(
@@ -577,8 +579,8 @@ def test_graph_replay_in_a_real_trace() -> None:
 
 
 def test_unlinked_events_of_a_real_trace() -> None:
-    assert unlinked(real("v100_dlrm_rank1")) == 64
-    assert unlinked(real("v100_dlrm_rank0")) == 0
+    assert unlinked_events(real("v100_dlrm_rank1")) == 64
+    assert unlinked_events(real("v100_dlrm_rank0")) == 0
 
 
 @pytest.mark.parametrize(
@@ -592,7 +594,7 @@ def test_without_strides_more_bytes_than_the_device_can_move_are_none_that_are_k
     with b.op("aten::add_", [[1000, 1000], []]):
         b.launch("add", device_us=us)
     text = b.to_bytes() if strides else b.to_bytes().replace(b'"Input Strides"', b'"Other"')
-    (row,) = kernel_rows(parse(text), extra=[CHIP])
+    (row,) = kernel_rows(parse_trace(text), extra=[CHIP])
     assert row.bandwidth_pct == (expected if expected is None else pytest.approx(expected))
     assert (row.bytes is None) == (expected is None)
 
@@ -613,7 +615,7 @@ def test_by_operator_each_has_its_own_copies() -> None:
             with b.op(name, [[4]]):
                 b.launch("kernel", device_us=2)
                 b.memcpy("DtoH", 8, device_us=1)
-    found = kernel_rows(parse(b.to_bytes()), by="op")
+    found = kernel_rows(parse_trace(b.to_bytes()), by="op")
     calls = {(row.operator, row.kernel.partition(" ")[0]): row.calls for row in found}
     assert calls == {
         ("aten::nonzero", "kernel"): 3,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.reasons import in_words, words
+from support.reasons import value_in_words, words
 from support.sessions import run
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.uncounted import uncounted
+from pytest_torchprof.analysis.uncounted import uncounted_flops
 from pytest_torchprof.core.reasons import because
 from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Profile
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.render.json_report import metrics_of
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.comparison import Policy, compare, status_of
 from pytest_torchprof.verdict.metrics import METRICS, measure
@@ -53,8 +53,12 @@ def built(*calls: Call | str, device: str | None = None) -> TraceBuilder:
 
 def gaps(*calls: Call | str, device: str | None = GPU) -> dict[str, str]:
     """Names of what is not counted, and what is missing."""
-    found = uncounted(parse(built(*calls, device=device).to_bytes()))
-    return {} if found is None else {part.name: say(because(part.missing)) for part in found.parts}
+    found = uncounted_flops(parse_trace(built(*calls, device=device).to_bytes()))
+    return (
+        {}
+        if found is None
+        else {part.name: in_words(because(part.missing)) for part in found.parts}
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_an_operator_on_nothing_but_numbers_and_empty_tensors_does_nothing(
     b = TraceBuilder()
     with b.op("mylib::mul", dims, types):
         pass
-    assert named == (uncounted(parse(b.to_bytes())) is not None)
+    assert named == (uncounted_flops(parse_trace(b.to_bytes())) is not None)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +161,15 @@ def test_a_trace_without_operators_has_no_flops_rather_than_none(
     calls: list[Call | str], reason: str
 ) -> None:
     """A trace of kernels alone, as some have published."""
-    value = measure(METRICS["flops"], parse(built(*calls, device=GPU).to_bytes()))
-    assert NotMeasured(words(reason), 0, at_least=True) == in_words(value)
+    value = measure(METRICS["flops"], parse_trace(built(*calls, device=GPU).to_bytes()))
+    assert NotMeasured(words(reason), 0, at_least=True) == value_in_words(value)
 
 
 def test_a_capture_of_ours_without_operators_did_nothing() -> None:
     b = TraceBuilder()
     with b.annotation(REGION):
         pass
-    assert 0 == measure(METRICS["flops"], parse(b.to_bytes()))
+    assert 0 == measure(METRICS["flops"], parse_trace(b.to_bytes()))
 
 
 def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
@@ -174,7 +178,7 @@ def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
         ("aiter::mha_batch_prefill", "fmha_fwd"),
         "alone deep_gemm<1>",
     ]
-    value = measure(METRICS["flops"], parse(built(*calls, device=GPU).to_bytes()))
+    value = measure(METRICS["flops"], parse_trace(built(*calls, device=GPU).to_bytes()))
     assert NotMeasured(
         words(
             "at least 240 FLOP: "
@@ -183,7 +187,7 @@ def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
         ),
         240,
         at_least=True,
-    ) == in_words(value)
+    ) == value_in_words(value)
 
 
 BOUND = NotMeasured(words("at least 240 FLOP: x has no formula"), 240, at_least=True)
@@ -206,7 +210,7 @@ def test_a_budget_on_a_lower_bound_is_checked_where_it_is_exceeded_already(
     strict = list(
         map(sentence, failures([verdict], Policy(strict=True), has_baseline=True, accept=False))
     )
-    unchecked = f"strict: the budget {budget.label} could not be checked: {say(BOUND.reason)}"
+    unchecked = f"strict: the budget {budget.label} could not be checked: {in_words(BOUND.reason)}"
     assert strict == (["over budget"] if expected == "over_budget" else [unchecked])
 
 
@@ -275,9 +279,9 @@ def test_a_product_that_was_broken_off_does_not_count(
     with b.op(*MM, **options):
         for name in inside:
             b.op(name)
-    assert expected == measure(METRICS["flops"], parse(b.to_bytes()))
+    assert expected == measure(METRICS["flops"], parse_trace(b.to_bytes()))
 
 
 def test_a_product_counts_where_nothing_shows_work() -> None:
     """Recorded on the host alone, without memory."""
-    assert 480 == measure(METRICS["flops"], parse(built((*MM, ("aten::t",)), MM).to_bytes()))
+    assert 480 == measure(METRICS["flops"], parse_trace(built((*MM, ("aten::t",)), MM).to_bytes()))

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from support.sessions import ADD, accept, baseline_file, doctor, read_baseline, run
 
-from pytest_torchprof.baseline.reading import read
+from pytest_torchprof.baseline import document
 
 TORN = '{"schema": "torchprof-baseline/1", "tests": {"test_add": {'
 CONFLICT = """\
@@ -154,7 +154,7 @@ def test_signs_of_keys_within_names_and_unknown_numbers_are_no_second_keys(tmp_p
     tests: dict[str, Any] = {f"test_a[{name}]": {} for name in ('x":y', 'x\\":', '" :')}
     data = {"schema": "torchprof-baseline/1", "tests": tests, "newer": 10**30}
     path.write_text(json.dumps(data, indent=1), "utf-8")
-    found = read(path)
+    found = document.read_baseline(path)
     assert found is not None
     assert tests == found.data["tests"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_torchprof.baseline import sources
+from pytest_torchprof.baseline import source_files
 from pytest_torchprof.baseline.inline import Edit, apply, located, refusal
-from pytest_torchprof.baseline.sources import Call, Sources
+from pytest_torchprof.baseline.source_files import CallSite, Sources
 from pytest_torchprof.core.errors import BaselineError
 
 NEW = "ops   1\n"
@@ -60,7 +60,7 @@ def accepted(path: Path, data: bytes | str, *args: Any) -> tuple[bytes, list[str
 def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the interpreter knows of a frame: where its call ends, or as Python 3.10 its line."""
     if request.param == "lines":
-        monkeypatch.setattr(Call, "of", classmethod(lambda cls, frame: cls(frame.f_lineno)))
+        monkeypatch.setattr(CallSite, "of", classmethod(lambda cls, frame: cls(frame.f_lineno)))
     elif sys.version_info < (3, 11):
         pytest.skip("this Python knows the line of a call only")
     return str(request.param)
@@ -338,4 +338,4 @@ def test_code_without_a_file_is_left_and_said(name: str) -> None:
 def test_files_of_no_use_are_told_in_a_line(tmp_path: Path) -> None:
     for data in (b"\xff", b"# coding: nothing\n", b"x = (", b"\0", b"(" * 9999):
         with pytest.raises(BaselineError, match=r"^cannot be rewritten: [^\n]+$"):
-            sources.Source(data)
+            source_files.SourceFile(data)

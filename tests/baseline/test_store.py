@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_torchprof.baseline.reading import SCHEMA
+from pytest_torchprof.baseline.document import BASELINE_SCHEMA
 from pytest_torchprof.baseline.store import (
     SECTIONS,
     Change,
@@ -56,7 +56,7 @@ entries = st.builds(
     st.dictionaries(texts, values, max_size=2),
 )
 files = st.builds(
-    lambda more, tests: {**more, "schema": SCHEMA, "tests": tests},
+    lambda more, tests: {**more, "schema": BASELINE_SCHEMA, "tests": tests},
     st.dictionaries(texts, values, max_size=2),
     st.dictionaries(texts, st.dictionaries(texts, entries, max_size=2), max_size=3),
 )
@@ -88,7 +88,7 @@ def test_the_layout_is_sorted_with_one_metric_a_line_and_a_trailing_newline() ->
                 }
             },
         },
-        "schema": SCHEMA,
+        "schema": BASELINE_SCHEMA,
     }
     assert """\
 {
@@ -203,7 +203,7 @@ def test_an_entry_is_that_of_test_and_environment(
     tmp_path: Path, test: str, environment: str, expected: Baseline | None
 ) -> None:
     tests = {"test_a": {CPU: {"metrics": {"ops": 1}}}}
-    path = file_of(tmp_path, {"schema": SCHEMA, "tests": tests})
+    path = file_of(tmp_path, {"schema": BASELINE_SCHEMA, "tests": tests})
     assert expected == entry_of(load(path), test, environment)
 
 
@@ -242,7 +242,7 @@ def test_times_alone_are_written_only_when_asked(
 
 def test_unknown_keys_survive_on_every_level(tmp_path: Path) -> None:
     data = {
-        "schema": SCHEMA,
+        "schema": BASELINE_SCHEMA,
         "tests": {"test_a": {CPU: {"metrics": {"ops": 1, "new": 4}, "news": [1]}, GPU: {"x": 1}}},
         "more": {"deep": [{"b": 1, "a": None}]},
     }
@@ -274,7 +274,7 @@ def test_tests_that_are_gone_are_pruned_where_the_device_is_the_same(
 ) -> None:
     old = "cpu, torch 2.6"
     tests: Any = {"test_a": {CPU: {}}, "test_b": {CPU: {}, old: {}}, "test_c": {GPU: {}}}
-    path = file_of(tmp_path, {"schema": SCHEMA, "tests": tests})
+    path = file_of(tmp_path, {"schema": BASELINE_SCHEMA, "tests": tests})
     done = update(path, [], existing=existing, environment=CPU)
     found = load(path)
     assert found is not None
@@ -292,7 +292,7 @@ def test_nothing_to_do_writes_nothing(tmp_path: Path) -> None:
 
 def of_entry(text: str) -> str:
     """A file of one entry that reads so."""
-    return f'{{"schema": "{SCHEMA}", "tests": {{"test_a": {{"{CPU}": {text}}}}}}}'
+    return f'{{"schema": "{BASELINE_SCHEMA}", "tests": {{"test_a": {{"{CPU}": {text}}}}}}}'
 
 
 ODD = {
@@ -400,7 +400,7 @@ def conflicted(ours: Any, theirs: Any, base: Any = None) -> str:
 
 
 def document(**tests: Any) -> dict[str, Any]:
-    return {"schema": SCHEMA, "tests": tests}
+    return {"schema": BASELINE_SCHEMA, "tests": tests}
 
 
 @pytest.mark.parametrize("base", [None, document(test_a={CPU: {"metrics": {"ops": 9}}})])

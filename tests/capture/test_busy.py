@@ -10,7 +10,7 @@ import pytest
 from pytest_torchprof.capture import busy
 from pytest_torchprof.capture.busy import PROBES, BusyWatch, Window
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -58,7 +58,7 @@ def after(system: System, seconds: float = 1.0) -> str | None:
 
 def said_by(watch: BusyWatch) -> str | None:
     """In words."""
-    return ", ".join(map(say, watch.explain())) or None
+    return ", ".join(map(in_words, watch.explain())) or None
 
 
 def test_a_machine_that_tells_nothing_is_not_busy(system: System) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchprof.capture import compilation
-from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture import compile_events
+from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.core.reasons import Why, because
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/net/blocks.py"
@@ -44,13 +44,13 @@ class Dynamo(SimpleNamespace):
 @pytest.fixture
 def dynamo(monkeypatch: pytest.MonkeyPatch) -> Dynamo:
     utils = Dynamo()
-    monkeypatch.setattr(compilation, "_LOG", compilation._Log())
+    monkeypatch.setattr(compile_events, "_LOG", compile_events._Log())
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
     return utils
 
 
 def test_nothing_is_read_while_nobody_has_used_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compilation, "_LOG", compilation._Log())
+    monkeypatch.setattr(compile_events, "_LOG", compile_events._Log())
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     before = CompileCount.now()
     facts = CompileCount.now().since(before)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchprof.analysis.ops import kernels, ops
+from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
 from pytest_torchprof.capture.lean import lean_region
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.profiler import Capture
@@ -27,7 +27,7 @@ from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 
 if TYPE_CHECKING:
@@ -121,11 +121,11 @@ def test_the_exported_file_says_the_same(
     trace, path = captured_file(steps[name], tmp_path, facts)
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(path.read_bytes()))
-    for again in (read(path), read(packed)):
+    for again in (read_trace(path), read_trace(packed)):
         assert measure_all(again) == measure_all(trace)
         assert again.facts == trace.facts == facts
         assert ops(again) == ops(trace)
-        assert kernels(again) == kernels(trace) == {}
+        assert kernel_totals(again) == kernel_totals(trace) == {}
         view, known = (t.within(op="aten::mm") for t in (again, trace))
         assert measure_all(view) == measure_all(known)
 
@@ -217,7 +217,7 @@ def torch_says(block: Block, folder: Path) -> tuple[Any, Trace]:
     ):
         block()
     session.export_chrome_trace(str(folder / "trace.json"))
-    return session, read(folder / "trace.json")
+    return session, read_trace(folder / "trace.json")
 
 
 def repetitions(trace: Trace) -> Counter[str]:

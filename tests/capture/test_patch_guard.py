@@ -25,7 +25,7 @@ def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pa
         monkeypatch.setattr(versions, "tells", lambda: False)
     made = PatchGuard()
     made.learn()
-    assert bool(made._versions) == versions.tells()
+    assert bool(made._versions) == versions.counts_versions()
     return made
 
 
@@ -73,7 +73,7 @@ CHANGES: list[Callable[[dict[str, Any]], object]] = [
 ]
 
 
-@pytest.mark.skipif(not versions.tells(), reason="this Python does not number its dicts")
+@pytest.mark.skipif(not versions.counts_versions(), reason="this Python does not number its dicts")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_dict_has_another_version_after_a_change_and_only_then(
     change: Callable[[dict[str, Any]], object],
@@ -94,4 +94,4 @@ def test_where_the_number_is_no_version_nobody_is_told_so(
 ) -> None:
     monkeypatch.setattr(versions, "_OFFSET", offset)
     monkeypatch.setattr(sys.implementation, "name", name)
-    assert not versions.tells.__wrapped__()
+    assert not versions.counts_versions.__wrapped__()

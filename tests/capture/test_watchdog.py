@@ -10,7 +10,7 @@ from support.sessions import run
 from pytest_torchprof.capture import watchdog
 from pytest_torchprof.capture.watchdog import Watchdog
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 
 LOOP = """
     import torch
@@ -32,7 +32,7 @@ def test_a_test_of_too_many_events_passes_and_is_not_profiled(
     ran = run(pytester, "--torchprof")
     record = ran.tests["test_many"]
     assert (record["outcome"], record["status"]) == ("passed", "not_profiled")
-    assert record["reason"] == say(because(Why.LIMIT_OF_EVENTS))
+    assert record["reason"] == in_words(because(Why.LIMIT_OF_EVENTS))
 
 
 def test_memory_that_is_there_already_does_not_count() -> None:

@@ -21,22 +21,22 @@ from support.numbered import by_index
 
 from pytest_torchprof import cli
 from pytest_torchprof.analysis.averages import GROUPINGS, op_stats
-from pytest_torchprof.analysis.diff import diff, growth
-from pytest_torchprof.analysis.memory import peaks
+from pytest_torchprof.analysis.live_bytes import memory_peaks
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work
+from pytest_torchprof.analysis.trace_diff import diff_rows, growth
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.render.export import augment
+from pytest_torchprof.render.export import write_augmented
 from pytest_torchprof.render.folded_stacks import fold
 from pytest_torchprof.rules.engine import gathering
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
 pytestmark = pytest.mark.thorough
-OTHER = parse(TEXTS[0])
+OTHER = parse_trace(TEXTS[0])
 often = settings(max_examples=max(EXAMPLES * 2 // 3, 30))  # of which each is asked a lot
 
 
@@ -52,7 +52,7 @@ def _a_command_starts_at_once() -> Iterator[None]:
 def ask(trace: Trace) -> None:
     for by in ("op", "kernel"):
         for a, b in ((trace, OTHER), (OTHER, trace)):
-            assert all(row.calls_a or row.calls_b for row in diff(a, b, by=by))
+            assert all(row.calls_a or row.calls_b for row in diff_rows(a, b, by=by))
             growth(a, b, by=by, limit_percent=5)
             replacements(a, b, by=by)
     for row in kernel_rows(trace) + kernel_rows(trace, by="op"):
@@ -60,7 +60,7 @@ def ask(trace: Trace) -> None:
     kernel_work(trace)
     for by_what in GROUPINGS:
         op_stats(trace, by_what)
-    for peak in peaks(trace):
+    for peak in memory_peaks(trace):
         assert sum(row.bytes for row in peak.rows) == peak.peak_bytes
     for metric in ("self_cpu_ms", "self_cuda_ms"):
         for line in fold(trace, metric):
@@ -82,18 +82,18 @@ def survive(data: bytes) -> None:
             assert "internal error" not in said.getvalue()
         trace: Trace | None = None
         with suppress(TraceError):
-            trace = read(source)
+            trace = read_trace(source)
         if trace is not None:
             ask(trace)
             ask(trace.within(module="Linear"))
         try:
-            augment(source, target, by_index)
+            write_augmented(source, target, by_index)
         except TraceError as error:
             refused(error, "damaged.json")
             return
         json.loads(target.read_bytes())
         assert trace is not None
-        again = read(target)
+        again = read_trace(target)
         assert again.ts.tolist() == trace.ts.tolist()
         assert measure_all(again) == measure_all(replace(trace, cut=False))
 

@@ -22,7 +22,7 @@ from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.render.findings import findings, gaps
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
-from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace as Events
@@ -40,7 +40,7 @@ def slow_add(trace: Events, *, times: float) -> Matches:
     What it does
         Finds ``aten::add``.
     """
-    found = rows_of(trace, "aten::add")
+    found = selected_operators(trace, "aten::add")
     found = found if len(found) >= times else found[:0]
     return Matches(found, "an addition", cost_ns=np.full(len(found), 3_000))
 
@@ -52,7 +52,7 @@ def large_copy(trace: Events, *, size: float) -> Matches:
     What it does
         Finds ``aten::copy_`` above a threshold.
     """
-    found = rows_of(trace, "aten::copy_")
+    found = selected_operators(trace, "aten::copy_")
     moved = np.full(len(found), 8192)
     found, moved = found[moved >= size], moved[moved >= size]
     messages = [f"copy of kind {n % 2}" for n in range(len(found))]
@@ -63,7 +63,7 @@ def large_copy(trace: Events, *, size: float) -> Matches:
 @rule("on-device", fix="wait less", triggers="aten::", needs="device shapes")
 def on_device(trace: Events) -> list[int]:
     """Waits for the device."""
-    return list(rows_of(trace, "aten::item"))
+    return list(selected_operators(trace, "aten::item"))
 
 
 @rule("broken", fix="mend it", triggers="aten::broken")

@@ -246,10 +246,10 @@ def test_temporary_names_can_neither_be_foreseen_nor_followed(
     path, mine = tmp_path / "file", tmp_path / "mine"
     mine.write_bytes(b"mine")
     monkeypatch.setattr("secrets.token_hex", lambda n: "known")
-    (tmp_path / f"{files.PREFIX}known.tmp").symlink_to(mine)
+    (tmp_path / f"{files.TEMPORARY_PREFIX}known.tmp").symlink_to(mine)
     write(path)
     assert (b"mine", b"new") == (mine.read_bytes(), path.read_bytes())
-    assert {"file", "mine", f"{files.PREFIX}known.tmp"} == {
+    assert {"file", "mine", f"{files.TEMPORARY_PREFIX}known.tmp"} == {
         found.name for found in tmp_path.iterdir()
     }
 

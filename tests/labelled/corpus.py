@@ -19,10 +19,10 @@ from support.live import captured
 from support.recorded import quiet
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
     from labelled.case import Case, Examples
@@ -62,7 +62,7 @@ class Answer:
     def unchecked(self) -> str | None:
         """Why the example's own rule said nothing to it."""
         why = self.checked.unchecked.get(self.case.rule)
-        return None if why is None else say(why)
+        return None if why is None else in_words(why)
 
     @property
     def problems(self) -> list[str]:
@@ -129,9 +129,9 @@ def is_live(made: Any) -> bool:
 def trace_of(made: Any, folder: Path) -> Trace:
     """The trace of what `prepared` gave."""
     if isinstance(made, TraceBuilder):
-        return parse(made.to_bytes())
+        return parse_trace(made.to_bytes())
     if isinstance(made, Path):
-        return read(made)
+        return read_trace(made)
     with quiet():
         # One that knows how it is to be captured, such as a compiled payload with facts of dynamo.
         capture: Callable[[Path], Trace] | None = getattr(made, "capture", None)

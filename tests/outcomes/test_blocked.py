@@ -10,8 +10,8 @@ from support.outcomes import Session, same
 from support.sessions import NO_OTHER_PLUGINS
 
 from pytest_torchprof.capture import signal_timer
-from pytest_torchprof.render.reasons import HOW_TO_LEAVE_OUT
-from pytest_torchprof.session.plan import Kind
+from pytest_torchprof.render.reason_texts import HOW_TO_LEAVE_OUT
+from pytest_torchprof.session.plan import RunKind
 from pytest_torchprof.session.runs import deadline
 
 BLOCKS = """
@@ -167,7 +167,7 @@ def test_the_limit_grows_with_the_first_run(
 
 
 def test_every_kind_of_run_has_a_name() -> None:
-    assert {*get_args(Kind), ""} == set(deadline._RUN_NAMES)
+    assert {*get_args(RunKind), ""} == set(deadline._RUN_NAMES)
 
 
 def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytester) -> None:

@@ -17,7 +17,7 @@ from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
 from pytest_torchprof.places.place import Place, by_operator
 from pytest_torchprof.trace.backward import ENGINE, forward_of
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -26,7 +26,7 @@ FORWARD = "net.py(8): forward"
 
 
 def trace_of(builder: TraceBuilder, folder: Path) -> Trace:
-    return read(builder.save(folder / "x.json"))
+    return read_trace(builder.save(folder / "x.json"))
 
 
 def rows_of(trace: Trace, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -259,7 +259,7 @@ def test_real_traces_with_stacks_name_the_users_function_and_the_module(model: s
     path = CORPUS / f"h100_{model}_inference.pt.trace.json.gz"
     if not path.exists():
         pytest.skip(f"no {path.name} in {CORPUS}")
-    trace = read(path)
+    trace = read_trace(path)
     found = places(trace, "aten::addmm")
     assert {f"moca/library/model_hub/huggingface/model/adapters/{model_file(model)}"} == {
         (p.location or "").partition(":")[0] for p in found

@@ -29,7 +29,7 @@ from pytest_torchprof.cli import main
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.render import escape, ops_table, summary, tables
+from pytest_torchprof.render import escape, ops_table, session_table, tables
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
 from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.paired_row import Difference
@@ -112,7 +112,7 @@ def test_any_text_is_harmless_in_every_output(text: str) -> None:
         assert_terminal(safe)
     assert "\n" not in escape.line(text)
     assert escape.line(text) == escape.line(escape.line(text)) == escape.block(escape.line(text))
-    for mark in (escape.markdown, escape.code):
+    for mark in (escape.escape_markdown, escape.code):
         assert_markdown(f"- {mark(text)}")
         assert_markdown(f"| {escape.table_cell(mark(text))} | 1 |\n| 2 | 3 |")
     assert_csv(f"a,b\n{_csv_row(escape.csv_value(text), 1)}")
@@ -281,9 +281,9 @@ def test_a_hostile_trace_is_harmless_in_every_format(
 def test_any_row_is_harmless_in_every_format(text: str) -> None:
     fields = [*tables._TEXTS, "calls", "total_ms"]
     rows = [{**dict.fromkeys(fields, text), "calls": -1, "shapes": [[1], text], "total_ms": -2.5}]
-    assert_terminal(tables.table(rows, fields, total=rows[0]))
-    assert_terminal(tables.table(rows, fields, width=80))
-    assert_markdown(tables.markdown_page([text], tables.markdown(rows, fields), [text]))
+    assert_terminal(tables.text_table(rows, fields, total=rows[0]))
+    assert_terminal(tables.text_table(rows, fields, width=80))
+    assert_markdown(tables.markdown_page([text], tables.markdown_table(rows, fields), [text]))
     assert {"-1", "-2.5"} <= set(assert_csv(tables.to_csv(rows, fields))[1])
     document = assert_json(tables.to_json({"rows": rows}))
     assert {text} == set(leaves(list(document["rows"][0].values())))
@@ -385,11 +385,11 @@ def test_a_row_of_the_summary_is_one_line_whatever_its_name(text: str) -> None:
         metrics = {v.label: v for v in verdicts}
         record = Record(f"{of}.py::{of}", "ok", words(of), metrics, (finding,), unchecked)
         every = [record, replace(record, nodeid="b", status="not_profiled")]
-        shown = summary.summary_table(every, (), None, 0, 80)
+        shown = session_table.summary_table(every, (), None, 0, 80)
         return [
             *shown,
-            *summary.unchecked_rules(every),
-            *summary.raised_rules(every).values(),
+            *session_table.unchecked_rules(every),
+            *session_table.raised_rules(every).values(),
         ]
 
     assert len(lines(text)) == len(lines("x"))

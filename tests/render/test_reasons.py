@@ -11,7 +11,7 @@ import pytest
 
 import pytest_torchprof
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.render.reasons import SENTENCES, say
+from pytest_torchprof.render.reason_texts import SENTENCES, in_words
 
 ROOT = Path(pytest_torchprof.__file__).parent
 #: Whose member is found out where it is made, and where that is so.
@@ -110,12 +110,12 @@ def test_every_reason_is_given_somewhere() -> None:
     ],
 )
 def test_sentences(reason: Reason, expected: str) -> None:
-    assert expected == say(reason)
+    assert expected == in_words(reason)
 
 
 @pytest.mark.parametrize("why", Why)
 @pytest.mark.parametrize("value", [None, "text", 0.5, -1, ("a",), because(Why.FAILED)])
 def test_a_reason_from_a_file_may_have_any_data(why: Why, value: object) -> None:
     names = [*fields_of(why)]
-    assert isinstance(say(Reason(why)), str)
-    assert isinstance(say(Reason(why, tuple((name, value) for name in names))), str)  # type: ignore[misc]
+    assert isinstance(in_words(Reason(why)), str)
+    assert isinstance(in_words(Reason(why, tuple((name, value) for name in names))), str)  # type: ignore[misc]

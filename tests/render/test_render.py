@@ -27,10 +27,10 @@ from pytest_torchprof.core.results import (
 from pytest_torchprof.core.samples import Normalised, Sample
 from pytest_torchprof.render.failure import MAX_LINES, failure_message, inline_mismatch
 from pytest_torchprof.render.json_report import test_of as report_of
-from pytest_torchprof.render.ops_table import COLUMNS, ops_table
-from pytest_torchprof.render.summary import summary_table, totals
+from pytest_torchprof.render.ops_table import OPS_COLUMNS, ops_table
+from pytest_torchprof.render.session_table import session_totals, summary_table
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.comparison import Policy, compare
 from pytest_torchprof.verdict.metrics import METRICS
@@ -297,7 +297,7 @@ test    status
     def test_totals(self) -> None:
         one, bad = record("a::b", "ok"), record("a::c", "regressed")
         text = "\n".join(
-            totals(records, runs)
+            session_totals(records, runs)
             for records, runs in (
                 ([], 0),
                 ([one], 1),
@@ -326,7 +326,7 @@ class TestOpsTable(Golden):
             for _ in range(3):
                 b.op("aten::an_operator_with_quite_a_long_name_in_a_namespace", dur_us=1)
             b.kernel_without_runtime("graph", device_us=5)
-        return ops_table(parse(b.to_bytes()), sort_by, limit)
+        return ops_table(parse_trace(b.to_bytes()), sort_by, limit)
 
     def test_all(self) -> None:
         self.assertExpectedInline(
@@ -353,7 +353,7 @@ aten::an_operator_with_…long_name_in_a_namespace        3           3 us      
 
     def test_of_nothing(self) -> None:
         self.assertExpectedInline(
-            ops_table(parse(b"[]"), "flops", 5),
+            ops_table(parse_trace(b"[]"), "flops", 5),
             """\
 operator      flops
 ----------  -------
@@ -490,8 +490,8 @@ def test_wide_names_are_cut_in_the_middle(width: int) -> None:
 
 
 def test_a_table_can_be_sorted_by_each_of_its_columns() -> None:
-    trace = parse(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2}]')
-    for column in COLUMNS:
+    trace = parse_trace(b'[{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2}]')
+    for column in OPS_COLUMNS:
         text = ops_table(trace, column, 5)
         assert column in text.splitlines()[0]
         assert "aten::add" in text

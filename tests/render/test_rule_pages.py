@@ -11,7 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_torchprof.render import rule_page
-from pytest_torchprof.render.rule_page import examples, faults, index, markdown, page, page_of
+from pytest_torchprof.render.rule_page import (
+    examples,
+    index,
+    page,
+    page_faults,
+    page_of,
+    section_markdown,
+)
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Rule, Threshold, rule
 
@@ -70,7 +77,7 @@ def docs() -> ModuleType:
 
 @pytest.mark.parametrize("code", RULES)
 def test_each_docstring_is_a_page(code: str) -> None:
-    assert [] == faults(RULES[code])
+    assert [] == page_faults(RULES[code])
 
 
 @pytest.mark.parametrize("code", RULES)
@@ -165,10 +172,10 @@ def test_a_rule_without_thresholds_and_needs_says_nothing_of_them() -> None:
 def test_a_docstring_that_is_no_page_is_faulted(before: str, after: str, said: str) -> None:
     assert before in GOOD
     changed = rule_of(GOOD.replace(before, after), min_calls=Threshold(3, "1", ""))
-    assert any(said in fault for fault in faults(changed)), faults(changed)
-    assert [] == faults(rule_of(GOOD, min_calls=Threshold(3, "1", "")))
+    assert any(said in fault for fault in page_faults(changed)), page_faults(changed)
+    assert [] == page_faults(rule_of(GOOD, min_calls=Threshold(3, "1", "")))
 
 
 def test_roles_and_code_are_markdown() -> None:
-    assert "`x` and `y` and `z`" == markdown("``x`` and :func:`y` and `z`")
+    assert "`x` and `y` and `z`" == section_markdown("``x`` and :func:`y` and `z`")
     assert ["for x in y:\n\n    x.item()", "y.tolist()"] == examples(rule_of(GOOD))

@@ -20,7 +20,7 @@ from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.render.folded_stacks import StackMetric, _whole_us, fold, write_stacks
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_operators_fold_by_nesting() -> None:
             with b.op("aten::addmm", dur_us=10):
                 b.launch("void gemm<float, 4>(int; int)", device_us=7, host_us=4)
             b.op("aten::add", dur_us=3)
-    found = folded(parse(b.to_bytes()))
+    found = folded(parse_trace(b.to_bytes()))
     top = "forward;aten::linear;"
     assert found.pop("forward") in {1, 2}
     assert found == {
@@ -61,7 +61,7 @@ def test_operators_fold_by_nesting() -> None:
         top + "aten::add": 6,
     }
     kernel = top + "aten::addmm;void_gemm<float,_4>(int__int)"
-    assert folded(parse(b.to_bytes()), "self_cuda_ms") == {kernel: 14}
+    assert folded(parse_trace(b.to_bytes()), "self_cuda_ms") == {kernel: 14}
 
 
 def test_python_functions_and_modules_are_frames() -> None:
@@ -70,14 +70,14 @@ def test_python_functions_and_modules_are_frames() -> None:
         with b.op("aten::mm", dur_us=10):
             b.launch("gemm", device_us=5)
         b.launch("by hand", device_us=3, host_us=2)
-    found = folded(parse(b.to_bytes()))
+    found = folded(parse_trace(b.to_bytes()))
     module = "model.py(12):_forward;nn.Module:_Linear_0"
     assert found == {
         f"{module};aten::mm": 5,
         f"{module};aten::mm;cudaLaunchKernel": 5,
         f"{module};cudaLaunchKernel": 2,
     }
-    assert folded(parse(b.to_bytes()), "self_cuda_ms") == {
+    assert folded(parse_trace(b.to_bytes()), "self_cuda_ms") == {
         f"{module};aten::mm;gemm": 5,
         f"{module};by_hand": 3,
     }
@@ -89,7 +89,7 @@ def test_what_no_operator_launched_is_there() -> None:
     b.kernel_without_runtime("lost", device_us=3)
     b.graph_launch(["one", "two"], device_us=1)
     expected = {"gemm": 5, "lost": 3, "one": 1, "two": 1}
-    found = folded(parse(b.to_bytes()), "self_cuda_ms")
+    found = folded(parse_trace(b.to_bytes()), "self_cuda_ms")
     assert found == {f"(no_operator);{name}": us for name, us in expected.items()}
 
 
@@ -101,7 +101,7 @@ def test_of_a_live_capture_counts_the_region_which_is_no_frame() -> None:
             b.op("aten::add", dur_us=3)
         with b.thread(2):  # as the backward pass
             b.op("aten::add", dur_us=4)
-    assert folded(parse(b.to_bytes())) == {"aten::add": 9, "aten::add;aten::add": 3}
+    assert folded(parse_trace(b.to_bytes())) == {"aten::add": 9, "aten::add;aten::add": 3}
 
 
 def test_equal_stacks_of_all_steps_are_one() -> None:
@@ -109,7 +109,7 @@ def test_equal_stacks_of_all_steps_are_one() -> None:
     for step in range(3):
         with b.annotation(f"ProfilerStep#{step}", 10):
             b.op("aten::add", dur_us=2)
-    assert folded(parse(b.to_bytes())) == {"ProfilerStep": 24, "ProfilerStep;aten::add": 6}
+    assert folded(parse_trace(b.to_bytes())) == {"ProfilerStep": 24, "ProfilerStep;aten::add": 6}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_equal_stacks_of_all_steps_are_one() -> None:
 def test_names_keep_to_the_format(name: str, frame: str) -> None:
     b = TraceBuilder()
     b.op(name)
-    assert folded(parse(b.to_bytes())) == {frame: 5}
+    assert folded(parse_trace(b.to_bytes())) == {frame: 5}
 
 
 @given(st.lists(st.integers(0, 5000), max_size=30))
@@ -162,15 +162,15 @@ def test_random_trees_fold_as_a_walk_counts(
     for thread, tree in trees:
         with b.thread(thread):
             grow(tree)
-    assert folded(parse(b.to_bytes())).keys() <= counts.keys()
+    assert folded(parse_trace(b.to_bytes())).keys() <= counts.keys()
     leaves = {p: n for p, n in counts.items() if not any(q.startswith(f"{p};") for q in counts)}
-    found = folded(parse(b.to_bytes()))
+    found = folded(parse_trace(b.to_bytes()))
     assert {path: found[path] for path in leaves} == {p: 50 * n for p, n in leaves.items()}
 
 
 def test_a_trace_of_nothing_has_no_lines() -> None:
     for metric in ("self_cpu_ms", "self_cuda_ms"):
-        assert [*fold(parse(b"[]"), metric)] == []
+        assert [*fold(parse_trace(b"[]"), metric)] == []
 
 
 def test_live_stacks_add_up(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_file_holds_the_lines(tmp_path: Path) -> None:
     b = TraceBuilder()
     b.op("aten::größer")
     b.op("aten::add")
-    trace, target = parse(b.to_bytes()), tmp_path / "new" / "out.folded"
+    trace, target = parse_trace(b.to_bytes()), tmp_path / "new" / "out.folded"
     assert write_stacks(trace, target) == 2
     assert target.read_text("utf-8").splitlines() == [*fold(trace)]
     with pytest.raises(TraceError, match="cannot be written"):
@@ -195,6 +195,6 @@ STORED = sorted(CORPUS.glob("*.json.gz"))
 @pytest.mark.skipif(not STORED, reason="the folder of real traces is not here")
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name.partition(".")[0])
 def test_stacks_of_a_real_trace_add_up(path: Path) -> None:
-    trace = read(path)
+    trace = read_trace(path)
     assert folded(trace)
     assert folded(trace, "self_cuda_ms")

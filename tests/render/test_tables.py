@@ -12,8 +12,8 @@ from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.render.kernel_names import readable
-from pytest_torchprof.render.tables import cell, markdown, table, to_csv, to_json
+from pytest_torchprof.render.short_kernel_names import readable_kernel
+from pytest_torchprof.render.tables import cell, markdown_table, text_table, to_csv, to_json
 
 ROWS: list[dict[str, Any]] = [
     {"name": "aten::mm", "calls": 12345, "self_cpu_ms": 1.5, "flops": 2 * 10**9, "share": 0.9996},
@@ -25,7 +25,7 @@ TOTAL = {"name": "total", "calls": 12346, "self_cpu_ms": 1.5021, "share": 1.0}
 
 def test_a_table_has_scaled_units_a_total_and_no_empty_column() -> None:
     assert_expected_inline(
-        table(ROWS, FIELDS, total=TOTAL),
+        text_table(ROWS, FIELDS, total=TOTAL),
         """\
 name         calls  self_cpu    flops   share
 ----------  ------  --------  -------  ------
@@ -40,7 +40,7 @@ total       12,346    1.5 ms            100 %
 def test_markdown_is_a_table_of_github() -> None:
     rows = [{**ROWS[0], "name": "a|b"}]
     assert_expected_inline(
-        markdown(rows, FIELDS),
+        markdown_table(rows, FIELDS),
         """\
 | name   |  calls | self_cpu |   flops |  share |
 |:-------|-------:|---------:|--------:|-------:|
@@ -66,7 +66,7 @@ def test_json_knows_no_number_that_is_not_finite() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_a_table_fits_the_terminal_by_cutting_names_in_the_middle(width: int) -> None:
     rows = [{"kernel": "k" * 300 + "_end", "operator": "aten::mm", "total_ms": 1.0, "calls": 3}]
-    lines = table(rows, ("kernel", "operator", "total_ms", "calls"), width=width).splitlines()
+    lines = text_table(rows, ("kernel", "operator", "total_ms", "calls"), width=width).splitlines()
     assert max(map(len, lines)) <= width
     assert "…" in lines[-1]
     assert "_end  aten::mm" in lines[-1]
@@ -75,15 +75,15 @@ def test_a_table_fits_the_terminal_by_cutting_names_in_the_middle(width: int) ->
 def test_of_several_names_those_that_fit_are_shown_and_how_many_are_left() -> None:
     long = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
     row = {"kernel": f"{long} ×12, fill<4, int> ×3, b ×1", "operator": "aten::mm ×9, c ×7"}
-    shown = table([row], ("kernel", "operator"), width=58).splitlines()[-1]
+    shown = text_table([row], ("kernel", "operator"), width=58).splitlines()[-1]
     assert "vectorized_e…r_add<float>> ×12, +2 more  aten::mm ×9, c ×7" == shown
-    assert "<float>> ×12, fill<4, int> ×3, b ×1" in table([row], ("kernel", "operator"))
-    assert "`aten::mm ×9, c ×7`" in markdown([row], ("kernel", "operator"))
+    assert "<float>> ×12, fill<4, int> ×3, b ×1" in text_table([row], ("kernel", "operator"))
+    assert "`aten::mm ×9, c ×7`" in markdown_table([row], ("kernel", "operator"))
 
 
 def test_wide_characters_take_two_columns() -> None:
     rows = [{"name": "テスト" * 20, "calls": 1}, {"name": "aten::mm", "calls": 2}]
-    lines = table(rows, ("name", "calls"), width=40).splitlines()
+    lines = text_table(rows, ("name", "calls"), width=40).splitlines()
     assert [
         "name                               calls",
         "---------------------------------  -----",
@@ -154,28 +154,28 @@ def test_the_suffix_of_a_field_says_how_its_value_reads(
     ],
 )
 def test_a_kernel_is_named_without_what_all_of_its_kind_repeat(name: str, expected: str) -> None:
-    assert expected == readable(name)
+    assert expected == readable_kernel(name)
 
 
 @given(st.text(alphabet="ab<>(){}:,#*& _operator()lambda", max_size=80))
 def test_any_name_has_a_readable_form(name: str) -> None:
-    text = readable(name)
+    text = readable_kernel(name)
     assert bool(text) == bool(name.removeprefix("void "))
 
 
 def test_a_narrow_terminal_does_without_the_columns_that_tell_least() -> None:
     row = {"kernel": "k" * 99, "operator": "aten::mm", "calls": 3, "total_ms": 1.0, "mean_us": 5.0}
     row |= {"flops": 10**9, "tflops_per_s": 1.0, "bytes": 10**6, "gb_per_s": 1.0, "share": 0.5}
-    text = table([row], list(row), width=60)
+    text = text_table([row], list(row), width=60)
     *lines, note = text.splitlines()
     assert max(map(len, lines)) <= 60
     assert "… without mean, bytes, flops, GB/s, TFLOP/s: COLUMNS=160 shows more" == note
     assert {"kernel", "calls", "total", "share"} <= set(lines[0].split())
-    assert "without" not in table([row], list(row), width=160)
-    assert "without" not in table([row], list(row))
+    assert "without" not in text_table([row], list(row), width=160)
+    assert "without" not in text_table([row], list(row))
 
 
 def test_of_a_stack_the_innermost_end_is_kept() -> None:
     rows = [{"stack": "outer.py(1): run;" * 9 + "model.py(7): forward", "calls": 1}]
-    assert "…" == table(rows, ("stack", "calls"), width=50).splitlines()[-1][0]
-    assert "model.py(7): forward" in table(rows, ("stack", "calls"), width=50)
+    assert "…" == text_table(rows, ("stack", "calls"), width=50).splitlines()[-1][0]
+    assert "model.py(7): forward" in text_table(rows, ("stack", "calls"), width=50)

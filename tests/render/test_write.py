@@ -17,10 +17,10 @@ from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.render.export import Augmented, augment
+from pytest_torchprof.render.export import Augmented, write_augmented
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_events_stay_as_they_are_and_kernels_get_more_arguments(
     style: Any, vendor: str, tmp_path: Path
 ) -> None:
     source, target = build(vendor).save(tmp_path / "in.json", style), tmp_path / "out.json"
-    found = augment(source, target, by_index)
+    found = write_augmented(source, target, by_index)
     before, after = events(source), events(target)
     more, kept = after[len(before) :], after[: len(before)]
     assert {e["ph"] for e in more} == {"C"}
@@ -80,14 +80,14 @@ def test_events_stay_as_they_are_and_kernels_get_more_arguments(
             assert {k: v for k, v in new["args"].items() if k in old["args"]} == old["args"]
             assert set(new["args"]) - set(old["args"]) <= set(KEYS)
             assert set(KEYS) <= set(new["args"])
-    one, other = read(source), read(target)
+    one, other = read_trace(source), read_trace(target)
     assert measure_all(one) == measure_all(other)
     assert one.metadata == other.metadata
 
 
 def test_each_event_gets_its_own_numbers(tmp_path: Path) -> None:
     source, target = build().save(tmp_path / "in.json"), tmp_path / "out.json"
-    augment(source, target, by_index)
+    write_augmented(source, target, by_index)
     found = [e for e in events(target) if e.get("cat") in {"kernel", "gpu_memcpy"}]
     found.sort(key=lambda e: float(e["ts"]))
     assert [e["args"]["flops"] for e in found] == [*range(1000, 1006)]
@@ -102,7 +102,7 @@ def test_each_event_gets_its_own_numbers(tmp_path: Path) -> None:
 def test_of_the_text_nothing_is_changed(tmp_path: Path) -> None:
     for style in ("compact", "bare_list", ()):
         source, target = build().save(tmp_path / "in.json", style), tmp_path / "out.json"
-        augment(source, target, by_index)
+        write_augmented(source, target, by_index)
         text = target.read_text()
         text = re.sub(r',\n  \{"ph": "C", "name": "achieved [^\n]*?\}\}', "", text)
         number = r"-?[0-9.e+-]+"
@@ -113,7 +113,7 @@ def test_of_the_text_nothing_is_changed(tmp_path: Path) -> None:
 
 def test_nothing_known_is_nothing_added(tmp_path: Path) -> None:
     source, target = build().save(tmp_path / "in.json"), tmp_path / "out.json"
-    assert augment(source, target, nothing) == Augmented(0, 0)
+    assert write_augmented(source, target, nothing) == Augmented(0, 0)
     assert target.read_bytes() == source.read_bytes()
 
 
@@ -126,7 +126,7 @@ def test_what_is_unknown_is_not_there(tmp_path: Path) -> None:
         return known
 
     source, target = build().save(tmp_path / "in.json"), tmp_path / "out.json"
-    augment(source, target, some)
+    write_augmented(source, target, some)
     found = [e for e in events(target) if e.get("cat") == "kernel"]
     assert {"bytes", "achieved GB/s"} == set(KEYS) & set(found[0]["args"])
     assert "flops" not in found[-1]["args"]
@@ -135,7 +135,7 @@ def test_what_is_unknown_is_not_there(tmp_path: Path) -> None:
 
 def test_an_event_of_no_duration_has_no_rate(tmp_path: Path) -> None:
     source, target = build().save(tmp_path / "in.json", "no_dur"), tmp_path / "out.json"
-    found = augment(source, target, by_index)
+    found = write_augmented(source, target, by_index)
     assert (found.events, found.counters) == (6, 0)
     (kernel, *_) = (e for e in events(target) if e.get("cat") == "kernel")
     assert set(KEYS) & set(kernel["args"]) == {"flops", "bytes", "compute_pct", "bandwidth_pct"}
@@ -143,7 +143,7 @@ def test_an_event_of_no_duration_has_no_rate(tmp_path: Path) -> None:
 
 def test_events_without_arguments_are_left_alone(tmp_path: Path) -> None:
     source, target = build().save(tmp_path / "in.json", "no_args"), tmp_path / "out.json"
-    assert augment(source, target, by_index) == Augmented(0, 0)
+    assert write_augmented(source, target, by_index) == Augmented(0, 0)
 
 
 def test_empty_and_foreign_arguments(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_empty_and_foreign_arguments(tmp_path: Path) -> None:
     head = '{"ph":"X","cat":"kernel","name":"k","ts":%d,"dur":2,"pid":0,"tid":7,"args":%s}'
     args = ["{}", "{ }", "null", "[]", '"}"', '{"a":{"b":"}"}}']
     source.write_text("[" + ",".join(head % (i, a) for i, a in enumerate(args)) + "]")
-    assert augment(source, target, by_index).events == 3
+    assert write_augmented(source, target, by_index).events == 3
     found = [e["args"] for e in events(target) if e["ph"] == "X"]
     assert [a["flops"] for a in found if isinstance(a, dict)] == [1000, 1001, 1005]
     assert found[2:5] == [None, [], "}"]
@@ -161,8 +161,8 @@ def test_empty_and_foreign_arguments(tmp_path: Path) -> None:
 def test_twice_is_as_once(tmp_path: Path) -> None:
     source, once = build().save(tmp_path / "in.json"), tmp_path / "once.json"
     twice = tmp_path / "twice.json"
-    augment(source, once, by_index)
-    assert augment(once, twice, by_index).events == 0
+    write_augmented(source, once, by_index)
+    assert write_augmented(once, twice, by_index).events == 0
     known = [e for e in events(twice) if e["ph"] != "C"]
     assert known == [e for e in events(once) if e["ph"] != "C"]
 
@@ -179,7 +179,7 @@ def test_counters_are_the_sum_over_what_runs(tmp_path: Path) -> None:
         flops = np.array([40_000_000, -1])
         return Known(event, flops, flops, np.array([4000, 2000]), nan, nan)
 
-    augment(source, target, work)
+    write_augmented(source, target, work)
     samples = [e for e in events(target) if e["ph"] == "C"]
     assert {e["pid"] for e in samples} == {1}
     (long, short) = (e for e in events(target) if e.get("cat") == "kernel")
@@ -205,7 +205,7 @@ def test_a_truncated_trace_is_closed_after_its_last_whole_event(
     whole = build().to_bytes(style)
     source, target = tmp_path / "in.json.gz", tmp_path / "out.json"
     source.write_bytes(gzip.compress(whole[: int(len(whole) * share)]))
-    found = augment(source, target, by_index)
+    found = write_augmented(source, target, by_index)
     (warning,) = found.warnings
     assert "ends at byte" in warning
     document = json.loads(whole)
@@ -214,7 +214,7 @@ def test_a_truncated_trace_is_closed_after_its_last_whole_event(
     assert 0 < len(kept) <= len(expected)
     for old, new in zip(expected, kept, strict=False):
         assert {k: new["args"][k] for k in old.get("args", ())} == old.get("args", {})
-    trace, salvaged = read(target), read(source)
+    trace, salvaged = read_trace(target), read_trace(source)
     assert trace.ts.tolist() == salvaged.ts.tolist()
     # What it lacks, the closed one does not lack for breaking off.
     assert measure_all(trace) == measure_all(replace(salvaged, cut=False))
@@ -224,15 +224,15 @@ def test_compressed_input_that_breaks_off(tmp_path: Path) -> None:
     source, target = tmp_path / "in.json.gz", tmp_path / "out.json.gz"
     packed = gzip.compress(build().to_bytes())
     source.write_bytes(packed[: len(packed) * 2 // 3])
-    assert augment(source, target, by_index).warnings
-    assert read(target).ts.tolist() == read(source).ts.tolist()
+    assert write_augmented(source, target, by_index).warnings
+    assert read_trace(target).ts.tolist() == read_trace(source).ts.tolist()
 
 
 def test_the_targets_name_says_whether_it_is_compressed(tmp_path: Path) -> None:
     source = build().save(tmp_path / "in.json.gz")
     plain, packed = tmp_path / "a" / "out.json", tmp_path / "out.json.gz"
-    augment(source, plain, by_index)
-    augment(plain, packed, nothing)
+    write_augmented(source, plain, by_index)
+    write_augmented(plain, packed, nothing)
     assert plain.read_bytes()[:1] == b"{"
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
 
@@ -248,7 +248,7 @@ def test_a_trace_is_never_overwritten_with_itself(how: str, tmp_path: Path) -> N
         target.hardlink_to(source)
     before = source.read_bytes()
     with pytest.raises(TraceError, match="another name"):
-        augment(source, target, by_index)
+        write_augmented(source, target, by_index)
     assert source.read_bytes() == before
 
 
@@ -259,18 +259,18 @@ def test_what_is_no_trace_is_an_error_and_nothing_is_written(text: bytes, tmp_pa
     source, target = tmp_path / "in.json", tmp_path / "out.json"
     source.write_bytes(text)
     with pytest.raises(TraceError, match=r"in\.json"):
-        augment(source, target, by_index)
+        write_augmented(source, target, by_index)
     with pytest.raises(TraceError, match="missing"):
-        augment(tmp_path / "missing.json", target, by_index)
+        write_augmented(tmp_path / "missing.json", target, by_index)
     assert [path.name for path in tmp_path.iterdir()] == ["in.json"]
 
 
 def test_a_target_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     source = build().save(tmp_path / "in.json")
     with pytest.raises(TraceError, match="cannot be written"):
-        augment(source, tmp_path, by_index)
+        write_augmented(source, tmp_path, by_index)
     with pytest.raises(TraceError, match="cannot be written"):
-        augment(source, source / "out.json", by_index)
+        write_augmented(source, source / "out.json", by_index)
 
 
 STORED = sorted(CORPUS.glob("*.json.gz"))
@@ -280,7 +280,7 @@ STORED = sorted(CORPUS.glob("*.json.gz"))
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name.partition(".")[0])
 def test_real_traces_keep_all_they_hold(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    found = augment(path, target, by_index)
+    found = write_augmented(path, target, by_index)
     before, after = events(path), events(target)
     assert len(after) == len(before) + found.counters
     device = [e for e in before if e.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
@@ -296,4 +296,4 @@ def test_real_traces_keep_all_they_hold(path: Path, tmp_path: Path) -> None:
     assert [e["args"]["flops"] for e in numbered] == [1000 + i for i in range(len(numbered))]
     for sample in after[len(before) :]:
         assert sample.keys() == {"ph", "name", "pid", "tid", "ts", "args"}
-    assert measure_all(read(target)) == measure_all(read(path))
+    assert measure_all(read_trace(target)) == measure_all(read_trace(path))

@@ -11,7 +11,7 @@ from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Finding
@@ -21,7 +21,7 @@ TF32 = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'
 
 
 def recorded(b: TraceBuilder) -> Trace:
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 def found(trace: Trace, code: str) -> Finding:

@@ -15,8 +15,8 @@ from pytest_torchprof.places.place import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.engine.check import check, nothing_seen
 from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import read
-from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Triggers
@@ -43,7 +43,7 @@ def trace(tmp_path: Path) -> Trace:
     b = TraceBuilder()
     b.op("aten::add", [[4], [4]])
     b.op("aten::mm", [[4, 4], [4, 4]])
-    return read(b.save(tmp_path / "x.json"))
+    return read_trace(b.save(tmp_path / "x.json"))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_what_is_known_of_names_does_not_grow_without_end(
 
 
 def test_a_trace_in_which_nothing_is_seen_leaves_all_rules_unchecked(tmp_path: Path) -> None:
-    empty = read(TraceBuilder().save(tmp_path / "x.json"))
+    empty = read_trace(TraceBuilder().save(tmp_path / "x.json"))
     assert {"one", "two"} == check(
         empty, [always("one", None), always("two", "x")]
     ).unchecked.keys()
@@ -131,11 +131,11 @@ def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> N
     b.metadata("torchprof", {"wall_ms": 1.0})
     with b.annotation(REGION):
         pass
-    assert nothing_seen(read(b.save(tmp_path / "x.json"))) is None
+    assert nothing_seen(read_trace(b.save(tmp_path / "x.json"))) is None
     lost = TraceBuilder()
     lost.metadata("torchprof", {"wall_ms": 1.0})
     lost.op("aten::add")
-    why = nothing_seen(read(lost.save(tmp_path / "y.json")))
+    why = nothing_seen(read_trace(lost.save(tmp_path / "y.json")))
     assert why == because(Why.NO_REGION)
 
 
@@ -149,7 +149,7 @@ def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
     @rule("both", fix="")
     def both(trace: Trace) -> Matches:
         """Both."""
-        return Matches(rows_of(trace, "aten::add", "aten::mm"), "an operator")
+        return Matches(selected_operators(trace, "aten::add", "aten::mm"), "an operator")
 
     found = check(trace, [always("one", None), both]).findings(placing)
     assert [3] == asked
@@ -177,7 +177,7 @@ def test_a_name_is_looked_at_once_in_a_process(
     assert 80 == len(check(trace, rules).counts)
     monkeypatch.setattr(NAMES, "_all_of", None)
     assert 80 == len(check(trace, rules).counts)
-    assert 2 == len(rows_of(trace, "aten::mm", "aten::add"))
+    assert 2 == len(selected_operators(trace, "aten::mm", "aten::add"))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_matches_of_several_sizes_at_one_place_are_one_finding(
     @rule("sizes", fix="")
     def sizes(trace: Trace) -> Matches:
         """Matches of some sizes."""
-        return Matches(np.repeat(rows_of(trace, "aten::mm"), 2), messages)
+        return Matches(np.repeat(selected_operators(trace, "aten::mm"), 2), messages)
 
     found = check(trace, [sizes]).findings()
     assert expected == {one.message: one.count for one in found}
@@ -205,7 +205,9 @@ def test_a_finding_has_the_path_of_its_own_events(trace: Trace) -> None:
     @rule("two", fix="")
     def two(trace: Trace) -> Matches:
         """Two operators on one line."""
-        return Matches(rows_of(trace, "aten::add", "aten::mm"), ["aten::add", "aten::mm"])
+        return Matches(
+            selected_operators(trace, "aten::add", "aten::mm"), ["aten::add", "aten::mm"]
+        )
 
     def on_one_line(
         trace: Trace, events: Ints, parts: Parts = NO_PARTS

@@ -20,14 +20,14 @@ from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 
 A100 = "NVIDIA A100-SXM4-40GB"
 SGEMM = "ampere_sgemm_128x64_tn"
 
 
 def recorded(b: TraceBuilder) -> Trace:
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 def costs(trace: Trace, *codes: str) -> list[float]:
@@ -184,7 +184,7 @@ def test_costs_of_labelled_examples_are_within_bounds(theme: str) -> None:
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.gz")), ids=lambda p: p.name.split(".")[0])
 def test_costs_in_real_traces_are_within_bounds(path: Path) -> None:
-    trace = read(path)
+    trace = read_trace(path)
     found = check(trace, RULES.values()).findings()
     assert sum(one.cost_ms for one in found) <= span_ms(trace)
     waits = [one.cost_ms for one in found if one.rule == "host-sync"]

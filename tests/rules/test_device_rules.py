@@ -8,10 +8,10 @@ import pytest
 from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.check import Checked
@@ -23,7 +23,7 @@ def checked(name: str) -> Checked:
     path = CORPUS / f"{name}.pt.trace.json.gz"
     if not path.exists():
         pytest.skip(f"no {path.name} in {CORPUS}")
-    found = check(read(path), [RULES[code] for code in DEVICE_RULES])
+    found = check(read_trace(path), [RULES[code] for code in DEVICE_RULES])
     assert dict(found.errors) == {}
     return found
 
@@ -68,9 +68,9 @@ def said_of_an_unknown_device(name: str, kernel: str, style: str) -> dict[str, s
         b.launch(kernel)
     with b.op("aten::mm", [[128, 128], [128, 128]]):
         b.launch(kernel)
-    found = check(parse(b.to_bytes(style)), RULES.values())
+    found = check(parse_trace(b.to_bytes(style)), RULES.values())
     return {
-        code: say(found.partly[code]) if code in found.partly else ""
+        code: in_words(found.partly[code]) if code in found.partly else ""
         for code in ("math-attention", "fp32-matmul")
     }
 

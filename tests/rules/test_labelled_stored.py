@@ -11,9 +11,9 @@ import pytest
 from labelled import corpus
 from support.recorded import record
 
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
     from labelled.case import Case
@@ -39,7 +39,7 @@ def payloads(theme: str) -> list[tuple[Case, Any]]:
 def stored(case: Case, block: Any, **options: bool) -> corpus.Answer:
     """What the rules say where torch.profiler recorded the payload."""
     with tempfile.TemporaryDirectory() as folder:
-        return corpus.asked(case, read(record(block, Path(folder), **options)))
+        return corpus.asked(case, read_trace(record(block, Path(folder), **options)))
 
 
 def differing(case: Case, other: corpus.Answer) -> list[str]:
@@ -74,7 +74,7 @@ def unlike_live(case: Case, block: Any, *, stacks: bool) -> list[str]:
 def unlike_without_memory(case: Case, block: Any) -> list[str]:
     """Without memory events a rule says the same, or that it is not checked, or of what part."""
     other = stored(case, block, stacks=False)
-    told = {code for code, why in other.checked.partly.items() if "memory" in say(why)}
+    told = {code for code, why in other.checked.partly.items() if "memory" in in_words(why)}
     return [said for said in differing(case, other) if said.split(": ")[1].split()[0] not in told]
 
 

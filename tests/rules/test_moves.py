@@ -15,7 +15,7 @@ from pytest_torchprof.rules.calls import called
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -44,7 +44,7 @@ class Known:
 
 def known(b: TraceBuilder, said: Said) -> Trace:
     """The trace, in which each call, and the ``copy_`` in it, is known to take and to make this."""
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     rows = np.flatnonzero(called(trace))
     found = {}
     for row, (taken, made) in zip(rows.tolist(), said, strict=True):
@@ -131,4 +131,4 @@ def test_both_ask_which_tensor_is_which(code: str) -> None:
         up(b, SHAPE)
         down(b, SHAPE)
         up(b, SHAPE)
-    assert check(parse(b.to_bytes()), [RULES[code]]).wants_tensors
+    assert check(parse_trace(b.to_bytes()), [RULES[code]]).wants_tensors

@@ -14,11 +14,11 @@ from support.trace_builder import TraceBuilder
 from torch import nn
 
 from pytest_torchprof.places.frames import by_frames
-from pytest_torchprof.places.place import Place, Stretch
+from pytest_torchprof.places.place import Place, PlacedEvents
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.rule import Matches, Rule, rule
-from pytest_torchprof.trace.read import parse
-from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     import pytest
@@ -43,15 +43,17 @@ class Net(nn.Module):
 
 def products(trace: Trace) -> Matches:
     """All products are one match."""
-    rows = rows_of(trace, "aten::linear", "aten::mm")
+    rows = selected_operators(trace, "aten::linear", "aten::mm")
     return Matches(rows[:1], "products", parts=[rows])
 
 
 def at(block: Callable[[], Any], folder: Path) -> tuple[str | None, str | None]:
     """The text of the line, and the module, of all products of a block."""
     trace = captured(block, folder)
-    rows = rows_of(trace, "aten::linear")
-    places, number = placing(block, trace, folder)(trace, rows[:1], {0: Stretch(rows, rows[:0])})
+    rows = selected_operators(trace, "aten::linear")
+    places, number = placing(block, trace, folder)(
+        trace, rows[:1], {0: PlacedEvents(rows, rows[:0])}
+    )
     place = places[int(number[0])]
     lines = Path(__file__).read_text("utf-8").splitlines()
     file, _, line = (place.location or "").rpartition(":")
@@ -114,9 +116,9 @@ def stored(*stacks: tuple[str, ...]) -> tuple[Trace, list[Place]]:
 
     for names in stacks:
         nested(names)
-    trace = parse(b.to_bytes())
-    rows = rows_of(trace, "aten::mm")
-    places, number = by_frames(trace, rows[:1], {0: Stretch(rows, rows[:0])})
+    trace = parse_trace(b.to_bytes())
+    rows = selected_operators(trace, "aten::mm")
+    places, number = by_frames(trace, rows[:1], {0: PlacedEvents(rows, rows[:0])})
     return trace, [places[i] for i in number.tolist()]
 
 

@@ -10,7 +10,7 @@ from support.sessions import accept, calls, read_baseline, run
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -297,6 +297,6 @@ def test_the_kept_trace_says_where_and_why(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=BREAKS)
     args = ("--torchprof-traces=traces", "--torchprof-traces-of=all")
     file = run(pytester, "--torchprof", *args).tests["test_anew"]["trace"]
-    (finding,) = check(read(Path(str(file))), [RULES["graph-break"]]).findings()
+    (finding,) = check(read_trace(Path(str(file))), [RULES["graph-break"]]).findings()
     assert (1, f"{pytester.path}/test_it.py:7") == (finding.count, finding.location)
     assert "print" in finding.message

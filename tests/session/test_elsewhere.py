@@ -14,10 +14,10 @@ from support.sessions import run
 from pytest_torchprof.capture.tasks import PROCESS_TASKS, Threads
 from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 
 FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, UNNAMED = (
-    say(because(why))
+    in_words(because(why))
     for why in (
         Why.FORKED_WORK,
         Why.FINALIZERS,

@@ -24,7 +24,7 @@ from support.sessions import (
 
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -54,7 +54,7 @@ def counting(word: str, code: str) -> Rule:
     """A rule that matches each call of ``aten::<word>``."""
 
     def find(trace: Trace) -> Matches:
-        rows = rows_of(trace, f"aten::{word}")
+        rows = selected_operators(trace, f"aten::{word}")
         cost = np.full(len(rows), {"mul": 200}.get(word, 100))
         return Matches(rows, f"it calls {word}", cost_ns=cost)
 

@@ -28,8 +28,8 @@ from pytest_torchprof.render.call_sites import called_from
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.read import parse
-from pytest_torchprof.trace.tree import rows_of
+from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -39,7 +39,7 @@ HERE = "# <- here"
 
 
 def multiplications(trace: Trace) -> Matches:
-    return Matches(rows_of(trace, "aten::mul"), "it multiplies")
+    return Matches(selected_operators(trace, "aten::mul"), "it multiplies")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -897,7 +897,7 @@ def test_torch_compile_does_not_compile_anything_anew(tmp_path: Path) -> None:
         assert before == dict(counters["frames"])
     finally:
         torch.set_num_threads(threads)
-    found, at = place(trace, rows_of(trace, "aten::mul"))
+    found, at = place(trace, selected_operators(trace, "aten::mul"))
     first = work._torchdynamo_orig_callable.__code__.co_firstlineno  # type: ignore[attr-defined]
     numbers = [int((found[i].location or ":0").rpartition(":")[2]) for i in at.tolist()]
     assert [True, True] == [first <= number <= first + 5 for number in numbers]
@@ -964,7 +964,7 @@ def gpu_step(*, marked: bool) -> Trace:
                     b.launch("gemm")
         with line(3):
             b.sync("cudaDeviceSynchronize")
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 def test_waits_and_the_engines_own_thread_have_their_lines() -> None:

@@ -9,7 +9,7 @@ from support.sessions import ADD, run
 
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.rules.engine.rule import Rule, Threshold, rule
-from pytest_torchprof.rules.engine.thresholds import codes, parse
+from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.session.options import OPTIONS, build_settings
 
 
@@ -55,7 +55,7 @@ KNOWN: list[Rule] = [large_copy, plain]
     ],
 )
 def test_thresholds_are_read(text: str, expected: dict[str, dict[str, float]]) -> None:
-    assert expected == parse(text, KNOWN)
+    assert expected == parse_thresholds(text, KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_thresholds_are_read(text: str, expected: dict[str, dict[str, float]]) -
 )
 def test_what_makes_no_sense_is_refused_with_what_would_do(text: str, said: str) -> None:
     with pytest.raises(SettingsError) as refused:
-        parse(text, KNOWN)
+        parse_thresholds(text, KNOWN)
     assert said in str(refused.value)
 
 
 @given(st.text(alphabet="largecopy-.bytes=1 MiB,\n", max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        found = parse(text, KNOWN)
+        found = parse_thresholds(text, KNOWN)
     except SettingsError:
         return
     assert all(value >= 0 for values in found.values() for value in values.values())

@@ -19,7 +19,7 @@ from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.gathering import BUILT_IN, gather
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-rules.md"
 
@@ -142,7 +142,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_and_breaks_nothing() -> No
 )
 def test_an_answer_that_makes_no_sense_is_an_error_of_the_rule(answer: object) -> None:
     odd = Rule("odd", lambda _: answer, "")  # type: ignore[arg-type, return-value]
-    checked = check(parse(trace_of("aten::add", "aten::mul").to_bytes()), [odd])
+    checked = check(parse_trace(trace_of("aten::add", "aten::mul").to_bytes()), [odd])
     assert {"odd"} == checked.errors.keys()
     assert () == checked.findings()
 
@@ -153,7 +153,7 @@ def test_thresholds_of_users_rules_can_be_set() -> None:
         """Many."""
         return list(range(2)) if least <= 2 else []
 
-    trace = parse(trace_of("aten::add", "aten::mul").to_bytes())
+    trace = parse_trace(trace_of("aten::add", "aten::mul").to_bytes())
     assert [{}, {"many": 2}] == [
         check(trace, [many], thresholds={"many": values}).counts for values in ({}, {"least": 2})
     ]

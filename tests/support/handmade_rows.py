@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.verdict.decision import Decision, Verdict
-from pytest_torchprof.verdict.paired_row import Difference, Row, RowVerdict
+from pytest_torchprof.verdict.decision import Decision, PairedVerdict
+from pytest_torchprof.verdict.paired_row import Difference, PairedRow, RowVerdict
 
 if TYPE_CHECKING:
     import pytest
@@ -26,7 +26,7 @@ def sample(median: float, spread: float = 0.04, n: int = 40) -> Sample:
 
 def decided(
     name: str,
-    verdict: Verdict,
+    verdict: PairedVerdict,
     ratio: float,
     interval: float = 0.01,
     *,
@@ -34,10 +34,10 @@ def decided(
     ms: float = 3.21,
     reason: str | None = None,
     differences: Sequence[Difference] = (),
-) -> Row:
+) -> PairedRow:
     """A test that was compared: B takes ``ratio`` times as long as A."""
     decision = Decision(verdict, ratio, ratio - interval, ratio + interval, 0.99, 60, 1e-6)
-    return Row(
+    return PairedRow(
         f"tests/test_perf.py::{name}",
         verdict,
         reason,
@@ -52,9 +52,11 @@ def decided(
     )
 
 
-def undecided(name: str, verdict: RowVerdict, reason: str | None = None, broken: Any = "") -> Row:
+def undecided(
+    name: str, verdict: RowVerdict, reason: str | None = None, broken: Any = ""
+) -> PairedRow:
     """A test without a decision."""
-    return Row(f"tests/test_perf.py::{name}", verdict, reason, broken=broken)
+    return PairedRow(f"tests/test_perf.py::{name}", verdict, reason, broken=broken)
 
 
 SLOWER = decided(
@@ -82,7 +84,7 @@ EVERY = [SAME, NEW, SLOWER, GONE, UNCLEAR, SKIPPED, FAILED, FAILED_A, FASTER, DI
 class Fake:
     """Stands for two sides and their workers: gives these rows, and keeps what it was asked."""
 
-    rows: Sequence[Row] = ()
+    rows: Sequence[PairedRow] = ()
     error: BaseException | None = None
     during: Callable[[], object] = lambda: None
     closing: Callable[[], object] = lambda: None
@@ -108,7 +110,7 @@ class Fake:
             self.closing()
 
     def run(
-        self, a: Any, b: Any, janitor: Any, options: Any, progress: Any, rows: list[Row]
+        self, a: Any, b: Any, janitor: Any, options: Any, progress: Any, rows: list[PairedRow]
     ) -> list[str]:
         """As `ab.controller.run`."""
         self.options = options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.capture.profiler import Capture

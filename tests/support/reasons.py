@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured, Value
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 
 
 def words(text: str) -> Reason:
@@ -12,8 +12,8 @@ def words(text: str) -> Reason:
     return because(Why.SOMEBODY_SAID, text=text)
 
 
-def in_words(value: Value) -> Value:
+def value_in_words(value: Value) -> Value:
     """The value, with its reason said in words where it has none."""
     if not isinstance(value, NotMeasured):
         return value
-    return NotMeasured(words(say(value.reason)), value.at_hand, value.at_least)
+    return NotMeasured(words(in_words(value.reason)), value.at_hand, value.at_least)

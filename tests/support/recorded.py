@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pytest_torchprof.capture.real import muted
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
@@ -64,4 +64,4 @@ class Recorded:
 
     def capture(self, folder: Path) -> Trace:
         """Record it and read it back."""
-        return read(record(self.block, folder, shapes=self.shapes, stacks=self.stacks))
+        return read_trace(record(self.block, folder, shapes=self.shapes, stacks=self.stacks))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
-import pytest_torchprof.analysis.ops
+import pytest_torchprof.analysis.operator_totals
 import pytest_torchprof.baseline.inline
 import pytest_torchprof.render.ops_table
 import pytest_torchprof.session.hooks  # noqa: F401 - see `prime` below

@@ -17,7 +17,7 @@ from pytest_torchprof.trace.arguments import Arguments
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import Trace
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.work.counting import has_shapes, op_flops
 
 Interval = tuple[int, int, int]  # start, duration, thread
@@ -207,7 +207,7 @@ def test_memory_events_belong_to_the_operator_around_them() -> None:
                 b.memory(32)
         b.memory(64)
     b.memory(128)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     around = trace.enclosing(trace.memory.event)
     assert names(trace, around[around >= 0]) == ["outer", "inner", "outer"]
     assert (around >= 0).tolist() == [True, True, False, True, False]
@@ -224,7 +224,7 @@ def test_a_device_event_is_linked_to_the_call_that_launched_it() -> None:
         b.memcpy("HtoD", 64)
         b.memset(32)
     b.kernel_without_runtime("orphan")
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     calls = {
         name: trace.launch[index(trace, name)]
         for name in ("gemm", "Memcpy HtoD (Pageable -> Device)", "Memset (Device)", "orphan")
@@ -246,7 +246,7 @@ def test_one_graph_launch_is_the_cause_of_many_kernels(vendor: str) -> None:
     b = TraceBuilder("GPU", vendor=vendor)
     with b.op("replay"):
         b.graph_launch(["k1", "k2", "k3"])
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     launch = trace.launch[trace.is_kind(Kind.KERNEL)]
     assert len(set(launch.tolist())) == 1
     assert names(trace, launch) == [f"{'hip' if vendor == 'amd' else 'cuda'}GraphLaunch"] * 3
@@ -256,7 +256,7 @@ def test_the_device_is_that_of_the_args_and_else_of_the_process() -> None:
     b = TraceBuilder("GPU", device_index=3)
     b.launch("k")
     for style in ((), "no_args"):
-        trace = parse(b.to_bytes(style))
+        trace = parse_trace(b.to_bytes(style))
         assert trace.device.tolist() == [-1, 3]
 
 
@@ -277,7 +277,7 @@ def region_trace() -> Trace:
         b.advance(5)
     with b.op("after"):
         b.launch("launched after")
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 def test_the_region_holds_what_the_host_did_in_it_and_what_that_caused() -> None:
@@ -303,7 +303,7 @@ def test_without_a_region_all_counts() -> None:
     b = TraceBuilder("GPU")
     with b.op("aten::mm"):
         b.launch("gemm")
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     assert trace.region is None
     assert trace.selection.all()
 
@@ -312,7 +312,7 @@ def test_a_region_without_duration_is_none() -> None:
     b = TraceBuilder()
     with b.annotation(REGION), b.op("aten::mm"):
         pass
-    assert parse(b.to_bytes("no_dur")).region is None
+    assert parse_trace(b.to_bytes("no_dur")).region is None
 
 
 # ------------------------------------------------------------------------------- parts of a trace
@@ -333,7 +333,7 @@ def modules_trace() -> Trace:
             b.memcpy("HtoD", 64)
     with b.module("nn.Module: Attention_0"), b.op("aten::mm"):
         b.launch("outside")
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_within_an_annotation() -> None:
     with b.annotation("step"), b.op("aten::add"):
         pass
     b.op("aten::mul")
-    view = parse(b.to_bytes()).within(op="step")
+    view = parse_trace(b.to_bytes()).within(op="step")
     assert names(view, np.flatnonzero(view.selection)) == ["step", "aten::add"]
 
 
@@ -412,7 +412,7 @@ def test_flops_are_those_of_the_outermost_operator_with_a_number() -> None:
         pass
     with b.thread(9):
         b.op("aten::mm", **MM)
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     counted = np.flatnonzero(op_flops(trace))
     assert list(zip(names(trace, counted), op_flops(trace)[counted].tolist(), strict=True)) == [
         ("aten::addmm", 240),
@@ -427,7 +427,7 @@ def test_flops_within_an_operator_whose_caller_counts_too() -> None:
     b = TraceBuilder()
     with b.op("aten::addmm", [[6], [4, 5], [5, 6], [], []]), b.op("aten::mm", **MM):
         pass
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     assert op_flops(trace).sum() == 240
     assert op_flops(trace.within(op="aten::mm")).sum() == 240
     assert op_flops(trace.within(op="aten::addmm")).sum() == 240
@@ -448,7 +448,7 @@ def test_has_shapes(ops: dict[str, Any], style: Any, expected: bool) -> None:
     b = TraceBuilder()
     for name, dims in ops.items():
         b.op(name, dims)
-    assert has_shapes(parse(b.to_bytes(style))) is expected
+    assert has_shapes(parse_trace(b.to_bytes(style))) is expected
 
 
 def test_odd_args_of_one_event_do_not_disturb_the_others() -> None:
@@ -471,7 +471,7 @@ def test_odd_args_of_one_event_do_not_disturb_the_others() -> None:
         ]
         return document | {"traceEvents": document["traceEvents"] + more}
 
-    trace = parse(b.to_bytes(odd))
+    trace = parse_trace(b.to_bytes(odd))
     gemm = index(trace, "gemm")
     assert names(trace, [trace.launch[gemm]]) == ["cudaLaunchKernel"]
     assert op_flops(trace).sum() == 240

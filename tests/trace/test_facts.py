@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.facts import reason_of
 
 NOTED = because(Why.PROGRAM_WORK, programs=("python", "a \N{BOMB}"))
@@ -25,8 +25,8 @@ def test_earlier_versions_noted_text_and_later_ones_may_know_more_reasons() -> N
     text, newer = reason_of("no rounds"), reason_of({"why": "too_hot", "data": [["celsius", 90]]})
     assert text is not None
     assert newer is not None
-    assert "no rounds" == say(text)
-    assert "for a reason that this version does not know (too_hot)" == say(newer)
+    assert "no rounds" == in_words(text)
+    assert "for a reason that this version does not know (too_hot)" == in_words(newer)
 
 
 @pytest.mark.parametrize("noted", [None, "", 0, 1.5, True, [], {}, {"why": 3}, {"median": 2.0}])

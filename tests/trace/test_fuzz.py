@@ -24,12 +24,12 @@ from support.damaged import (
 )
 from support.real_traces import CORPUS
 
-from pytest_torchprof.analysis.memory import usage
-from pytest_torchprof.analysis.ops import kernels, ops
+from pytest_torchprof.analysis.live_bytes import usage
+from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.ranks import read_ranks
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 
 pytestmark = pytest.mark.thorough
@@ -39,7 +39,7 @@ often = settings(max_examples=EXAMPLES)
 def survive(data: bytes) -> None:
     """Read it, and ask everything of what was read."""
     try:
-        trace = parse(data, source="damaged.json")
+        trace = parse_trace(data, source="damaged.json")
     except TraceError as error:
         refused(error, "damaged.json")
         return
@@ -47,7 +47,7 @@ def survive(data: bytes) -> None:
     for part in (trace, trace.within(op="aten::mm"), trace.within(module="Linear")):
         measure_all(part)
         ops(part)
-        kernels(part)
+        kernel_totals(part)
         for on_device in (False, True):
             usage(part, on_device=on_device)
 
@@ -118,7 +118,7 @@ def test_compressed_files_that_are_damaged(data: st.DataObject) -> None:
         path = Path(folder, "packed.json.gz")
         path.write_bytes(packed)
         try:
-            measure_all(read(path))
+            measure_all(read_trace(path))
             read_ranks([path])
         except TraceError as error:
             refused(error, "packed.json.gz")

@@ -11,7 +11,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.analysis.roofline import kernel_rows
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ NUMBERS = ("h2d_copies", "h2d_bytes", "d2h_copies", "d2h_bytes")
     [{}, {"1": 1, "2": 2}, {"1": "hipMemcpyHostToDevice", "2": "hipMemcpyDeviceToHost"}],
 )
 def test_the_call_tells_the_direction(written: dict[str, Any]) -> None:
-    trace = parse(copies().to_bytes([as_within, kinds(written)]))
+    trace = parse_trace(copies().to_bytes([as_within, kinds(written)]))
     values = measure_all(trace)
     assert tuple(values[name] for name in NUMBERS) == (2, 4196, 1, 64)
     assert {row.kernel: row.calls for row in kernel_rows(trace)} == {
@@ -72,14 +72,14 @@ def test_the_call_tells_the_direction(written: dict[str, Any]) -> None:
 @pytest.mark.parametrize("unknown", ["4", 0, None, "", [], "hipMemcpyDefault"])
 def test_a_kind_that_tells_nothing_leaves_the_name(unknown: object) -> None:
     change = kinds({"1": unknown, "2": unknown})
-    values = measure_all(parse(copies().to_bytes([as_within, change])))
+    values = measure_all(parse_trace(copies().to_bytes([as_within, change])))
     assert tuple(values[name] for name in NUMBERS) == (0, 0, 0, 0)
 
 
 def test_on_cuda_the_name_decides() -> None:
     b = TraceBuilder("NVIDIA H100 80GB HBM3")
     b.memcpy("DtoD", 7)
-    assert measure_all(parse(b.to_bytes()))["h2d_copies"] == 0
+    assert measure_all(parse_trace(b.to_bytes()))["h2d_copies"] == 0
 
 
 def test_rules_see_which_way_such_copies_went() -> None:
@@ -96,7 +96,7 @@ def test_rules_see_which_way_such_copies_went() -> None:
         b.memcpy("HtoD", 16384, pageable=False)
     b.launch("k")
     rules = [RULES[code] for code in ("host-sync", "copy-round-trip")]
-    found = check(parse(b.to_bytes(as_within)), rules)
+    found = check(parse_trace(b.to_bytes(as_within)), rules)
     assert found.counts == {"host-sync": 1, "copy-round-trip": 1}
     (wait,) = (one for one in found.findings() if one.rule == "host-sync")
     assert wait.bytes == 16384
@@ -106,7 +106,7 @@ def test_a_real_trace_of_an_mi300_has_eight_copies_to_the_device() -> None:
     path = CORPUS / "mi300_vllm_graph_replay.pt.trace.json.gz"
     if not path.exists():
         pytest.skip(f"no real traces: {path.parent} has no {path.name}")
-    values = measure_all(read(path))
+    values = measure_all(read_trace(path))
     assert tuple(values[name] for name in NUMBERS) == (8, 27428, 0, 0)
 
 
@@ -115,6 +115,6 @@ def test_kernels_of_rocm_before_2024_have_their_calls_and_operators() -> None:
     for _ in range(3):
         with b.op("aten::mm", [[64, 64], [64, 64]]):
             b.launch("Cijk_Ailk_Bljk_SB")
-    new, old = parse(b.to_bytes()), parse(b.to_bytes("roctracer"))
+    new, old = parse_trace(b.to_bytes()), parse_trace(b.to_bytes("roctracer"))
     assert old.launch.tolist() == new.launch.tolist()
     assert (old.launch[old.device_rows] >= 0).all()

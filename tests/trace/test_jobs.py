@@ -11,7 +11,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.cli import main
 from pytest_torchprof.trace.jobs import several_jobs
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -70,7 +70,7 @@ def test_what_tells_the_ranks_of_one_job_from_traces_of_several(
     tmp_path: Path, files: dict[str, tuple[Any, float]], why: str
 ) -> None:
     paths = [save(tmp_path / f"{n}.json", info, after_s=s) for n, (info, s) in files.items()]
-    assert several_jobs([read(path) for path in paths]) == why
+    assert several_jobs([read_trace(path) for path in paths]) == why
 
 
 @pytest.mark.parametrize("command", ["ops", "kernels", "summary", "memory", "lint"])

@@ -8,7 +8,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.trace import names
 from pytest_torchprof.trace.names import Names, are_named, events_named, operators_named
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 
 
 @pytest.mark.parametrize("repeats", [1, 1000])
@@ -24,7 +24,7 @@ def test_each_of_more_expressions_than_a_number_has_bits_is_told_apart(
         for word in words[::30]:
             with b.op(word):
                 pass
-    trace = parse(b.to_bytes())
+    trace = parse_trace(b.to_bytes())
     every = np.arange(len(trace))
     for number, one in enumerate(known):
         expected = [] if number % 30 else [words[number]] * repeats

@@ -11,7 +11,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.trace import ranks as room
 from pytest_torchprof.trace.ranks import rank_of, read_ranks
-from pytest_torchprof.trace.read import read as read_file
+from pytest_torchprof.trace.read import read_trace as read_file
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from support.small_traces import build
 from support.trace_builder import EPOCH_NS, TraceBuilder
 from support.trace_styles import STYLES, without
 
-from pytest_torchprof.analysis.memory import usage
-from pytest_torchprof.analysis.ops import ops
+from pytest_torchprof.analysis.live_bytes import usage
+from pytest_torchprof.analysis.operator_totals import ops
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.trace import read as room
@@ -26,7 +26,7 @@ from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 
 COLUMNS = ("ts", "dur", "kind", "name", "thread")
@@ -49,7 +49,7 @@ def exact(trace: Trace) -> dict[str, Any]:
     return {k: v for k, v in values.items() if not k.endswith("_ms") and not k.startswith("wall")}
 
 
-PLAIN = parse(build().to_bytes())
+PLAIN = parse_trace(build().to_bytes())
 
 
 # --------------------------------------------------------------------------------------- styles
@@ -80,7 +80,7 @@ def test_plain() -> None:
     ],
 )
 def test_styles_that_change_nothing(style: Any) -> None:
-    trace = parse(build().to_bytes(style))
+    trace = parse_trace(build().to_bytes(style))
     assert same(trace, PLAIN)
     values, known = exact(trace), exact(PLAIN)
     if "no_properties" in style or "bare_list" in style:
@@ -90,7 +90,7 @@ def test_styles_that_change_nothing(style: Any) -> None:
 
 
 def test_whole_microseconds_keep_all_but_the_times() -> None:
-    trace = parse(build().to_bytes("ts_int"))
+    trace = parse_trace(build().to_bytes("ts_int"))
     assert same(trace, PLAIN, "kind", "name", "thread")
     assert exact(trace) == exact(PLAIN)
     assert np.abs(trace.ts - PLAIN.ts).max() < 1000
@@ -100,7 +100,7 @@ def test_nanoseconds_are_exact() -> None:
     """Times above 2**53 are whole nanoseconds, and no float holds them."""
     b = build()
     base = b.document()["baseTimeNanoseconds"]
-    trace = parse(b.to_bytes("ts_ns"))
+    trace = parse_trace(b.to_bytes("ts_ns"))
     assert trace.ts.min() > 2**53
     assert (trace.ts - base).tolist() == PLAIN.ts.tolist()
     assert same(trace, PLAIN, "dur", "kind", "name", "thread")
@@ -112,13 +112,13 @@ def test_microseconds_with_three_decimals_are_exact(ts: int, dur: int) -> None:
     """Kineto's times are relative to a base at most 90 days ago."""
     event = f'{{"ph":"X","cat":"cpu_op","ts":{ts // 1000}.{ts % 1000:03d},'
     event += f'"dur":{dur // 1000}.{dur % 1000:03d}}}'
-    trace = parse(f"[{event}]".encode())
+    trace = parse_trace(f"[{event}]".encode())
     assert (trace.ts.tolist(), trace.dur.tolist()) == ([ts], [dur])
 
 
 def test_without_args() -> None:
     """Counts stay; what args say is not measured, and never 0."""
-    values = exact(parse(build(outside=False).to_bytes("no_args")))
+    values = exact(parse_trace(build(outside=False).to_bytes("no_args")))
     assert values["ops"] == 2
     assert values["h2d_copies"] == 1
     for name in ("flops", "h2d_bytes", "peak_cpu_bytes", "peak_cuda_bytes"):
@@ -126,7 +126,7 @@ def test_without_args() -> None:
 
 
 def test_without_durations() -> None:
-    values = measure_all(parse(build(outside=False).to_bytes("no_dur")))
+    values = measure_all(parse_trace(build(outside=False).to_bytes("no_dur")))
     assert values["ops"] == 2
     assert values["kernels"] == 3
     assert isinstance(values["self_cpu_ms"], NotMeasured)
@@ -134,7 +134,7 @@ def test_without_durations() -> None:
 
 
 def test_without_categories() -> None:
-    trace = parse(build().to_bytes("no_cat"))
+    trace = parse_trace(build().to_bytes("no_cat"))
     assert {trace.names[i] for i in trace.name} == {"[memory]"}
 
 
@@ -143,7 +143,7 @@ def test_without_categories() -> None:
 )
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_some_events_lack_a_part(keys: tuple[str, ...], every: int) -> None:
-    trace = parse(build().to_bytes(without(*keys, every=every)))
+    trace = parse_trace(build().to_bytes(without(*keys, every=every)))
     assert METRICS.keys() == measure_all(trace).keys()
     counted = trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION)
     assert int(counted.sum()) == sum(row.calls for row in ops(trace).values())
@@ -152,7 +152,7 @@ def test_some_events_lack_a_part(keys: tuple[str, ...], every: int) -> None:
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_the_schema_of_2021(vendor: str) -> None:
     b = build(vendor, outside=False)
-    values, known = exact(parse(b.to_bytes("schema_2021"))), exact(parse(b.to_bytes()))
+    values, known = exact(parse_trace(b.to_bytes("schema_2021"))), exact(parse_trace(b.to_bytes()))
     assert values["ops"] == known["ops"] + 1  # annotations were operators
     same_names = set(known) - {"ops", "peak_cpu_bytes", "leaked_cpu_bytes"} - {"syncs"}
     assert {k: values[k] for k in same_names} == {k: known[k] for k in same_names}
@@ -168,7 +168,7 @@ def test_memory_without_addresses_is_a_running_sum() -> None:
         b.memory(70)
         b.free(second)
         b.memory(1, device="cpu")
-    trace = parse(b.to_bytes("schema_2021"))
+    trace = parse_trace(b.to_bytes("schema_2021"))
     assert trace.memory.addr is None
     used = usage(trace, on_device=True)
     assert (used.allocated_bytes, used.peak_bytes, used.leaked_bytes) == (220, 150, 70)
@@ -187,7 +187,7 @@ def test_metadata_after_the_events_are_told_from_them() -> None:
         b'"traceName": "x",\n"more": [\n  {"ts": 1}\n  ],"last": {"a": [\n  ],"b": 2}',
     ):
         text = b'{"first": 1,\n  "traceEvents": [\n  ' + event + b"\n  ]," + after + b"}"
-        trace = parse(text)
+        trace = parse_trace(text)
         expected = json.loads(text)
         assert trace.names == [e["name"] for e in expected.pop("traceEvents")]
         assert dict(trace.metadata) == expected
@@ -199,12 +199,12 @@ def test_metadata() -> None:
     b.metadata(FACTS_KEY, facts)
     b.metadata("distributedInfo", {"rank": 1, "list": [1, [2]]})
     for style in ((), "compact"):
-        trace = parse(b.to_bytes(style))
+        trace = parse_trace(b.to_bytes(style))
         assert trace.facts == facts
         assert trace.metadata["distributedInfo"] == {"rank": 1, "list": [1, [2]]}
         assert trace.metadata["traceName"] == "trace.json"
         assert "traceEvents" not in trace.metadata
-    assert parse(b.to_bytes("bare_list")).metadata == {}
+    assert parse_trace(b.to_bytes("bare_list")).metadata == {}
 
 
 # -------------------------------------------------------------------------------- files, pieces
@@ -218,7 +218,7 @@ def test_gzip_by_content(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(b.to_bytes()))
     plain.write_bytes(b.to_bytes())
     for path in (packed_by_name, plain_by_name, packed, plain):
-        assert same(read(path), PLAIN)
+        assert same(read_trace(path), PLAIN)
 
 
 @pytest.mark.parametrize("style", ["plain", "compact", "bare_list", "schema_2021", "string_ids"])
@@ -227,9 +227,9 @@ def test_pieces_make_no_difference(style: str, size: int, monkeypatch: pytest.Mo
     b = build()
     b.metadata("odd", {"traceEvents": [{"name": "\n  },\n  {"}], "list": [[], {}]})
     data = b.to_bytes(() if style == "plain" else style)
-    whole = parse(data)
+    whole = parse_trace(data)
     monkeypatch.setattr(stream, "CHUNK", size)
-    pieces = parse(data)
+    pieces = parse_trace(data)
     assert same(pieces, whole)
     assert pieces.names == whole.names
     assert pieces.metadata == whole.metadata
@@ -241,7 +241,7 @@ def test_pieces_without_an_event_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> N
         return document | {"traceEvents": [e | {"ph": "C"} for e in document["traceEvents"]]}
 
     monkeypatch.setattr(stream, "CHUNK", 100)
-    trace = parse(build().to_bytes(foreign))
+    trace = parse_trace(build().to_bytes(foreign))
     assert len(trace) == 0
     assert trace.metadata["record_shapes"] == 1
 
@@ -254,14 +254,14 @@ def test_a_file_of_several_pieces(tmp_path: Path) -> None:
             b.free(b.memory(64, device="cpu"))
     path = b.save(tmp_path / "large.json")
     assert path.stat().st_size > 2 * stream.CHUNK
-    values = measure_all(read(path))
+    values = measure_all(read_trace(path))
     assert (values["ops"], values["allocated_cpu_bytes"]) == (3000, 192_000)
     again = b.save(tmp_path / "compact.json", style="compact")
-    assert same(read(path), read(again))
+    assert same(read_trace(path), read_trace(again))
     # One fault far behind, and nothing is read.
     path.write_bytes(path.read_bytes().replace(b'"Bytes"', b'"Bytes', 1))
     with pytest.raises(TraceError, match=r"large\.json"):
-        read(path)
+        read_trace(path)
 
 
 def test_a_file_of_two_gzip_members_and_one_with_something_behind_it(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_file_of_two_gzip_members_and_one_with_something_behind_it(tmp_path: P
     first, second = gzip.compress(data[:5000]), gzip.compress(data[5000:])
     for content in (first + second, first + second + b"\0" * 99, first + second + b"junk"):
         path.write_bytes(content)
-        assert same(read(path), PLAIN)
-        assert read(path).warnings == ()
+        assert same(read_trace(path), PLAIN)
+        assert read_trace(path).warnings == ()
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -280,7 +280,7 @@ def test_progress_is_told_up_to_the_end(
     monkeypatch.setattr(stream, "CHUNK", 1000)
     path = build().save(tmp_path / ("a.json.gz" if packed else "a.json"))
     told: list[tuple[int, int]] = []
-    read(path, progress=lambda done, total: told.append((done, total)))
+    read_trace(path, progress=lambda done, total: told.append((done, total)))
     size = path.stat().st_size
     assert told == [(min(1000 * n, size), size) for n in range(1, -(-size // 1000) + 1)]
 
@@ -301,9 +301,9 @@ def test_a_file_cut_anywhere_keeps_its_whole_events(
 ) -> None:
     monkeypatch.setattr(stream, "CHUNK", size)
     data = build().to_bytes(() if style == "plain" else style)
-    whole, before = parse(data), 0
+    whole, before = parse_trace(data), 0
     for end in (*range(2500, len(data), 41), len(data.rstrip()) - 1):
-        trace = parse(data[:end])
+        trace = parse_trace(data[:end])
         assert f"ends at byte {end:,}" in trace.warnings[0]
         assert before <= kept(trace)
         before = kept(trace)
@@ -317,15 +317,15 @@ def test_a_gzip_file_cut_anywhere_keeps_its_whole_events(tmp_path: Path) -> None
     data, path, before = gzip.compress(build().to_bytes()), tmp_path / "a.json.gz", 0
     for end in range(len(data) // 2, len(data) - 40, 13):
         path.write_bytes(data[:end])
-        assert kept(read(path)) >= before
-        before = kept(read(path))
+        assert kept(read_trace(path)) >= before
+        before = kept(read_trace(path))
     assert before > 30
 
 
 def test_what_a_crash_leaves_behind_is_no_text() -> None:
     data = build().to_bytes()
-    assert same(parse(data + b"\0" * 4096), PLAIN)
-    assert kept(parse(data[:7000] + b"\0" * 4096)) == kept(parse(data[:7000]))
+    assert same(parse_trace(data + b"\0" * 4096), PLAIN)
+    assert kept(parse_trace(data[:7000] + b"\0" * 4096)) == kept(parse_trace(data[:7000]))
 
 
 @pytest.mark.parametrize("size", [700, 2**20])
@@ -350,7 +350,7 @@ def test_what_kineto_wrote_wrongly_is_repaired(
     if name == "two lines x":  # in a string of one line, which is no place for a new line
         data = build().to_bytes("compact")
     monkeypatch.setattr(stream, "CHUNK", size)
-    trace = parse(data.replace(old, new))
+    trace = parse_trace(data.replace(old, new))
     assert "repaired" in trace.warnings[0]
     assert name in trace.names
     assert same(trace, PLAIN, "ts", "dur", "kind", "thread")
@@ -365,7 +365,7 @@ def test_a_comma_after_the_last_event_is_left_out(style: str) -> None:
         b"}", 0, data.index(b'"traceName"') if style == "plain" else data.index(b"}]") + 1
     )
     end = data.index(b"]", last)
-    assert same(parse(data[:end] + b"," + data[end:]), PLAIN)
+    assert same(parse_trace(data[:end] + b"," + data[end:]), PLAIN)
 
 
 @pytest.mark.parametrize("size", [700, 2**20])
@@ -373,7 +373,7 @@ def test_metadata_are_repaired_too(size: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stream, "CHUNK", size)
     b = build()
     b.metadata("path", "PATH")
-    trace = parse(b.to_bytes().replace(b"PATH", rb"C:\Users\me"))
+    trace = parse_trace(b.to_bytes().replace(b"PATH", rb"C:\Users\me"))
     assert trace.metadata["path"] == r"C:\Users\me"
     assert same(trace, PLAIN)
 
@@ -381,20 +381,20 @@ def test_metadata_are_repaired_too(size: int, monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_written_well_is_not_changed() -> None:
     """Also beside something that is repaired."""
     data = build().to_bytes()
-    names = set(parse(data).names)
-    assert names == set(parse(data.replace(b'"cbid": ', b'"a": inf, "cbid": ')).names)
+    names = set(parse_trace(data).names)
+    assert names == set(parse_trace(data.replace(b'"cbid": ', b'"a": inf, "cbid": ')).names)
     assert "\\quoted\\" in "".join(names)
 
 
 def test_a_mark_of_utf_8_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "windows.json"
     path.write_bytes(b"\xef\xbb\xbf" + build().to_bytes())
-    assert same(read(path), PLAIN)
+    assert same(read_trace(path), PLAIN)
 
 
 def test_a_session_in_which_nothing_ran_is_a_trace() -> None:
     nothing = TraceBuilder().document()
-    trace = parse(json.dumps(nothing).encode())
+    trace = parse_trace(json.dumps(nothing).encode())
     assert len(trace) == 0
     assert trace.warnings == ()
 
@@ -404,7 +404,7 @@ def test_the_exporter_without_kineto_names_no_categories() -> None:
         {"name": "aten::mm", "ph": "X", "ts": 1.5, "dur": 2, "tid": 1, "pid": "CPU functions"},
         {"name": "aten::mm", "ph": "s", "ts": 1.5, "tid": 1, "pid": "CPU functions", "id": 0},
     ]
-    assert measure_all(parse(json.dumps(events).encode()))["ops"] == 1
+    assert measure_all(parse_trace(json.dumps(events).encode()))["ops"] == 1
 
 
 # ------------------------------------------------------------------------------------ the collector
@@ -412,14 +412,14 @@ def test_the_exporter_without_kineto_names_no_categories() -> None:
 
 def test_the_collector_is_left_as_it_was() -> None:
     assert gc.isenabled()
-    parse(build().to_bytes())
+    parse_trace(build().to_bytes())
     assert gc.isenabled()
     with pytest.raises(TraceError):
-        parse(b"{")
+        parse_trace(b"{")
     assert gc.isenabled()
     gc.disable()
     try:
-        parse(build().to_bytes())
+        parse_trace(build().to_bytes())
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -468,7 +468,7 @@ def test_what_is_no_trace_is_an_error_that_names_the_file(data: bytes, tmp_path:
     path = tmp_path / "foreign.json"
     path.write_bytes(data)
     with pytest.raises(TraceError) as caught:
-        read(path)
+        read_trace(path)
     message = str(caught.value)
     assert str(path) in message
     assert "\n" not in message
@@ -494,7 +494,7 @@ def test_an_error_says_what_is_wrong_and_where(data: bytes, words: str, tmp_path
     path = tmp_path / "foreign.json"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=words):
-        read(path)
+        read_trace(path)
 
 
 @pytest.mark.parametrize("size", [300, 2**20])
@@ -503,7 +503,7 @@ def test_a_fault_is_placed_in_the_whole_file(size: int, monkeypatch: pytest.Monk
     at = data.rindex(b'"ts"') + 4
     monkeypatch.setattr(stream, "CHUNK", size)
     with pytest.raises(TraceError) as caught:
-        parse(data[: at - 1] + data[at:])
+        parse_trace(data[: at - 1] + data[at:])
     (place,) = re.findall(r"byte ([\d,]+)", str(caught.value))
     assert at - 1 <= int(place.replace(",", "")) <= at + 60
 
@@ -517,7 +517,7 @@ def test_what_is_larger_than_memory_is_refused(
     path, bomb = tmp_path / "large.json", b"[" + b" " * 2_000_000
     path.write_bytes(gzip.compress(bomb) if packed else bomb)
     with pytest.raises(TraceError, match="too large for this machine"):
-        read(path)
+        read_trace(path)
 
 
 def test_many_small_events_are_larger_than_their_text(
@@ -528,7 +528,7 @@ def test_many_small_events_are_larger_than_their_text(
     path = tmp_path / "small.json"
     path.write_bytes(b"[" + b",".join([b'{"ph":"X","cat":"kernel","ts":1}'] * 20_000) + b"]")
     with pytest.raises(TraceError, match="too large for this machine"):
-        read(path)
+        read_trace(path)
 
 
 def test_a_small_file_takes_no_patient_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,7 +541,7 @@ def test_a_small_file_takes_no_patient_way(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(room, "repaired", needless)
     path = tmp_path / "small.json"
     path.write_bytes(build().to_bytes())
-    assert len(read(path)) == len(parse(build().to_bytes())) > 0
+    assert len(read_trace(path)) == len(parse_trace(build().to_bytes())) > 0
 
 
 def test_memory_that_is_free_is_known_or_is_not() -> None:
@@ -558,19 +558,19 @@ def test_text_without_an_event_is_not_read_to_its_end(
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(text + b"x" * 2_000_000))
     with pytest.raises(TraceError, match="within 10,000 bytes of byte"):
-        read(path)
+        read_trace(path)
 
 
 @pytest.mark.parametrize("what", ["missing", "folder", "nul"])
 def test_what_cannot_be_opened(what: str, tmp_path: Path) -> None:
     path = {"missing": tmp_path / "a.json", "folder": tmp_path, "nul": Path("a\0b")}[what]
     with pytest.raises(TraceError, match="cannot be read"):
-        read(path)
+        read_trace(path)
 
 
 def test_a_list_of_nothing_is_a_trace_of_nothing() -> None:
     for data in (b"[]", b'{"traceEvents": []}'):
-        trace = parse(data)
+        trace = parse_trace(data)
         assert len(trace) == 0
         values = measure_all(trace)
         assert values["ops"] == 0
@@ -580,7 +580,7 @@ def test_a_list_of_nothing_is_a_trace_of_nothing() -> None:
 
 def test_every_style_of_the_builder_is_read() -> None:
     for style in STYLES:
-        trace = parse(build().to_bytes(style))
+        trace = parse_trace(build().to_bytes(style))
         assert len(trace) or style == "no_cat"
         assert (trace.kind != Kind.OTHER).all()
 
@@ -602,7 +602,7 @@ def test_events_that_start_together_are_in_the_order_of_nesting(others: int) -> 
         {"ph": "X", "cat": "cpu_op", "name": "other", "pid": 1, "tid": 1, "ts": ts, "dur": 1}
         for ts in range(200 + others, 200, -1)
     ]
-    trace = parse(json.dumps({"traceEvents": events}).encode())
+    trace = parse_trace(json.dumps({"traceEvents": events}).encode())
     names = [trace.names[number] for number in trace.name.tolist()]
     assert names == ["long", "annotation", "operator", "runtime", *["other"] * others]
     assert trace.ts.tolist() == sorted(trace.ts.tolist())

@@ -22,7 +22,7 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.render.failure import sentence
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.comparison import (
     GATED_TIMES,
@@ -171,7 +171,7 @@ def test_wall_time_is_compared_as_a_multiple_of_the_reference_kernels(
     baseline, profile = Baseline(times={"wall_ms": 2.0, **stored}), Profile({"wall_ms": 3.0})
     (found,) = compare(replace(profile, normalised=now), baseline, [], GATE)
     assert found.status == status
-    said = None if found.reason is None else say(found.reason)
+    said = None if found.reason is None else in_words(found.reason)
     assert said is None if reason is None else str(said).startswith(reason)
     compared = status != "advisory" and before and now
     expected = (before.values["wall_ms"], now.values["wall_ms"]) if compared else None  # type: ignore[union-attr]
@@ -265,7 +265,7 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
         Budget("kernels", 3, op="aten::bmm"),
     ]
     found = compare(profile, Baseline(metrics={"flops": 240}), budgets, Policy())
-    assert [(v.label, v.status, v.limit, v.reason and say(v.reason)) for v in found] == [
+    assert [(v.label, v.status, v.limit, v.reason and in_words(v.reason)) for v in found] == [
         ("flops", "ok", None, None),
         ("ops", "new", 3, None),
         ("kernels", "not_measured", None, "no device"),

@@ -12,7 +12,7 @@ from pytest_torchprof.core.results import Baseline, Budget
 from pytest_torchprof.places.roots import Roots
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.judgement import Judged, Terms, compared, judged, not_profiled
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
@@ -27,7 +27,7 @@ def of_two_operators(terms: Terms, baseline: Baseline | None = None, **more: obj
         for _ in range(2):
             with b.op("aten::relu", [[64, 64]]):
                 pass
-    measured = Measured(check(parse(b.to_bytes()), ()), "cpu", "here", **more)  # type: ignore[arg-type]
+    measured = Measured(check(parse_trace(b.to_bytes()), ()), "cpu", "here", **more)  # type: ignore[arg-type]
     return judged(measured, compared(measured, baseline, terms), (), Roots(Path.cwd()), terms)
 
 

@@ -21,10 +21,10 @@ from pytest_torchprof.analysis.device_time import device_time
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.samples import Normalised, Sample
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY, Trace
-from pytest_torchprof.trace.read import parse, read
+from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 from pytest_torchprof.work.counting import op_flops
@@ -62,11 +62,11 @@ DEVICE = [n for n, m in METRICS.items() if m.needs & {"device", "device_memory",
 
 
 def whole(b: TraceBuilder) -> Trace:
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 def reasons(values: dict[str, Value]) -> dict[str, str]:
-    return {k: say(v.reason) for k, v in values.items() if isinstance(v, NotMeasured)}
+    return {k: in_words(v.reason) for k, v in values.items() if isinstance(v, NotMeasured)}
 
 
 def test_the_table_holds_every_metric_once() -> None:
@@ -145,7 +145,7 @@ def test_every_metric_equals_what_was_built(vendor: str, external: str) -> None:
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_the_rows_of_operators_add_up_to_the_metrics(vendor: str) -> None:
-    from pytest_torchprof.analysis.ops import kernels, ops
+    from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
 
     trace = whole(step(vendor))
     rows, values = ops(trace), measure_all(trace)
@@ -167,7 +167,7 @@ def test_the_rows_of_operators_add_up_to_the_metrics(vendor: str) -> None:
         for what in ("allocated", "peak", "leaked"):
             name = f"{what}_{place}_bytes"
             assert sum(getattr(row, name) for row in rows.values()) == values[name]
-    found = kernels(trace)
+    found = kernel_totals(trace)
     assert found["copy_1"] == (1, 2000)
     assert found["Memset (Device)"] == (1, 2000)
     assert sum(total for _, total in found.values()) / 1e6 == values["self_cuda_ms"]
@@ -186,7 +186,7 @@ def test_self_cpu_time_is_what_nested_calls_leave() -> None:
 
 def test_busy_is_a_union_and_idle_its_gaps() -> None:
     events = device_events((0, 0, 10), (0, 5, 10), (0, 20, 5), (0, 21, 1))
-    trace = parse(json.dumps(events).encode())
+    trace = parse_trace(json.dumps(events).encode())
     assert device_time(trace).self_ns == 26_000
     assert device_time(trace).busy_ns == 20_000
     assert device_time(trace).idle_ns == 5_000
@@ -197,7 +197,7 @@ def test_busy_and_idle_are_taken_per_device() -> None:
     events = device_events((0, 0, 10), (1, 0, 10), (0, 20, 10), (1, 30, 10))
     for args in (True, False):
         kept = [e if args else {**e, "args": {}} for e in events]
-        trace = parse(json.dumps(kept).encode())
+        trace = parse_trace(json.dumps(kept).encode())
         assert device_time(trace).busy_ns == 40_000
         assert device_time(trace).idle_ns == 10_000 + 20_000
 
@@ -239,7 +239,9 @@ def device_events(*intervals: tuple[int, int, int]) -> list[dict[str, Any]]:
 def test_which_calls_wait_for_the_device(name: str, waits: bool) -> None:
     event = {"ph": "X", "cat": "cuda_runtime", "name": name, "ts": 1, "dur": 1}
     kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1}
-    assert measure(METRICS["syncs"], parse(json.dumps([event, kernel]).encode())) == int(waits)
+    assert measure(METRICS["syncs"], parse_trace(json.dumps([event, kernel]).encode())) == int(
+        waits
+    )
 
 
 # -------------------------------------------------------------------------- zeros, and no values
@@ -265,7 +267,7 @@ def test_facts_without_the_region_are_a_failed_capture() -> None:
     with b.op("aten::mm", [[4, 5], [5, 6]]):
         b.launch("k")
     values = measure_all(whole(b))
-    assert set(reasons(values).values()) == {say(because(Why.NO_REGION))}
+    assert set(reasons(values).values()) == {in_words(because(Why.NO_REGION))}
     assert len(reasons(values)) == len(METRICS)
 
 
@@ -320,7 +322,7 @@ def test_without_a_device_there_are_no_device_metrics() -> None:
     with b.annotation(REGION), b.op("aten::mm", [[4, 5], [5, 6]]):
         b.memory(64, device="cpu")
     values = measure_all(whole(b))
-    assert {k for k, v in reasons(values).items() if v == say(because(Why.NO_DEVICE))} == set(
+    assert {k for k, v in reasons(values).items() if v == in_words(because(Why.NO_DEVICE))} == set(
         DEVICE
     )
     assert (values["ops"], values["flops"], values["peak_cpu_bytes"]) == (1, 240, 64)
@@ -382,7 +384,7 @@ def test_a_launch_within_a_launch_is_one(recorded_for: int) -> None:
     kernel = {"ph": "X", "cat": "kernel", "name": "k", "ts": 30, "dur": 1}
     kernel["args"] = {"correlation": recorded_for}
     region = {"ph": "X", "cat": "user_annotation", "name": REGION, "ts": 1, "dur": 99}
-    trace = parse(json.dumps([region, *calls, kernel]).encode())
+    trace = parse_trace(json.dumps([region, *calls, kernel]).encode())
     assert measure(METRICS["kernels"], trace) == 1
 
 
@@ -397,7 +399,7 @@ def test_without_memory_events_there_are_no_bytes() -> None:
     b = TraceBuilder("GPU")
     with b.annotation(REGION):
         b.launch("k")
-    trace = parse(b.to_bytes("no_properties"))
+    trace = parse_trace(b.to_bytes("no_properties"))
     wanted = {name for name, metric in METRICS.items() if "memory" in metric.needs}
     found = reasons(measure_all(trace))
     assert {k for k in found if "profile_memory" in found[k]} == wanted
@@ -481,13 +483,13 @@ def raw_count(path: Path) -> dict[str, Decimal | int]:
 @pytest.mark.parametrize("name", REAL)
 def test_real_traces_equal_a_plain_count(name: str) -> None:
     path = real(name)
-    values, known = measure_all(read(path)), raw_count(path)
+    values, known = measure_all(read_trace(path)), raw_count(path)
     for metric, value in known.items():
         assert values[metric] == float(value), metric
 
 
 def test_known_answers_of_the_sam_trace() -> None:
-    values = measure_all(read(real("a100_sam_compiled")))
+    values = measure_all(read_trace(real("a100_sam_compiled")))
     assert (values["d2h_copies"], values["kernels"]) == (132, 1414)
     assert values["syncs"] == 186 + 1  # of streams, and of the device at the profiler's end
 
@@ -509,7 +511,7 @@ def test_flops_of_real_traces_are_those_of_another_tool(
     name: str, gemm: float, attention: float, convolution: float, busy_ms: float
 ) -> None:
     """TraceLens's reference tables; it counts the bias adds of addmm too."""
-    trace = read(real(name))
+    trace = read_trace(real(name))
     assert flops_by(trace, "mm") == pytest.approx(gemm, rel=0.01)
     assert flops_by(trace, "attention") == pytest.approx(attention, rel=0.01)
     assert flops_by(trace, "conv") == pytest.approx(convolution, rel=0.01)
@@ -519,7 +521,7 @@ def test_flops_of_real_traces_are_those_of_another_tool(
 
 
 def test_no_shapes_in_a_real_trace() -> None:
-    values = measure_all(read(real("a100_alexnet")))
+    values = measure_all(read_trace(real("a100_alexnet")))
     assert "record_shapes" in reasons(values)["flops"]
     assert "profile_memory" in reasons(values)["peak_cuda_bytes"]
 
@@ -528,6 +530,6 @@ def test_every_launch_of_real_traces_has_its_kernel() -> None:
     from pytest_torchprof.analysis.device_time import lost_launches
 
     for name in REAL:
-        launches, lost = lost_launches(read(real(name)))
+        launches, lost = lost_launches(read_trace(real(name)))
         assert launches > 0
         assert lost == 0

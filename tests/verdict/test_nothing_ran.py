@@ -6,7 +6,7 @@ import pytest
 from support.sessions import accept, run
 
 from pytest_torchprof.core.results import Baseline, Budget, Profile
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.comparison import Policy, compare
 from pytest_torchprof.verdict.metrics import METRICS
@@ -79,7 +79,9 @@ def test_a_limit_on_a_run_without_operators_is_not_checked(
     rows = {name: test["metrics"][label] for name, test in ran.tests.items()}
     unchecked = {name for name, row in rows.items() if row["status"] == "not_measured"}
     assert (IDLE, 0) == (unchecked, ran.ret)
-    assert {(0, say(NOTHING))} == {(rows[name]["value"], rows[name]["reason"]) for name in IDLE}
+    assert {(0, in_words(NOTHING))} == {
+        (rows[name]["value"], rows[name]["reason"]) for name in IDLE
+    }
     assert "5 budgets not checked" in ran.out
 
 
@@ -92,7 +94,7 @@ def test_strict_fails_a_limit_on_nothing_even_where_the_baseline_had_something(
     pytester.makepyfile(test_it=KEPT.format(marker=marker))
     ran = run(pytester, "--torchprof", "--torchprof-strict", "-k", "test_cached")
     assert {"failed": 1} == {k: n for k, n in ran.outcomes.items() if k == "failed"}
-    assert f"strict: the budget flops could not be checked: {say(NOTHING)}" in ran.out
+    assert f"strict: the budget flops could not be checked: {in_words(NOTHING)}" in ran.out
 
 
 def test_warmup_and_rounds_of_0_check_it(pytester: pytest.Pytester) -> None:
@@ -183,7 +185,7 @@ BESIDE = """
 def test_a_kept_product_beside_other_work_is_not_checked(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=BESIDE.format(marker="@pytest.mark.max_flops(1)"))
     row = run(pytester, "--torchprof").metric("flops", "test_it")
-    assert (0, "not_measured", say(NO_PRODUCT)) == (row["value"], row["status"], row["reason"])
+    assert (0, "not_measured", in_words(NO_PRODUCT)) == (row["value"], row["status"], row["reason"])
 
 
 def test_a_module_that_does_less_in_the_run_that_marks_it_is_not_checked(

@@ -16,10 +16,10 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.capture.inductor import Packages, graph_facts, look_for_graphs
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.core.results import NotMeasured
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import FACTS_KEY
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.compiled_graphs import Graph, read_graph
 from pytest_torchprof.work.counting import op_flops
@@ -141,7 +141,7 @@ def called(facts: dict[str, Any] | None, *inside: tuple[str, Any]) -> Any:
     with b.annotation(REGION if facts is not None else "step"), b.annotation(CALL):
         for name, dims in inside:
             b.op(name, dims)
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_loops_of_which_nothing_is_known_are_named(
 ) -> None:
     value = measure(METRICS["flops"], called(facts, *inside))
     assert isinstance(value, NotMeasured)
-    assert said in say(value.reason)
+    assert said in in_words(value.reason)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_an_older_torch_marks_no_more_than_the_compiled_function(
     with b.annotation(REGION), b.op("Torch-Compiled Region: 0/0"):
         for name, dims in inside:
             b.op(name, dims)
-    value = measure(METRICS["flops"], parse(b.to_bytes()))
+    value = measure(METRICS["flops"], parse_trace(b.to_bytes()))
     assert isinstance(value, NotMeasured) == unknown
     assert ("cpp_fused_bmm_0" in str(value)) == unknown
 
@@ -225,7 +225,7 @@ def test_operators_that_dynamo_runs_to_compile_are_no_work() -> None:
     ):
         b.op(*MM)
     b.op(*MM)
-    assert measure(METRICS["flops"], parse(b.to_bytes())) == 240
+    assert measure(METRICS["flops"], parse_trace(b.to_bytes())) == 240
 
 
 # ------------------------------------------------------------------------------- live
@@ -251,7 +251,7 @@ def test_a_compiled_product_of_one_row(tmp_path: Path) -> None:
     if not any("CompiledFxGraph" in str(event.name) for event in profile.events()):
         pytest.skip("this torch does not mark the calls of compiled graphs")
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    trace = parse((tmp_path / "trace.json").read_bytes())
+    trace = parse_trace((tmp_path / "trace.json").read_bytes())
     assert measure(METRICS["flops"], trace) == 2 * 8 * 64 * 32
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.real_traces import CORPUS
 
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.work.devices import match
 from pytest_torchprof.work.devices.device import DTYPES, Device
 from pytest_torchprof.work.devices.intel import INTEL
@@ -579,5 +579,5 @@ def test_real_traces(trace: str, expected: str) -> None:
     path = CORPUS / f"{trace}.pt.trace.json.gz"
     if not path.exists():
         pytest.skip(f"no real traces: {path.parent} has no {path.name}")
-    properties = read(path).metadata["deviceProperties"]
+    properties = read_trace(path).metadata["deviceProperties"]
     assert {device and device.name for device in map(find, properties)} == {expected}

@@ -22,12 +22,12 @@ from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchprof.analysis.ops import ops
+from pytest_torchprof.analysis.operator_totals import ops
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render.ops_table import ops_table
-from pytest_torchprof.render.reasons import say
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.counting import unknown_flops
 from pytest_torchprof.work.flops import FORMULAS, flops
@@ -444,7 +444,7 @@ def traced(*calls: Nested) -> Trace:
                 add(tuple(inside))
 
     add(calls)
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 NO_STRIDES = "aten::convolution (1 call) lacks Concrete Inputs in this trace"
@@ -455,7 +455,7 @@ def timeless(value: Value) -> Value:
     """Without what part of the time the unknown part took."""
     if not isinstance(value, NotMeasured):
         return value
-    return replace(value, reason=words(re.sub(r", \d+ % of the time", "", say(value.reason))))
+    return replace(value, reason=words(re.sub(r", \d+ % of the time", "", in_words(value.reason))))
 
 
 def at_least(count: int, why: str) -> NotMeasured:
@@ -729,11 +729,11 @@ def test_the_fast_path_of_a_transformer(counted: Count) -> None:
 def test_a_packed_weight_leaves_flops_unknown(tmp_path: Path) -> None:
     from support.trace_builder import TraceBuilder
 
-    from pytest_torchprof.trace.read import parse
+    from pytest_torchprof.trace.read import parse_trace
     from pytest_torchprof.verdict.metrics import METRICS, measure
 
     builder = TraceBuilder()
     builder.op("quantized::linear_dynamic", [[2, 8], [], []])
-    value = measure(METRICS["flops"], parse(builder.to_bytes()))
+    value = measure(METRICS["flops"], parse_trace(builder.to_bytes()))
     assert isinstance(value, NotMeasured)
-    assert "has a packed weight" in say(value.reason)
+    assert "has a packed weight" in in_words(value.reason)

@@ -16,7 +16,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof import api
 from pytest_torchprof.analysis.roofline import kernel_rows
 from pytest_torchprof.cli import main
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.formulas.sdpa import Attention
@@ -131,13 +131,13 @@ def causal(concrete: list[str] | None) -> TraceBuilder:
 
 def test_a_causal_kernel_is_rated_by_what_it_does() -> None:
     """At 50 us, all pairs would be 70 % of an H100's peak; the kernel does half of them."""
-    trace = parse(causal(["", "", "", "0.", "True", "False", ""]).to_bytes())
+    trace = parse_trace(causal(["", "", "", "0.", "True", "False", ""]).to_bytes())
     assert measure(METRICS["flops"], trace) == ALL_PAIRS
     (row,) = kernel_rows(trace)
     assert row.flops == ALL_PAIRS
     assert row.tflops_per_s == pytest.approx(LEFT / 50e-6 / 1e12)
     assert row.compute_pct == pytest.approx(100 * LEFT / 50e-6 / 989.4e12, rel=1e-3)
-    (full,) = kernel_rows(parse(causal(["", "", "", "0.", "False", "False", ""]).to_bytes()))
+    (full,) = kernel_rows(parse_trace(causal(["", "", "", "0.", "False", "False", ""]).to_bytes()))
     assert full.tflops_per_s == pytest.approx(ALL_PAIRS / 50e-6 / 1e12)
 
 
@@ -146,7 +146,7 @@ def test_a_kernel_that_skips_nobody_knows_how_much_has_no_rate() -> None:
     b = TraceBuilder("NVIDIA H100 80GB HBM3", (9, 0))
     with b.op(PART, RAGGED, ["c10::Half"] * 5, arguments(at=8, more={5: "5", 6: "4"})):
         b.launch("flash_fwd_kernel", 50)
-    (row,) = kernel_rows(parse(b.to_bytes()))
+    (row,) = kernel_rows(parse_trace(b.to_bytes()))
     assert (row.flops, row.tflops_per_s, row.compute_pct) == (4 * 4 * 8 * 4 * 16, None, None)
 
 

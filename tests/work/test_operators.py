@@ -10,7 +10,7 @@ import torch
 from pytest_torchprof.work import operators
 from pytest_torchprof.work.flops import FORMULAS
 from pytest_torchprof.work.foreign import kernel_may_multiply, operator_may_multiply
-from pytest_torchprof.work.operators import Work, listed, work_of
+from pytest_torchprof.work.operators import OperatorWork, listed_work, work_of
 
 #: Namespaces of what this process, or a package beside torch, has registered.
 NOT_TORCH = {"mylib", "torchvision", "torchaudio", "zoo"}
@@ -26,14 +26,14 @@ def native() -> set[str]:
 def test_every_operator_of_torch_is_in_the_table() -> None:
     names = native()
     assert len(names) > 2000
-    unknown = {name for name in names - FORMULAS.keys() if listed(name) is None}
+    unknown = {name for name in names - FORMULAS.keys() if listed_work(name) is None}
     assert unknown == set(), f"say what they do in analysis/operators.py: {sorted(unknown)}"
 
 
 def test_usual_names_are_what_the_table_says_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = operators._OF_USUAL
     monkeypatch.setattr(operators, "_OF_USUAL", {})
-    assert {name: listed(f"aten::{name}") for name in usual} == usual
+    assert {name: listed_work(f"aten::{name}") for name in usual} == usual
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_usual_names_are_what_the_table_says_without_them(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_each_family_is_told_by_its_work(work: Work, names: str) -> None:
+def test_each_family_is_told_by_its_work(work: OperatorWork, names: str) -> None:
     assert dict.fromkeys(names.split(), work) == {
         name: work_of(f"aten::{name}") for name in names.split()
     }
@@ -118,7 +118,7 @@ THEIRS = (
     ],
 )
 def test_what_is_not_in_the_table_computes_unless_its_name_says_otherwise(
-    name: str, work: Work
+    name: str, work: OperatorWork
 ) -> None:
     assert work == work_of(name)
 

@@ -18,8 +18,8 @@ from zoo.halved import Halved
 
 from pytest_torchprof.analysis.roofline import kernel_rows
 from pytest_torchprof.core.results import NotMeasured, Value
-from pytest_torchprof.render.reasons import say
-from pytest_torchprof.trace.read import parse
+from pytest_torchprof.render.reason_texts import in_words
+from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.counting import op_flops
 
@@ -44,7 +44,7 @@ def traced(*calls: Nested) -> Any:
                 add(tuple(inside))
 
     add(calls)
-    return parse(b.to_bytes())
+    return parse_trace(b.to_bytes())
 
 
 GEMM = ("kernel", "ampere_sgemm_32x32_sliced1x4_nn")
@@ -110,7 +110,7 @@ def test_what_is_unknown_inside_a_tensor_subclass_is_said() -> None:
     trace = traced(("aten::mm", WHOLE, ("PythonSubclass", WHOLE, RAN, local)))
     value = measure(METRICS["flops"], trace)
     assert isinstance(value, NotMeasured)
-    assert "aten::convolution" in say(value.reason)
+    assert "aten::convolution" in in_words(value.reason)
 
 
 def test_derivatives_of_forward_mode_count_beside_their_operator() -> None:
@@ -121,7 +121,7 @@ def test_derivatives_of_forward_mode_count_beside_their_operator() -> None:
         with b.op("aten::mm", WHOLE):  # the derivative of a derivative
             b.op("aten::_fw_primal", [[64, 32], []])
             b.op("aten::mm", WHOLE)
-    assert measure(METRICS["flops"], parse(b.to_bytes())) == 4 * WHOLE_FLOP
+    assert measure(METRICS["flops"], parse_trace(b.to_bytes())) == 4 * WHOLE_FLOP
 
 
 # ------------------------------------------------------------------------------- real profiles
@@ -134,7 +134,7 @@ def counted(tmp_path: Path) -> Callable[[Callable[[], object]], Value]:
         with torch.profiler.profile(activities=[cpu], record_shapes=True) as profile:
             function()
         profile.export_chrome_trace(str(tmp_path / "trace.json"))
-        return measure(METRICS["flops"], parse((tmp_path / "trace.json").read_bytes()))
+        return measure(METRICS["flops"], parse_trace((tmp_path / "trace.json").read_bytes()))
 
     return count
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.read import read
+from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, SCALAR_TYPES
 from pytest_torchprof.work.operands import Tensor
 from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
@@ -516,7 +516,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int | 
             results.append(out if isinstance(out, tuple) else (out,))
     path: Path = tmp_path_factory.mktemp("traffic") / "trace.json"
     session.export_chrome_trace(str(path))
-    trace = read(path)
+    trace = read_trace(path)
     found = []
     for number, ((_, tensors, _), out) in enumerate(zip(cases(), results, strict=True)):
         (mark,) = np.flatnonzero(trace.named(f"case {number}"))
@@ -550,7 +550,7 @@ def test_dtypes_have_the_names_and_numbers_that_torch_gives_them(tmp_path: Path)
         for dtype in dtypes:
             torch.ops.aten.clone(torch.empty(2, dtype=dtype))
     session.export_chrome_trace(str(tmp_path / "trace.json"))
-    trace = read(tmp_path / "trace.json")
+    trace = read_trace(tmp_path / "trace.json")
     outer = trace.parent < 0
     empty = trace.operands(np.flatnonzero(outer & trace.named("aten::empty")))
     clone = trace.operands(np.flatnonzero(outer & trace.named("aten::clone")))

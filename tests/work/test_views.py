@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchprof.work.views import MAY_COPY, OTHERS, PARTS, VIEWS, WHOLE
+from pytest_torchprof.work.views import MAY_COPY, OTHER_VIEWS, PARTS, VIEWS, WHOLE
 
 #: Arguments after the tensor, of those that need some.
 ARGUMENTS = {
@@ -54,5 +54,5 @@ def test_it_has_the_memory_of_its_argument(name: str) -> None:
 
 
 def test_each_kind_is_apart() -> None:
-    kinds = (WHOLE, PARTS, OTHERS, MAY_COPY)
+    kinds = (WHOLE, PARTS, OTHER_VIEWS, MAY_COPY)
     assert sum(map(len, kinds)) == len(frozenset().union(*kinds))

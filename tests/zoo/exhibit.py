@@ -11,7 +11,7 @@ import torch
 from support.live import captured
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from pytest_torchprof.analysis.uncounted import uncounted
+from pytest_torchprof.analysis.uncounted import uncounted_flops
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
@@ -90,7 +90,7 @@ def look(exhibit: Exhibit, folder: Path) -> Seen:
     except (RuntimeError, TypeError):  # it cannot look at this kind of tensor
         theirs = None
     trace = captured(payload, folder)
-    value, gap = measure(METRICS["flops"], trace), uncounted(trace)
+    value, gap = measure(METRICS["flops"], trace), uncounted_flops(trace)
     count = value.at_hand if isinstance(value, NotMeasured) else value
     assert isinstance(count, int), value
     names = {part.name for part in gap.parts} if gap else set()

@@ -15,7 +15,7 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
-from pytest_torchprof.places.place import Stretch
+from pytest_torchprof.places.place import PlacedEvents
 from pytest_torchprof.rules.engine.grouping import grouped, within_span
 from pytest_torchprof.rules.engine.rule import Matches, Rule, matches_of
 from pytest_torchprof.trace.kinds import HOST_KINDS
@@ -68,13 +68,13 @@ class Checked(Frozen, frozen=True):
         return tuple(sorted(found, key=lambda f: (-f.cost_ms, f.rule, f.location or "", f.message)))
 
 
-def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, Stretch]]:
+def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, PlacedEvents]]:
     """The events of all matches, and by position the stretches that matches cover."""
-    parts: dict[int, Stretch] = {}
+    parts: dict[int, PlacedEvents] = {}
     start = 0
     for one in matches:
         apart = np.zeros(0, np.int64) if one.apart is None else one.apart
-        stretches = (Stretch(events, apart) for events in one.parts or ())
+        stretches = (PlacedEvents(events, apart) for events in one.parts or ())
         parts.update(enumerate(stretches, start))
         start += len(one)
     return np.concatenate([one.event for one in matches]), parts
@@ -109,7 +109,7 @@ def check(
         if not triggered and rule.blind is None:
             continue
         try:
-            why = lacking(trace, rule)
+            why = lacks(trace, rule)
             if why is not None:
                 if triggered:
                     unchecked[rule.code] = why
@@ -158,7 +158,7 @@ def nothing_seen(trace: Trace) -> Reason | None:
     return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NOTHING_TO_CHECK)
 
 
-def lacking(trace: Trace, rule: Rule) -> Reason | None:
+def lacks(trace: Trace, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
     if not rule.needs:
         return _unready(trace, rule)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 #: What a trace must contain for a rule to be checked on it, see `rules.check.lacking`.
-Need = Literal["shapes", "device", "live"]
+RuleNeed = Literal["shapes", "device", "live"]
 
 #: Regular expressions for the start of event names, and how many events each needs: see
 #: `Rule.triggers`.
@@ -133,7 +133,7 @@ class Rule(Frozen, frozen=True, eq=False):
     find: Callable[..., Matches | Iterable[int]]
     fix: str
     triggers: Triggers = None
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[RuleNeed] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
     ready: Callable[[Trace], Reason | str | None] | None = None
     blind: Callable[[Trace], Reason | str | None] | None = None

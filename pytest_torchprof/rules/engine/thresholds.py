@@ -42,7 +42,7 @@ def checked(named: Iterable[str], known: Iterable[str]) -> frozenset[str]:
     return frozenset(named)
 
 
-def parse(text: str, rules: Iterable[Rule]) -> Thresholds:
+def parse_thresholds(text: str, rules: Iterable[Rule]) -> Thresholds:
     """Rule → name → value in the threshold's unit. A plain number is in that unit already.
 
     Raises:

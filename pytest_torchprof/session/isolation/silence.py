@@ -145,7 +145,7 @@ def heard(item: pytest.Item, written: list[str]) -> Iterator[None]:
         written += [text for when, key, text in new if (when, key) == ("call", "stdout")]
 
 
-def say(item: pytest.Item, text: str) -> None:
+def print_for(item: pytest.Item, text: str) -> None:
     """Add to what the test has printed, captured or not, after its call."""
     if not text:
         return

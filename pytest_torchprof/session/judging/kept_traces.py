@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.core.files import why
+from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class KeptTraces:
             return Kept(str(kept))
         except OSError as error:
             place = f"traces cannot be kept in {self._folder}"
-            return Kept(faults=(f"{place}: {why(error)}; name another with --torchprof-traces",))
+            return Kept(
+                faults=(f"{place}: {system_message(error)}; name another with --torchprof-traces",)
+            )
 
 
 def _file_stem(nodeid: str) -> str:

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.core.files import why
+from pytest_torchprof.core.files import system_message
 from pytest_torchprof.render.json_report import test_of, write_report
-from pytest_torchprof.render.summary import raised_rules
+from pytest_torchprof.render.session_table import raised_rules
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Record
@@ -30,6 +30,6 @@ def end_report(
     try:
         write_report(path, environment, map(test_of, records), raised, interrupted=interrupted)
     except OSError as error:
-        what = f"report {path} cannot be written: {why(error)}"
+        what = f"report {path} cannot be written: {system_message(error)}"
         return [f"{what}; name another with --torchprof-json"]
     return []

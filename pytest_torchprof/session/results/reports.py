@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from pytest_torchprof.core.results import Record
-from pytest_torchprof.render.summary import raised_rules
+from pytest_torchprof.render.session_table import raised_rules
 from pytest_torchprof.rules.engine.registry import CODES
 from pytest_torchprof.session.judging.offer import Offer
 
@@ -90,7 +90,7 @@ class Results:
             self._offers.pop(nodeid, None)
 
 
-def tells(report: pytest.TestReport) -> bool:
+def has_news(report: pytest.TestReport) -> bool:
     """Whether there is something to note: of a phase around the call only if it went wrong."""
     return report.when == "call" or not report.passed
 

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.summary import raised_rules, summary_table, totals, unchecked_rules
+from pytest_torchprof.render.session_table import (
+    raised_rules,
+    session_totals,
+    summary_table,
+    unchecked_rules,
+)
 from pytest_torchprof.rules.engine.registry import CODES
 
 if TYPE_CHECKING:
@@ -48,4 +53,4 @@ def summarize(
     for line in errors:
         write(f"ERROR: {line}", red=True)
     if verbosity > -2:
-        write(totals(records, results.runs))
+        write(session_totals(records, results.runs))

@@ -10,14 +10,14 @@ from pytest_torchprof.core.structs import Frozen
 if TYPE_CHECKING:
     from pytest_torchprof.capture.stopwatch import Round
     from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.session.plan import Kind
+    from pytest_torchprof.session.plan import RunKind
     from pytest_torchprof.trace.events import Trace
 
 
 class Timed(Frozen, frozen=True):
     """A warm-up run or a round; ``first``: it decided the test's outcome."""
 
-    kind: Kind
+    kind: RunKind
     round: Round
     first: bool = False
 
@@ -31,7 +31,7 @@ class Captured(Frozen, frozen=True):
     markers, by their numbers, and ``gap`` says why there are none, or not all.
     """
 
-    kind: Kind
+    kind: RunKind
     trace: Trace
     file: IO[bytes]
     first: bool = False

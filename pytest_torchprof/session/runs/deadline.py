@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.signal_timer import SignalTimer
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reasons import HOW_TO_LEAVE_OUT, say
+from pytest_torchprof.render.reason_texts import HOW_TO_LEAVE_OUT, in_words
 from pytest_torchprof.session.isolation.time_limits import timeout_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Overdue(BaseException):
 
     def __init__(self, run: str, limit_s: float) -> None:
         self.reason = because(Why.RERUN_OVERDUE, run=run, limit_s=limit_s)
-        super().__init__(say(self.reason))
+        super().__init__(in_words(self.reason))
 
 
 class Deadline:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.inductor import graph_facts
 from pytest_torchprof.capture.machine import Machine, allows_tf32
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_torchprof.core.results import Value
-    from pytest_torchprof.session.plan import Kind, Plan
+    from pytest_torchprof.session.plan import Plan, RunKind
     from pytest_torchprof.trace.events import Trace
 
 
@@ -233,7 +233,7 @@ class Gatherer:
 
     # ---------------------------------------------------------------- which runs are wanted
 
-    def runs_of(self, kinds: list[Kind]) -> Iterator[Kind]:
+    def runs_of(self, kinds: list[RunKind]) -> Iterator[RunKind]:
         """These, with as many rounds as the seconds asked for take, and one more where the profiled
         run compiled, or had threads it cannot see into, or where a rule has to know which tensor is
         which.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.capture.compilation import CompileCount
+from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.exports import hold, passing_file
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.modules import ModuleTracer
@@ -18,7 +18,7 @@ from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.runs.brought import Captured, NoModules, Timed
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.plan import Kind
+    from pytest_torchprof.session.plan import RunKind
     from pytest_torchprof.session.runs.gather import Gatherer
 
 #: A shorter one cannot record enough to fill the machine's memory.
@@ -31,7 +31,7 @@ _NO_MEMORY = because(Why.MEMORY_OF_THREADS)
 class Run:
     """One run of the item, or one call of a measured callable."""
 
-    def __init__(self, kind: Kind, gatherer: Gatherer, *, first: bool) -> None:
+    def __init__(self, kind: RunKind, gatherer: Gatherer, *, first: bool) -> None:
         self.kind = kind
         self.first = first
         self.gatherer = gatherer

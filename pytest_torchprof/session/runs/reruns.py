@@ -20,13 +20,13 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.render import reasons
+from pytest_torchprof.render import reason_texts
 from pytest_torchprof.session.isolation.other_plugins import (
     coverage_paused,
     folders_noted,
     snapshots_uncounted,
 )
-from pytest_torchprof.session.isolation.silence import heard, say, unnoticed
+from pytest_torchprof.session.isolation.silence import heard, print_for, unnoticed
 from pytest_torchprof.session.isolation.time_limits import alarm_stopped, clocks_stopped
 from pytest_torchprof.session.plan import EXTRA_KINDS
 from pytest_torchprof.session.runs.deadline import Deadline
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.capture.timed_calls import Regions
-    from pytest_torchprof.session.plan import Kind
+    from pytest_torchprof.session.plan import RunKind
     from pytest_torchprof.session.runs.gather import Gatherer
 
 
@@ -125,7 +125,7 @@ class Runner:
         if gatherer.reason is None and rest and not gatherer.asked.complete:
             self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
             error = self._rerun_all(item, gatherer, rest)
-            say(item, "".join(gatherer.asked.tables))
+            print_for(item, "".join(gatherer.asked.tables))
             return error
         return None
 
@@ -201,7 +201,7 @@ class Runner:
         self,
         item: pytest.Item,
         gatherer: Gatherer,
-        kinds: list[Kind],
+        kinds: list[RunKind],
     ) -> BaseException | None:
         """All further runs; the error is of the test's own comparison of measured numbers."""
         self.rerunning = True
@@ -298,7 +298,9 @@ class Runner:
         gatherer.start.restore()
         return error
 
-    def _run_again(self, item: pytest.Item, gatherer: Gatherer, kind: Kind) -> BaseException | None:
+    def _run_again(
+        self, item: pytest.Item, gatherer: Gatherer, kind: RunKind
+    ) -> BaseException | None:
         self.subtest_failed = False
         gatherer.asked.forget_tables()
         printed: list[str] = []
@@ -327,7 +329,11 @@ class Runner:
         if collected:
             return collected[0].value  # type: ignore[no-any-return]
         failed = self._failure(item)
-        return AssertionError(f"the rerun {reasons.say(failed)}") if failed is not None else None
+        return (
+            AssertionError(f"the rerun {reason_texts.in_words(failed)}")
+            if failed is not None
+            else None
+        )
 
     def _failure(self, item: pytest.Item) -> Reason | None:
         if self.subtest_failed:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_torchprof.core.errors import SettingsError, UnitError
-from pytest_torchprof.core.files import opened, why
+from pytest_torchprof.core.files import opened, system_message
 from pytest_torchprof.core.units import parse_quantity
 from pytest_torchprof.work.devices.device import DTYPES, Device
 
@@ -66,7 +66,7 @@ def read_peaks(path: Path) -> tuple[Device, ...]:
             document = msgspec.json.decode(file.read(_LARGEST))
     except OSError as error:
         what = f"the device peaks {path} cannot be read"
-        raise SettingsError(what, why(error), "name a JSON file") from None
+        raise SettingsError(what, system_message(error), "name a JSON file") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"the device peaks {path} are not JSON", str(error), f"write {_EXAMPLE}"

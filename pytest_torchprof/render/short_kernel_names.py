@@ -20,7 +20,7 @@ _PLUMBING = re.compile(
 _OPERATORS = re.compile(r"operator\s?\(\)")
 
 
-def readable(name: str) -> str:
+def readable_kernel(name: str) -> str:
     """A kernel's name without return type, arguments, namespaces and template noise.
 
     Names of other languages (Triton, assembly) are as they were.

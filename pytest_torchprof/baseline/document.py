@@ -13,11 +13,11 @@ import msgspec
 from msgspec import field
 
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.files import why
+from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.structs import Frozen
 
-SCHEMA = "torchprof-baseline/1"
-_FAMILY = SCHEMA.split("/", maxsplit=1)[0]
+BASELINE_SCHEMA = "torchprof-baseline/1"
+_FAMILY = BASELINE_SCHEMA.split("/", maxsplit=1)[0]
 _LARGEST = 2.0**64
 _MEND = "Restore it from version control, or delete it and accept again."
 _UNREADABLE = "restore the file, or name another folder with --torchprof-baselines"
@@ -52,7 +52,7 @@ class Document(Frozen, frozen=True):
     disputed: set[tuple[str, str]] = field(default_factory=set)
 
 
-def read(path: Path, *, merging: bool = False) -> Document | None:
+def read_baseline(path: Path, *, merging: bool = False) -> Document | None:
     """The whole file, or None where there is none.
 
     ``merging``: a file with conflict markers is read as both of its sides.
@@ -68,7 +68,9 @@ def read(path: Path, *, merging: bool = False) -> Document | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise BaselineError(f"baseline {path} cannot be read", why(error), _UNREADABLE) from error
+        raise BaselineError(
+            f"baseline {path} cannot be read", system_message(error), _UNREADABLE
+        ) from error
     sides = _sides(data)
     if sides is None:
         return Document(_checked(path, data, _MEND))
@@ -89,11 +91,11 @@ def read(path: Path, *, merging: bool = False) -> Document | None:
 def _checked(path: Path, text: bytes, mend: str) -> dict[str, Any]:
     data = _decoded(path, text.removeprefix(b"\xef\xbb\xbf"), mend)
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema != SCHEMA:
+    if schema != BASELINE_SCHEMA:
         if isinstance(schema, str) and schema.startswith(f"{_FAMILY}/"):
             mend = "A newer pytest-torchprof wrote it: upgrade, or delete it and accept again."
         raise BaselineError(
-            f"baseline {path} has the schema {_short(schema)}; expected {SCHEMA!r}. {mend}"
+            f"baseline {path} has the schema {_short(schema)}; expected {BASELINE_SCHEMA!r}. {mend}"
         )
     found = _flaw(data)
     if found is not None:
@@ -233,7 +235,7 @@ def _merge(
                 yield test, environment
 
 
-def readable(name: str) -> str:
+def storable_name(name: str) -> str:
     r"""A name as a file can hold it: parts of it may come from undecodable bytes.
 
     >>> print(readable("test_a[\udcff]"))

@@ -13,7 +13,7 @@ from pytest_torchprof.ab.pacing import Pace, orders
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.verdict.decision import Comparison
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.paired_row import Difference, Row
+from pytest_torchprof.verdict.paired_row import Difference, PairedRow
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -56,7 +56,7 @@ class PairedRun:
         #: Sides of the last turns that failed.
         self._broken: Broken = ""
 
-    def row(self, following: str | None) -> Row:
+    def row(self, following: str | None) -> PairedRow:
         """Profile it on both sides, and measure it if it passes on both.
 
         Raises:
@@ -91,14 +91,14 @@ class PairedRun:
         verdict: RowVerdict | None = None,
         reason: str | None = None,
         broken: Broken = "",
-    ) -> Row:
+    ) -> PairedRow:
         """A row of what is known so far, with the comparison's verdict unless one is given."""
         decision = None
         if verdict is None and self._pace.done:
             decision = self._comparison.decide()
             verdict = decision.verdict
             reason = self._remark() if verdict == "unclear" else None
-        return Row(
+        return PairedRow(
             self._nodeid,
             verdict or "error",
             reason,
@@ -121,7 +121,7 @@ class PairedRun:
             return "setting up its fixtures for each call took most of the time"
         return "code outside its measured region took most of the time"
 
-    def _not_passed(self) -> Row | None:
+    def _not_passed(self) -> PairedRow | None:
         """The row of a test that does not pass on both sides."""
         verdicts: tuple[tuple[RowVerdict, str], ...] = (
             ("failed", "fails in {}: "),

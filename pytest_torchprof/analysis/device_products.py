@@ -81,7 +81,7 @@ class DeviceProducts(Frozen, frozen=True):
 
     def any_kernel(self, trace: Trace, predicate: Callable[[str], object]) -> Bools:
         """Operators with a kernel whose name satisfies the predicate."""
-        marked = called(trace, self.kernel, predicate)
+        marked = names_fit(trace, self.kernel, predicate)
         return np.bincount(self.at, marked, len(self)) > 0
 
 
@@ -96,12 +96,12 @@ def _device_products(trace: Trace) -> DeviceProducts:
         return DeviceProducts(none, none, [], none, none)
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
     call = operators_around(trace, trace.launch[kernels])
-    own = called(trace, call, PRODUCTS.__contains__)
+    own = names_fit(trace, call, PRODUCTS.__contains__)
     event, at = np.unique(call[own], return_inverse=True)
     return DeviceProducts(event, *_read(trace, event), kernels[own], at)
 
 
-def called(trace: Trace, events: Ints, predicate: Callable[[str], object]) -> Bools:
+def names_fit(trace: Trace, events: Ints, predicate: Callable[[str], object]) -> Bools:
     """Whether the name of each of these events satisfies the predicate; False for -1."""
     verdicts = np.fromiter(map(bool, map(predicate, trace.names)), bool, len(trace.names))
     named: Bools = verdicts[trace.name[events]] if len(verdicts) else np.zeros(len(events), bool)

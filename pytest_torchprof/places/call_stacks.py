@@ -53,7 +53,7 @@ class Stacks(Frozen, frozen=True):
         return found
 
 
-def stacks(trace: Trace, events: Ints) -> Stacks:
+def stacks_of(trace: Trace, events: Ints) -> Stacks:
     """What encloses these events."""
     owner, module = trace.once(_owners)
     wanted = nesting.above(events, trace.parent) | (owner >= 0) | (module >= 0)

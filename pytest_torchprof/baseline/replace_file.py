@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.files import locked, replacing, why
+from pytest_torchprof.core.files import locked, replacing, system_message
 
 
 @contextmanager
@@ -25,7 +25,9 @@ def alone(path: Path, *, make: bool = False) -> Iterator[None]:
             stack.enter_context(locked(path))
         except OSError as error:
             next_step = "stop that process, then accept again"
-            raise BaselineError(f"{path} cannot be written", why(error), next_step) from error
+            raise BaselineError(
+                f"{path} cannot be written", system_message(error), next_step
+            ) from error
         yield
 
 
@@ -41,5 +43,5 @@ def replace_file(
         with replacing(path) as file:
             file.write(text.encode(encoding))
     except OSError as error:
-        found = f"{why(error)} (nothing was changed)"
+        found = f"{system_message(error)} (nothing was changed)"
         raise BaselineError(f"{what} cannot be written", found, next_step) from error

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.files import why
+from pytest_torchprof.core.files import system_message
 from pytest_torchprof.core.late import late
 
 _LITERAL = late(r"(?P<prefix>[rRuU]?)(?P<quote>'''|\"\"\")(?:[^\\]|\\.)*?(?P=quote)", re.DOTALL)
@@ -32,14 +32,14 @@ class ChangedError(BaselineError):
     """The file changed since it was compiled, so the call's position is unknown."""
 
 
-class Call(NamedTuple):
+class CallSite(NamedTuple):
     """A frame's call: the line, and the end of the call in it in bytes, if known."""
 
     line: int
     end: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, frame: FrameType) -> Call:
+    def of(cls, frame: FrameType) -> CallSite:
         """The call that the frame is in; Python 3.10 only knows the line."""
         positions = getattr(frame.f_code, "co_positions", None)
         if positions is not None:
@@ -65,7 +65,7 @@ class Site(NamedTuple):
     digest: str
 
 
-class Source:
+class SourceFile:
     """The text of a file, and its syntax tree.
 
     Raises:
@@ -84,7 +84,7 @@ class Source:
         self.digest = hashlib.sha256(data).hexdigest()
         self._starts = [0, *(match.end() for match in _LINE_END.finditer(self.text))]
 
-    def locate(self, call: Call, expected: str) -> Site:
+    def locate(self, call: CallSite, expected: str) -> Site:
         """The literal that the call received as its expectation.
 
         Raises:
@@ -145,7 +145,7 @@ class Source:
 
     # ---------------------------------------------------------------- the tree
 
-    def _calls(self, call: Call) -> Iterator[ast.Call]:
+    def _calls(self, call: CallSite) -> Iterator[ast.Call]:
         """Calls that end where this one does; or all around its line, if its end is unknown."""
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.Call) or node.end_lineno is None:
@@ -212,9 +212,9 @@ class Sources:
 
     def __init__(self, started_ns: int) -> None:
         self._started_ns = started_ns
-        self._known: dict[str, Source | BaselineError] = {}
+        self._known: dict[str, SourceFile | BaselineError] = {}
 
-    def of(self, file: str) -> Source:
+    def of(self, file: str) -> SourceFile:
         """The file, whose modules were imported since ``started_ns``.
 
         Raises:
@@ -231,12 +231,12 @@ class Sources:
             raise found
         return found
 
-    def _read(self, file: str) -> Source:
+    def _read(self, file: str) -> SourceFile:
         data = contents(Path(file))
         stat = os.stat(file)  # noqa: PTH116 - no Path is needed
         if max(stat.st_mtime_ns, stat.st_ctime_ns if os.name == "posix" else 0) > self._started_ns:
             raise ChangedError(_CHANGED.format("since pytest was started"))
-        return Source(data)
+        return SourceFile(data)
 
 
 def contents(file: Path) -> bytes:
@@ -248,4 +248,6 @@ def contents(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except (OSError, ValueError) as error:
-        raise BaselineError(f"cannot be rewritten: cannot read the file: {why(error)}") from None
+        raise BaselineError(
+            f"cannot be rewritten: cannot read the file: {system_message(error)}"
+        ) from None

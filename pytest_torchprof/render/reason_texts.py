@@ -232,7 +232,7 @@ SENTENCES: Mapping[Why, str] = {
 }
 
 
-def say(reason: Reason) -> str:
+def in_words(reason: Reason) -> str:
     """The reason in words.
 
     >>> from pytest_torchprof.core.reasons import because
@@ -260,7 +260,7 @@ class _Field:
         self._value = value
 
     def __str__(self) -> str:
-        return say(self._value) if isinstance(self._value, Reason) else str(self._value)
+        return in_words(self._value) if isinstance(self._value, Reason) else str(self._value)
 
     def __format__(self, wanted: str) -> str:
         value = self._value

@@ -13,7 +13,7 @@ from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text import plural, shorten, width_of
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -74,7 +74,7 @@ def summary_table(
     return list(map(escape.line, [*lines, *_notes(shown, folder)]))
 
 
-def totals(records: Sequence[Record], runs: int) -> str:
+def session_totals(records: Sequence[Record], runs: int) -> str:
     """``12 tests profiled in 36 runs: 1 regressed, 11 ok``."""
     counts: Counter[str] = Counter(r.status for r in records)
     profiled = len(records) - counts["not_profiled"]
@@ -159,7 +159,7 @@ def unchecked_rules(records: Sequence[Record]) -> list[str]:
         for rule, why in record.unchecked.items():
             if why.why is not Why.RULE_RAISED:
                 reasons.setdefault(why, {})[rule] = None
-    parts = [f"{_few(list(rules))} ({say(why)})" for why, rules in reasons.items()]
+    parts = [f"{_few(list(rules))} ({in_words(why)})" for why, rules in reasons.items()]
     return [escape.line(f"rules not checked here: {'; '.join(parts)}")] if parts else []
 
 
@@ -169,7 +169,7 @@ def _few(rules: list[str]) -> str:
     return ", ".join(shown) + (f" and {left} more" if left > 0 else "")
 
 
-def faults(found: Mapping[str, Sequence[str]]) -> list[str]:
+def fault_lines(found: Mapping[str, Sequence[str]]) -> list[str]:
     """A line for each error that no test caused, with the number of tests affected."""
     lines = []
     for fault, nodeids in found.items():
@@ -186,7 +186,7 @@ def raised_rules(records: Sequence[Record]) -> dict[str, str]:
         for rule, why in record.unchecked.items():
             if why.why is Why.RULE_RAISED:
                 first.setdefault(
-                    rule, f"{rule}: {say(why)} ({record.nodeid}); the rule was skipped"
+                    rule, f"{rule}: {in_words(why)} ({record.nodeid}); the rule was skipped"
                 )
     return {rule: escape.line(said) for rule, said in first.items()}
 
@@ -200,9 +200,9 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
     for record in shown:
         name = shorten(escape.line(record.nodeid[len(folder) :]), _WIDEST_TEST)
         if record.status == "not_profiled" and record.reason:
-            reasons.setdefault(f"not profiled: {say(record.reason)}", []).append(name)
+            reasons.setdefault(f"not profiled: {in_words(record.reason)}", []).append(name)
         elif record.status in ("ok", "improved", "new") and record.reason:
-            reasons.setdefault(say(record.reason), []).append(name)
+            reasons.setdefault(in_words(record.reason), []).append(name)
         for reason in _of_times(record):
             reasons.setdefault(reason, []).append(name)
         if (spread := _spread(record.metrics.get("wall_ms")) or 0) > NOISY:
@@ -222,7 +222,7 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
 
 
 def _why(verdict: Verdict) -> str:
-    return "" if verdict.reason is None else say(verdict.reason)
+    return "" if verdict.reason is None else in_words(verdict.reason)
 
 
 def _marker(verdict: Verdict) -> str:
@@ -242,7 +242,7 @@ def _of_times(record: Record) -> dict[str, None]:
     """Why the time gate only advises, or is incomplete; each reason once."""
     times = (v for v in record.metrics.values() if METRICS[v.metric].klass == "time")
     checked = (v.reason for v in times if v.reason and v.status != "not_measured")
-    return dict.fromkeys(f"time: {say(reason)}" for reason in checked)
+    return dict.fromkeys(f"time: {in_words(reason)}" for reason in checked)
 
 
 def _several(names: Sequence[str]) -> str:

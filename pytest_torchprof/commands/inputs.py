@@ -17,7 +17,7 @@ from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render import escape, streams
-from pytest_torchprof.render.reasons import say
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
@@ -63,7 +63,7 @@ class Ranks(dict[int, Trace]):
 _BAR_FROM_BYTES = 200 * 2**20
 
 
-def load(paths: Sequence[str], rank: int | None) -> Ranks:
+def load_traces(paths: Sequence[str], rank: int | None) -> Ranks:
     """Read these files and folders, and report what was wrong with them."""
     with _bar(paths) as progress:
         ranks = Ranks(api.load_ranks(paths, rank, progress))
@@ -96,7 +96,7 @@ def _bar(paths: Sequence[str]) -> Iterator[Callable[[int, int], None] | None]:
         yield progress
 
 
-def peaks(options: Namespace) -> tuple[Device, ...]:
+def extra_chips(options: Namespace) -> tuple[Device, ...]:
     """The chips of ``--device-peaks``."""
     return read_peaks(Path(options.device_peaks)) if options.device_peaks else ()
 
@@ -152,7 +152,7 @@ def used_devices(trace: Trace) -> set[int]:
     return {int(n) for n in np.unique(events.device[events.is_kind(*DEVICE_KINDS)]) if n >= 0}
 
 
-def unlinked(trace: Trace) -> str:
+def unlinked_note(trace: Trace) -> str:
     """A note on device events without a runtime call; empty if there are none."""
     count = trace.unlinked
     if not count:
@@ -169,7 +169,7 @@ def only(ranks: Ranks) -> Trace:
     """
     if len(ranks) > 1:
         raise SettingsError(
-            "this needs a single trace, not several", listed(ranks), "give --rank N"
+            "this needs a single trace, not several", ranks_in_words(ranks), "give --rank N"
         )
     return next(iter(ranks.values()))
 
@@ -177,10 +177,10 @@ def only(ranks: Ranks) -> Trace:
 def no_flops(trace: Trace) -> str:
     """A note on why there is no sum of FLOPs; empty if there is one."""
     gap = flops_gap(trace.events)
-    return f"no FLOPs total: {say(gap)}" if gap else ""
+    return f"no FLOPs total: {in_words(gap)}" if gap else ""
 
 
-def uncounted(trace: Trace) -> str:
+def uncounted_note(trace: Trace) -> str:
     """A note on kernels that a graph launched, whose FLOPs are unknown; empty if there are none."""
     count = replayed(trace.events)
     if not count:
@@ -190,9 +190,9 @@ def uncounted(trace: Trace) -> str:
     return f"{kernels} were replayed from a graph: their FLOPs are not included"
 
 
-def masked(trace: Trace) -> str:
+def masked_note(trace: Trace) -> str:
     """A note on causal attention, whose rates exclude masked FLOPs; empty if there is none."""
-    less, unknown, untold = roofline.masked(trace.events)
+    less, unknown, untold = roofline.masked_kernels(trace.events)
     texts = [
         f"{what.format(plural(count, 'kernel'))}"
         for count, what in (
@@ -249,7 +249,7 @@ def ungrouped(trace: Trace, by: str) -> str:
     return f"recorded without {field}s ({option}=True records them)".replace("shapess", "shapes")
 
 
-def listed(ranks: Ranks) -> str:
+def ranks_in_words(ranks: Ranks) -> str:
     """The ranks, in words."""
     if ranks.apart:
         return f"{', '.join(map(ranks.label, ranks))} (numbers {', '.join(map(str, ranks))})"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.groups import Groups
-from pytest_torchprof.analysis.memory import usage
+from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.core.structs import Mutable
 from pytest_torchprof.trace import nesting
@@ -108,7 +108,7 @@ def _set(rows: list[OpRow], column: str, values: Ints) -> None:
         setattr(row, column, value)
 
 
-def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
+def kernel_totals(trace: Trace) -> dict[str, tuple[int, int]]:
     """(calls, total ns) of each kernel, copy and memset of the selected part, by name."""
     if not len(device := selected_on_device(trace)):
         return {}
@@ -120,11 +120,11 @@ def kernels(trace: Trace) -> dict[str, tuple[int, int]]:
 
 def launching_operators(trace: Trace, device: Ints) -> Ints:
     """Name of the innermost operator (else annotation) that launched each device event, or -1."""
-    event = launchers(trace, device)
+    event = callers_of(trace, device)
     return np.where(event >= 0, trace.name[event], -1)
 
 
-def launchers(trace: Trace, device: Ints) -> Ints:
+def callers_of(trace: Trace, device: Ints) -> Ints:
     """The innermost operator (else annotation) around the call behind each device event, or -1."""
     annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
     above = parents(trace, trace.launch[device])

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_torchprof.rules.calls import sizes
-from pytest_torchprof.rules.sources import Source
+from pytest_torchprof.rules.copied_again import CopiedTensor
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import Names, are_named, rows_of
+from pytest_torchprof.trace.names import Names, are_named, selected_operators
 from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
@@ -32,15 +32,15 @@ def chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:
     return top, above
 
 
-def kinds_of_casts(trace: Trace, rows: Ints, least: float) -> tuple[list[Source], Ints]:
+def kinds_of_casts(trace: Trace, rows: Ints, least: float) -> tuple[list[CopiedTensor], Ints]:
     """Distinct kinds, and the kind of each cast, from the copy in it.
 
     -1 for a copy without a cast, and for one of fewer than ``least`` elements.
     """
-    copies = rows_of(trace, "aten::copy_")
+    copies = selected_operators(trace, "aten::copy_")
     copies = copies[marked(trace, rows)[trace.parent[copies]]]
     known: dict[tuple[bytes, bytes], int] = {}
-    kinds: dict[Source, int] = {}
+    kinds: dict[CopiedTensor, int] = {}
     kind = np.full(len(rows), -1, np.int64)
     at = np.searchsorted(rows, trace.parent[copies])
     for i, args in zip(at.tolist(), trace.operands(copies), strict=True):
@@ -51,23 +51,23 @@ def kinds_of_casts(trace: Trace, rows: Ints, least: float) -> tuple[list[Source]
     return list(kinds), kind
 
 
-def _kind(dims: Any, types: Any, kinds: dict[Source, int], least: float) -> int:
+def _kind(dims: Any, types: Any, kinds: dict[CopiedTensor, int], least: float) -> int:
     if not isinstance(dims, list) or not isinstance(types, list) or len(dims) < 2 > len(types):
         return -1
     shape, to, dtype = sizes(dims[1]), types[0], types[1]
     known = to in ELEMENT_BYTES and dtype in ELEMENT_BYTES
     if shape is None or prod(shape) < least or to == dtype or not known:
         return -1
-    return kinds.setdefault(Source(shape, dtype, to), len(kinds))
+    return kinds.setdefault(CopiedTensor(shape, dtype, to), len(kinds))
 
 
-def kinds_of_clones(trace: Trace, rows: Ints, least: float) -> tuple[list[Source], Ints]:
+def kinds_of_clones(trace: Trace, rows: Ints, least: float) -> tuple[list[CopiedTensor], Ints]:
     """Distinct shapes and dtypes, and a number for each clone's kind, which includes strides.
 
     -1 if unknown, or for fewer than ``least`` elements.
     """
     known: dict[tuple[bytes, bytes, bytes], int] = {}
-    sources, kind = list[Source](), []
+    sources, kind = list[CopiedTensor](), []
     for args in trace.operands(rows):
         key = (bytes(args.dims), bytes(args.types), bytes(args.strides))
         if key not in known:
@@ -78,6 +78,6 @@ def kinds_of_clones(trace: Trace, rows: Ints, least: float) -> tuple[list[Source
                 known[key] = -1
             else:
                 known[key] = len(sources)
-                sources.append(Source(shape, dtype, dtype))
+                sources.append(CopiedTensor(shape, dtype, dtype))
         kind.append(known[key])
     return sources, np.array(kind, np.int64)

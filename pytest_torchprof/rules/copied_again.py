@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Since = Literal["bare", "same", "new"]
 
 
-class Source(NamedTuple):
+class CopiedTensor(NamedTuple):
     """A tensor that is copied: its shape, its C++ type, and the type of its copy."""
 
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ _LOW = {"c10::Half", "c10::BFloat16"}
 _REAL = {"float", "double"} | _LOW
 
 
-class Call(Frozen, frozen=True):
+class OperatorCall(Frozen, frozen=True):
     """A call of an operator, decoded."""
 
     name: str
@@ -81,7 +81,7 @@ class Call(Frozen, frozen=True):
     concrete: list[Any]
 
     @classmethod
-    def of(cls, name: str, args: OpArgs) -> Call:
+    def of(cls, name: str, args: OpArgs) -> OperatorCall:
         """From the recorded arguments; empty lists for missing ones."""
         parts = [decode_part(bytes(p)) for p in (args.dims, args.types, args.concrete)]
         return cls(name, *([p if isinstance(p, list) else [] for p in parts]))
@@ -99,7 +99,7 @@ class Call(Frozen, frozen=True):
         return "TensorList" in self.types or any("TensorList" in str(t) for t in self.types)
 
 
-def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
+def since(calls: list[OperatorCall], source: CopiedTensor) -> tuple[Since, list[int]]:
     """What the calls between two copies of such a source mean, and which of them select a part.
 
     If any do, "same" holds only if they select the same part again.
@@ -121,7 +121,7 @@ def since(calls: list[Call], source: Source) -> tuple[Since, list[int]]:
     return "same" if used else "bare", parts
 
 
-def parts_may_be(call: Call, source: Source) -> bool:
+def parts_may_be(call: OperatorCall, source: CopiedTensor) -> bool:
     """Whether the source may be, or be a view of, all of a part that this call split off."""
     if not call.tensors:
         return True
@@ -140,7 +140,7 @@ def parts_may_be(call: Call, source: Source) -> bool:
     return prod(source.shape) in {rest * n for n, some in ((size, whole), (last, last)) if some}
 
 
-def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
+def _may_make(call: OperatorCall, source: CopiedTensor, counts: set[int]) -> bool:
     """Whether the result may be the source, or what the source is a view of."""
     name, tensors = call.name, call.tensors
     if name in SAME_MEMORY | PARTS | READS:
@@ -168,12 +168,12 @@ def _may_make(call: Call, source: Source, counts: set[int]) -> bool:
     return count in counts if name not in _REDUCTIONS else any(c < count for c in counts)
 
 
-def _is_back(call: Call, source: Source) -> bool:
+def _is_back(call: OperatorCall, source: CopiedTensor) -> bool:
     """Whether it casts the copy back to the source's dtype."""
     return source.dtype != source.to and call.tensors[:1] == [(source.shape, source.to)]
 
 
-def _copy_makes(call: Call, source: Source, counts: set[int]) -> bool:
+def _copy_makes(call: OperatorCall, source: CopiedTensor, counts: set[int]) -> bool:
     """Whether a copy of something else may be the source; the copy cast back does not count."""
     if not call.tensors:
         return True
@@ -185,7 +185,7 @@ def _copy_makes(call: Call, source: Source, counts: set[int]) -> bool:
     return dtype != source.to
 
 
-def _may_have_type(call: Call, source: Source) -> bool:
+def _may_have_type(call: OperatorCall, source: CopiedTensor) -> bool:
     types = {dtype for _, dtype in call.tensors}
     if source.dtype in types or call.has_list or not types:
         return True
@@ -199,7 +199,7 @@ def _may_have_type(call: Call, source: Source) -> bool:
     return lowered and source.dtype in _LOW and bool(types & _REAL)
 
 
-def _count(call: Call) -> int | None:
+def _count(call: OperatorCall) -> int | None:
     """Elements of the result, an upper bound for a reduction; None if unknown."""
     name, shapes = call.name, [shape for shape, _ in call.tensors]
     if not shapes or call.has_list:

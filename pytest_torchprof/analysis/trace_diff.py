@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import device_time, launched_ns
 from pytest_torchprof.analysis.groups import Groups
-from pytest_torchprof.analysis.ops import self_cpu_ns
+from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
@@ -19,8 +19,8 @@ from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Trace
 
-Change = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
-By = Literal["op", "kernel"]
+ChangeKind = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
+DiffBy = Literal["op", "kernel"]
 
 #: Times within these limits are the same: two runs of one program differ by as much.
 SAME_TIME_SHARE = 0.05
@@ -41,7 +41,7 @@ COLUMN_OF = {
 }
 
 
-def change_of(before: int, now: int) -> Change:
+def change_of(before: int, now: int) -> ChangeKind:
     """How a count of something changed, in the words of reports.
 
     >>> change_of(0, 3), change_of(3, 0), change_of(3, 4), change_of(4, 3), change_of(3, 3)
@@ -67,7 +67,7 @@ class Delta(Frozen, frozen=True):
     now: int
 
     @property
-    def change(self) -> Change:
+    def change(self) -> ChangeKind:
         """How it changed, in the words of reports."""
         return change_of(self.before, self.now)
 
@@ -97,7 +97,7 @@ class DiffRow:
     """
 
     name: str
-    change: Change
+    change: ChangeKind
     calls_a: int
     calls_b: int
     cpu_ms_a: float | None
@@ -115,7 +115,7 @@ class DiffRow:
         return _known((self.cpu_ms_a, self.cpu_ms_b), (self.cuda_ms_a, self.cuda_ms_b))
 
 
-def diff(a: Trace, b: Trace, *, by: By = "op") -> list[DiffRow]:
+def diff_rows(a: Trace, b: Trace, *, by: DiffBy = "op") -> list[DiffRow]:
     """Operators, or kernels with copies and memsets, of both traces by their exact names.
 
     A change in calls takes precedence over one in time: `change` is ``slower`` or ``faster`` only
@@ -142,7 +142,7 @@ class _Totals(NamedTuple):
     absent: _Total  # of a missing name: true zeros, or unknown as for all names
 
 
-def _totals(trace: Trace, by: By) -> _Totals:
+def _totals(trace: Trace, by: DiffBy) -> _Totals:
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     events = device if by == "kernel" else np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
     groups = Groups(trace, events, trace.name[events])
@@ -174,7 +174,7 @@ def _known(*pairs: tuple[float | None, float | None]) -> list[tuple[float, float
     return [(before, now) for before, now in pairs if before is not None and now is not None]
 
 
-def _change_in_time(times: list[tuple[float, float]]) -> Change:
+def _change_in_time(times: list[tuple[float, float]]) -> ChangeKind:
     steps = [
         now - before
         for before, now in times
@@ -211,7 +211,7 @@ class Growth(Frozen, frozen=True):
         return None if self.percent is None else self.percent > self.limit_percent
 
 
-def growth(a: Trace, b: Trace, *, by: By = "op", limit_percent: float) -> list[Growth]:
+def growth(a: Trace, b: Trace, *, by: DiffBy = "op", limit_percent: float) -> list[Growth]:
     """The checks behind ``--fail-over``: passed if none was exceeded and all are known.
 
     By kernel, the device time is checked; by operator the CPU time, and the device time too where

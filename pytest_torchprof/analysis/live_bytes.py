@@ -12,8 +12,8 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.allocations import Memory
     from pytest_torchprof.trace.events import Trace
-    from pytest_torchprof.trace.memory import Memory
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that only allocate: their bytes belong to the operator that called them.
@@ -32,7 +32,7 @@ ALLOCATORS = frozenset(
 
 OUTSIDE = "(outside operators)"
 BEFORE = "(before the region)"
-UNKNOWN = "(unknown: the trace has no addresses)"
+UNKNOWN_OWNER = "(unknown: the trace has no addresses)"
 
 #: Names of c10's device types by number. Source: c10/core/DeviceType.h.
 DEVICE_TYPES = (
@@ -185,7 +185,7 @@ class PeakMemory:
     rows: list[LiveRow]
 
 
-def peaks(trace: Trace) -> list[PeakMemory]:
+def memory_peaks(trace: Trace) -> list[PeakMemory]:
     """The host first, then each accelerator by index; none for a trace without memory events.
 
     Blocks are followed as in `usage`. Where the events have no addresses, as in 2021, the amount
@@ -244,7 +244,7 @@ def _peak_of(trace: Trace, memory: Memory, device_type: int, device_id: int) -> 
         return PeakMemory(device, 0, None, [])
     at = int(trace.ts[memory.event[row[until][-1]]] - trace.ts[0])
     if memory.addr is None:
-        return PeakMemory(device, peak, at / 1e6, [LiveRow(UNKNOWN, peak, None)])
+        return PeakMemory(device, peak, at / 1e6, [LiveRow(UNKNOWN_OWNER, peak, None)])
     owner = np.append(_owners(trace, memory.event), -2)[block[until]]
     amount = _by_owner(trace, owner, size[until])
     blocks = _by_owner(trace, owner, np.sign(size[until]))

@@ -50,7 +50,7 @@ _ADDS = frozenset({"aten::add", "aten::add_"})
 NO_OPERATOR = "(no operator)"
 
 
-def ops(trace: Trace) -> dict[str, OpRow]:
+def op_rows(trace: Trace) -> dict[str, OpRow]:
     """A row for each operator and annotation of the selected part of the trace, by name."""
     rows: dict[str, OpRow] = {}
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def ops(options: Namespace) -> int:
+def run_ops(options: Namespace) -> int:
     """Key averages of operators."""
     ranks = load_traces(options.traces, options.rank)
     return ranks_table(

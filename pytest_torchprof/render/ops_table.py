@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.operator_totals import OpRow, ops
+from pytest_torchprof.analysis.operator_totals import OpRow, op_rows
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.grid import Align, grid
@@ -32,7 +32,7 @@ OPS_COLUMNS: Mapping[str, tuple[str, float, str]] = {
 
 def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
     """The ``limit`` operators with the most of ``sort_by`` (a key of `COLUMNS`), 0 for all."""
-    rows = sorted(ops(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
+    rows = sorted(op_rows(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows
     columns = [c for c in OPS_COLUMNS if c == sort_by or any(_cell(row, c) for row in rows)]
     names = [shorten(escape.line(row.name), 48) for row in shown]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
+from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
@@ -88,7 +88,7 @@ def profile_of(measured: Measured) -> Profile:
     """Metrics, operators, kernels and scoped values of what was measured."""
     trace, allowed = measured.trace, measured.allowed
     rows: dict[str, dict[str, int]] = {}
-    for name, row in sorted(ops(trace).items()):
+    for name, row in sorted(op_rows(trace).items()):
         counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}
         known = rows.setdefault(shown_operator(name), counts)
         if known is not counts:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.real_traces import CORPUS
 
-from pytest_torchprof.analysis.operator_totals import OpRow, kernel_totals, ops
+from pytest_torchprof.analysis.operator_totals import OpRow, kernel_totals, op_rows
 from pytest_torchprof.analysis.uncounted import uncounted_flops
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
@@ -100,7 +100,7 @@ def loaded(path: Path) -> tuple[Trace, Plain]:
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
     trace, plain = loaded(path)
-    values, rows = measure_all(trace), ops(trace)
+    values, rows = measure_all(trace), op_rows(trace)
     assert values["ops"] == plain.ops.total()
     calls = {name: row.calls for name, row in rows.items() if name in plain.ops}
     assert {n: calls[n] for n in plain.ops} == annotated(trace, plain.ops, rows)
@@ -168,7 +168,7 @@ def test_flops_and_device_time_are_those_of_another_tool(name: str) -> None:
         pytest.skip(f"the folder has no {name}")
     trace = read_trace(paths[0])
     gemm = attention = convolution = 0
-    for operator, row in ops(trace).items():
+    for operator, row in op_rows(trace).items():
         if "attention" in operator:
             attention += row.flops or 0
         elif "conv" in operator:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
+from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
 from pytest_torchprof.capture.lean import lean_region
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.profiler import Capture
@@ -124,7 +124,7 @@ def test_the_exported_file_says_the_same(
     for again in (read_trace(path), read_trace(packed)):
         assert measure_all(again) == measure_all(trace)
         assert again.facts == trace.facts == facts
-        assert ops(again) == ops(trace)
+        assert op_rows(again) == op_rows(trace)
         assert kernel_totals(again) == kernel_totals(trace) == {}
         view, known = (t.within(op="aten::mm") for t in (again, trace))
         assert measure_all(view) == measure_all(known)
@@ -239,7 +239,7 @@ def test_operators_are_those_of_key_averages(
     session, trace = torch_says(steps[name], tmp_path)
     averages = {row.key: row for row in session.key_averages()}
     region = averages.pop(REGION)
-    rows, repeated = ops(trace), repetitions(trace)
+    rows, repeated = op_rows(trace), repetitions(trace)
     assert {key: row.count + repeated[key] for key, row in averages.items()} == {
         key: row.calls for key, row in rows.items() if row.calls
     }

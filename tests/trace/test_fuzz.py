@@ -25,7 +25,7 @@ from support.damaged import (
 from support.real_traces import CORPUS
 
 from pytest_torchprof.analysis.live_bytes import usage
-from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
+from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.ranks import read_ranks
@@ -46,7 +46,7 @@ def survive(data: bytes) -> None:
     assert (trace.ts[1:] >= trace.ts[:-1]).all()
     for part in (trace, trace.within(op="aten::mm"), trace.within(module="Linear")):
         measure_all(part)
-        ops(part)
+        op_rows(part)
         kernel_totals(part)
         for on_device in (False, True):
             usage(part, on_device=on_device)

@@ -18,7 +18,7 @@ from support.trace_builder import EPOCH_NS, TraceBuilder
 from support.trace_styles import STYLES, without
 
 from pytest_torchprof.analysis.live_bytes import usage
-from pytest_torchprof.analysis.operator_totals import ops
+from pytest_torchprof.analysis.operator_totals import op_rows
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.trace import read as room
@@ -86,7 +86,7 @@ def test_styles_that_change_nothing(style: Any) -> None:
     if "no_properties" in style or "bare_list" in style:
         assert values["peak_cpu_bytes"] == known["peak_cpu_bytes"]  # by its events
     assert values == known
-    assert ops(trace) == ops(PLAIN)
+    assert op_rows(trace) == op_rows(PLAIN)
 
 
 def test_whole_microseconds_keep_all_but_the_times() -> None:
@@ -146,7 +146,7 @@ def test_some_events_lack_a_part(keys: tuple[str, ...], every: int) -> None:
     trace = parse_trace(build().to_bytes(without(*keys, every=every)))
     assert METRICS.keys() == measure_all(trace).keys()
     counted = trace.selection & trace.is_kind(Kind.OP, Kind.ANNOTATION)
-    assert int(counted.sum()) == sum(row.calls for row in ops(trace).values())
+    assert int(counted.sum()) == sum(row.calls for row in op_rows(trace).values())
 
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
@@ -355,7 +355,7 @@ def test_what_kineto_wrote_wrongly_is_repaired(
     assert name in trace.names
     assert same(trace, PLAIN, "ts", "dur", "kind", "thread")
     measure_all(trace)
-    ops(trace)
+    op_rows(trace)
 
 
 @pytest.mark.parametrize("style", ["plain", "compact", "bare_list"])
@@ -575,7 +575,7 @@ def test_a_list_of_nothing_is_a_trace_of_nothing() -> None:
         values = measure_all(trace)
         assert values["ops"] == 0
         assert isinstance(values["kernels"], NotMeasured)
-        assert ops(trace) == {}
+        assert op_rows(trace) == {}
 
 
 def test_every_style_of_the_builder_is_read() -> None:

@@ -145,10 +145,10 @@ def test_every_metric_equals_what_was_built(vendor: str, external: str) -> None:
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_the_rows_of_operators_add_up_to_the_metrics(vendor: str) -> None:
-    from pytest_torchprof.analysis.operator_totals import kernel_totals, ops
+    from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
 
     trace = whole(step(vendor))
-    rows, values = ops(trace), measure_all(trace)
+    rows, values = op_rows(trace), measure_all(trace)
     assert {name: row.kernels for name, row in rows.items() if row.kernels} == {
         "aten::addmm": 1,
         "aten::bmm": 1,

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pytest_torchprof.analysis.operator_totals import ops
+from pytest_torchprof.analysis.operator_totals import op_rows
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render.ops_table import ops_table
@@ -515,7 +515,7 @@ def test_flops_of_a_part_do_not_depend_on_what_is_unknown_elsewhere() -> None:
 def test_unknown_flops_in_the_rows_of_operators() -> None:
     """A row with an unknown call has no FLOPs, and its cell is a dash."""
     trace = traced((LINEAR,), (BARE,), (("aten::convolution", STEM, None, PLAIN),))
-    rows = ops(trace)
+    rows = op_rows(trace)
     assert (rows["aten::addmm"].flops, rows["aten::convolution"].flops) == (240, None)
     lines = {line.split()[0]: line.split() for line in ops_table(trace, "flops", 0).splitlines()}
     assert lines["aten::convolution"][-1] == "–"

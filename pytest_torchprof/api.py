@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.render.export import Augmented
     from pytest_torchprof.rules.engine.rule import Rule
-    from pytest_torchprof.trace.events import Trace as Events
+    from pytest_torchprof.trace.events import Events
 
 R = TypeVar("R")
 #: A file that describes chips, or chips.

@@ -31,7 +31,7 @@ from pytest_torchprof.work.masks import MASKS
 from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"GraphLaunch")
@@ -44,7 +44,7 @@ class AttributedWork(Frozen, frozen=True):
     """Per device event of the selection, as arrays of one length.
 
     ``event`` are event indices. ``call`` is the innermost operator around the launch, ``owner`` the
-    number of its name (else the annotation's) in `Trace.shown_names`; -1 for none. ``flops`` and
+    number of its name (else the annotation's) in `Events.shown_names`; -1 for none. ``flops`` and
     ``bytes`` are -1 where unknown. ``done`` are the FLOPs that the kernel is rated by, those that a
     causal mask leaves, -1 where unknown; ``untold`` is whether the trace does not say if there is a
     mask. ``dtype`` is an index into `DTYPES`, -1 where there are no FLOPs or no types.
@@ -60,12 +60,12 @@ class AttributedWork(Frozen, frozen=True):
     dtype: Ints
 
 
-def attribute(trace: Trace) -> AttributedWork:
+def attribute(trace: Events) -> AttributedWork:
     """The operator that launched each device event, and the work it had to do."""
     return trace.once(_attribute)
 
 
-def _attribute(trace: Trace) -> AttributedWork:
+def _attribute(trace: Events) -> AttributedWork:
     event = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[event]
     above = np.where(launch >= 0, trace.parent[launch], -1)
@@ -97,18 +97,18 @@ def _attribute(trace: Trace) -> AttributedWork:
     return AttributedWork(event, call, owner, flops, done, untold, moved, dtype)
 
 
-def is_replayed(trace: Trace, launch: Ints) -> Bools:
+def is_replayed(trace: Events, launch: Ints) -> Bools:
     """Whether these launches (-1 for none) are of a graph of kernels."""
     return (launch >= 0) & trace.names_where(_GRAPH.search)[launch]
 
 
-def replayed(trace: Trace) -> int:
+def replayed(trace: Events) -> int:
     """How many kernels of the selection a graph launched: their operators are unknown."""
     kernels = np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
     return int(is_replayed(trace, trace.launch[kernels]).sum())
 
 
-def _climb(trace: Trace, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _climb(trace: Events, start: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Around each start, itself included: innermost operator and annotation (below no operator),
     innermost operator whose FLOPs count, innermost one with a formula; -1 for none.
     """
@@ -148,7 +148,7 @@ def _shares(
     return np.where(part, share, -1)
 
 
-def _masked(trace: Trace, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
+def _masked(trace: Events, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
     """The FLOPs of each kernel that its mask leaves; and where the trace does not say."""
     done, untold = flops.copy(), np.zeros(len(flops), bool)
     rows = np.flatnonzero((flops >= 0) & trace.names_where(MASKS.__contains__)[counted])
@@ -167,7 +167,7 @@ def _masked(trace: Trace, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
     return done, untold
 
 
-def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
+def _traffic(trace: Events, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
     """For the innermost operators around kernels: the operator whose bytes they moved, how many.
 
     That is the operator itself if it has a number, else the nearest one around it that has one,
@@ -188,7 +188,7 @@ def _traffic(trace: Trace, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:
     return owner[at], values[at]
 
 
-def _bytes(trace: Trace, calls: Ints, kernels: Ints) -> Ints:
+def _bytes(trace: Events, calls: Ints, kernels: Ints) -> Ints:
     """Compulsory bytes of these calls, -1 where unknown; and one kernel of each."""
     ruled = np.flatnonzero(trace.names_where(TRAFFIC.__contains__)[calls])
     out = np.full(len(calls), -1, np.int64)
@@ -219,7 +219,7 @@ def _item_bytes(kernel: str) -> int:
     return ELEMENT_BYTES.get(element[1], 0) if element else 0
 
 
-def _dtypes(trace: Trace, typed: Ints, kernels: Ints) -> Ints:
+def _dtypes(trace: Events, typed: Ints, kernels: Ints) -> Ints:
     """The dtype that each kernel computed in: its operator's first tensor's, or TF32."""
     calls, at = np.unique(typed, return_inverse=True)
     seen: dict[bytes, int] = {}

@@ -17,7 +17,7 @@ from pytest_torchprof.trace.event_names import MODULE
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 By = Literal["name", "shape", "stack", "module"]
@@ -58,7 +58,7 @@ class OpStats:
     module: str | None = None
 
 
-def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
+def op_stats(trace: Events, by: By = "name") -> list[OpStats]:
     """Rows of the selected part of a trace, the largest share first.
 
     Device work counts for the innermost operator around the call that launched it, memory for the
@@ -113,7 +113,7 @@ def op_stats(trace: Trace, by: By = "name") -> list[OpStats]:
     return sorted(rows, key=lambda row: (-(row.share or 0), -row.self_cpu_ms, row.name))
 
 
-def _own_device_ns(trace: Trace, device: Ints) -> Ints:
+def _own_device_ns(trace: Events, device: Ints) -> Ints:
     """Device time of what each event launched itself."""
     owner = callers_of(trace, device)
     own = np.zeros(len(trace), np.int64)
@@ -121,7 +121,7 @@ def _own_device_ns(trace: Trace, device: Ints) -> Ints:
     return own
 
 
-def _net_bytes(trace: Trace, groups: Groups, on_device: bool) -> list[int] | None:
+def _net_bytes(trace: Events, groups: Groups, on_device: bool) -> list[int] | None:
     """Allocated less freed bytes by group, the last outside of all; None if not recorded."""
     memory = trace.memory.device(on_device)
     if not len(memory.bytes):
@@ -144,11 +144,11 @@ def _net_bytes(trace: Trace, groups: Groups, on_device: bool) -> list[int] | Non
 _Labels = Callable[[int], Any]
 
 
-def _by_name(_trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+def _by_name(_trace: Events, events: Ints) -> tuple[Ints, _Labels]:
     return np.zeros(len(events), np.int64), lambda _: None
 
 
-def _by_shape(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+def _by_shape(trace: Events, events: Ints) -> tuple[Ints, _Labels]:
     known: dict[bytes, int] = {}
     dims = (bytes(args.dims) for args in trace.operands(events))
     group = [known.setdefault(raw, len(known)) for raw in dims]
@@ -156,17 +156,17 @@ def _by_shape(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
     return np.array(group, np.int64), lambda i: msgspec.json.decode(raws[i]) if raws[i] else None
 
 
-def _by_stack(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+def _by_stack(trace: Events, events: Ints) -> tuple[Ints, _Labels]:
     return _by_path(trace, events, list(trace.names), ";")
 
 
-def _by_module(trace: Trace, events: Ints) -> tuple[Ints, _Labels]:
+def _by_module(trace: Events, events: Ints) -> tuple[Ints, _Labels]:
     matches = map(_IS_MODULE.match, trace.names)
     return _by_path(trace, events, [m[1] if m else None for m in matches], ".")
 
 
 def _by_path(
-    trace: Trace, events: Ints, labels: Sequence[str | None], joint: str
+    trace: Events, events: Ints, labels: Sequence[str | None], joint: str
 ) -> tuple[Ints, _Labels]:
     """Grouped by the labeled Python functions around them."""
     number = np.array([-1 if label is None else i for i, label in enumerate(labels)], np.int64)
@@ -183,7 +183,7 @@ def _by_path(
     return path[events] + 1, text
 
 
-_GROUPERS: dict[By, Callable[[Trace, Ints], tuple[Ints, _Labels]]] = {
+_GROUPERS: dict[By, Callable[[Events, Ints], tuple[Ints, _Labels]]] = {
     "name": _by_name,
     "shape": _by_shape,
     "stack": _by_stack,

@@ -10,7 +10,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.facts import reason_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 EARLIER = because(Why.COMPILED_EARLIER)
 
@@ -29,16 +29,16 @@ class Compiled(Frozen, frozen=True):
     gap: Reason | None = None
 
 
-def regions(trace: Trace) -> set[str]:
+def regions(trace: Events) -> set[str]:
     """The ids of the compiled code that ran."""
     return trace.once(_regions)
 
 
-def _regions(trace: Trace) -> set[str]:
+def _regions(trace: Events) -> set[str]:
     return {name.removeprefix(_REGION) for name in trace.names if name.startswith(_REGION)}
 
 
-def graph_breaks(trace: Trace) -> Compiled:
+def graph_breaks(trace: Events) -> Compiled:
     """The first run's graph breaks, and those of earlier compilations whose code the test ran.
 
     A frame that dynamo had skipped earlier leaves no mark in the trace, and is not included.
@@ -54,7 +54,7 @@ def graph_breaks(trace: Trace) -> Compiled:
     return Compiled([*own.rows, *more], EARLIER)
 
 
-def recompilations(trace: Trace) -> Compiled:
+def recompilations(trace: Events) -> Compiled:
     """The first run's recompilations. Those of frames compiled earlier depend on other tests."""
     own = _noted(trace, "recompiles", "recompilations")
     if own.rows is None:
@@ -67,19 +67,19 @@ def recompilations(trace: Trace) -> Compiled:
     return Compiled(None if shared else own.rows, EARLIER)
 
 
-def _noted(trace: Trace, number: str, rows: str) -> Compiled:
+def _noted(trace: Events, number: str, rows: str) -> Compiled:
     value = trace.facts.get(number)
     if not isinstance(value, int):
         return Compiled(None, reason_of(value) or because(Why.ONLY_LIVE))
     return Compiled(trace.facts.get(rows) or ())
 
 
-def _anew(trace: Trace) -> list[Mapping[str, Any]]:
+def _anew(trace: Events) -> list[Mapping[str, Any]]:
     """Recompilations of what was compiled before the test; alone, they would be the first."""
     return [row for row in trace.facts.get("recompilations", ()) if row.get("frame_before")]
 
 
-def _earlier(trace: Trace) -> set[str]:
+def _earlier(trace: Events) -> set[str]:
     """Compiled code that ran but was not compiled in the test."""
     ran = regions(trace)
     return ran - set(trace.facts.get("compiled", ran))

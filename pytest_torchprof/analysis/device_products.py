@@ -13,7 +13,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that are one call of a matrix library each -> the position of their two matrices.
@@ -68,29 +68,29 @@ class DeviceProducts(Frozen, frozen=True):
     def __len__(self) -> int:
         return len(self.event)
 
-    def kernel_ns(self, trace: Trace) -> Ints:
+    def kernel_ns(self, trace: Events) -> Ints:
         """Device time of each operator's kernels."""
         found = np.bincount(self.at, trace.dur[self.kernel], len(self))
         return found.astype(np.int64)
 
-    def device(self, trace: Trace) -> Ints:
+    def device(self, trace: Events) -> Ints:
         """Index of the device that each operator's kernels ran on, the last one if they differ."""
         found = np.full(len(self), -1, np.int64)
         found[self.at] = trace.device[self.kernel]
         return found
 
-    def any_kernel(self, trace: Trace, predicate: Callable[[str], object]) -> Bools:
+    def any_kernel(self, trace: Events, predicate: Callable[[str], object]) -> Bools:
         """Operators with a kernel whose name satisfies the predicate."""
         marked = names_fit(trace, self.kernel, predicate)
         return np.bincount(self.at, marked, len(self)) > 0
 
 
-def device_products(trace: Trace) -> DeviceProducts:
+def device_products(trace: Events) -> DeviceProducts:
     """Matrix products of the selection that ran on a device."""
     return trace.once(_device_products)
 
 
-def _device_products(trace: Trace) -> DeviceProducts:
+def _device_products(trace: Events) -> DeviceProducts:
     if not any(name in PRODUCTS for name in trace.names):
         none = np.zeros(0, np.int64)
         return DeviceProducts(none, none, [], none, none)
@@ -101,14 +101,14 @@ def _device_products(trace: Trace) -> DeviceProducts:
     return DeviceProducts(event, *_read(trace, event), kernels[own], at)
 
 
-def names_fit(trace: Trace, events: Ints, predicate: Callable[[str], object]) -> Bools:
+def names_fit(trace: Events, events: Ints, predicate: Callable[[str], object]) -> Bools:
     """Whether the name of each of these events satisfies the predicate; False for -1."""
     verdicts = np.fromiter(map(bool, map(predicate, trace.names)), bool, len(trace.names))
     named: Bools = verdicts[trace.name[events]] if len(verdicts) else np.zeros(len(events), bool)
     return (events >= 0) & named
 
 
-def _read(trace: Trace, events: Ints) -> tuple[Ints, list[tuple[str, Product | None]]]:
+def _read(trace: Events, events: Ints) -> tuple[Ints, list[tuple[str, Product | None]]]:
     known: dict[tuple[int, bytes, bytes, bytes], int] = {}
     names = trace.name[events].tolist()
     which = [

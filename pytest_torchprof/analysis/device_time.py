@@ -13,7 +13,7 @@ from pytest_torchprof.trace.event_names import LAUNCH_CALL
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _BEGIN_CAPTURE = late(r"StreamBeginCapture")
@@ -33,12 +33,12 @@ class DeviceTime(Frozen, frozen=True):
     idle_ns: int
 
 
-def device_time(trace: Trace) -> DeviceTime:
+def device_time(trace: Events) -> DeviceTime:
     """Sum, union and gaps of kernels, copies and memsets."""
     return trace.once(_device_time)
 
 
-def _device_time(trace: Trace) -> DeviceTime:
+def _device_time(trace: Events) -> DeviceTime:
     events = trace.device_rows[trace.selection[trace.device_rows]]
     busy = idle = 0
     for device in nesting.distinct(trace.device[events]):
@@ -51,7 +51,7 @@ def _device_time(trace: Trace) -> DeviceTime:
     return DeviceTime(int(trace.dur[events].sum()), busy, idle)
 
 
-def launched_ns(trace: Trace) -> Ints:
+def launched_ns(trace: Events) -> Ints:
     """The device time of all that each host event launched; 0 for other events."""
     below, device = np.zeros(len(trace), np.int64), trace.device_rows
     if not len(device):
@@ -63,7 +63,7 @@ def launched_ns(trace: Trace) -> Ints:
     return below
 
 
-def launched_in(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
+def launched_in(trace: Events, events: Ints) -> tuple[Ints, Ints]:
     """For each of these host events: a kernel that it launched, -1 for none; their time."""
     first, below = np.full(len(events), -1, np.int64), np.zeros(len(events), np.int64)
     if not trace.has(Kind.KERNEL):
@@ -83,7 +83,7 @@ def launched_in(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
     return first, below
 
 
-def lost_launches(trace: Trace) -> tuple[int, int]:
+def lost_launches(trace: Events) -> tuple[int, int]:
     """How many launch calls the region has, and how many of them lack a kernel record.
 
     A launch nested in another one is part of it. One that a stream captures into a graph only runs
@@ -102,7 +102,7 @@ def lost_launches(trace: Trace) -> tuple[int, int]:
     return int((~inner).sum()), int((~inner & ~answered).sum())
 
 
-def _captured(trace: Trace, launches: Ints) -> Bools:
+def _captured(trace: Events, launches: Ints) -> Bools:
     """Those made while their thread captures a graph."""
     calls = trace.is_kind(Kind.RUNTIME)
     begins = np.flatnonzero(calls & trace.names_where(_BEGIN_CAPTURE.search))

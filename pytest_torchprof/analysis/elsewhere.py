@@ -13,13 +13,13 @@ from pytest_torchprof.trace.facts import reason_of
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: torch's own annotation of a DataLoader with workers.
 _WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
-def elsewhere(trace: Trace) -> Reason | None:
+def elsewhere(trace: Events) -> Reason | None:
     """Why numbers of a live capture are lower bounds; None if it is complete."""
     if trace.region is None:
         return None
@@ -28,7 +28,7 @@ def elsewhere(trace: Trace) -> Reason | None:
     return because(Why.FINALIZERS) if _finalized(trace) else None
 
 
-def _finalized(trace: Trace) -> bool:
+def _finalized(trace: Events) -> bool:
     """Whether operators ran on the test's thread after the region, where we collect garbage."""
     if trace.region is None or not trace.has(Kind.OP):
         return False
@@ -39,6 +39,6 @@ def _finalized(trace: Trace) -> bool:
     return bool(np.isin(trace.thread[late], mine).any())
 
 
-def uses_workers(trace: Trace) -> bool:
+def uses_workers(trace: Events) -> bool:
     """Whether a DataLoader with workers was iterated over."""
     return trace.region is not None and any(map(_WORKERS.match, trace.names))

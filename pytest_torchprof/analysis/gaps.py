@@ -15,7 +15,7 @@ from pytest_torchprof.trace.facts import reason_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: Calls of interfaces whose waiting calls are known by name, see `events.SYNC_CALL`.
@@ -25,12 +25,12 @@ XPU_CALL = late(r"(ur|ze|pi)[A-Z]")
 _GRAPH_LAUNCH = late(r"GraphLaunch")
 
 
-def device_gap(trace: Trace) -> Reason | None:
+def device_gap(trace: Events) -> Reason | None:
     """Why the device's work is not fully known: `absent_gap` or `partial_gap`."""
     return trace.once(absent_gap) or trace.once(partial_gap)
 
 
-def absent_gap(trace: Trace) -> Reason | None:
+def absent_gap(trace: Events) -> Reason | None:
     """There is no accelerator, or its events are unsupported or were not recorded."""
     if (noted := reason_of(trace.facts.get("no_device"))) is not None:
         return noted
@@ -44,7 +44,7 @@ def absent_gap(trace: Trace) -> Reason | None:
     return None if _has_accelerator(trace) else because(Why.NO_DEVICE)
 
 
-def partial_gap(trace: Trace) -> Reason | None:
+def partial_gap(trace: Events) -> Reason | None:
     """Some launches lack their kernels, so the trace has only a part of what ran."""
     launches, lost = trace.once(lost_launches)
     # Another tool's recording may end between a launch and its kernel; our region does not.
@@ -53,18 +53,18 @@ def partial_gap(trace: Trace) -> Reason | None:
     return because(Why.KERNELS_LOST, lost=lost, launches=launches)
 
 
-def memory_gap(trace: Trace) -> Reason | None:
+def memory_gap(trace: Events) -> Reason | None:
     """There is no accelerator. Torch records its memory even if nothing else is recorded."""
     if trace.memory.on_device.any() or (_has_accelerator(trace) and _foreign(trace) is None):
         return None
     return trace.once(absent_gap)
 
 
-def _device_ran(trace: Trace) -> bool:
+def _device_ran(trace: Events) -> bool:
     return bool(trace.in_region[trace.device_rows].any())
 
 
-def _foreign(trace: Trace) -> Reason | None:
+def _foreign(trace: Events) -> Reason | None:
     found = [category for category in trace.unread if category.lower() in OTHER_DEVICES]
     if not found:
         return None
@@ -72,7 +72,7 @@ def _foreign(trace: Trace) -> Reason | None:
     return because(Why.UNKNOWN_DEVICE, device=device, events=_listed(found))
 
 
-def _has_accelerator(trace: Trace) -> bool:
+def _has_accelerator(trace: Events) -> bool:
     return bool(trace.facts.get("accelerator"))
 
 
@@ -84,7 +84,7 @@ def _listed(categories: Sequence[str]) -> tuple[Reason, ...]:
     return tuple(parts)
 
 
-def waits_gap(trace: Trace) -> Reason | None:
+def waits_gap(trace: Events) -> Reason | None:
     """Why the calls in which the host waits for the device are unknown.
 
     They are known even where kernels are missing: calls are recorded separately.
@@ -112,11 +112,11 @@ def waits_gap(trace: Trace) -> Reason | None:
     return because(Why.NO_CALLS) if trace.has(*DEVICE_KINDS) else None
 
 
-def _kernels(trace: Trace) -> Ints:
+def _kernels(trace: Events) -> Ints:
     return np.flatnonzero(trace.selection & trace.is_kind(Kind.KERNEL))
 
 
-def blind_kernels(trace: Trace, concern: Callable[[str], object]) -> Reason | None:
+def blind_kernels(trace: Events, concern: Callable[[str], object]) -> Reason | None:
     """Why the operators of some kernels with these names are unknown.
 
     A graph launched them, or the trace has no operators at all.

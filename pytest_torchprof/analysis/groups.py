@@ -11,7 +11,7 @@ from pytest_torchprof.core.kept import kept
 from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Keys up to this many times the number of events are counted, not sorted.
@@ -24,7 +24,7 @@ class Groups:
     The totals are in ns, FLOPs and calls, as int64.
     """
 
-    def __init__(self, trace: Trace, events: Ints, key: Ints) -> None:
+    def __init__(self, trace: Events, events: Ints, key: Ints) -> None:
         self.trace, self.events = trace, events
         if len(key) and int(key.max()) < _SPARSE * len(key) + 1024:
             there = np.bincount(key)
@@ -76,7 +76,7 @@ class Groups:
         return self.total(unknown_flops(self.trace)[self.events].astype(np.int64))
 
 
-def inside_itself(trace: Trace, events: Ints, group: Ints) -> Bools:
+def inside_itself(trace: Events, events: Ints, group: Ints) -> Bools:
     """Which of these host events run inside another of their group."""
     groups, parent = np.full(len(trace), -1, np.int64), trace.parent
     groups[events] = group

@@ -10,7 +10,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
@@ -50,12 +50,12 @@ class Idle(Frozen, frozen=True):
         return self.before[at] + inside
 
 
-def idle(trace: Trace) -> Idle:
+def idle(trace: Events) -> Idle:
     """Over all devices of the trace together: idle when none of them is busy."""
     return trace.once(_idle)
 
 
-def _idle(trace: Trace) -> Idle:
+def _idle(trace: Events) -> Idle:
     events = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     begins = trace.ts[events]
     reach = np.maximum.accumulate(begins + trace.dur[events])
@@ -65,7 +65,7 @@ def _idle(trace: Trace) -> Idle:
     return Idle(start, end, np.cumsum(end - start) - (end - start), begins)
 
 
-def idle_by_waits(trace: Trace, begin: Ints, end: Ints) -> Ints:
+def idle_by_waits(trace: Events, begin: Ints, end: Ints) -> Ints:
     """How long no device was busy during each wait of the host, and after it until a device starts
     an event or the host waits again. No time counts twice.
     """

@@ -15,7 +15,7 @@ from pytest_torchprof.trace.event_names import SYNC_CALL
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _GRAPH: Final = late(r"\w*GraphLaunch")
@@ -40,12 +40,12 @@ class Launches(Frozen, frozen=True):
     busy_ns: int
 
 
-def launches(trace: Trace) -> dict[int, Launches]:
+def launches(trace: Events) -> dict[int, Launches]:
     """By the device's index."""
     return trace.once(_launches)
 
 
-def _launches(trace: Trace) -> dict[int, Launches]:
+def _launches(trace: Events) -> dict[int, Launches]:
     every = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     launch = trace.launch[every]
     pace = np.full(len(trace), -1, np.int64)
@@ -77,7 +77,7 @@ def _distinct(numbers: npt.NDArray[Any]) -> list[int]:
     return nesting.distinct(numbers).tolist()  # type: ignore[no-any-return]
 
 
-def _pace(trace: Trace, calls: Ints) -> Ints:
+def _pace(trace: Events, calls: Ints) -> Ints:
     """Time since the beginning of the previous call on the same thread."""
     breaks = trace.is_kind(Kind.RUNTIME) & trace.names_where(SYNC_CALL.search)
     breaks |= trace.is_kind(Kind.ANNOTATION, Kind.OP) & trace.names_where(_LOADER.match)

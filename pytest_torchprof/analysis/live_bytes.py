@@ -13,7 +13,7 @@ from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.allocations import Memory
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators that only allocate: their bytes belong to the operator that called them.
@@ -58,7 +58,7 @@ class Usage(Frozen, frozen=True):
     leaked_by: dict[str, int]
 
 
-def usage(trace: Trace, *, on_device: bool) -> Usage:
+def usage(trace: Events, *, on_device: bool) -> Usage:
     """Allocated, peak and leaked bytes of the host, or of all accelerators together.
 
     On the host only frees of blocks allocated inside the region count. torch.profiler drops the
@@ -70,7 +70,7 @@ def usage(trace: Trace, *, on_device: bool) -> Usage:
     return trace.once(_usage, on_device)
 
 
-def _usage(trace: Trace, on_device: bool) -> Usage:
+def _usage(trace: Events, on_device: bool) -> Usage:
     memory = trace.memory
     if not len(memory.bytes) or (on_device and not memory.on_device.any()):
         return Usage(0, 0, 0, {}, {}, {})
@@ -125,14 +125,14 @@ def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints
     return row[in_time], block[in_time], change[in_time]
 
 
-def _selected(trace: Trace, memory: Memory) -> Bools:
+def _selected(trace: Events, memory: Memory) -> Bools:
     if trace.scope is None:
         return trace.in_region[memory.event]
     around = trace.enclosing(memory.event)
     return (around >= 0) & trace.selection[around] & trace.in_region[memory.event]
 
 
-def _owners(trace: Trace, events: Ints) -> Ints:
+def _owners(trace: Events, events: Ints) -> Ints:
     """Name of the innermost operator around each event that does not just allocate, or -1."""
     ops = trace.is_kind(Kind.OP)
     more = ops & ~trace.names_where(ALLOCATORS.__contains__)
@@ -149,7 +149,7 @@ def _owners(trace: Trace, events: Ints) -> Ints:
     return owner
 
 
-def _by_owner(trace: Trace, owner: Ints, size: Ints) -> dict[str, int]:
+def _by_owner(trace: Events, owner: Ints, size: Ints) -> dict[str, int]:
     names = [*trace.names, BEFORE, OUTSIDE]  # -2 and -1
     total = np.zeros(len(names), np.int64)
     np.add.at(total, owner, size)
@@ -185,7 +185,7 @@ class PeakMemory:
     rows: list[LiveRow]
 
 
-def memory_peaks(trace: Trace) -> list[PeakMemory]:
+def memory_peaks(trace: Events) -> list[PeakMemory]:
     """The host first, then each accelerator by index; none for a trace without memory events.
 
     Blocks are followed as in `usage`. Where the events have no addresses, as in 2021, the amount
@@ -199,7 +199,7 @@ def memory_peaks(trace: Trace) -> list[PeakMemory]:
     return found
 
 
-def live_at_start(trace: Trace) -> dict[str, int | None]:
+def live_at_start(trace: Events) -> dict[str, int | None]:
     """Bytes that were live on each device before the first change in the selected part.
 
     This is the count of the accelerator's allocator: ``Total Allocated`` of the first event less
@@ -236,7 +236,7 @@ def _device_name(device_type: int, device_id: int) -> str:
     return f"{name}:{device_id}" if device_type and device_id >= 0 else name
 
 
-def _peak_of(trace: Trace, memory: Memory, device_type: int, device_id: int) -> PeakMemory:
+def _peak_of(trace: Events, memory: Memory, device_type: int, device_id: int) -> PeakMemory:
     device = _device_name(device_type, device_id)
     row, block, size = _changes(memory, _selected(trace, memory), device_type != 0)
     peak, until = _peak(size)

@@ -18,7 +18,7 @@ from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.counting import unknown_flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
@@ -50,7 +50,7 @@ _ADDS = frozenset({"aten::add", "aten::add_"})
 NO_OPERATOR = "(no operator)"
 
 
-def op_rows(trace: Trace) -> dict[str, OpRow]:
+def op_rows(trace: Events) -> dict[str, OpRow]:
     """A row for each operator and annotation of the selected part of the trace, by name."""
     rows: dict[str, OpRow] = {}
 
@@ -82,13 +82,13 @@ def op_rows(trace: Trace) -> dict[str, OpRow]:
     return rows
 
 
-def selected_on_device(trace: Trace) -> Ints:
+def selected_on_device(trace: Events) -> Ints:
     """Kernels, copies and memsets of the selected part."""
     device = trace.device_rows
     return device[trace.selection[device]]
 
 
-def _fill(trace: Trace, chosen: Ints, row: Callable[[str], OpRow]) -> None:
+def _fill(trace: Events, chosen: Ints, row: Callable[[str], OpRow]) -> None:
     """Calls, host time and FLOPs of these operators and annotations, into their rows."""
     groups = Groups(trace, chosen, trace.name[chosen])
     own = [row(trace.names[name]) for name in groups.keys.tolist()]
@@ -108,7 +108,7 @@ def _set(rows: list[OpRow], column: str, values: Ints) -> None:
         setattr(row, column, value)
 
 
-def kernel_totals(trace: Trace) -> dict[str, tuple[int, int]]:
+def kernel_totals(trace: Events) -> dict[str, tuple[int, int]]:
     """(calls, total ns) of each kernel, copy and memset of the selected part, by name."""
     if not len(device := selected_on_device(trace)):
         return {}
@@ -118,13 +118,13 @@ def kernel_totals(trace: Trace) -> dict[str, tuple[int, int]]:
     return dict(zip(names, totals, strict=True))
 
 
-def launching_operators(trace: Trace, device: Ints) -> Ints:
+def launching_operators(trace: Events, device: Ints) -> Ints:
     """Name of the innermost operator (else annotation) that launched each device event, or -1."""
     event = callers_of(trace, device)
     return np.where(event >= 0, trace.name[event], -1)
 
 
-def callers_of(trace: Trace, device: Ints) -> Ints:
+def callers_of(trace: Events, device: Ints) -> Ints:
     """The innermost operator (else annotation) around the call behind each device event, or -1."""
     annotations = trace.is_kind(Kind.ANNOTATION) & ~trace.named(REGION)
     above = parents(trace, trace.launch[device])
@@ -134,7 +134,7 @@ def callers_of(trace: Trace, device: Ints) -> Ints:
     return owners
 
 
-def self_cpu_ns(trace: Trace) -> int:
+def self_cpu_ns(trace: Events) -> int:
     """Self time of all host events of the selected part, except our own annotation.
 
     torch's "Self CPU time total" (``_build_table`` in ``torch/autograd/profiler_util.py``):

@@ -23,7 +23,7 @@ from pytest_torchprof.work.views import IDLE
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.trace_diff import DiffBy
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Called first by many operators: inside another operator they are part of it.
@@ -63,7 +63,7 @@ class Replacements(NamedTuple):
     complete: bool
 
 
-def replacements(a: Trace, b: Trace, *, by: DiffBy = "op") -> Replacements:
+def replacements(a: Events, b: Events, *, by: DiffBy = "op") -> Replacements:
     """What in ``b`` replaced what in ``a``.
 
     The sequences are kernels, copies and memsets, stream by stream, or the innermost operators that
@@ -96,7 +96,7 @@ def replacements(a: Trace, b: Trace, *, by: DiffBy = "op") -> Replacements:
 # -------------------------------------------------------------------- sequences
 
 
-def _sequence(trace: Trace, by: DiffBy, numbers: dict[str, int]) -> Ints:
+def _sequence(trace: Events, by: DiffBy, numbers: dict[str, int]) -> Ints:
     """Numbers of the names, in time order within each thread or stream, those by first event."""
     if by == "kernel":
         rows = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
@@ -109,7 +109,7 @@ def _sequence(trace: Trace, by: DiffBy, numbers: dict[str, int]) -> Ints:
     return np.array(own, np.int64)[at]
 
 
-def _innermost(trace: Trace) -> Bools:
+def _innermost(trace: Events) -> Bools:
     """Operators without a nested operator that does work."""
     ops = trace.selection & trace.is_kind(Kind.OP)
     prelude = trace.names_where(_PRELUDES.__contains__)

@@ -29,7 +29,7 @@ from pytest_torchprof.work.devices.device import DTYPES
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.attribution import AttributedWork
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.work.devices.device import Device
 
@@ -92,7 +92,7 @@ class KernelRow:
     bound: Bound | None
 
 
-def kernel_work(trace: Trace, extra: Sequence[Device] = ()) -> KernelWork:
+def kernel_work(trace: Events, extra: Sequence[Device] = ()) -> KernelWork:
     """FLOPs, bytes and percentages of peak of each device event."""
     work = _believable(trace, attribute(trace), extra)
     at_peak, at_bandwidth = _least_s(trace, work, extra)
@@ -105,7 +105,7 @@ def kernel_work(trace: Trace, extra: Sequence[Device] = ()) -> KernelWork:
 
 
 def kernel_rows(
-    trace: Trace, *, by: Literal["name", "op"] = "name", extra: Sequence[Device] = ()
+    trace: Events, *, by: Literal["name", "op"] = "name", extra: Sequence[Device] = ()
 ) -> list[KernelRow]:
     """A row for each device and kernel, or each device and operator, the longest first.
 
@@ -163,7 +163,7 @@ def kernel_rows(
     return rows
 
 
-def masked_kernels(trace: Trace) -> tuple[int, int, int]:
+def masked_kernels(trace: Events) -> tuple[int, int, int]:
     """How many attention kernels do less than their FLOPs because of a mask; for how many the
     mask's share is unknown; for how many it is unknown whether there is a mask.
     """
@@ -191,7 +191,7 @@ def _operators(parts: Sequence[tuple[int, int]], shown: Sequence[str]) -> str | 
     return counted_names([(other.get(i) or shown[i], count) for i, count in parts])
 
 
-def unlinked_events(trace: Trace) -> int:
+def unlinked_events(trace: Events) -> int:
     """How many device events of the selection have no runtime call."""
     events = trace.selection & trace.is_kind(*DEVICE_KINDS)
     return int((trace.launch[events] < 0).sum())
@@ -221,7 +221,7 @@ def _ratio(amount: float, time: float) -> float | None:
 
 
 def _least_s(
-    trace: Trace, work: AttributedWork, extra: Sequence[Device]
+    trace: Events, work: AttributedWork, extra: Sequence[Device]
 ) -> tuple[_Floats, _Floats]:
     """Seconds that each event's FLOPs, and its bytes, take at the device's peak; NaN if unknown."""
     numbers, at = np.unique(trace.device[work.event], return_inverse=True)
@@ -240,7 +240,7 @@ def _least_s(
     return least
 
 
-def _believable(trace: Trace, work: AttributedWork, extra: Sequence[Device]) -> AttributedWork:
+def _believable(trace: Events, work: AttributedWork, extra: Sequence[Device]) -> AttributedWork:
     """Without bytes that the device cannot have moved, for traces without strides.
 
     They cannot distinguish an expanded operand, which is read once, from a full one.
@@ -253,7 +253,7 @@ def _believable(trace: Trace, work: AttributedWork, extra: Sequence[Device]) -> 
     return replace(work, bytes=np.where(too_many, -1, work.bytes))
 
 
-def _device(trace: Trace, number: int, extra: Sequence[Device]) -> Device | None:
+def _device(trace: Events, number: int, extra: Sequence[Device]) -> Device | None:
     """The device with this number. ROCm numbers events differently: then all must be alike."""
     listed: Any = trace.metadata.get("deviceProperties")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []

@@ -17,7 +17,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 ChangeKind = Literal["appeared", "vanished", "more", "fewer", "slower", "faster", "same"]
 DiffBy = Literal["op", "kernel"]
@@ -115,7 +115,7 @@ class DiffRow:
         return _known((self.cpu_ms_a, self.cpu_ms_b), (self.cuda_ms_a, self.cuda_ms_b))
 
 
-def diff_rows(a: Trace, b: Trace, *, by: DiffBy = "op") -> list[DiffRow]:
+def diff_rows(a: Events, b: Events, *, by: DiffBy = "op") -> list[DiffRow]:
     """Operators, or kernels with copies and memsets, of both traces by their exact names.
 
     A change in calls takes precedence over one in time: `change` is ``slower`` or ``faster`` only
@@ -142,7 +142,7 @@ class _Totals(NamedTuple):
     absent: _Total  # of a missing name: true zeros, or unknown as for all names
 
 
-def _totals(trace: Trace, by: DiffBy) -> _Totals:
+def _totals(trace: Events, by: DiffBy) -> _Totals:
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     events = device if by == "kernel" else np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
     groups = Groups(trace, events, trace.name[events])
@@ -211,7 +211,7 @@ class Growth(Frozen, frozen=True):
         return None if self.percent is None else self.percent > self.limit_percent
 
 
-def growth(a: Trace, b: Trace, *, by: DiffBy = "op", limit_percent: float) -> list[Growth]:
+def growth(a: Events, b: Events, *, by: DiffBy = "op", limit_percent: float) -> list[Growth]:
     """The checks behind ``--fail-over``: passed if none was exceeded and all are known.
 
     By kernel, the device time is checked; by operator the CPU time, and the device time too where
@@ -231,11 +231,11 @@ def growth(a: Trace, b: Trace, *, by: DiffBy = "op", limit_percent: float) -> li
     return checks
 
 
-def _device_ms(trace: Trace) -> float | None:
+def _device_ms(trace: Events) -> float | None:
     """Total device time; None without any: no accelerator, no record or no durations."""
     return None if trace.cut else device_time(trace).self_ns / 1e6 or None
 
 
-def _cpu_ms(trace: Trace) -> float | None:
+def _cpu_ms(trace: Events) -> float | None:
     """Total self CPU time; None without any: a capture that failed is not a fast program."""
     return None if trace.cut else self_cpu_ns(trace) / 1e6 or None

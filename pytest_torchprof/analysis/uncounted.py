@@ -40,7 +40,7 @@ from pytest_torchprof.work.operators import OperatorWork, work_of
 from pytest_torchprof.work.redispatch import sums
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 COMPILED: Final = "torch.compile's code"
@@ -79,12 +79,12 @@ class Uncounted(Frozen, frozen=True):
         return because(Why.AT_LEAST, value=known, unit="FLOP", why=why) if known else why
 
 
-def uncounted_flops(trace: Trace) -> Uncounted | None:
+def uncounted_flops(trace: Events) -> Uncounted | None:
     """What is missing from the FLOPs of the selection; None if nothing is."""
     return trace.once(_uncounted)
 
 
-def _uncounted(trace: Trace) -> Uncounted | None:
+def _uncounted(trace: Events) -> Uncounted | None:
     found = [part for source in SOURCES for part in source(trace)]
     if not found:
         return None
@@ -114,32 +114,32 @@ def _one(part: UncountedPart) -> Reason:
 # -------------------------------------------------------------------- operators
 
 
-def _without_arguments(trace: Trace) -> Iterable[UncountedPart]:
+def _without_arguments(trace: Events) -> Iterable[UncountedPart]:
     """Operators with a formula, but without the arguments it needs."""
     return _by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
-def _lacking(trace: Trace, event: int) -> Why:
+def _lacking(trace: Events, event: int) -> Why:
     (args,) = trace.operands(np.array([event]))
     parts = map(decode_part, map(bytes, (args.dims, args.types, args.concrete, args.strides)))
     return missing_input(trace.names[trace.name[event]], *parts)
 
 
-def _without_formula(trace: Trace) -> Iterable[UncountedPart]:
+def _without_formula(trace: Events) -> Iterable[UncountedPart]:
     """Operators that compute products and have no formula."""
     return _by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
 
 
-def _without_parts(trace: Trace) -> Iterable[UncountedPart]:
+def _without_parts(trace: Events) -> Iterable[UncountedPart]:
     """Unknown or composite operators in which nothing nested shows what they did."""
     return _by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
 
 
-def _opaque_why(trace: Trace, event: int) -> Why:
+def _opaque_why(trace: Events, event: int) -> Why:
     return Why.NO_PARTS if work_of(trace.names[trace.name[event]]) == "parts" else Why.NO_FORMULA
 
 
-def _opaque(trace: Trace) -> Ints:
+def _opaque(trace: Events) -> Ints:
     asked = trace.names_where(lambda name: work_of(name) in _ASKED)
     ops = trace.selection & trace.is_kind(Kind.OP)
     rows = (ops & asked).nonzero()[0]
@@ -157,7 +157,7 @@ def _opaque(trace: Trace) -> Ints:
     return _outermost(trace, silent)
 
 
-def _empty(trace: Trace, calls: Ints) -> Bools:
+def _empty(trace: Events, calls: Ints) -> Bools:
     """Calls on empty operands: they do nothing, so nothing is nested in them.
 
     A composite operator stops where one operand has no elements. Any other operator may have an
@@ -187,7 +187,7 @@ _ASKED: Final = frozenset({"parts", "unknown"})
 _WORKING: Final = frozenset({"counted", "none", "computes"})
 
 
-def _computing(trace: Trace) -> Ints:
+def _computing(trace: Events) -> Ints:
     computing = [work_of(name) == "computes" for name in trace.names]
     if True not in computing:
         return np.zeros(0, np.int64)
@@ -195,7 +195,7 @@ def _computing(trace: Trace) -> Ints:
     return _outermost(trace, ops & np.array(computing)[trace.name])
 
 
-def _outermost(trace: Trace, marked: Bools) -> Ints:
+def _outermost(trace: Events, marked: Bools) -> Ints:
     """Of these operators, those that are not nested in one another or in a counted one."""
     counts = counts_flops(trace)
     rows = np.flatnonzero(marked & ~counts)
@@ -205,7 +205,7 @@ def _outermost(trace: Trace, marked: Bools) -> Ints:
 # -------------------------------------------------------------------- kernels
 
 
-def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
+def _unanswered(trace: Events) -> tuple[Ints, Ints, Ints]:
     """Kernels that may compute products and that no operator covers.
 
     Those launched by no operator; the unknown or composite operators that launched some; those that
@@ -227,12 +227,12 @@ def _unanswered(trace: Trace) -> tuple[Ints, Ints, Ints]:
     return event[alone], nesting.distinct(call[by_operator]), event[replays]
 
 
-def _calls(trace: Trace, kernels: Ints) -> Ints:
+def _calls(trace: Events, kernels: Ints) -> Ints:
     """The innermost operator around each kernel's launch, or -1."""
     return operators_around(trace, parents(trace, trace.launch[kernels]))
 
 
-def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
+def _kinds(trace: Events, call: Ints) -> npt.NDArray[np.str_]:
     """The kind of work of the operator around each launch; `around` if there is none.
 
     Inductor's kernels are judged by the name of their event, of which older kernel names are a
@@ -248,7 +248,7 @@ def _kinds(trace: Trace, call: Ints) -> npt.NDArray[np.str_]:
     return kinds
 
 
-def _unrecorded(trace: Trace) -> Iterable[UncountedPart]:
+def _unrecorded(trace: Events) -> Iterable[UncountedPart]:
     """A trace of only kernels or Python, which does not tell what else ran.
 
     Our captures record operators: where there are none, none ran.
@@ -257,12 +257,12 @@ def _unrecorded(trace: Trace) -> Iterable[UncountedPart]:
         yield UncountedPart("", Why.NO_OPERATORS, 0, 0.0)
 
 
-def _alone(trace: Trace) -> Iterable[UncountedPart]:
+def _alone(trace: Events) -> Iterable[UncountedPart]:
     """Kernels that no operator launched."""
     return _by_name(trace, trace.once(_unanswered)[0], lambda _: Why.LAUNCHED_ALONE)
 
 
-def _replayed(trace: Trace) -> Iterable[UncountedPart]:
+def _replayed(trace: Events) -> Iterable[UncountedPart]:
     """Kernels that a graph launched: their operators ran when it was captured."""
     return _by_name(trace, trace.once(_unanswered)[2], lambda _: Why.REPLAYED)
 
@@ -270,7 +270,7 @@ def _replayed(trace: Trace) -> Iterable[UncountedPart]:
 # -------------------------------------------------------------------- compiled code
 
 
-def _in_loops(trace: Trace) -> Iterable[UncountedPart]:
+def _in_loops(trace: Events) -> Iterable[UncountedPart]:
     """Products that inductor wrote as loops, where the graph does not tell their size."""
     for key, events in graph_calls(trace).items():
         graph = graphs(trace)[key]
@@ -281,7 +281,7 @@ def _in_loops(trace: Trace) -> Iterable[UncountedPart]:
         yield from _named(trace, events, graph.loops, Why.LOOPS)
 
 
-def _of_no_graph(trace: Trace) -> Iterable[UncountedPart]:
+def _of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     """Calls of compiled graphs about which nothing is known."""
     if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
         return
@@ -301,7 +301,7 @@ def _of_no_graph(trace: Trace) -> Iterable[UncountedPart]:
         yield from _named(trace, silent, (COMPILED,), Why.LOOPS)
 
 
-def _packages(trace: Trace) -> Iterable[UncountedPart]:
+def _packages(trace: Events) -> Iterable[UncountedPart]:
     """AOTInductor's code calls kernels without the dispatcher."""
     calls = trace.facts.get("packages")
     if isinstance(calls, int) and calls > 0:
@@ -309,7 +309,7 @@ def _packages(trace: Trace) -> Iterable[UncountedPart]:
 
 
 def _named(
-    trace: Trace, events: Ints, names: tuple[str, ...], missing: Why
+    trace: Events, events: Ints, names: tuple[str, ...], missing: Why
 ) -> Iterable[UncountedPart]:
     if not len(events):
         return
@@ -322,7 +322,7 @@ def _named(
 # -------------------------------------------------------------------- the table
 
 #: Everything that may make a sum of FLOPs too low. To add one, add a function from trace to parts.
-SOURCES: Final[tuple[Callable[[Trace], Iterable[UncountedPart]], ...]] = (
+SOURCES: Final[tuple[Callable[[Events], Iterable[UncountedPart]], ...]] = (
     _without_arguments,
     _without_formula,
     _without_parts,
@@ -335,7 +335,7 @@ SOURCES: Final[tuple[Callable[[Trace], Iterable[UncountedPart]], ...]] = (
 )
 
 
-def _by_name(trace: Trace, events: Ints, missing: Callable[[int], Why]) -> list[UncountedPart]:
+def _by_name(trace: Events, events: Ints, missing: Callable[[int], Why]) -> list[UncountedPart]:
     if not len(events):
         return []
     names, first, at = np.unique(trace.name[events], return_index=True, return_inverse=True)
@@ -348,7 +348,7 @@ def _by_name(trace: Trace, events: Ints, missing: Callable[[int], Why]) -> list[
     ]
 
 
-def _time(trace: Trace, events: Ints) -> Ints:
+def _time(trace: Events, events: Ints) -> Ints:
     """Nanoseconds of each event on the device, or on the host where there is no device."""
     if not (trace.has(*DEVICE_KINDS) and trace.selection[trace.device_rows].any()):
         return trace.dur[events]
@@ -356,14 +356,14 @@ def _time(trace: Trace, events: Ints) -> Ints:
     return np.where(on_device, trace.dur[events], trace.once(launched_ns)[events])
 
 
-def _whole(trace: Trace) -> int:
+def _whole(trace: Events) -> int:
     device = trace.selection & trace.is_kind(*DEVICE_KINDS)
     if device.any():
         return int(trace.dur[device].sum())
     return int(trace.self_ns[trace.selection & trace.is_kind(Kind.OP)].sum())
 
 
-def uncounted_operators(trace: Trace) -> Bools:
+def uncounted_operators(trace: Events) -> Bools:
     """Operators that compute and have no formula."""
     out = np.zeros(len(trace), bool)
     for events in (trace.once(_computing), trace.once(_opaque)):
@@ -372,7 +372,7 @@ def uncounted_operators(trace: Trace) -> Bools:
     return out
 
 
-def flops_gap(trace: Trace) -> Reason | None:
+def flops_gap(trace: Events) -> Reason | None:
     """Why the FLOPs of the selection are unknown, with names; None if they are known."""
     found = uncounted_flops(trace)
     return None if found is None else found.reason

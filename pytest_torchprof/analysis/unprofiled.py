@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
-def wall_ns(trace: Trace) -> float | None:
+def wall_ns(trace: Events) -> float | None:
     """The median of the rounds; None if none were timed, and for traces of other tools."""
     wall_ms = trace.facts.get("wall_ms")
     if isinstance(wall_ms, dict):  # of several rounds
@@ -18,7 +18,7 @@ def wall_ns(trace: Trace) -> float | None:
     return wall_ms * 1e6
 
 
-def slowdown_share(trace: Trace) -> float:
+def slowdown_share(trace: Events) -> float:
     """The region's time without the profiler, as a share of its profiled time, at most 1.
 
     The profiler slows operators down by a factor of 1.3 to 5.

@@ -16,7 +16,7 @@ from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.tree import operators_around
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators as torch names them; other names are annotations, by users or by torch.
@@ -58,12 +58,12 @@ class Waits(Frozen, frozen=True):
         return len(self.call)
 
 
-def waits(trace: Trace) -> Waits:
+def waits(trace: Events) -> Waits:
     """All waits of the selection, copies before others."""
     return trace.once(_waits)
 
 
-def _waits(trace: Trace) -> Waits:
+def _waits(trace: Events) -> Waits:
     calls = np.flatnonzero(trace.selection & trace.is_kind(Kind.RUNTIME))
     copying = calls[names_fit(trace, calls, _COPY.match)]
     waiting = names_fit(trace, calls, SYNC_CALL.search) & ~names_fit(trace, calls, _COPY.match)
@@ -95,7 +95,7 @@ def _waits(trace: Trace) -> Waits:
     )
 
 
-def _copied_before(trace: Trace, calls: Ints, sync: Ints) -> Ints:
+def _copied_before(trace: Events, calls: Ints, sync: Ints) -> Ints:
     """Outside of operators: the copying call just before each stream synchronization, or -1.
 
     Where torch waits for a copy, it makes no other call in between.
@@ -118,7 +118,7 @@ def _joined(call: Ints, copied: Ints, of_sync: Ints, other: int) -> Ints:
     return np.array([after.get(one, other) for one in call.tolist()], np.int64)
 
 
-def _copies(trace: Trace, copying: Ints, inside: Ints, copied: Ints) -> tuple[Ints, Ints]:
+def _copies(trace: Events, copying: Ints, inside: Ints, copied: Ints) -> tuple[Ints, Ints]:
     """Calls that copy from the device and that the host waits for, and their bytes.
 
     The host waits in a blocking call, for pageable memory (the driver copies it in steps), in an
@@ -142,7 +142,7 @@ def _copies(trace: Trace, copying: Ints, inside: Ints, copied: Ints) -> tuple[In
     return call[waited], size[waited]
 
 
-def _shared(trace: Trace, operator: Ints, sync: Ints, inside: Ints) -> tuple[Ints, Ints]:
+def _shared(trace: Events, operator: Ints, sync: Ints, inside: Ints) -> tuple[Ints, Ints]:
     """For each copying operator: the last synchronizing call in it, and each copy's share of the
     time of all of them; -1 and 0 for none.
     """
@@ -155,7 +155,7 @@ def _shared(trace: Trace, operator: Ints, sync: Ints, inside: Ints) -> tuple[Int
     return last[at], (total // copies)[at]
 
 
-def _not_the_users(trace: Trace, sync: Ints) -> Bools:
+def _not_the_users(trace: Events, sync: Ints) -> Bools:
     """Waits of collective operations and of DDP's log."""
     out = np.zeros(len(sync), bool)
     if any(map(_COLLECTIVE.match, trace.names)):
@@ -165,7 +165,7 @@ def _not_the_users(trace: Trace, sync: Ints) -> Bools:
     return out
 
 
-def _is_before_work(trace: Trace, sync: Ints, read: Ints) -> Bools:
+def _is_before_work(trace: Events, sync: Ints, read: Ints) -> Bools:
     """Whether a device did anything that was launched after each call.
 
     If its launch is unknown, work counts if it began after the call. ``read`` are the calls that
@@ -183,7 +183,7 @@ def _is_before_work(trace: Trace, sync: Ints, read: Ints) -> Bools:
     return after
 
 
-def _has_work(trace: Trace, sync: Ints) -> Bools:
+def _has_work(trace: Events, sync: Ints) -> Bools:
     """Whether a device was given work before each call, since the last one that waited for all.
 
     Work with an unknown launch may have been given before.
@@ -205,12 +205,12 @@ def _has_work(trace: Trace, sync: Ints) -> Bools:
     return found
 
 
-def _below(trace: Trace, names: re.Pattern[str], events: Ints) -> Bools:
+def _below(trace: Events, names: re.Pattern[str], events: Ints) -> Bools:
     roots = trace.is_kind(Kind.OP, Kind.ANNOTATION) & trace.names_where(names.match)
     return nesting.below(roots, trace.parent, events)
 
 
-def _operator(trace: Trace, calls: Ints) -> Ints:
+def _operator(trace: Events, calls: Ints) -> Ints:
     """The innermost operator (not annotation) around each call, or -1."""
     found = operators_around(trace, calls)
     return np.where(names_fit(trace, found, _OPERATOR.match), found, -1)

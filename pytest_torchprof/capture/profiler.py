@@ -1,4 +1,4 @@
-"""Run torch.profiler around a block and return a `Trace`."""
+"""Run torch.profiler around a block and return a `Events`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Trace
+from pytest_torchprof.trace.events import FACTS_KEY, Events
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _replace(where: Any, name: str, wrap: Callable[[Callable[..., Any]], Any], u
 
 
 class Capture:
-    """One profiled block: `start`, then `stop` for its `Trace`, or `abandon`.
+    """One profiled block: `start`, then `stop` for its `Events`, or `abandon`.
 
     ``first``: the block also decides the test's outcome, so its side effects are kept to a minimum.
     ``everywhere``: all threads are seen, but memory events are not. ``watchdog``: a capture that
@@ -260,7 +260,7 @@ class Capture:
         spent = self._spent_ns
         return spent is not None and spent < _SHORT_NS and accelerator() is None
 
-    def stop(self, place: Path, facts: Mapping[str, Any]) -> tuple[Trace, Path]:
+    def stop(self, place: Path, facts: Mapping[str, Any]) -> tuple[Events, Path]:
         """The trace of the region, and the file that holds it: ``place``, or one in this folder.
 
         ``facts`` go into the trace's metadata, so that the file is complete, together with the work
@@ -353,6 +353,6 @@ class Capture:
             self._undo.close()
 
 
-def _base_ns(trace: Trace) -> int:
+def _base_ns(trace: Events) -> int:
     base = trace.metadata.get("baseTimeNanoseconds")  # missing before torch 2.4
     return base if isinstance(base, int) else 0

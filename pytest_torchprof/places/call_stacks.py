@@ -14,7 +14,7 @@ from pytest_torchprof.trace.event_names import MODULE
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _owner_of = lru_cache(maxsize=100_000)(owner_of)
@@ -25,7 +25,7 @@ _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 class Stacks(Frozen, frozen=True):
     """What encloses some events of a trace.
 
-    ``parent`` and ``depth`` are like those of `Trace.frames`, for these events, the operators
+    ``parent`` and ``depth`` are like those of `Events.frames`, for these events, the operators
     around them, and the functions and modules that identify a place: without torch's own functions,
     which are most. ``owner`` tells whose function an event is, ``module`` is the number of the
     class of its ``nn.Module``; -1 for none.
@@ -53,7 +53,7 @@ class Stacks(Frozen, frozen=True):
         return found
 
 
-def stacks_of(trace: Trace, events: Ints) -> Stacks:
+def stacks_of(trace: Events, events: Ints) -> Stacks:
     """What encloses these events."""
     owner, module = trace.once(_owners)
     wanted = nesting.above(events, trace.parent) | (owner >= 0) | (module >= 0)
@@ -66,7 +66,7 @@ def stacks_of(trace: Trace, events: Ints) -> Stacks:
     return Stacks(parent, depth, owner, module)
 
 
-def _owners(trace: Trace) -> tuple[Ints, Ints]:
+def _owners(trace: Events) -> tuple[Ints, Ints]:
     """Whose function each event is, and the number of its module's class; -1 for none."""
     python = trace.is_kind(Kind.PYTHON)
     owner, module = (np.full(len(trace), -1, np.int64) for _ in range(2))

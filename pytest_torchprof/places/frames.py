@@ -25,11 +25,11 @@ from pytest_torchprof.trace.backward import ENGINE, forward_of, node_around
 from pytest_torchprof.trace.tree import has_frames
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
-def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
+def by_frames(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
     """Places by the innermost function of the user's code; by operators in a trace without stacks.
 
     Events in library code that no user code encloses are placed there. An operator of the backward
@@ -60,7 +60,7 @@ def by_frames(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list
     return places, out
 
 
-def _around(trace: Trace, parts: Parts) -> dict[int, Place]:
+def _around(trace: Events, parts: Parts) -> dict[int, Place]:
     """The user's innermost function around several events that no module calls, and their outermost
     module; no entry where there is no such function.
     """
@@ -108,7 +108,7 @@ class _Around:
     one: they differ only in modules of the same classes.
     """
 
-    def __init__(self, trace: Trace, stacks: Stacks, rows: Ints, at: Ints) -> None:
+    def __init__(self, trace: Events, stacks: Stacks, rows: Ints, at: Ints) -> None:
         self.trace = trace
         found = nesting.above(np.concatenate([rows, at]), stacks.parent)
         found[rows] = found[at] = True

@@ -25,7 +25,7 @@ from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Prefixes of the markers' names; a number follows.
@@ -44,7 +44,7 @@ class Located:
     sequences of the two runs' operators are aligned.
     """
 
-    def __init__(self, trace: Trace, lines: Sequence[str | None], modules: Sequence[str]) -> None:
+    def __init__(self, trace: Events, lines: Sequence[str | None], modules: Sequence[str]) -> None:
         self._words: dict[str, int] = {}
         self._lines, self._modules = lines, modules
         line, module = _labels(trace)
@@ -60,7 +60,7 @@ class Located:
         self._runs = [_Run(words[rows], place[rows], outside[rows]) for rows in _sequences(trace)]
 
     def __call__(
-        self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
+        self, trace: Events, events: Ints, parts: Parts = NO_PARTS
     ) -> tuple[list[Place], Ints]:
         """Return the distinct places, and the index of each event's place."""
         paths, path = by_operator(trace, events)
@@ -81,7 +81,7 @@ class Located:
                 at[position] = len(found) - 1
         return found, at
 
-    def _around(self, trace: Trace, stretch: PlacedEvents) -> Place | None:
+    def _around(self, trace: Events, stretch: PlacedEvents) -> Place | None:
         """What encloses the whole stretch, outside of any module; None where no line is known."""
         outside = trace.once(self._outside_of)
         outer = nesting.distinct(outside[stretch.events]).tolist()
@@ -101,15 +101,15 @@ class Located:
         module = self._modules[modules.pop()] if len(modules) == 1 and min(modules) >= 0 else None
         return Place(self._lines[self._chain[way][1]], None, module)
 
-    def _places_of(self, trace: Trace) -> Ints:
+    def _places_of(self, trace: Events) -> Ints:
         """The number of each event's place, or -1."""
         return self._spread(trace, _Run.places)
 
-    def _outside_of(self, trace: Trace) -> Ints:
+    def _outside_of(self, trace: Events) -> Ints:
         """The number of what is around each event outside of modules, or -1."""
         return self._spread(trace, _Run.outsides)
 
-    def _spread(self, trace: Trace, of: Callable[[_Run, Ints], Ints]) -> Ints:
+    def _spread(self, trace: Events, of: Callable[[_Run, Ints], Ints]) -> Ints:
         words = self._words_of(trace)
         place = np.full(len(trace), -1, np.int64)
         for rows, run in zip(_sequences(trace), self._runs, strict=True):
@@ -122,7 +122,7 @@ class Located:
         place[device] = place[trace.launch[device]]
         return place
 
-    def _words_of(self, trace: Trace) -> Ints:
+    def _words_of(self, trace: Events) -> Ints:
         """A number for each event's name, the same in both traces."""
         words = self._words
         number = [words.setdefault(_COUNTED.sub("", name), len(words)) for name in trace.names]
@@ -191,7 +191,7 @@ def _of_name(words: Ints, known: Ints, place: Ints) -> Ints:
 # -------------------------------------------------------------------- sequences
 
 
-def _sequences(trace: Trace) -> list[Ints]:
+def _sequences(trace: Events) -> list[Ints]:
     """Events of the region, without markers, in an order that two runs of one program share.
 
     Operators and annotations of the test's thread; those of other threads, above all autograd's;
@@ -225,7 +225,7 @@ class _Node(msgspec.Struct, gc=False):
 _NODES = msgspec.json.Decoder(list[_Node | None], strict=False)
 
 
-def _labels(trace: Trace) -> tuple[Ints, Ints]:
+def _labels(trace: Events) -> tuple[Ints, Ints]:
     """The numbers of the innermost line's and module's marker around each event, -1 for none.
 
     A node's backward has the place of its forward, unless it runs lines of its own.
@@ -246,7 +246,7 @@ def _labels(trace: Trace) -> tuple[Ints, Ints]:
     return spread(own[0]), spread(own[1])
 
 
-def _outside(trace: Trace) -> tuple[Ints, list[tuple[int, int]], list[tuple[int, int]]]:
+def _outside(trace: Events) -> tuple[Ints, list[tuple[int, int]], list[tuple[int, int]]]:
     """What is around each event outside of modules: its number; for each number the path of lines
     and the outermost module; and the paths, as from `nesting.paths`.
     """
@@ -261,12 +261,12 @@ def _outside(trace: Trace) -> tuple[Ints, list[tuple[int, int]], list[tuple[int,
     return number.astype(np.int64), outer, chain
 
 
-def _numbered(trace: Trace, prefix: str) -> Ints:
+def _numbered(trace: Events, prefix: str) -> Ints:
     number = [int(n[len(prefix) :]) if n.startswith(prefix) else -1 for n in trace.names]
     return np.array(number, np.int64)[trace.name] if number else np.zeros(0, np.int64)
 
 
-def _nodes(trace: Trace) -> tuple[Ints, Ints]:
+def _nodes(trace: Events) -> tuple[Ints, Ints]:
     """Backwards of nodes, and the operator that created each node."""
     roots = trace.is_kind(Kind.OP) & trace.names_where(lambda name: name.startswith(_BACKWARD))
     backward = np.flatnonzero(roots)
@@ -285,6 +285,6 @@ def _nodes(trace: Trace) -> tuple[Ints, Ints]:
     return backward[hit], ops[::-1][last[at[hit]]]
 
 
-def _node_numbers(trace: Trace, events: Ints) -> Ints:
+def _node_numbers(trace: Events, events: Ints) -> Ints:
     nodes = _NODES.decode(trace.args[events].as_list())
     return np.array([-1 if node is None else node.number for node in nodes], np.int64)

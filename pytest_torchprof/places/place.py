@@ -13,7 +13,7 @@ from pytest_torchprof.trace.event_names import ALL_STEPS, REGION, shown_name
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
@@ -52,7 +52,7 @@ class Placing(Protocol):
     """Tells where events of a trace happened."""
 
     def __call__(
-        self, trace: Trace, events: Ints, parts: Parts = NO_PARTS
+        self, trace: Events, events: Ints, parts: Parts = NO_PARTS
     ) -> tuple[list[Place], Ints]:
         """Return the distinct places, and the index of each event's place.
 
@@ -115,7 +115,7 @@ def outermost_of(path: int, chain: Sequence[tuple[int, int]]) -> int:
     return path
 
 
-def by_operator(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
+def by_operator(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
     """Places in a trace without stacks: the path of operators and annotations. An event that stands
     for several gets its own.
     """
@@ -143,7 +143,7 @@ def by_operator(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[li
     return places, out
 
 
-def _one_by_one(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
+def _one_by_one(trace: Events, events: Ints) -> tuple[list[Place], Ints]:
     """The same, faster for a few events."""
     parent, kind, name = trace.parent, trace.kind, trace.name
     number: dict[str | None, int] = {}
@@ -159,8 +159,8 @@ def _one_by_one(trace: Trace, events: Ints) -> tuple[list[Place], Ints]:
     return [Place(path=path) for path in number], np.array(at, np.int64)
 
 
-def labels_of(trace: Trace, events: Ints) -> Ints:
-    """What each event adds to a path, as numbers of `Trace.shown_names`; -1 for nothing."""
+def labels_of(trace: Events, events: Ints) -> Ints:
+    """What each event adds to a path, as numbers of `Events.shown_names`; -1 for nothing."""
     shown, number = trace.shown_names
     label = number[trace.name[events]]
     hidden = [i for i, name in enumerate(shown) if name in _HIDDEN]

@@ -14,7 +14,7 @@ from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
 class Roots:
@@ -35,7 +35,7 @@ class CallSites:
     """Tells where an operator was called in the measured region."""
 
     def __init__(
-        self, trace: Trace, placing: Placing, roots: Roots, name_of: Callable[[str], str]
+        self, trace: Events, placing: Placing, roots: Roots, name_of: Callable[[str], str]
     ) -> None:
         self._trace, self._placing, self._roots, self._name_of = trace, placing, roots, name_of
 

@@ -22,7 +22,7 @@ from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.trace.text_layout import Layout, Placed, device_events, lay_out
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 _TFLOPS, _GBS = _RATES = "achieved TFLOP/s", "achieved GB/s"
@@ -69,7 +69,7 @@ class Augmented:
     warnings: tuple[str, ...] = ()
 
 
-def write_augmented(source: Path, target: Path, work: Callable[[Trace], WorkColumns]) -> Augmented:
+def write_augmented(source: Path, target: Path, work: Callable[[Events], WorkColumns]) -> Augmented:
     """Write the trace in ``source`` with what ``work`` knows of its kernels, copies and memsets.
 
     Each gets ``flops``, ``bytes``, ``achieved TFLOP/s``, ``achieved GB/s``, ``compute_pct`` and
@@ -151,7 +151,7 @@ def _known(work: WorkColumns) -> list[_Row]:
     return [_Row(*row) for row in rows]
 
 
-def _paired(trace: Trace, places: Sequence[Placed]) -> dict[int, Placed]:
+def _paired(trace: Events, places: Sequence[Placed]) -> dict[int, Placed]:
     """Where each device event of the trace is in the file.
 
     Those of equal name and arguments, as in a replayed graph, are in the same order in both.
@@ -180,7 +180,7 @@ def _name(name: str) -> str:
 # -------------------------------------------------------------------- what is added
 
 
-def _text(trace: Trace, row: _Row, placed: dict[int, Placed]) -> bytes:
+def _text(trace: Events, row: _Row, placed: dict[int, Placed]) -> bytes:
     """More members for the event's ``args``; nothing where these are not an object."""
     try:
         there = _KEYS.decode(placed[row.event].args)
@@ -219,7 +219,7 @@ def _short(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _counters(trace: Trace, rows: list[_Row], placed: dict[int, Placed]) -> Iterator[str]:
+def _counters(trace: Events, rows: list[_Row], placed: dict[int, Placed]) -> Iterator[str]:
     """Samples of both rates of each device: at each time, the sum over what runs then."""
     devices: defaultdict[bytes, list[_Row]] = defaultdict(list)
     for row in rows:

@@ -17,7 +17,7 @@ from pytest_torchprof.trace.event_names import REGION, STEP
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 StackMetric = Literal["self_cpu_ms", "self_cuda_ms"]
@@ -27,7 +27,7 @@ _RESERVED = re.compile(r"[\s;]")
 _UNNAMED = "(unnamed)"
 
 
-def fold(trace: Trace, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
+def fold(trace: Events, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
     """``frame;frame;operator 123`` for each distinct path, in whole microseconds.
 
     Frames are Python functions and modules where they were recorded, annotations, operators and
@@ -55,7 +55,7 @@ def fold(trace: Trace, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
             yield f"{paths.text(number)} {us}"
 
 
-def write_stacks(trace: Trace, target: Path, metric: StackMetric = "self_cpu_ms") -> int:
+def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms") -> int:
     """Write the folded stacks of a trace to a file, all at once; how many lines there are.
 
     Raises:
@@ -80,7 +80,7 @@ class _Paths:
     of the trace's names reads as.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Events) -> None:
         known = {_safe(NO_OPERATOR): 0}
         self.frame = np.array([known.setdefault(_safe(n), len(known)) for n in trace.names], int)
         self._frames, self._above, self._last = list(known), [0], [0]
@@ -88,7 +88,7 @@ class _Paths:
         self.no_operator = int(self.below(np.zeros(1, int), np.zeros(1, int))[0])
         self.of = self._of_events(trace)
 
-    def _of_events(self, trace: Trace) -> Ints:
+    def _of_events(self, trace: Events) -> Ints:
         parent, depth = trace.frames
         parent, length = parent.copy(), np.where(depth == 0, 1, -1)
         ours = trace.named(REGION)  # a frame that says nothing

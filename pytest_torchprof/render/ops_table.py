@@ -13,7 +13,7 @@ from pytest_torchprof.render.text import shorten
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: Column → (attribute of `OpRow`, divisor to the unit, unit).
 OPS_COLUMNS: Mapping[str, tuple[str, float, str]] = {
@@ -30,7 +30,7 @@ OPS_COLUMNS: Mapping[str, tuple[str, float, str]] = {
 }
 
 
-def ops_table(trace: Trace, sort_by: str, limit: int) -> str:
+def ops_table(trace: Events, sort_by: str, limit: int) -> str:
     """The ``limit`` operators with the most of ``sort_by`` (a key of `COLUMNS`), 0 for all."""
     rows = sorted(op_rows(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows

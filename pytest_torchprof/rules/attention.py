@@ -21,7 +21,7 @@ from pytest_torchprof.work.dtypes import SHORT
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 ATTENTION: Final = "aten::scaled_dot_product_attention"
 MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
@@ -32,7 +32,7 @@ _FUSED_ATTENTION: Final = late(
 _LARGEST_HEAD: Final = 256
 
 
-def _unseen_attention(trace: Trace) -> Reason | None:
+def _unseen_attention(trace: Events) -> Reason | None:
     """Attention on an unknown device, or a softmax that graphs launched."""
     kernel, _ = launched_in(trace, selected_operators(trace, MATH_ATTENTION))
     for device in nesting.distinct(trace.device[kernel[kernel >= 0]]).tolist():
@@ -49,7 +49,7 @@ def _unseen_attention(trace: Trace) -> Reason | None:
     needs="shapes device",
     blind=_unseen_attention,
 )
-def math_attention(trace: Trace) -> Matches:
+def math_attention(trace: Events) -> Matches:
     """Attention runs as separate products and a softmax, though the device has a fused kernel.
 
     What it does
@@ -122,14 +122,14 @@ def _inputs(args: OpArgs) -> _Inputs | None:
     return _Inputs(query, key, value, dtype, mask, str(dropped).strip("0.") != "")
 
 
-def _has_fused(trace: Trace, device: int, dtype: str) -> bool:
+def _has_fused(trace: Events, device: int, dtype: str) -> bool:
     chip = chip_of(trace, device)
     if chip.fuses_attention(dtype):
         return True
     return not chip.is_known and dtype in FUSED_TYPES and trace.once(_runs_fused, device)
 
 
-def _runs_fused(trace: Trace, device: int) -> bool:
+def _runs_fused(trace: Events, device: int) -> bool:
     """Whether a fused attention kernel ran on this device."""
     calls = np.flatnonzero(trace.is_kind(Kind.OP) & trace.names_where(_FUSED_ATTENTION.match))
     kernel, _ = launched_in(trace, calls)

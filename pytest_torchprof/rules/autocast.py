@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pytest_torchprof.rules.copied_again import CopiedTensor
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators whose inputs autocast casts, with the positions of their weight and bias.
@@ -24,7 +24,7 @@ WEIGHTS |= {f"aten::conv{kind}": (1, 2) for kind in ("1d", "2d", "3d", "olution"
 WEIGHTS |= {f"aten::conv_transpose{i}d": (1, 2) for i in (1, 2, 3)}
 
 
-def casts_of_weights(trace: Trace, rows: Ints, owner: Ints) -> Bools:
+def casts_of_weights(trace: Events, rows: Ints, owner: Ints) -> Bools:
     """Which of these casts, each in an operator, are of its weight or bias; by identity."""
     tensors, operands = trace.taken(rows) or [], trace.taken(owner) or []
     names = [trace.names[number] for number in trace.name[owner].tolist()]
@@ -36,7 +36,7 @@ def casts_of_weights(trace: Trace, rows: Ints, owner: Ints) -> Bools:
 
 
 def recast(
-    trace: Trace, casts: tuple[Ints, Ints, Ints], kinds: list[CopiedTensor], least: int
+    trace: Events, casts: tuple[Ints, Ints, Ints], kinds: list[CopiedTensor], least: int
 ) -> Iterable[tuple[Ints, CopiedTensor]]:
     """Positions of casts, each in an operator, of one weight again and again; by shapes.
 
@@ -51,7 +51,7 @@ def recast(
             yield mine, source
 
 
-def _times(trace: Trace, rows: Ints, owner: Ints, source: CopiedTensor) -> int:
+def _times(trace: Events, rows: Ints, owner: Ints, source: CopiedTensor) -> int:
     """How often each weight of this kind is cast; 0 if unknown."""
     if params := gradients(trace, int(rows[0]), source):
         return len(rows) // params
@@ -61,14 +61,14 @@ def _times(trace: Trace, rows: Ints, owner: Ints, source: CopiedTensor) -> int:
     return 0
 
 
-def _next_call(trace: Trace, owner: Ints) -> Ints:
+def _next_call(trace: Events, owner: Ints) -> Ints:
     """When the user's code calls the next operator after the end of each of these."""
     starts = trace.ts[np.flatnonzero(called(trace))]
     after = np.searchsorted(starts, trace.ts[owner] + trace.dur[owner])
     return np.append(starts, np.iinfo(np.int64).max)[after]
 
 
-def _look_like_weights(trace: Trace, owner: Ints, kind: Ints, kinds: list[CopiedTensor]) -> Bools:
+def _look_like_weights(trace: Events, owner: Ints, kind: Ints, kinds: list[CopiedTensor]) -> Bools:
     """Which of these casts, each in an operator, are of its weight or bias, not of its input."""
     found = np.zeros(len(owner), bool)
     parts: dict[int, list[int]] = {}
@@ -107,14 +107,14 @@ def _weights(name: str, dims: Any, types: Any, casts: list[CopiedTensor]) -> lis
     return out[::-1]
 
 
-def gradients(trace: Trace, row: int, source: CopiedTensor) -> int:
+def gradients(trace: Events, row: int, source: CopiedTensor) -> int:
     """How many tensors of this shape and dtype get a gradient in the step of this event."""
     counts = trace.once(_gradients_by_step)
     step = int(step_of(trace, np.array([row]))[0])
     return counts.get((step, source.shape, source.dtype), 0)
 
 
-def _gradients_by_step(trace: Trace) -> dict[tuple[int, tuple[int, ...], str], int]:
+def _gradients_by_step(trace: Events) -> dict[tuple[int, tuple[int, ...], str], int]:
     rows = selected_operators(trace, "torch::autograd::AccumulateGrad")
     counts: dict[tuple[int, tuple[int, ...], str], int] = {}
     for step, args in zip(step_of(trace, rows).tolist(), trace.operands(rows), strict=True):

@@ -19,7 +19,7 @@ from pytest_torchprof.work.views import VIEWS
 if TYPE_CHECKING:
     from pytest_torchprof.rules.stretches import Sequence, Stretch
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -96,7 +96,7 @@ class Body:
     """The first iterations of a stretch: `calls`, in order, and their positions."""
 
     def __init__(
-        self, trace: Trace, sequence: Sequence, stretch: Stretch, most: int = _LOOKED
+        self, trace: Events, sequence: Sequence, stretch: Stretch, most: int = _LOOKED
     ) -> None:
         self.trace, self.stretch = trace, stretch
         self.period = stretch.period
@@ -228,7 +228,7 @@ class Pieces(Frozen, frozen=True):
     count: int
 
 
-def pieces(trace: Trace, sequence: Sequence, least: int) -> list[Pieces]:
+def pieces(trace: Events, sequence: Sequence, least: int) -> list[Pieces]:
     """Tensors that were split into at least this many pieces of one shape."""
     out = []
     found = zip(

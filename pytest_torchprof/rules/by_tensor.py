@@ -17,7 +17,7 @@ from pytest_torchprof.trace.tree import within
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
     #: The operators on each tensor; and for each tensor the calls, and its shape.
@@ -51,7 +51,7 @@ _MOST: Final = 4096
 _SAMPLE: Final = 64
 
 
-def consecutive_calls(trace: Trace, rows: Ints, fits: Bools, least: int) -> list[Ints]:
+def consecutive_calls(trace: Events, rows: Ints, fits: Bools, least: int) -> list[Ints]:
     """Consecutive calls on a thread, all of which fit."""
     edges = np.flatnonzero(np.diff(fits.astype(np.int8), prepend=0, append=0))
     found = []
@@ -67,7 +67,7 @@ def consecutive_calls(trace: Trace, rows: Ints, fits: Bools, least: int) -> list
     return found
 
 
-def _is_of_one_tensor(trace: Trace, rows: Ints) -> bool:
+def _is_of_one_tensor(trace: Events, rows: Ints) -> bool:
     """Whether more calls than a model has parameters are on tensors of one shape, judged by a
     sample of them.
     """
@@ -77,7 +77,7 @@ def _is_of_one_tensor(trace: Trace, rows: Ints) -> bool:
     return len({bytes(args.dims) for args in trace.operands(some)}) == 1
 
 
-def repeated(trace: Trace, rows: Ints, least: int) -> Iterator[Loop]:
+def repeated(trace: Events, rows: Ints, least: int) -> Iterator[Loop]:
     """What is done to at least ``least`` tensors each, one loop after the other."""
     units = _units(trace, rows)
     names = [trace.names[number] for number in trace.name[rows].tolist()]
@@ -111,7 +111,7 @@ def repeated(trace: Trace, rows: Ints, least: int) -> Iterator[Loop]:
                 yield work, [(part[own], kind) for _, part, kind in mine[start:stop]]
 
 
-def _units(trace: Trace, rows: Ints) -> list[tuple[list[int], _Shape]]:
+def _units(trace: Events, rows: Ints) -> list[tuple[list[int], _Shape]]:
     """Positions of consecutive calls on tensors of one shape, and the shape."""
     shape = [_common(dims) for dims in shapes(trace, rows)]
     units: list[tuple[list[int], _Shape]] = []
@@ -194,7 +194,7 @@ def is_work(base: tuple[str, ...]) -> bool:
 # ----------------------------------------------------------------------------- whose tensors
 
 
-def are_shapes_of_a_model(trace: Trace, kinds: Counter[_Shape]) -> bool:
+def are_shapes_of_a_model(trace: Events, kinds: Counter[_Shape]) -> bool:
     """Whether there are as many of each shape as parameters, or twice as many: two loops."""
     known, _ = trace.once(_parameters)
     total = sum(known.values())
@@ -205,17 +205,17 @@ def are_shapes_of_a_model(trace: Trace, kinds: Counter[_Shape]) -> bool:
     return fitting >= _FITTING * sum(kinds.values())
 
 
-def parameters_of(trace: Trace) -> set[int]:
+def parameters_of(trace: Events) -> set[int]:
     """The numbers of the tensors that layers take besides their input, and of gradients."""
     return trace.once(_parameters)[1]
 
 
-def shapes_of(trace: Trace) -> set[_Shape]:
+def shapes_of(trace: Events) -> set[_Shape]:
     """The shapes of `parameters_of`."""
     return set(trace.once(_parameters)[0])
 
 
-def _parameters(trace: Trace) -> tuple[Counter[_Shape], set[int]]:
+def _parameters(trace: Events) -> tuple[Counter[_Shape], set[int]]:
     rows = operators_named(trace, LAYER)
     rows = rows[are_called(trace, rows)]  # nested ones take what their parents made
     tables = are_named(trace, rows, _EMBEDDING).tolist()

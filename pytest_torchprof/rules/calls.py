@@ -18,7 +18,7 @@ from pytest_torchprof.trace.names import (
 from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Annotations around torch's own code: loading a batch, and the optimizers.
@@ -31,7 +31,7 @@ _AUTOGRAD = Names(r"autograd::")
 _CALLED = Names(r"(?!autograd::|torch::)(?s:.*)::")
 
 
-def called(trace: Trace) -> Bools:
+def called(trace: Events) -> Bools:
     """Operators called by code outside torch: not nested in an operator, nor in a backward.
 
     Operators in a `torch.autograd.Function`, a compiled region or an annotation count as called
@@ -40,7 +40,7 @@ def called(trace: Trace) -> Bools:
     return trace.once(_called)
 
 
-def _called(trace: Trace) -> Bools:
+def _called(trace: Events) -> Bools:
     found = named(trace, _CALLED)
     found &= trace.kind == OPERATOR
     rows = found.nonzero()[0]
@@ -48,7 +48,7 @@ def _called(trace: Trace) -> Bools:
     return found
 
 
-def are_called(trace: Trace, rows: Ints) -> Bools:
+def are_called(trace: Events, rows: Ints) -> Bools:
     """The same for these events only."""
     found = are_named(trace, rows, _CALLED)
     found &= trace.kind[rows] == OPERATOR
@@ -56,19 +56,19 @@ def are_called(trace: Trace, rows: Ints) -> Bools:
     return found
 
 
-def _closed(trace: Trace) -> Bools:
+def _closed(trace: Events) -> Bools:
     """For each event, whether nothing nested in it was called by code outside torch."""
     closed = named(trace, _CLOSED)
     closed &= trace.kind == OPERATOR
     return closed | named(trace, _LIBRARY)
 
 
-def are_closed(trace: Trace, rows: Ints) -> Bools:
+def are_closed(trace: Events, rows: Ints) -> Bools:
     """Which of these events contain nothing called by code outside torch."""
     return trace.once(_closed)[rows] & (rows >= 0)
 
 
-def in_backward(trace: Trace, rows: Ints) -> Bools:
+def in_backward(trace: Events, rows: Ints) -> Bools:
     """Which of these events belong to an autograd node, an optimizer, or a DataLoader."""
 
     def is_own(events: Ints) -> Bools:
@@ -79,12 +79,12 @@ def in_backward(trace: Trace, rows: Ints) -> Bools:
     return within(trace, rows, is_own)
 
 
-def passes(trace: Trace) -> Ints:
+def passes(trace: Events) -> Ints:
     """When nodes of backward passes began, in order."""
     return np.sort(trace.ts[marks_named(trace, _AUTOGRAD)])
 
 
-def step_of(trace: Trace, rows: Ints) -> Ints:
+def step_of(trace: Events, rows: Ints) -> Ints:
     """The number of the step in which each event begins.
 
     A step begins with torch's annotation of one, or with a fetch of a DataLoader, and ends with an
@@ -93,7 +93,7 @@ def step_of(trace: Trace, rows: Ints) -> Ints:
     return np.searchsorted(trace.once(_bounds), trace.ts[rows], side="right")
 
 
-def _bounds(trace: Trace) -> Ints:
+def _bounds(trace: Events) -> Ints:
     begins, ends = marks_named(trace, _STEP_BEGINS), marks_named(trace, _STEP_ENDS)
     return np.sort(np.concatenate([trace.ts[begins], trace.ts[ends] + trace.dur[ends]]))
 

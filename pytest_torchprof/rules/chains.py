@@ -16,7 +16,7 @@ from pytest_torchprof.trace.names import Names, are_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Shape
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -53,12 +53,12 @@ class Chain:
         return [link.row for link in self.links]
 
 
-def chains(trace: Trace, least: int) -> list[Chain]:
+def chains(trace: Events, least: int) -> list[Chain]:
     """All chains with at least ``least`` links, by their end."""
     return [one for one in trace.once(_chains) if len(one.links) >= least]
 
 
-def _chains(trace: Trace) -> list[Chain]:
+def _chains(trace: Events) -> list[Chain]:
     rows = calls(trace)
     rows = rows[trace.selection[rows] & are_named(trace, rows, JOIN)]
     taken, made = trace.taken(rows), trace.made(rows)
@@ -185,7 +185,7 @@ def _padded(shape: Shape, concrete: object) -> tuple[Shape, int] | None:
     return (tuple(out), axes[0]) if len(axes) == 1 and tuple(out) != shape else None
 
 
-def between(trace: Trace, first: int, last: int) -> Ints:
+def between(trace: Events, first: int, last: int) -> Ints:
     """The calls between these two events on their thread."""
     rows = calls(trace)
     rows = rows[trace.thread[rows] == trace.thread[first]]

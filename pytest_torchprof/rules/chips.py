@@ -12,7 +12,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.devices import table as devices
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: Kernels that are compiled for compute capability 8.0 and later, and run only there.
 _SINCE_AMPERE = late(
@@ -78,12 +78,12 @@ class Chip(NamedTuple):
         return self.vendor == "nvidia" and least is not None and self.capability >= least
 
 
-def chip_of(trace: Trace, device: int) -> Chip:
+def chip_of(trace: Events, device: int) -> Chip:
     """The device with this index, from the driver's properties, else from its kernels' names."""
     return trace.once(_chip_of, device)
 
 
-def _chip_of(trace: Trace, device: int) -> Chip:
+def _chip_of(trace: Events, device: int) -> Chip:
     properties = _properties(trace, device)
     vendor = _vendor(trace, str(properties.get("name", "")))
     known = devices.find(properties)
@@ -105,7 +105,7 @@ def _chip_of(trace: Trace, device: int) -> Chip:
     return Chip(vendor, capability, architecture, known.name, gain)
 
 
-def device_type(trace: Trace) -> str:
+def device_type(trace: Events) -> str:
     """The accelerator's name in torch: ``cuda``, also for AMD, unless the trace says otherwise."""
     noted = trace.facts.get("device_type")
     if isinstance(noted, str):
@@ -114,7 +114,7 @@ def device_type(trace: Trace) -> str:
     return "xpu" if xpu.any() else "cuda"
 
 
-def _properties(trace: Trace, device: int) -> Mapping[str, Any]:
+def _properties(trace: Events, device: int) -> Mapping[str, Any]:
     listed = trace.metadata.get("deviceProperties")
     entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     for entry in entries:
@@ -123,7 +123,7 @@ def _properties(trace: Trace, device: int) -> Mapping[str, Any]:
     return {}
 
 
-def _vendor(trace: Trace, name: str) -> str | None:
+def _vendor(trace: Events, name: str) -> str | None:
     """By the calls of its runtime, else by the driver's name for it."""
     calls = trace.is_kind(Kind.RUNTIME)
     if (calls & trace.names_where(lambda n: n.startswith("hip"))).any():

@@ -16,7 +16,7 @@ from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.compile_counts import Compiled
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools
 
 _REGION = "Torch-Compiled Region"
@@ -42,7 +42,7 @@ def _unknown(found: Compiled) -> Reason | None:
     return found.gap if found.rows is None else None
 
 
-def _is_ready_for_breaks(trace: Trace) -> Reason | None:
+def _is_ready_for_breaks(trace: Events) -> Reason | None:
     """What dynamo recorded about the code that ran; else stacks, or that nothing was compiled."""
     if "compiled" in trace.facts:
         return _unknown(trace.once(compile_counts.graph_breaks))
@@ -50,7 +50,7 @@ def _is_ready_for_breaks(trace: Trace) -> Reason | None:
     return because(Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
 
 
-def _is_ready_for_recompilations(trace: Trace) -> Reason | None:
+def _is_ready_for_recompilations(trace: Events) -> Reason | None:
     """What dynamo recorded about the code that ran, or the trace's numbers of compilations."""
     if "compiled" in trace.facts:
         return _unknown(trace.once(compile_counts.recompilations))
@@ -64,7 +64,7 @@ def _is_ready_for_recompilations(trace: Trace) -> Reason | None:
     ready=_is_ready_for_breaks,
     gated_by="graph_breaks",
 )
-def graph_break(trace: Trace) -> Matches:
+def graph_break(trace: Events) -> Matches:
     """torch.compile gives up on a graph, and the rest runs from Python or is not compiled at all.
 
     What it does
@@ -107,7 +107,7 @@ def graph_break(trace: Trace) -> Matches:
     ready=_is_ready_for_recompilations,
     gated_by="recompiles",
 )
-def recompile(trace: Trace) -> Matches:
+def recompile(trace: Events) -> Matches:
     """torch.compile compiles the same function again.
 
     What it does
@@ -171,11 +171,11 @@ def _attempt(name: str) -> str:
     return f"the compiled function {frame} was compiled again{count}"
 
 
-def _noted(trace: Trace, found: Compiled) -> Matches:
+def _noted(trace: Events, found: Compiled) -> Matches:
     return _matches(trace, found.rows or ())
 
 
-def _matches(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> Matches:
+def _matches(trace: Events, rows: Sequence[Mapping[str, Any]]) -> Matches:
     """One match per row, at the place where the compiled code first ran."""
     if not rows:
         return NO_MATCHES
@@ -192,7 +192,7 @@ def _matches(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> Matches:
     )
 
 
-def _resumed(trace: Trace) -> Matches:
+def _resumed(trace: Events) -> Matches:
     """Functions that resume after a graph break, among the Python frames of a trace."""
     rows: dict[tuple[str, ...], tuple[int, str]] = {}
     for number, name in enumerate(trace.names):
@@ -211,6 +211,6 @@ def _resumed(trace: Trace) -> Matches:
     )
 
 
-def _first(trace: Trace, events: Bools) -> int:
+def _first(trace: Events, events: Bools) -> int:
     at = np.flatnonzero(events & trace.selection)
     return int(at[0]) if len(at) else -1

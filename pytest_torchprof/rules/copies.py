@@ -18,7 +18,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: For each copy to the device, at most this many earlier copies to the host are checked.
@@ -33,7 +33,7 @@ _PAGEABLE = late(r"Pageable")
     needs="shapes device",
     bytes=Threshold(1, "B", "any: a copy costs a launch and a wait, whatever its size"),
 )
-def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
+def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     """A tensor is filled or drawn on the CPU, and then moved to the device.
 
     What it does
@@ -79,7 +79,7 @@ def extra_cuda_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
     )
 
 
-def _has_operators(trace: Trace) -> Reason | None:
+def _has_operators(trace: Events) -> Reason | None:
     """A capture with operators: without them, what the host did with a copy is unknown."""
     return None if trace.has(Kind.OP) else because(Why.WITHOUT_OPERATORS)
 
@@ -103,7 +103,7 @@ _PINNED_BACK = (
         64 * 1024, "B", "CUDA copies up to 64 KiB to the device without a wait, by its guide"
     ),
 )
-def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
+def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     """A large copy between the device and pageable memory of the host.
 
     What it does
@@ -169,7 +169,7 @@ def pageable_copy(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
         4096, "B", "smaller ones are results that are read, and the next inputs of the same shape"
     ),
 )
-def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
+def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     """A tensor is copied from the device to the host, and back to the device.
 
     What it does
@@ -239,7 +239,7 @@ def copy_round_trip(trace: Trace, *, bytes: float) -> Matches:  # noqa: A002
 # -------------------------------------------------------------------- copies and their operators
 
 
-def _costs(trace: Trace, copies: Ints, events: Ints) -> Ints:
+def _costs(trace: Events, copies: Ints, events: Ints) -> Ints:
     """Time of each copy on the device, plus the time that the device was idle because the copy
     delayed the host: while the host waits for work that the device still has, nothing is lost.
     """
@@ -249,7 +249,7 @@ def _costs(trace: Trace, copies: Ints, events: Ints) -> Ints:
     return np.minimum(trace.dur[copies] + idle, np.maximum(trace.dur[copies], held))
 
 
-def _spans(trace: Trace, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
+def _spans(trace: Events, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
     """From the start of the host event (if any, else the copy) to the end of both."""
     rows = np.where(events >= 0, events, copies)
     begin = np.minimum(trace.ts[rows], trace.ts[copies])
@@ -258,7 +258,7 @@ def _spans(trace: Trace, copies: Ints, events: Ints) -> tuple[Ints, Ints]:
 
 
 def _round_trips(
-    trace: Trace, events: Ints, members: list[int], up: Bools
+    trace: Events, events: Ints, members: list[int], up: Bools
 ) -> list[tuple[int, int]]:
     """Pairs of one kind: each copy up with the latest copy down that it may return."""
     from_host = bool(up[members[0]])

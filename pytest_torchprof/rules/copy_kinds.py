@@ -15,11 +15,11 @@ from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
-def chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:
+def chain(trace: Events, rows: Ints, names: Names) -> tuple[Ints, Ints]:
     """The outermost operator of these names around each row, and what encloses that, or -1."""
     top = rows.copy()
     above = trace.parent[top]
@@ -32,7 +32,7 @@ def chain(trace: Trace, rows: Ints, names: Names) -> tuple[Ints, Ints]:
     return top, above
 
 
-def kinds_of_casts(trace: Trace, rows: Ints, least: float) -> tuple[list[CopiedTensor], Ints]:
+def kinds_of_casts(trace: Events, rows: Ints, least: float) -> tuple[list[CopiedTensor], Ints]:
     """Distinct kinds, and the kind of each cast, from the copy in it.
 
     -1 for a copy without a cast, and for one of fewer than ``least`` elements.
@@ -61,7 +61,7 @@ def _kind(dims: Any, types: Any, kinds: dict[CopiedTensor, int], least: float) -
     return kinds.setdefault(CopiedTensor(shape, dtype, to), len(kinds))
 
 
-def kinds_of_clones(trace: Trace, rows: Ints, least: float) -> tuple[list[CopiedTensor], Ints]:
+def kinds_of_clones(trace: Events, rows: Ints, least: float) -> tuple[list[CopiedTensor], Ints]:
     """Distinct shapes and dtypes, and a number for each clone's kind, which includes strides.
 
     -1 if unknown, or for fewer than ``least`` elements.

@@ -23,7 +23,7 @@ from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.views import EXPANSIONS, PARTS, SPLITS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: Longer stretches between two copies are skipped: they are not a loop's body.
@@ -44,7 +44,7 @@ class CopyRun(Frozen, frozen=True):
 class Finder:
     """Finds runs among the copies of one trace."""
 
-    trace: Trace
+    trace: Events
     _known: dict[tuple[CopiedTensor, bytes], tuple[Since, list[int]]] = field(default_factory=dict)
 
     @cached_property
@@ -132,7 +132,7 @@ class Finder:
 
 
 def by_kind(
-    trace: Trace, rows: Ints, kind: Ints, least: int, also: Callable[[Ints], Ints] | None = None
+    trace: Events, rows: Ints, kind: Ints, least: int, also: Callable[[Ints], Ints] | None = None
 ) -> Iterator[Ints]:
     """Positions of at least ``least`` rows that share kind, thread and step."""
     step = step_of(trace, rows)
@@ -148,7 +148,7 @@ def by_kind(
             yield group
 
 
-def held(trace: Trace, copies: Ints) -> int | None:
+def held(trace: Events, copies: Ints) -> int | None:
     """How many of these copies, except the last, still exist when the last one is made.
 
     None if the trace does not tell: no memory was recorded.
@@ -157,7 +157,7 @@ def held(trace: Trace, copies: Ints) -> int | None:
     return None if gone is None else int((gone[:-1] > trace.ts[copies[-1]]).sum())
 
 
-def freed(trace: Trace, copies: Ints) -> Ints | None:
+def freed(trace: Events, copies: Ints) -> Ints | None:
     """When each copy's memory was freed; the maximum if it was not. None: see `held`."""
     memory = trace.memory
     if memory.addr is None or not len(memory.event) or not len(copies):
@@ -173,7 +173,7 @@ def freed(trace: Trace, copies: Ints) -> Ints | None:
     return np.where(ends >= 0, trace.ts[memory.event[ends]], np.iinfo(np.int64).max)
 
 
-def _next_at_address(trace: Trace) -> Ints:
+def _next_at_address(trace: Events) -> Ints:
     """For each memory event the next one at its address, or -1."""
     address = trace.memory.addr
     if address is None:

@@ -20,7 +20,7 @@ from pytest_torchprof.trace.tree import within
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: What anomaly mode calls on each gradient that a node computed, since torch 1.11.
@@ -52,7 +52,7 @@ _FILL_FIX: Final = (
     passes=Threshold(3, "1", "one or two such passes are a search for a bug"),
     filled=Threshold(2**20, "B", "filling less takes almost no time"),
 )
-def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
+def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
     """A debugging mode was left on.
 
     What it does
@@ -104,7 +104,7 @@ def debug_left_on(trace: Trace, *, passes: float, filled: float) -> Matches:
 # ------------------------------------------------------------------------------------- anomalies
 
 
-def _anomalies(trace: Trace, least: float) -> Matches | None:
+def _anomalies(trace: Events, least: float) -> Matches | None:
     """One row per backward pass whose gradients were checked."""
     checks = selected_operators(trace, _NAN)
     if not len(checks):
@@ -135,7 +135,7 @@ def _anomalies(trace: Trace, least: float) -> Matches | None:
     )
 
 
-def _asking_ns(trace: Trace, checks: Ints) -> Ints:
+def _asking_ns(trace: Events, checks: Ints) -> Ints:
     """From the start of each check to the end of the engine's last call for it."""
     step = trace.parent[checks]
     until = np.append(trace.ts[checks[1:]], np.iinfo(np.int64).max)
@@ -143,7 +143,7 @@ def _asking_ns(trace: Trace, checks: Ints) -> Ints:
     return spent
 
 
-def _tracebacks(trace: Trace, steps: Ints, of_pass: Ints, which: Ints) -> tuple[Ints, int, Ints]:
+def _tracebacks(trace: Events, steps: Ints, of_pass: Ints, which: Ints) -> tuple[Ints, int, Ints]:
     """For each pass: how many nodes ran, the time to make one, and when the first was made.
 
     Making a node takes about as long as the self time of the faster operators that made one: those
@@ -170,7 +170,7 @@ def _tracebacks(trace: Trace, steps: Ints, of_pass: Ints, which: Ints) -> tuple[
     return nodes, each, start
 
 
-def _numbers(trace: Trace, rows: Ints) -> Ints:
+def _numbers(trace: Events, rows: Ints) -> Ints:
     """Sequence numbers of nodes, or of operators that made them; -1 for none."""
     found = decode(AutogradArgs, trace.args[rows])
     return np.fromiter((args.sequence for args in found), np.int64, len(found))
@@ -179,7 +179,7 @@ def _numbers(trace: Trace, rows: Ints) -> Ints:
 # ----------------------------------------------------------------------------------------- fills
 
 
-def _fills(trace: Trace, least: float) -> Matches | None:
+def _fills(trace: Events, least: float) -> Matches | None:
     """One row per fill of newly allocated memory, if they are ``least`` bytes in total."""
     fills = operators_named(trace, _FILL)
     fills = fills[trace.selection[fills] & are_named(trace, trace.parent[fills], *_EMPTY)]
@@ -197,7 +197,7 @@ def _fills(trace: Trace, least: float) -> Matches | None:
     )
 
 
-def _bytes(trace: Trace, rows: Ints) -> Ints:
+def _bytes(trace: Events, rows: Ints) -> Ints:
     found = []
     for args in trace.operands(rows):
         dims, types = decode_part(args.dims) or [None], decode_part(args.types) or [""]
@@ -206,5 +206,5 @@ def _bytes(trace: Trace, rows: Ints) -> Ints:
     return np.array(found, np.int64)
 
 
-def _ends(trace: Trace, rows: Ints) -> Ints:
+def _ends(trace: Events, rows: Ints) -> Ints:
     return trace.ts[rows] + trace.dur[rows]

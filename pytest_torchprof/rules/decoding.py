@@ -20,7 +20,7 @@ from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import BodyCall, Shape
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: Layers with weights, and the positions of these; attention has none.
@@ -47,7 +47,7 @@ _FLOP_NS, _BYTE_NS = 0.0085, 0.09
     needs="shapes",
     repeats=Threshold(16, "1", "a short sequence is as fast without a cache"),
 )
-def decode_without_cache(trace: Trace, *, repeats: float) -> Matches:
+def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
     """A model generates, and recomputes all earlier positions for each new one.
 
     What it does
@@ -132,7 +132,7 @@ class _Run(Frozen, frozen=True):
         return max(self.rows[-1], self.grown[-1] if self.grown else -1)
 
 
-def _runs(trace: Trace, layers: Ints, least: int) -> list[_Run]:
+def _runs(trace: Events, layers: Ints, least: int) -> list[_Run]:
     """Steps in which one layer gets more positions each time, by the layers' names and weights."""
     groups: dict[tuple[object, ...], list[tuple[int, Shape]]] = defaultdict(list)
     for row, args in zip(layers.tolist(), trace.operands(layers), strict=True):
@@ -183,7 +183,7 @@ def _step(old: Shape, new: Shape) -> tuple[int, int] | None:
     return more[0] if len(more) == 1 and 0 < more[0][1] <= _FEW else None
 
 
-def _grown(trace: Trace, every: Ints, run: _Run) -> list[int] | None:
+def _grown(trace: Events, every: Ints, run: _Run) -> list[int] | None:
     """What extended the input of each step; None if it is not decoding."""
     first, last = run.rows[0], run.rows[-1]
     backward = engine_steps(trace)
@@ -212,7 +212,7 @@ def _grown(trace: Trace, every: Ints, run: _Run) -> list[int] | None:
     return list(found.values())
 
 
-def _growth(trace: Trace, every: Ints) -> Ints:
+def _growth(trace: Events, every: Ints) -> Ints:
     """Operators that join tensors, or write into a part of one."""
     stores = are_named(trace, every, _STORES)
     stores[stores] = are_named(trace, every[np.flatnonzero(stores) - 1], _INDEX)
@@ -231,7 +231,7 @@ def _joins(call: BodyCall, old: int, new: int) -> bool:
     )
 
 
-def _saved(trace: Trace, run: _Run) -> int:
+def _saved(trace: Events, run: _Run) -> int:
     """How much longer the steps take for all positions than for the new ones."""
     if trace.has(*DEVICE_KINDS):
         return _slope(trace, run)
@@ -253,7 +253,7 @@ def _saved(trace: Trace, run: _Run) -> int:
     return min(int(saved / slowdown_share(trace)), took)
 
 
-def _slope(trace: Trace, run: _Run) -> int:
+def _slope(trace: Events, run: _Run) -> int:
     """The same from how the steps' time grows, which a device's operators do not tell."""
     took = np.diff(trace.ts[np.array(run.rows)]).astype(float)
     lengths = np.array(run.lengths[:-1], float)

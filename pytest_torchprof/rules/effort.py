@@ -17,7 +17,7 @@ from pytest_torchprof.work.counting import op_flops
 from pytest_torchprof.work.views import IDLE
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.names import Names
 
 #: The time to call an operator, and one nested in it; a FLOP; to allocate a byte of memory and to
@@ -35,7 +35,7 @@ _FLOAT_BYTES: Final = 4
 _TIMES: Final = 3
 
 
-def effort_ns(trace: Trace) -> float:
+def effort_ns(trace: Events) -> float:
     """The approximate time of all selected operators on a CPU, from calls, FLOPs and memory.
 
     It is what a match is compared with to decide if it is too small to report. It is too high for a
@@ -44,14 +44,14 @@ def effort_ns(trace: Trace) -> float:
     return trace.once(_effort)
 
 
-def guessed(trace: Trace, *names: Names) -> Reason | None:
+def guessed(trace: Events, *names: Names) -> Reason | None:
     """Why this size is uncertain, for a rule about events of these names on a CPU."""
     if trace.facts or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):
         return None
     return because(Why.TRIFLES_GUESSED)
 
 
-def _effort(trace: Trace) -> float:
+def _effort(trace: Events) -> float:
     operators = trace.selection & trace.is_kind(Kind.OP)
     return (
         int(np.count_nonzero(operators[outermost(trace)])) * CALL_NS
@@ -61,7 +61,7 @@ def _effort(trace: Trace) -> float:
     )
 
 
-def _allocated(trace: Trace) -> float:
+def _allocated(trace: Events) -> float:
     """Bytes allocated; without memory events, the largest operand of each operator that contains no
     other operator and is not a view.
     """

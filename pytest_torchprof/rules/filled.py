@@ -22,7 +22,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
@@ -57,7 +57,7 @@ class Filled(NamedTuple):
     fix: str
 
 
-def filled(trace: Trace) -> list[Filled]:
+def filled(trace: Events) -> list[Filled]:
     """The copies to the device of what was just filled on the host."""
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     copies = copies[trace.names_where(H2D.search)[copies]]
@@ -103,7 +103,7 @@ def _there(name: str, device: str) -> str:
     return f"torch.{function}(…, {where})"
 
 
-def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
+def _makers(trace: Events, calls: Ints, top: Ints) -> Ints:
     """The previous call on its thread that filled a tensor, past calls that keep its numbers."""
     order = np.lexsort((calls, trace.thread[calls]))
     before = np.full(len(calls), -1, np.int64)
@@ -121,7 +121,7 @@ def _makers(trace: Trace, calls: Ints, top: Ints) -> Ints:
     return makers
 
 
-def _made(trace: Trace, row: int) -> tuple[tuple[int, ...] | None, str] | None:
+def _made(trace: Events, row: int) -> tuple[tuple[int, ...] | None, str] | None:
     """Shape (None if not recorded) and dtype of what an operator fills."""
     end = trace.ts[row] + trace.dur[row]
     inside = np.arange(row, min(row + 32, len(trace)))

@@ -13,7 +13,7 @@ from pytest_torchprof.trace.names import Names, are_named
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -29,7 +29,7 @@ _LOOKED: Final = 4
 _MOST_CALLS: Final = 5_000
 
 
-def are_passes(trace: Trace, layers: Ints, first: Ints) -> bool:
+def are_passes(trace: Events, layers: Ints, first: Ints) -> bool:
     """Whether runs of layers, each of which begins with one of ``first``, are separate passes.
 
     They are not if each takes a different tensor that was computed before all of them, with a
@@ -54,7 +54,7 @@ def are_passes(trace: Trace, layers: Ints, first: Ints) -> bool:
     return all(one == other for one, other in pairwise(before))
 
 
-def _taken(trace: Trace, begin: int, first: Ints, layers: Ints) -> set[int]:
+def _taken(trace: Events, begin: int, first: Ints, layers: Ints) -> set[int]:
     """What the run that begins there takes: its layers, as far as the next run is known."""
     later = first[first > begin]
     end = int(later[0]) if len(later) else begin + 1
@@ -63,7 +63,7 @@ def _taken(trace: Trace, begin: int, first: Ints, layers: Ints) -> set[int]:
 
 
 def _goes_on(
-    trace: Trace, inside: Ints, layers: Ints, later: set[int], made_by: dict[int, int]
+    trace: Events, inside: Ints, layers: Ints, later: set[int], made_by: dict[int, int]
 ) -> bool:
     """Whether the next run takes something that these calls made from their layers' outputs."""
     flowing = set[int]()
@@ -78,7 +78,7 @@ def _goes_on(
     return not flowing.isdisjoint(later)
 
 
-def makers(trace: Trace, before: int | None = None) -> dict[int, int]:
+def makers(trace: Events, before: int | None = None) -> dict[int, int]:
     """The operators that made tensors with a graph, by the tensors' numbers."""
     rows = np.sort(recorded(trace, None).rows)
     rows = rows if before is None else rows[rows < before]

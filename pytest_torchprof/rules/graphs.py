@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pytest_torchprof.rules.weights import Own
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Operators of modules: products, convolutions, normalizations, look-ups, attention.
@@ -55,7 +55,7 @@ _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
     bytes=Threshold(16 << 20, "B", "less is soon dropped, and always fits"),
 )
 def missing_no_grad(
-    trace: Trace,
+    trace: Events,
     *,
     layers: float,
     repeats: float,
@@ -175,7 +175,7 @@ def missing_no_grad(
     )
 
 
-def _kept(trace: Trace, rows: Ints) -> int:
+def _kept(trace: Events, rows: Ints) -> int:
     """What the graph keeps of these layers, and of what is between them."""
     made = made_bytes(trace, rows)
     return kept_bytes(trace, rows) if made is None else made
@@ -189,7 +189,7 @@ def _numbered(*columns: Ints | Bools) -> Ints:
     return np.concatenate([[0], np.cumsum(change)]).astype(np.int64)
 
 
-def _of_passes(trace: Trace, rows: Ints, owns: list[Own | None]) -> list[Own | None]:
+def _of_passes(trace: Events, rows: Ints, owns: list[Own | None]) -> list[Own | None]:
     """The same without layers that run again within one pass, if tensors are identified."""
     if trace.tensors is None:
         return owns

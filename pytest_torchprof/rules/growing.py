@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.rules.bodies import BodyCall
     from pytest_torchprof.rules.chains import Chain, Link
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: Layers with parameters for each of the joined features.
@@ -53,7 +53,7 @@ _ALLOCATE: Final = (
         1 << 20, "B", "of a tensor that is needed each time; copying less takes almost no time"
     ),
 )
-def growing_cat(trace: Trace, *, repeats: float, operators: float, bytes: float) -> Matches:  # noqa: A002
+def growing_cat(trace: Events, *, repeats: float, operators: float, bytes: float) -> Matches:  # noqa: A002
     """A tensor grows by being copied as a whole each time.
 
     What it does
@@ -140,7 +140,7 @@ def _message(chain: Chain) -> str:
     return f"{name} grows a tensor by copying it, from {list(begin)} to {list(end)}"
 
 
-def _collects(trace: Trace, chain: Chain) -> bool | None:
+def _collects(trace: Events, chain: Chain) -> bool | None:
     """Whether almost nothing takes the tensor before it is extended again.
 
     None if growing is necessary, because each layer has parameters for all that was joined; and if
@@ -179,7 +179,7 @@ def _no_writes(some: Sequence[BodyCall]) -> list[BodyCall]:
     return out
 
 
-def _called(trace: Trace, rows: Ints, ns: Ints) -> Ints:
+def _called(trace: Events, rows: Ints, ns: Ints) -> Ints:
     """Time of joins including their call from Python: until the next call, at most doubled."""
     every = calls(trace)
     every = every[trace.thread[every] == trace.thread[rows[0]]]
@@ -188,7 +188,7 @@ def _called(trace: Trace, rows: Ints, ns: Ints) -> Ints:
     return longer
 
 
-def _every(trace: Trace, chain: Chain) -> float:
+def _every(trace: Events, chain: Chain) -> float:
     """The number of calls per join."""
     return len(between(trace, chain.rows[0], chain.rows[-1])) / (len(chain.links) - 1)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _CONVOLUTION: Final = Names(r"aten::(conv([123]d|_transpose[123]d)|_?convolution|linear)(\.\w+)?$")
@@ -59,7 +59,7 @@ _PART: Final = 20
 _NORM_KERNEL: Final = late(r"batch_?norm|bn_fw|bn_bw", re.IGNORECASE)
 
 
-def _unseen_norms(trace: Trace) -> Reason | None:
+def _unseen_norms(trace: Events) -> Reason | None:
     """Batch norms that graphs launched: the operators before them are unknown."""
     return blind_kernels(trace, _NORM_KERNEL.search)
 
@@ -71,7 +71,7 @@ def _unseen_norms(trace: Trace) -> Reason | None:
     needs="shapes",
     blind=_unseen_norms,
 )
-def conv_bias_batchnorm(trace: Trace) -> Matches:
+def conv_bias_batchnorm(trace: Events) -> Matches:
     """A convolution adds a bias that the batch norm after it subtracts right away.
 
     What it does
@@ -154,7 +154,7 @@ def conv_bias_batchnorm(trace: Trace) -> Matches:
     )
 
 
-def _cost_ns(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Ints:
+def _cost_ns(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Ints:
     elements = np.array([math.prod(shape) for shape in results], np.int64)
     ns = np.where(_backward_of(trace, norms) >= 0, _BACKWARD_NS, _FORWARD_NS)
     # Like other costs, in this run's time, which includes the profiler.
@@ -162,7 +162,7 @@ def _cost_ns(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int
     return np.where(launched_in(trace, layers)[0] >= 0, trace.dur[layers] // _PART, ns)
 
 
-def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:
+def _alone(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:
     """Which norms take the layer's result as its only users."""
     made = trace.made(layers) or [frozenset[int]()] * len(layers)
     takes = trace.taken(norms) or [()] * len(norms)
@@ -177,7 +177,7 @@ def _alone(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
     return own
 
 
-def _needed_elsewhere(trace: Trace, layers: Ints, others: Ints) -> Bools:
+def _needed_elsewhere(trace: Events, layers: Ints, others: Ints) -> Bools:
     """Layers whose bias is also used by another of these calls, without a norm to subtract it."""
     others = others[np.isin(trace.name[others], trace.name[layers])]
     elsewhere = {one[2] for one in trace.taken(others) or [] if len(one) > 2} - {-1}
@@ -185,7 +185,7 @@ def _needed_elsewhere(trace: Trace, layers: Ints, others: Ints) -> Bools:
     return np.array([len(one) > 2 and one[2] in elsewhere for one in takes], bool)
 
 
-def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> set[int]:
+def _users(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> set[int]:
     """The tensors of such shapes that anything other than these norms takes."""
     rows = np.flatnonzero(called(trace))
     rows = rows[(rows > layers.min()) & ~np.isin(rows, norms)]
@@ -199,7 +199,7 @@ def _users(trace: Trace, layers: Ints, norms: Ints, results: Sequence[list[int]]
     return found
 
 
-def _may_have_others(trace: Trace, norms: Ints, results: Sequence[list[int]]) -> Bools:
+def _may_have_others(trace: Events, norms: Ints, results: Sequence[list[int]]) -> Bools:
     """Which results may have other users: judged by their gradients, else by shapes."""
     back = _backward_of(trace, norms)
     adds = selected_operators(trace, "aten::add", "aten::add_")
@@ -214,7 +214,7 @@ def _may_have_others(trace: Trace, norms: Ints, results: Sequence[list[int]]) ->
     )
 
 
-def _backward_of(trace: Trace, norms: Ints) -> Ints:
+def _backward_of(trace: Events, norms: Ints) -> Ints:
     """The autograd engine's step that computes each norm's gradient, or -1."""
     steps = operators_named(trace, _NORM_STEP)
     numbers = [args.sequence for args in decode(AutogradArgs, trace.args[steps])]
@@ -223,7 +223,7 @@ def _backward_of(trace: Trace, norms: Ints) -> Ints:
     return np.array([known.get(n, -1) if n >= 0 else -1 for n in mine], np.int64)
 
 
-def _joining(trace: Trace, norms: Ints) -> list[tuple[int, list[Any]]]:
+def _joining(trace: Events, norms: Ints) -> list[tuple[int, list[Any]]]:
     """Calls after the first norm, except layers, that take two or more tensors; with shapes."""
     rows = np.flatnonzero(called(trace))
     rows = rows[(rows > norms.min()) & ~are_named(trace, rows, _CONVOLUTION, _NORM)]
@@ -241,7 +241,7 @@ def _is_list(dims: Any) -> bool:
     return bool(dims) and isinstance(dims[0], list)
 
 
-def _takes_another(trace: Trace, convolutions: Ints, norms: Ints) -> Bools:
+def _takes_another(trace: Events, convolutions: Ints, norms: Ints) -> Bools:
     """Which norms take a tensor without a gradient, although the convolution's result has one.
 
     Their backward pass omits the gradient of the input.
@@ -256,7 +256,7 @@ def _takes_another(trace: Trace, convolutions: Ints, norms: Ints) -> Bools:
     return np.array([0 <= a < b and b in constant for a, b in pairs], bool)
 
 
-def _next_call(trace: Trace, rows: Ints) -> Ints:
+def _next_call(trace: Events, rows: Ints) -> Ints:
     """The operator that the same code calls next, on the same thread; -1 for none."""
     thread, enclosing = trace.thread, operators_around(trace, parents(trace, rows))
     ops = np.flatnonzero(trace.is_kind(Kind.OP))

@@ -24,7 +24,7 @@ from pytest_torchprof.trace.tree import are_outermost
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Pieces, Shape
     from pytest_torchprof.rules.moving import Moving
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 _INDEX: Final = Names(
     r"aten::(select|slice|narrow|index|index_select|index_put_|gather|take|masked_select)(\.\w+)?$"
@@ -54,7 +54,7 @@ _FOLLOWED: Final = 128
     ),
 )
 def for_loop_indexing(
-    trace: Trace, *, repeats: float, operators: float, elements: float
+    trace: Events, *, repeats: float, operators: float, elements: float
 ) -> Matches:
     """A Python loop goes through a tensor element by element.
 
@@ -127,7 +127,7 @@ def for_loop_indexing(
     return _matches(trace, calls, loops, wants_tensors=finder.wants_tensors)
 
 
-def _matches(trace: Trace, calls: Sequence, loops: list[_Loop], *, wants_tensors: bool) -> Matches:
+def _matches(trace: Events, calls: Sequence, loops: list[_Loop], *, wants_tensors: bool) -> Matches:
     bounds = np.array([(x.stretch.start, x.stretch.stop - 1) for x in loops], np.int64)
     first, last = calls.rows[bounds.reshape(-1, 2)].T
     ends = trace.ts[last] + trace.dur[last]
@@ -155,7 +155,7 @@ class _Finder:
     """Finds stretches that go through a tensor, the shortest iteration first."""
 
     def __init__(
-        self, trace: Trace, calls: Sequence, apart: list[Pieces], repeats: int, most: float
+        self, trace: Events, calls: Sequence, apart: list[Pieces], repeats: int, most: float
     ) -> None:
         self.found: list[_Loop] = []
         self.wants_tensors = False

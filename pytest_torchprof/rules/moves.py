@@ -18,7 +18,7 @@ from pytest_torchprof.trace.tree import parents
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Series of copies, by number and whether they go to the device.
@@ -40,7 +40,7 @@ _NEW = Names(
 _IN_PLACE = Names(r"aten::\w*[^_]_$")
 
 
-def model_moves(trace: Trace) -> Ints:
+def model_moves(trace: Events) -> Ints:
     """Copies by which a model is moved to the device, or back to the host, once."""
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
     up = trace.names_where(H2D.search)
@@ -74,7 +74,7 @@ def model_moves(trace: Trace) -> Ints:
     return copies[sorted(found)]
 
 
-def _of_weights_by_time(trace: Trace, copies: Ints, up: Bools) -> Ints:
+def _of_weights_by_time(trace: Events, copies: Ints, up: Bools) -> Ints:
     """The same without operators: the device runs no kernel between such copies."""
     kernels = np.sort(trace.ts[trace.is_kind(Kind.KERNEL)])
     go = np.searchsorted(kernels, trace.ts[copies])
@@ -99,7 +99,7 @@ def _are_many(size: Ints) -> bool:
 # -------------------------------------------------------------------- whose numbers
 
 
-def from_maker(trace: Trace, maker: int, call: int) -> bool | None:
+def from_maker(trace: Events, maker: int, call: int) -> bool | None:
     """Whether a call copies what another one filled; None if unknown."""
     if trace.tensors is None or (source := _source(trace, call)) is None:
         return None
@@ -107,7 +107,7 @@ def from_maker(trace: Trace, maker: int, call: int) -> bool | None:
     return bool(_comes_from(trace, _filled_by(trace, maker), rows, source))
 
 
-def came_down(trace: Trace, down: int, up: int) -> bool | None:
+def came_down(trace: Events, down: int, up: int) -> bool | None:
     """Whether one ``copy_`` returns to the device what another one took from it; None if unknown.
 
     In between, NumPy makes tensors whose origin is unknown.
@@ -121,7 +121,7 @@ def came_down(trace: Trace, down: int, up: int) -> bool | None:
     return _comes_from(trace, {result}, rows, source)
 
 
-def _comes_from(trace: Trace, numbers: set[int], rows: Ints, source: int) -> bool | None:
+def _comes_from(trace: Events, numbers: set[int], rows: Ints, source: int) -> bool | None:
     """Whether a tensor is one of these, or made from them by these calls; None: made by none."""
     mine, others = set(numbers), set[int]()
     taken, made = trace.taken(rows) or [], trace.made(rows) or []
@@ -135,14 +135,14 @@ def _comes_from(trace: Trace, numbers: set[int], rows: Ints, source: int) -> boo
     return False if source in others else None
 
 
-def _filled_by(trace: Trace, row: int) -> set[int]:
+def _filled_by(trace: Events, row: int) -> set[int]:
     rows = np.array([row])
     made = set((trace.made(rows) or [frozenset()])[0])
     first = _first(trace, row)
     return made | {first} if first is not None and are_named(trace, rows, _IN_PLACE)[0] else made
 
 
-def _source(trace: Trace, row: int) -> int | None:
+def _source(trace: Events, row: int) -> int | None:
     """The tensor that ``x.to(…)`` or ``y.copy_(x)`` copies from."""
     taken = (trace.taken(np.array([row])) or [()])[0]
     at = 1 if trace.names[trace.name[row]] == "aten::copy_" else 0
@@ -150,12 +150,12 @@ def _source(trace: Trace, row: int) -> int | None:
     return source if isinstance(source, int) and source >= 0 else None
 
 
-def _first(trace: Trace, row: int) -> int | None:
+def _first(trace: Events, row: int) -> int | None:
     taken = (trace.taken(np.array([row])) or [()])[0]
     return taken[0] if taken and isinstance(taken[0], int) and taken[0] >= 0 else None
 
 
-def _calls_between(trace: Trace, first: int, last: int) -> Ints:
+def _calls_between(trace: Events, first: int, last: int) -> Ints:
     """Calls on the same thread that begin after one call's end and before the other's start."""
     rows = np.flatnonzero(called(trace) & trace.selection)
     rows = rows[trace.thread[rows] == trace.thread[first]]
@@ -167,14 +167,14 @@ def _calls_between(trace: Trace, first: int, last: int) -> Ints:
 # -------------------------------------------------------------------- copies and their operators
 
 
-def copy_callers(trace: Trace, copies: Ints) -> Ints:
+def copy_callers(trace: Events, copies: Ints) -> Ints:
     """The host event to report for each copy: the operator that made it, or else its call."""
     call = trace.launch[copies]
     around = parents(trace, call)
     return np.where(around >= 0, around, call)
 
 
-def what_is_copied(trace: Trace, events: Ints) -> list[tuple[tuple[int, ...], str] | None]:
+def what_is_copied(trace: Events, events: Ints) -> list[tuple[tuple[int, ...], str] | None]:
     """Shape and dtype of what each ``copy_`` copies from; None if the trace lacks them."""
     is_copy = trace.is_kind(Kind.OP) & trace.named("aten::copy_")
     out: list[tuple[tuple[int, ...], str] | None] = []

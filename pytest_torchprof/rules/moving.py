@@ -19,7 +19,7 @@ from pytest_torchprof.trace.arguments import decode_part
 if TYPE_CHECKING:
     from pytest_torchprof.rules.bodies import Body, BodyCall, Pieces, Shape
     from pytest_torchprof.rules.stretches import Sequence
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.tensors import Taken
 
 #: Operators for which the trace records which part they select.
@@ -50,7 +50,7 @@ class Moving(Frozen, frozen=True):
 class Movers:
     """Finds what a body goes through; ``apart`` are the tensors that were split."""
 
-    def __init__(self, trace: Trace, calls: Sequence, apart: list[Pieces], repeats: int) -> None:
+    def __init__(self, trace: Events, calls: Sequence, apart: list[Pieces], repeats: int) -> None:
         self._trace, self._calls, self._apart = trace, calls, apart
         self._repeats = repeats
         self._before = np.array([one.before for one in apart], np.int64)
@@ -226,7 +226,7 @@ def _is_most(call: BodyCall) -> bool:
     return part is not None and 2 * (part.high - part.low) > part.shape[part.axis] > 2
 
 
-def _is_several(trace: Trace, one: Pieces) -> bool:
+def _is_several(trace: Events, one: Pieces) -> bool:
     """Whether pieces have several elements of the split dimension."""
     return not trace.names[trace.name[one.row]].endswith("unbind") and _along(trace, one) != 1
 
@@ -240,7 +240,7 @@ def _meets_others(body: Body, piece: Shape) -> bool:
     return any(elements(shape) > elements(piece) for shape in every)
 
 
-def _along(trace: Trace, one: Pieces) -> int:
+def _along(trace: Events, one: Pieces) -> int:
     whole = (decode_part(trace.operands(np.array([one.row]))[0].dims) or [[]])[0]
     sizes = [b for a, b in zip(whole, one.piece, strict=False) if a != b]
     return sizes[0] if sizes else 1
@@ -251,7 +251,7 @@ def _message(call: BodyCall) -> str:
     return f"a loop calls {call.name}{shape} for one part after the other"
 
 
-def _iterated(trace: Trace, row: int) -> str:
+def _iterated(trace: Events, row: int) -> str:
     dims = decode_part(trace.operands(np.array([row]))[0].dims)
     shape = f" of {dims[0]}" if dims and dims[0] else ""
     name = trace.names[trace.name[row]]

@@ -18,7 +18,7 @@ from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_n
 from pytest_torchprof.trace.tree import are_outermost, within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: A function compiled by torch.compile, recorded as an operator around what it calls.
@@ -37,7 +37,7 @@ _NODE_NS: Final = 1200
 _FRESH_BYTE_NS: Final = 0.12
 
 
-def recording_ns(trace: Trace, nodes: int, kept_bytes: int = 0) -> int:
+def recording_ns(trace: Events, nodes: int, kept_bytes: int = 0) -> int:
     """The time to record nodes and to keep their data, on the trace's clock.
 
     Nodes and pages cost the same whether or not a profiler slows down the operators around them.
@@ -45,7 +45,7 @@ def recording_ns(trace: Trace, nodes: int, kept_bytes: int = 0) -> int:
     return int((nodes * _NODE_NS + kept_bytes * _FRESH_BYTE_NS) / slowdown_share(trace))
 
 
-def made_bytes(trace: Trace, calls: Ints) -> int | None:
+def made_bytes(trace: Events, calls: Ints) -> int | None:
     """What was allocated from the first to the last of these calls, and still existed at the end of
     the allocating call; None if the trace has no memory events.
     """
@@ -79,17 +79,17 @@ class Recorded(NamedTuple):
         return Recorded(self.rows[chosen], self.first[chosen], self.after[chosen])
 
 
-def has_regions(trace: Trace) -> bool:
+def has_regions(trace: Events) -> bool:
     """Whether compiled code ran, whose operators are nested in others but count as called."""
     return bool(len(operators_named(trace, _REGION)))
 
 
-def forward_calls(trace: Trace) -> Ints:
+def forward_calls(trace: Events) -> Ints:
     """Like `levels.calls`, without the engine's steps, but with what compiled regions call."""
     return trace.once(_forward_calls)
 
 
-def _forward_calls(trace: Trace) -> Ints:
+def _forward_calls(trace: Events) -> Ints:
     rows = calls(trace)
     rows = rows[~are_engine_steps(trace, rows)]
     regions = operators_named(trace, _REGION)
@@ -105,12 +105,12 @@ def _forward_calls(trace: Trace) -> Ints:
     return rows[np.argsort(trace.thread[rows], kind="stable")]
 
 
-def recorded(trace: Trace, named: Names | None) -> Recorded:
+def recorded(trace: Events, named: Names | None) -> Recorded:
     """Calls with such names, or all, that recorded nodes of a graph."""
     return trace.once(_recorded, named)
 
 
-def _recorded(trace: Trace, named: Names | None) -> Recorded:
+def _recorded(trace: Events, named: Names | None) -> Recorded:
     rows = forward_calls(trace)
     at = np.arange(len(rows)) if named is None else are_named(trace, rows, named).nonzero()[0]
     number = numbers(trace, rows[at])
@@ -124,7 +124,7 @@ def _recorded(trace: Trace, named: Names | None) -> Recorded:
     return Recorded(rows[at], number, after).where(made | alike)
 
 
-def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
+def _numbers_after(trace: Events, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
     """The number of the next call on the thread that has one, or else the last one within this
     call; and whether it is the latter.
     """
@@ -144,13 +144,13 @@ def _numbers_after(trace: Trace, rows: Ints, at: Ints) -> tuple[Ints, Bools]:
     return found, last
 
 
-def node_steps(trace: Trace) -> Ints:
+def node_steps(trace: Events) -> Ints:
     """The autograd engine's steps that ran a node made by an operator."""
     rows = calls(trace)
     return rows[are_engine_steps(trace, rows) & ~are_named(trace, rows, _GRADIENT)]
 
 
-def numbers(trace: Trace, rows: Ints) -> Ints:
+def numbers(trace: Events, rows: Ints) -> Ints:
     """Sequence numbers, -1 for none."""
     found = np.full(len(rows), -1, np.int64)
     raws = trace.args[rows].tolist()
@@ -161,7 +161,7 @@ def numbers(trace: Trace, rows: Ints) -> Ints:
     return found
 
 
-def _last_number(trace: Trace, row: int) -> int:
+def _last_number(trace: Events, row: int) -> int:
     """The largest sequence number within a call: the numbers of earlier nodes are used up."""
     stop = int(np.searchsorted(trace.ts, trace.ts[row] + trace.dur[row]))
     later = np.arange(row, stop)
@@ -169,7 +169,7 @@ def _last_number(trace: Trace, row: int) -> int:
     return int(numbers(trace, inside).max(initial=-1))
 
 
-def all_used(trace: Trace, named: Names) -> bool:
+def all_used(trace: Events, named: Names) -> bool:
     """Whether each outermost operator with such a name has the number of a node that ran.
 
     A quick check that usually settles the matter in training. False settles nothing.
@@ -181,23 +181,23 @@ def all_used(trace: Trace, named: Names) -> bool:
     return ran.issuperset(numbers(trace, rows[are_outermost(trace, rows)]).tolist())
 
 
-def _ran(trace: Trace) -> set[int]:
+def _ran(trace: Events) -> set[int]:
     rows, args = engine_nodes(trace)
     ends = are_named(trace, rows, _GRADIENT).tolist()
     return {-1, *(one.sequence for one, end in zip(args, ends, strict=True) if not end)}
 
 
-def engine_nodes(trace: Trace) -> tuple[Ints, list[AutogradArgs]]:
+def engine_nodes(trace: Events) -> tuple[Ints, list[AutogradArgs]]:
     """The autograd engine's steps that run nodes, and the node that each one runs."""
     return trace.once(_engine_nodes)
 
 
-def _engine_nodes(trace: Trace) -> tuple[Ints, list[AutogradArgs]]:
+def _engine_nodes(trace: Events) -> tuple[Ints, list[AutogradArgs]]:
     rows = operators_named(trace, _RUNS)
     return rows, decode(AutogradArgs, trace.args[rows])
 
 
-def are_last(trace: Trace, rows: Ints) -> Bools:
+def are_last(trace: Events, rows: Ints) -> Bools:
     """Calls after which the trace has no other: the recording may have ended before their use."""
     last = calls(trace)
     latest: Bools = rows == last[np.argmax(trace.ts[last])]

@@ -22,7 +22,7 @@ from pytest_torchprof.trace.tree import has_frames, marked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: By torch's class: the operator that its loop over single parameters runs once for each, and one
@@ -143,7 +143,12 @@ class OptimizerStep(Frozen, frozen=True):
     ),
 )
 def single_tensor_optimizer(
-    trace: Trace, *, parameters: float, cpu_parameters: float, cpu_elements: float, cpu_share: float
+    trace: Events,
+    *,
+    parameters: float,
+    cpu_parameters: float,
+    cpu_elements: float,
+    cpu_share: float,
 ) -> Matches:
     """An optimizer updates its parameters one by one, though it has a form for all at once.
 
@@ -244,7 +249,7 @@ def _saved(step: OptimizerStep, count: int, *, on_device: bool) -> float:
     return share * count / (count + half)
 
 
-def _save(trace: Trace, steps: Sequence[tuple[OptimizerStep, float]], least_ns: float) -> bool:
+def _save(trace: Events, steps: Sequence[tuple[OptimizerStep, float]], least_ns: float) -> bool:
     """Whether these steps' loops on a CPU would save at least ``least_ns``, by their operators and
     the time that these take.
     """
@@ -265,13 +270,13 @@ def _together(known: str, *, on_device: bool) -> str:
     return _BY_FOREACH
 
 
-def _has_complex(trace: Trace, step: OptimizerStep, known: str) -> bool:
+def _has_complex(trace: Events, step: OptimizerStep, known: str) -> bool:
     """Whether some parameters are complex, which no fused form takes."""
     updates = step.rows[are_named(trace, step.rows, _UPDATES[known][0])]
     return "aten::view_as_real" in step.calls or b"c10::complex" in trace.args[updates].as_list()
 
 
-def _records_a_graph(trace: Trace, step: OptimizerStep) -> bool:
+def _records_a_graph(trace: Events, step: OptimizerStep) -> bool:
     """Whether a gradient can go through the step: its operators are nodes, each with a number."""
     some = step.rows[:: 1 + len(step.rows) // _SOME]
     if b"Sequence number" not in trace.args[some].as_list():
@@ -282,12 +287,12 @@ def _records_a_graph(trace: Trace, step: OptimizerStep) -> bool:
 # ------------------------------------------------------------------------- what a step is and does
 
 
-def optimizer_steps(trace: Trace) -> list[OptimizerStep]:
+def optimizer_steps(trace: Events) -> list[OptimizerStep]:
     """The selected steps of optimizers."""
     return trace.once(_steps)
 
 
-def _steps(trace: Trace) -> list[OptimizerStep]:
+def _steps(trace: Events) -> list[OptimizerStep]:
     events = marks_named(trace, STEP)
     events = events[trace.selection[events]]
     if not len(events):
@@ -314,7 +319,7 @@ def _text(calls: Sequence[str]) -> str:
     return "".join(f"{name.removeprefix('aten::')} " for name in calls if name not in _BETWEEN)
 
 
-def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
+def _by_frames(trace: Events, events: Ints, found: list[str | None]) -> None:
     """By the functions of torch that ran according to Python frames, for any class name."""
     updates = selected_operators(trace, *{once for once, _ in _UPDATES.values()})
     updates = updates[marked(trace, events)[trace.parent[updates]]]
@@ -326,7 +331,7 @@ def _by_frames(trace: Trace, events: Ints, found: list[str | None]) -> None:
             found[at] = _BY_FUNCTION.get(function[1] if function else "")
 
 
-def _called(trace: Trace, events: Ints, *, sparse: bool) -> tuple[list[Ints], list[int]]:
+def _called(trace: Events, events: Ints, *, sparse: bool) -> tuple[list[Ints], list[int]]:
     """What each step calls directly once its loss is known, and how long it takes from then on."""
     ts = trace.ts
     left_out = _sparse_additions(trace) if sparse else None
@@ -354,7 +359,7 @@ def _class_name(name: str) -> str:
     return found[1] if found else ""
 
 
-def _sparse_additions(trace: Trace) -> Ints:
+def _sparse_additions(trace: Events) -> Ints:
     """In-place additions of a sparse tensor: they call the form with an output."""
     above = trace.parent[selected_operators(trace, "aten::add")]
     return above[are_named(trace, above, "aten::add_")]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.rules.by_tensor import _Shape
     from pytest_torchprof.rules.optimizers import OptimizerStep
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -91,7 +91,7 @@ _OF_STEP: Final = (
     ),
 )
 def per_parameter_loop(
-    trace: Trace, *, parameters: float, cpu_elements: float, cpu_share: float
+    trace: Events, *, parameters: float, cpu_elements: float, cpu_share: float
 ) -> Matches:
     """A Python loop does the same to each parameter of a model, one after the other.
 
@@ -192,7 +192,7 @@ class _Loop(Frozen, frozen=True):
         names = ", ".join(name.removeprefix("aten::") for name in self.names)
         return f"a loop calls {names} for each of {self.count} {self.what}"
 
-    def pays(self, trace: Trace, most_elements: float) -> bool:
+    def pays(self, trace: Events, most_elements: float) -> bool:
         """Whether a CPU gains from doing it for all at once."""
         if mean_elements(trace, self.rows) > most_elements:
             return False
@@ -201,7 +201,7 @@ class _Loop(Frozen, frozen=True):
             return False
         return not (len(work) == 1 and _is_by_tensor(trace, self.rows))
 
-    def saved_ns(self, trace: Trace) -> float:
+    def saved_ns(self, trace: Events) -> float:
         if self.on_device:
             end = trace.ts[self.rows[-1]] + trace.dur[self.rows[-1]]
             return float(end - trace.ts[self.rows[0]]) * _SAVED_ON_DEVICE
@@ -215,7 +215,7 @@ class _Loop(Frozen, frozen=True):
         return calls * (_CALL_NS if calls > self.count else _ONLY_CALL_NS)
 
 
-def _is_by_tensor(trace: Trace, rows: Ints) -> bool:
+def _is_by_tensor(trace: Events, rows: Ints) -> bool:
     """Whether tensors are scaled by a tensor of one element, not by a Python number."""
     (args,) = trace.operands(rows[:1])
     (dims,) = shapes(trace, rows[:1])
@@ -226,7 +226,7 @@ def _is_by_tensor(trace: Trace, rows: Ints) -> bool:
 # ------------------------------------------------------------------------------- loops by hand
 
 
-def _loops(trace: Trace, least: int) -> Iterator[_Loop]:
+def _loops(trace: Events, least: int) -> Iterator[_Loop]:
     some = events_named(trace, WRITES, MAKES, NORM)
     some = some[trace.selection[some]]
     if np.count_nonzero(are_free(trace, some)) < least:
@@ -242,7 +242,7 @@ def _loops(trace: Trace, least: int) -> Iterator[_Loop]:
 
 
 def _judged(
-    trace: Trace, base: tuple[str, ...], reps: list[tuple[Ints, _Shape]], least: int
+    trace: Events, base: tuple[str, ...], reps: list[tuple[Ints, _Shape]], least: int
 ) -> _Loop:
     """Decide whether these are different tensors, and the parameters of a model."""
     kinds = {one for _, one in reps}
@@ -278,7 +278,7 @@ def _is_update(base: tuple[str, ...]) -> bool:
 
 
 def _writes_to_others(
-    trace: Trace, rows: Ints, takes: Sequence[tuple[Taken, ...]], least: int
+    trace: Events, rows: Ints, takes: Sequence[tuple[Taken, ...]], least: int
 ) -> bool:
     """Whether at least ``least`` tensors are written to that the loop did not make."""
     own = frozenset[int]().union(*(trace.made(rows) or []))
@@ -287,7 +287,7 @@ def _writes_to_others(
     return len(written - own - {-1}) >= least
 
 
-def _is_first(trace: Trace, base: tuple[str, ...], row: int) -> bool:
+def _is_first(trace: Events, base: tuple[str, ...], row: int) -> bool:
     """Whether weights are scaled that were just drawn, before any layer has used them."""
     if base not in {("aten::mul_",), ("aten::div_",)}:
         return False
@@ -298,7 +298,7 @@ def _is_first(trace: Trace, base: tuple[str, ...], row: int) -> bool:
 # ---------------------------------------------------------------------------- custom optimizers
 
 
-def _custom_steps(trace: Trace, least: int) -> Iterator[_Loop]:
+def _custom_steps(trace: Events, least: int) -> Iterator[_Loop]:
     """Steps of optimizers other than torch's that do the same to each parameter."""
     for step in optimizer_steps(trace):
         if not step.own or step.together or are_named(trace, step.rows, _PRODUCT, LAYER).any():

@@ -11,14 +11,14 @@ from pytest_torchprof.trace.names import Names, are_named
 from pytest_torchprof.trace.tree import outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: ``backward`` begins with this, on the user's line: the gradient of the loss itself.
 _BEGINS = Names(r"aten::ones_like$")
 
 
-def pass_of(trace: Trace, steps: Ints) -> Ints:
+def pass_of(trace: Events, steps: Ints) -> Ints:
     """The number of the backward pass of each of these steps, which are in time order.
 
     Between two passes, the user's code calls something.
@@ -29,7 +29,7 @@ def pass_of(trace: Trace, steps: Ints) -> Ints:
     return np.cumsum(np.diff(place, prepend=place[0]) != 0)
 
 
-def begun_by(trace: Trace, first: Ints) -> Ints:
+def begun_by(trace: Events, first: Ints) -> Ints:
     """The call with which each pass began, by its first step; that step if unknown.
 
     A step is placed where its node was recorded, this call where ``backward`` was called.
@@ -41,10 +41,10 @@ def begun_by(trace: Trace, first: Ints) -> Ints:
     return np.where(known, before, first)
 
 
-def _others(trace: Trace) -> Ints:
+def _others(trace: Events) -> Ints:
     return trace.once(_calls)
 
 
-def _calls(trace: Trace) -> Ints:
+def _calls(trace: Events) -> Ints:
     rows = outermost(trace)
     return rows[~are_engine_steps(trace, rows) & ~compiled(trace, rows)]

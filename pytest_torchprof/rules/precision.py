@@ -21,7 +21,7 @@ from pytest_torchprof.work.dtypes import torch_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: Products of any matrices, not only a layer's.
@@ -89,7 +89,7 @@ class _Call(Frozen, frozen=True):
     needs="shapes",
     elements=Threshold(16_384, "1", "fewer cost only the call, in any precision"),
 )
-def float64(trace: Trace, *, elements: float) -> Matches:
+def float64(trace: Events, *, elements: float) -> Matches:
     """A model runs in float32, and code around it in float64, because of a NumPy array.
 
     What it does
@@ -163,7 +163,7 @@ def float64(trace: Trace, *, elements: float) -> Matches:
     )
 
 
-def _message(trace: Trace, call: _Call) -> str:
+def _message(trace: Events, call: _Call) -> str:
     name = trace.names[trace.name[call.row]]
     if call.floats:
         return f"{name} takes float32 and float64, and computes in float64"
@@ -172,7 +172,7 @@ def _message(trace: Trace, call: _Call) -> str:
     return f"{name} computes in float64 what is cast to float32 later"
 
 
-def _costs(trace: Trace, work: list[_Call], promoted: set[int]) -> tuple[Ints, Ints]:
+def _costs(trace: Events, work: list[_Call], promoted: set[int]) -> tuple[Ints, Ints]:
     """What each operator costs for its precision, including its gradient; and when it ended."""
     rows = np.array([call.row for call in work], np.int64)
     share = np.where([call.row in promoted for call in work], _SAVED_OF_PROMOTION, _SAVED)
@@ -182,7 +182,7 @@ def _costs(trace: Trace, work: list[_Call], promoted: set[int]) -> tuple[Ints, I
     return (took * share * passes).astype(np.int64), trace.ts[rows] + trace.dur[rows] * passes
 
 
-def _calls(trace: Trace, rows: Ints) -> Iterator[_Call]:
+def _calls(trace: Events, rows: Ints) -> Iterator[_Call]:
     """Calls that take tensors with dimensions in double precision, or cast to it."""
     casts = are_named(trace, rows, _CAST).tolist()
     adds, subtracts = (are_named(trace, rows, names) for names in (_ARITHMETIC, _SUBTRACTION))
@@ -204,7 +204,7 @@ def _calls(trace: Trace, rows: Ints) -> Iterator[_Call]:
             yield _Call(row, doubles, floats, to, next(iter(wholes), ("", 0)))
 
 
-def _joined(trace: Trace, rows: Ints) -> Iterator[_Call]:
+def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:
     """Of these calls, those that join float32 tensors to float64 ones."""
     copies = operators_named(trace, _COPY)
     copies = copies[are_named(trace, trace.parent[copies], _JOIN)]
@@ -225,7 +225,7 @@ def _target(concrete: bytes) -> str:
     return next((part for part in parts[1:4] if part in {_FLOAT32, _FLOAT64}), "")
 
 
-def _casts_up(trace: Trace, rows: Ints) -> bool:
+def _casts_up(trace: Events, rows: Ints) -> bool:
     """Whether float32 tensors with dimensions are explicitly cast to float64."""
     for args in trace.operands(rows[are_named(trace, rows, _CAST)]):
         types, dims = decode_part(args.types) or [""], decode_part(args.dims) or [[]]
@@ -234,7 +234,7 @@ def _casts_up(trace: Trace, rows: Ints) -> bool:
     return False
 
 
-def _is_fp32(trace: Trace) -> bool:
+def _is_fp32(trace: Events) -> bool:
     """Whether layers run in float32, and none in float64."""
     rows = operators_named(trace, LAYER)
     rows = rows[trace.selection[rows]]
@@ -248,14 +248,14 @@ def _is_fp32(trace: Trace) -> bool:
     return found
 
 
-def _compares(trace: Trace, call: _Call) -> bool:
+def _compares(trace: Events, call: _Call) -> bool:
     """Whether it is a difference of two tensors of one shape without a gradient."""
     difference = bool(are_named(trace, np.array([call.row]), _DIFFERENCE)[0])
     alike = call.floats[:1] == call.doubles[:1]
     return difference and alike and not (engine_steps(trace) > call.row).any()
 
 
-def _makes_doubles(trace: Trace) -> bool:
+def _makes_doubles(trace: Events) -> bool:
     """Whether torch creates tensors with dimensions in float64, as requested."""
     rows = np.flatnonzero(called(trace) & trace.selection)
     for args in trace.operands(rows[are_named(trace, rows, _MAKERS)]):

@@ -22,7 +22,7 @@ from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.chips import Chip
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: Calls that launch kernels: without one, nothing ran on a device.
@@ -50,7 +50,7 @@ _SHORT_TYPES: Final = late(r"bf16|h?s?16816|[_<]f16|fp16|half|Half|bfloat|e4m3|f
 _LONG_TYPES: Final = late(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f32|f64")
 
 
-def _unseen_fp32(trace: Trace) -> Reason | None:
+def _unseen_fp32(trace: Events) -> Reason | None:
     """Products on an unknown device, or that graphs launched without their operators."""
     devices = nesting.distinct(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
     if trace.facts.get("allow_tf32") is True:
@@ -71,7 +71,7 @@ def _unseen_fp32(trace: Trace) -> Reason | None:
     )
 
 
-def _unseen_16_bits(trace: Trace) -> Reason | None:
+def _unseen_16_bits(trace: Events) -> Reason | None:
     """Products that graphs launched: their sizes are unknown."""
     return blind_kernels(
         trace,
@@ -89,7 +89,7 @@ def _unseen_16_bits(trace: Trace) -> Reason | None:
     blind=_unseen_fp32,
     smallest_dimension=Threshold(8, "1", "a tensor core multiplies tiles of 16 x 8 x 8"),
 )
-def fp32_matmul(trace: Trace, *, smallest_dimension: float) -> Matches:
+def fp32_matmul(trace: Events, *, smallest_dimension: float) -> Matches:
     """Matrix products run in full fp32 on a device whose tensor cores could do them in TF32.
 
     What it does
@@ -179,7 +179,7 @@ def _is_fp32(product: Product | None, smallest: float) -> bool:
     return product.types == ("float", "float") and min(product.sizes.values()) >= smallest
 
 
-def _in_attention(trace: Trace, events: Ints) -> Bools:
+def _in_attention(trace: Events, events: Ints) -> Bools:
     """Products in the math form of attention, forward and backward: another rule covers them."""
     attention = trace.is_kind(Kind.OP) & trace.named(MATH_ATTENTION)
     found = np.zeros(len(events), bool)
@@ -189,7 +189,7 @@ def _in_attention(trace: Trace, events: Ints) -> Bools:
     return found
 
 
-def _on_tf32_device(trace: Trace, products: DeviceProducts) -> Bools:
+def _on_tf32_device(trace: Events, products: DeviceProducts) -> Bools:
     device = trace.device[products.kernel]
     able = [one for one in nesting.distinct(device).tolist() if chip_of(trace, one).has_tf32]
     return np.bincount(products.at, np.isin(device, able), len(products)) > 0
@@ -204,7 +204,7 @@ def _on_tf32_device(trace: Trace, products: DeviceProducts) -> Bools:
     multiple=Threshold(8, "1", "8 values of 2 bytes are the 16 bytes of one load"),
     smallest_dimension=Threshold(2, "1", "with a dimension of 1 it is a product with a vector"),
 )
-def unaligned_matmul(trace: Trace, *, multiple: float, smallest_dimension: float) -> Matches:
+def unaligned_matmul(trace: Events, *, multiple: float, smallest_dimension: float) -> Matches:
     """fp16 or bf16 matrix products have a dimension that is not a multiple of 8.
 
     What it does

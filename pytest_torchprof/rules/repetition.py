@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_torchprof.rules.copied_again import CopiedTensor
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 _TO_COPY: Final = Names(r"aten::_to_copy$")
@@ -72,7 +72,7 @@ _CAST_KERNEL: Final = late(r"copy|cast|convert", re.IGNORECASE)
 _COPY_KERNEL: Final = late(r"copy|clone", re.IGNORECASE)
 
 
-def _unseen_casts(trace: Trace) -> Reason | None:
+def _unseen_casts(trace: Events) -> Reason | None:
     """Casts that graphs launched: what they cast is unknown. Also autocast's casts of weights, if
     neither gradients nor memory events tell the number of weights.
     """
@@ -86,7 +86,7 @@ def _unseen_casts(trace: Trace) -> Reason | None:
     return gap or guessed(trace, _TO_COPY)
 
 
-def _unseen_copies(trace: Trace) -> Reason | None:
+def _unseen_copies(trace: Events) -> Reason | None:
     """Copies that graphs launched: what they copy is unknown."""
     gap = blind_kernels(trace, _COPY_KERNEL.search)
     return gap or guessed(trace, _CLONE)
@@ -102,7 +102,7 @@ def _unseen_copies(trace: Trace) -> Reason | None:
     elements=Threshold(16, "1", _TRIFLE),
     cpu_share=Threshold(0.005, "1", _SHARE),
 )
-def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: float) -> Matches:
+def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is cast between the same dtypes again and again.
 
     What it does
@@ -215,7 +215,7 @@ def repeated_cast(trace: Trace, *, repeats: float, elements: float, cpu_share: f
     elements=Threshold(16, "1", _TRIFLE),
     cpu_share=Threshold(0.005, "1", _SHARE),
 )
-def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share: float) -> Matches:
+def contiguous_copy(trace: Events, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is made contiguous, or cloned, again and again.
 
     What it does
@@ -286,7 +286,10 @@ def contiguous_copy(trace: Trace, *, repeats: float, elements: float, cpu_share:
 
 
 def _same_casts(
-    trace: Trace, casts: tuple[Ints, Ints, Ints, Bools, Ints], kinds: list[CopiedTensor], least: int
+    trace: Events,
+    casts: tuple[Ints, Ints, Ints, Bools, Ints],
+    kinds: list[CopiedTensor],
+    least: int,
 ) -> list[_Found]:
     """What is found if tensors are identified."""
     rows, top, owner, explicit, kind = casts
@@ -306,7 +309,7 @@ def _same_casts(
 
 
 def _same_copies(
-    trace: Trace, copies: tuple[Ints, Ints, Ints], kinds: list[CopiedTensor], least: int
+    trace: Events, copies: tuple[Ints, Ints, Ints], kinds: list[CopiedTensor], least: int
 ) -> list[_Found]:
     """What is found if tensors are identified."""
     rows, top, kind = copies
@@ -320,7 +323,7 @@ def _same_copies(
 
 
 def _unless_needed(
-    trace: Trace, rows: Ints, top: Ints, source: CopiedTensor, least: int, own: bool = False
+    trace: Events, rows: Ints, top: Ints, source: CopiedTensor, least: int, own: bool = False
 ) -> list[_Found]:
     """Without the copies that are written to in a way that needs a copy.
 
@@ -335,19 +338,19 @@ def _unless_needed(
     return [_Found(top[1:], source, otherwise if written.any() else None)]
 
 
-def _by_kind(trace: Trace, rows: Ints, kind: Ints, least: int) -> Iterator[Ints]:
+def _by_kind(trace: Events, rows: Ints, kind: Ints, least: int) -> Iterator[Ints]:
     """Positions of the rows of one kind, thread and step, with no backward pass in between."""
     starts = trace.once(passes)
     return by_kind(trace, rows, kind, least, lambda some: np.searchsorted(starts, trace.ts[some]))
 
 
-def _are_kept(trace: Trace, copies: Ints, least: int) -> bool | None:
+def _are_kept(trace: Events, copies: Ints, least: int) -> bool | None:
     """Whether copies exist side by side, to be changed separately; None if unknown."""
     still = held(trace, copies)
     return None if still is None else len(copies) < least * max(1, still)
 
 
-def _thrown_away(trace: Trace, run: CopyRun, least: int) -> bool:
+def _thrown_away(trace: Events, run: CopyRun, least: int) -> bool:
     """Whether unused copies did not exist side by side, as those of a model do."""
     return not run.bare or _are_kept(trace, run.copies, least) is False
 
@@ -363,7 +366,7 @@ def _message(source: CopiedTensor, autocast: bool) -> str:
 
 
 def _matches(
-    trace: Trace, found: list[_Found], own: str, share: float, *, wants_tensors: bool = False
+    trace: Events, found: list[_Found], own: str, share: float, *, wants_tensors: bool = False
 ) -> Matches:
     if not found:
         return NONE_SO_FAR if wants_tensors else NO_MATCHES

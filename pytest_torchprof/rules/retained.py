@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -36,7 +36,7 @@ _KEEPS: Final = "aten::clone"
     triggers=r"torch::autograd::AccumulateGrad$",
     nodes=Threshold(4, "1", "running so few nodes again is fast"),
 )
-def backward_twice(trace: Trace, *, nodes: float) -> Matches:
+def backward_twice(trace: Events, *, nodes: float) -> Matches:
     """A backward pass goes through a graph again, to add to the same gradients.
 
     What it does
@@ -108,7 +108,7 @@ class _Pass(NamedTuple):
     nodes: dict[tuple[int, int, int], int]
     puts: Ints
 
-    def within(self, trace: Trace, rows: Ints) -> Ints:
+    def within(self, trace: Events, rows: Ints) -> Ints:
         """Those of these events that happened during the pass."""
         begin = trace.ts[self.steps[0]]
         end = (trace.ts[self.steps] + trace.dur[self.steps]).max()
@@ -116,7 +116,7 @@ class _Pass(NamedTuple):
         return found
 
 
-def _passes(trace: Trace) -> list[_Pass]:
+def _passes(trace: Events) -> list[_Pass]:
     """All passes; none if no node runs twice."""
     steps, args = engine_nodes(trace)
     names = trace.name[steps].tolist()
@@ -152,7 +152,7 @@ def _pairs(passes: list[_Pass]) -> Iterator[tuple[_Pass, _Pass, Ints]]:
         ran.update(dict.fromkeys(late.nodes, number))
 
 
-def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
+def _adds_up(trace: Events, early: _Pass, late: _Pass) -> bool:
     """Whether the later pass adds to the gradients of the earlier one, as far as known."""
     if not trace.selection[late.steps[0]] or not len(early.puts) or not len(_adding(trace, late)):
         return False
@@ -166,14 +166,14 @@ def _adds_up(trace: Trace, early: _Pass, late: _Pass) -> bool:
     return not any(one.sequence >= 0 and one.forward_thread == 0 for one in args)
 
 
-def _adding(trace: Trace, one: _Pass) -> Ints:
+def _adding(trace: Events, one: _Pass) -> Ints:
     """The additions to existing gradients."""
     adds = selected_operators(trace, "aten::add_", "aten::add")
     found: Ints = adds[marked(trace, one.puts)[trace.parent[adds]]]
     return found
 
 
-def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
+def _between(trace: Events, early: _Pass, late: _Pass) -> Ints:
     """Calls after one pass and before the other, except for the one that begins it."""
     called = forward_calls(trace)
     begin, end = trace.ts[early.steps[-1]], trace.ts[late.steps[0]]
@@ -182,7 +182,7 @@ def _between(trace: Trace, early: _Pass, late: _Pass) -> Ints:
     return rest
 
 
-def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | None:
+def _is_free(trace: Events, early: _Pass, late: _Pass, *, ours: bool) -> bool | None:
     """Whether both add to the same gradients, and nothing takes the earlier one's results before
     the later one begins; None if unknown.
 
@@ -212,7 +212,7 @@ def _is_free(trace: Trace, early: _Pass, late: _Pass, *, ours: bool) -> bool | N
     return not (put | added).isdisjoint(again) and (put | added | made).isdisjoint(calls)
 
 
-def _keeps(trace: Trace, one: _Pass) -> bool:
+def _keeps(trace: Events, one: _Pass) -> bool:
     """Whether a hook keeps a gradient: a step of the engine copies it, outside of its node."""
     copies = selected_operators(trace, _KEEPS)
     return bool(marked(trace, one.steps)[trace.parent[copies]].any())
@@ -234,7 +234,7 @@ def _flat(taken: Iterable[Sequence[Taken]]) -> set[int]:
     return {n for one in every for n in (one if isinstance(one, tuple) else (one,)) if n >= 0}
 
 
-def _begin(trace: Trace, one: _Pass) -> int:
+def _begin(trace: Events, one: _Pass) -> int:
     """The event with the place of a pass's call: its first gradient, or where one is stored."""
     called = forward_calls(trace)
     before = called[trace.ts[called] < trace.ts[one.steps[0]]]

@@ -20,7 +20,7 @@ from pytest_torchprof.work.views import PARTS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -49,7 +49,7 @@ class _View(NamedTuple):
 
 
 def again(
-    trace: Trace, rows: Ints, kind: Ints, elements: Ints, least: int, backs: bool = False
+    trace: Events, rows: Ints, kind: Ints, elements: Ints, least: int, backs: bool = False
 ) -> Iterator[Ints]:
     """Positions of copies of one tensor, each time the same part of it, in order.
 
@@ -91,7 +91,7 @@ def again(
         yield from (np.array(found, np.int64) for found in same.values() if len(found) >= least)
 
 
-def written_to(trace: Trace, rows: Ints, elements: int) -> tuple[Bools, Bools]:
+def written_to(trace: Events, rows: Ints, elements: int) -> tuple[Bools, Bools]:
     """Which copies are written to, and which of them need to be copies: all except those that the
     next call, and none later, writes to as a whole.
     """
@@ -107,7 +107,7 @@ def written_to(trace: Trace, rows: Ints, elements: int) -> tuple[Bools, Bools]:
     return np.array([bool(some) for some in writes], bool), np.array(needed, bool)
 
 
-def _needs(trace: Trace, write: Ints, elements: int) -> bool:
+def _needs(trace: Events, write: Ints, elements: int) -> bool:
     return not are_named(trace, write, _ELEMENTWISE)[0] or _elements(trace, write)[0] != elements
 
 
@@ -118,7 +118,7 @@ def _first(taken: tuple[Taken, ...]) -> int:
     return taken[0] if taken and isinstance(taken[0], int) else -1
 
 
-def _copied_from(trace: Trace, rows: Ints, tensor: Ints) -> dict[int, int]:
+def _copied_from(trace: Events, rows: Ints, tensor: Ints) -> dict[int, int]:
     """For copies that are copied themselves, the tensor that the first of them was copied from."""
     sources = set(tensor.tolist())
     origin: dict[int, int] = {}
@@ -163,7 +163,7 @@ def _roots(copies: list[tuple[int, int]], between: list[list[_View]]) -> list[in
     return roots
 
 
-def _views(trace: Trace, tensors: set[int], copies: Ints) -> dict[int, list[_View]]:
+def _views(trace: Events, tensors: set[int], copies: Ints) -> dict[int, list[_View]]:
     """The calls that make views of these tensors, by tensor, in time order."""
     found = defaultdict[int, list[_View]](list)
     rows = _called(trace, copies, SAME_MEMORY | PARTS | {"aten::reshape", "aten::flatten"})
@@ -183,7 +183,7 @@ def _views(trace: Trace, tensors: set[int], copies: Ints) -> dict[int, list[_Vie
 
 
 def _written(
-    trace: Trace, tensors: set[int], copies: Ints, *, after: bool = False
+    trace: Events, tensors: set[int], copies: Ints, *, after: bool = False
 ) -> defaultdict[int, list[int]]:
     """The operators that write to these tensors, by tensor.
 
@@ -221,7 +221,7 @@ def _written(
     return found
 
 
-def _called(trace: Trace, copies: Ints, names: frozenset[str] | None) -> Ints:
+def _called(trace: Events, copies: Ints, names: frozenset[str] | None) -> Ints:
     """Calls of these names, or all except views and reads, on the threads of the copies."""
     rows: Ints = np.flatnonzero(called(trace) & trace.selection)
     rows = rows[np.isin(trace.thread[rows], trace.thread[copies])]
@@ -237,7 +237,7 @@ def _flat(taken: Iterable[Taken]) -> Iterator[int]:
         yield from (one,) if isinstance(one, int) else one
 
 
-def _elements(trace: Trace, rows: Ints) -> list[int]:
+def _elements(trace: Events, rows: Ints) -> list[int]:
     """The number of elements of each call's first argument; -1 if unknown."""
     out = []
     for args in trace.operands(rows):

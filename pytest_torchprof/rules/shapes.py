@@ -9,11 +9,11 @@ from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
-def shapes(trace: Trace, rows: Ints) -> list[list[tuple[int, ...] | None]]:
+def shapes(trace: Events, rows: Ints) -> list[list[tuple[int, ...] | None]]:
     """The shape of each argument of each operator; None if it is not a tensor, or unknown."""
     known: dict[bytes, list[tuple[int, ...] | None]] = {}
     found = []
@@ -25,7 +25,7 @@ def shapes(trace: Trace, rows: Ints) -> list[list[tuple[int, ...] | None]]:
     return found
 
 
-def mean_elements(trace: Trace, rows: Ints) -> float:
+def mean_elements(trace: Events, rows: Ints) -> float:
     """The mean number of elements of these operators' first operands, without scalars; inf if
     unknown.
     """

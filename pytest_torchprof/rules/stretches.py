@@ -16,7 +16,7 @@ from pytest_torchprof.trace.names import Names, are_named, marks_named
 from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: Nested operators that may appear next to their parent on a clock of whole microseconds.
@@ -55,12 +55,12 @@ class Stretch(Frozen, frozen=True):
         return (self.stop - self.start) // self.period
 
 
-def sequence(trace: Trace) -> Sequence:
+def sequence(trace: Events) -> Sequence:
     """The calls of the measured code, in order."""
     return trace.once(_sequence)
 
 
-def _sequence(trace: Trace) -> Sequence:
+def _sequence(trace: Events) -> Sequence:
     rows = calls(trace)
     rows = rows[trace.selection[rows] & ~are_named(trace, rows, _BOUNDARY, _PARTS)]
     rows = rows[~within(trace, rows, lambda events: are_named(trace, events, _LIBRARY))]

@@ -29,7 +29,7 @@ from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 _JOINS: Final = Names(r"aten::(add_?|sub_?|lerp_?|mul_?|div_?|stack|cat)$")
@@ -47,7 +47,7 @@ _MANY: Final = 10_000
     triggers=_JOINS.pattern,
     steps=Threshold(3, "1", "a few graphs are soon dropped"),
 )
-def accumulated_graph(trace: Trace, *, steps: float) -> Matches:
+def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     """A loss is summed over steps with its graph, which keeps the graphs of all steps.
 
     What it does
@@ -122,7 +122,7 @@ class _Sum:
     terms: set[int] = field(default_factory=set)
 
 
-def _unused_joins(trace: Trace) -> Ints:
+def _unused_joins(trace: Events) -> Ints:
     """Operators that may sum and recorded a node that no backward pass ran."""
     if all_used(trace, _JOINS):
         return np.zeros(0, np.int64)
@@ -138,7 +138,7 @@ def _unused_joins(trace: Trace) -> Ints:
     return np.sort(found.rows[~used])
 
 
-def _bounds(trace: Trace) -> Ints:
+def _bounds(trace: Events) -> Ints:
     """When the training steps end: each optimizer's step, or else each backward pass."""
     marks = trace.ts[marks_named(trace, _OPTIMIZER_STEP)]
     if len(marks):
@@ -150,7 +150,7 @@ def _bounds(trace: Trace) -> Ints:
     return passes
 
 
-def _may_repeat(trace: Trace, steps: float) -> bool:
+def _may_repeat(trace: Events, steps: float) -> bool:
     """A quick check whether enough steps may have ended, or layers of one name run often enough."""
     stepped = len(marks_named(trace, _OPTIMIZER_STEP))
     if stepped >= steps or (not stepped and len(engine_steps(trace)) >= steps):
@@ -162,7 +162,7 @@ def _may_repeat(trace: Trace, steps: float) -> bool:
     return len(layers) >= steps and bool(np.bincount(trace.name[layers]).max() >= steps)
 
 
-def _has_layers(trace: Trace, repeats: float) -> bool:
+def _has_layers(trace: Events, repeats: float) -> bool:
     """Whether layers of one name run at least as often as there must be steps."""
     rows = recorded(trace, LAYER).rows
     return bool(np.bincount(trace.name[rows]).max(initial=0) >= repeats)
@@ -171,7 +171,7 @@ def _has_layers(trace: Trace, repeats: float) -> bool:
 # --------------------------------------------------------------------------- what is summed
 
 
-def _sums(trace: Trace, rows: Ints) -> list[_Sum] | None:
+def _sums(trace: Events, rows: Ints) -> list[_Sum] | None:
     """The sums that these operators make; None if tensors are not identified."""
     taken, made = trace.taken(rows), trace.made(rows)
     if taken is None or made is None:
@@ -203,7 +203,7 @@ def _sums(trace: Trace, rows: Ints) -> list[_Sum] | None:
 # ------------------------------------------------------------------------------ in which steps
 
 
-def _in_training(trace: Trace, makers: Ints, bounds: Ints) -> int:
+def _in_training(trace: Events, makers: Ints, bounds: Ints) -> int:
     """In how many steps one operator made terms."""
     by_name = defaultdict[int, set[int]](set)
     step = np.searchsorted(bounds, trace.ts[makers]).tolist()
@@ -213,7 +213,7 @@ def _in_training(trace: Trace, makers: Ints, bounds: Ints) -> int:
 
 
 def _in_evaluation(
-    trace: Trace, makers: Ints, one: _Sum, made_by: dict[int, int], repeats: float
+    trace: Events, makers: Ints, one: _Sum, made_by: dict[int, int], repeats: float
 ) -> int:
     """How many terms come from layers that run again, and from nothing computed before."""
     layers = np.sort(recorded(trace, LAYER).rows)
@@ -234,7 +234,7 @@ def _in_evaluation(
     return count
 
 
-def _is_scalar(trace: Trace, row: int) -> bool:
+def _is_scalar(trace: Events, row: int) -> bool:
     """Whether a sum is of numbers."""
     (args,) = trace.operands(np.array([row]))
     dims = decode_part(args.dims)

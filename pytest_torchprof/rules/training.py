@@ -12,7 +12,7 @@ from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named
 from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: torch's annotation around each fetch of a DataLoader without workers.
@@ -48,7 +48,7 @@ _PERSISTENT: Final = (
     start=Threshold(50, "ms", "the time to start workers: once, if they persist"),
     share=Threshold(0.1, "1", "less is saved only if enough processors are free"),
 )
-def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -> Matches:
+def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) -> Matches:
     """Batches are loaded in the process that trains, while the device waits.
 
     What it does
@@ -132,7 +132,7 @@ def sync_dataloader(trace: Trace, *, fetch: float, start: float, share: float) -
     )
 
 
-def _loaders(trace: Trace, rows: Ints) -> tuple[Ints, Ints, Ints]:
+def _loaders(trace: Events, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """For each fetch: a number for what it calls last, its time without the profiler, and how many
     operators it calls.
 
@@ -156,7 +156,7 @@ def _loaders(trace: Trace, rows: Ints) -> tuple[Ints, Ints, Ints]:
     return np.array(loader, np.int64), np.maximum(own, 0), called
 
 
-def _begin_iterators(trace: Trace, rows: Ints) -> Bools:
+def _begin_iterators(trace: Events, rows: Ints) -> Bools:
     """Which of these fetches are the first after an iterator was made."""
     outer = outermost(trace)
     outer = outer[np.isin(trace.thread[outer], trace.thread[rows])]
@@ -178,7 +178,7 @@ def _batches(iterator: Ints, calls: Ints) -> Ints:
     return np.asarray(np.maximum(count - exhausted, 1)[number])
 
 
-def _is_beside(trace: Trace, fetches: Ints, end: int) -> bool:
+def _is_beside(trace: Events, fetches: Ints, end: int) -> bool:
     """Whether everything that computes between the first fetch and the end is on other threads."""
     rows = outermost(trace)
     rows = rows[(rows > fetches[0]) & (trace.ts[rows] < end)]

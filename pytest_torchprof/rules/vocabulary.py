@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pytest_torchprof.trace.arguments import OpArgs
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 _Shape = tuple[int, ...]
@@ -57,7 +57,7 @@ _ALL: Final = -1
     vocabulary=Threshold(4, "1", "a layer inside a model makes at most a few times its input"),
     wasted=Threshold(2**16, "B", "computing less takes almost no time"),
 )
-def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
+def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
     """A product with a vocabulary is computed for all positions, and one is used.
 
     What it does
@@ -116,7 +116,7 @@ def all_logits(trace: Trace, *, vocabulary: float, wasted: float) -> Matches:
     )
 
 
-def _backward(trace: Trace, products: Ints) -> Ints:
+def _backward(trace: Events, products: Ints) -> Ints:
     """The number of products per product: three if a backward pass includes it, else one."""
     steps = engine_steps(trace)
     if not len(steps):
@@ -170,7 +170,7 @@ def _result(args: OpArgs, vocabulary: float) -> _Result | None:
     return _Result((*x[:-1], outputs), dtype)
 
 
-def _of_one_position(trace: Trace, rows: Ints, place: int, result: _Result) -> _Result | None:
+def _of_one_position(trace: Events, rows: Ints, place: int, result: _Result) -> _Result | None:
     """The result of a product, if all its users soon after take one position of it.
 
     Rows of a matrix become positions once they are viewed as sequences.
@@ -263,7 +263,7 @@ def _position(name: str, concrete: Any, shape: _Shape) -> int | None:
     return start % size
 
 
-def _calls(trace: Trace, rows: Ints) -> Iterator[tuple[str, OpArgs]]:
+def _calls(trace: Events, rows: Ints) -> Iterator[tuple[str, OpArgs]]:
     """Names and operands, a few decoded at a time; without those of a backward pass."""
     for start in range(0, len(rows), _AT_ONCE):
         some = rows[start : start + _AT_ONCE]

@@ -16,16 +16,16 @@ from pytest_torchprof.rules.products import LAUNCHES
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
-def _has_accelerator(trace: Trace) -> Reason | None:
+def _has_accelerator(trace: Events) -> Reason | None:
     """An accelerator in the capture, even one without records: the waiting calls are visible."""
     return None if trace.once(waits_gap) is None else trace.once(absent_gap)
 
 
-def _knows_waits(trace: Trace) -> Reason | None:
+def _knows_waits(trace: Events) -> Reason | None:
     """The calls in which the host waits, which are known on CUDA and ROCm."""
     return trace.once(waits_gap)
 
@@ -43,7 +43,7 @@ _LEAVE_OUT: Final = (
     ready=_has_accelerator,
     blind=waits_gap,
 )
-def host_sync(trace: Trace) -> Matches:
+def host_sync(trace: Events) -> Matches:
     """The host waits for the device, to read a value or by request.
 
     What it does
@@ -99,7 +99,7 @@ def host_sync(trace: Trace) -> Matches:
     )
 
 
-def _messages(trace: Trace, found: Waits) -> list[str]:
+def _messages(trace: Events, found: Waits) -> list[str]:
     operator, last = (
         np.where(rows >= 0, trace.name[rows], -1) for rows in (found.operator, found.last)
     )
@@ -130,7 +130,7 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
     idle_share=Threshold(0.5, "1", "below, the device works at least as long as it waits"),
     pause=Threshold(1, "ms", "a host that launches nothing for this long does something else"),
 )
-def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: float) -> Matches:
+def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: float) -> Matches:
     """The device is idle for most of the time while the host launches kernels one by one.
 
     What it does
@@ -181,13 +181,13 @@ def launch_bound(trace: Trace, *, kernels: float, idle_share: float, pause: floa
     return Matches(np.array(events, np.int64), messages, cost_ns=np.array(costs, np.int64))
 
 
-def _unprofiled_share(trace: Trace, busy_ns: int) -> float:
+def _unprofiled_share(trace: Events, busy_ns: int) -> float:
     """The share of the test's unprofiled time in which the device is idle; 1 if unknown."""
     wall = wall_ns(trace)
     return 1.0 if wall is None else 1 - busy_ns / wall
 
 
-def _around(trace: Trace, calls: Ints) -> int:
+def _around(trace: Events, calls: Ints) -> int:
     """The innermost host event around all of these calls, or -1."""
     first, last = int(calls.min()), int(calls.max())
     end, at = trace.ts[last], int(trace.parent[first])

@@ -15,7 +15,7 @@ from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -37,7 +37,7 @@ _OWN: Final = (
 Own: TypeAlias = tuple[str, object]
 
 
-def running_again(trace: Trace, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:
+def running_again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:
     """For each layer its identity, if a layer with the same weights runs often enough; and whether
     a capture that identifies tensors may tell more.
 
@@ -66,7 +66,7 @@ def running_again(trace: Trace, rows: Ints, repeats: float) -> tuple[list[Own | 
     return [next(iter(one), None) for one in own], asks
 
 
-def kept_bytes(trace: Trace, rows: Ints) -> int:
+def kept_bytes(trace: Events, rows: Ints) -> int:
     """What a graph keeps of these layers' inputs, except the first's, as far as shapes tell."""
     rows = rows[1:]
     found = 0

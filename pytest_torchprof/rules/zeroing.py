@@ -19,7 +19,7 @@ from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames, mar
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
 
@@ -57,7 +57,7 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
     triggers=r"aten::((_foreach_)?(zero|mul)_|fill_|zeros_like|zeros|new_zeros)$",
     gradients=Threshold(2, "1", "a test of a derivative zeroes one gradient to take another"),
 )
-def grad_not_none(trace: Trace, *, gradients: float) -> Matches:
+def grad_not_none(trace: Events, *, gradients: float) -> Matches:
     """Gradients are filled with zeros, where they could just be dropped.
 
     What it does
@@ -143,18 +143,18 @@ def _before(puts: Ints, calls: list[_Call]) -> list[_Call]:
     return [call for call in calls if call.event < last]
 
 
-def _annotated(trace: Trace, rows: Ints, event: int) -> _Call:
+def _annotated(trace: Events, rows: Ints, event: int) -> _Call:
     shapes = [_shapes(trace, row) for row in rows.tolist()]
     return _Call(event, rows, _fix(trace), sum(map(len, shapes)) if all(shapes) else 0)
 
 
-def _fix(trace: Trace) -> str:
+def _fix(trace: Events) -> str:
     """What to do, by the version of torch that a live capture records."""
     major = str(trace.facts.get("torch", "")).partition(".")[0]
     return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
 
 
-def _costs_ns(trace: Trace, calls: list[_Call], adds: Ints) -> list[int]:
+def _costs_ns(trace: Events, calls: list[_Call], adds: Ints) -> list[int]:
     """The time to fill the gradients, and to add the next ones to the zeros; without the profiler,
     at least the time to call the operators.
     """
@@ -171,7 +171,7 @@ def _costs_ns(trace: Trace, calls: list[_Call], adds: Ints) -> list[int]:
 # --------------------------------------------------------------------------------------- by hand
 
 
-def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
+def _by_hand(trace: Events, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_Call], bool]:
     """Calls that fill gradients, and whether only a capture that identifies tensors can tell."""
     makes = selected_operators(trace, *_MAKES) if len(adds) else adds
     rows = np.sort(np.concatenate([zeroes, selected_operators(trace, *_SETS), makes]))
@@ -223,7 +223,7 @@ def _by_hand(trace: Trace, zeroes: Ints, puts: Ints, adds: Ints) -> tuple[list[_
 class _Gradients:
     """The tensors that backward passes have made gradients, and when."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Events) -> None:
         self._trace = trace
         self._shapes: dict[int, set[str]] = {}
         self._puts: list[int] = []
@@ -272,7 +272,7 @@ class _Gradients:
         return events[at - 1] if at else -1
 
 
-def _is_zero(trace: Trace, row: int) -> bool:
+def _is_zero(trace: Events, row: int) -> bool:
     """Whether a call fills a tensor with 0, or multiplies it by 0.
 
     torch omits a Python number that is passed to an operator on tensors: a used gradient's tensor
@@ -289,7 +289,7 @@ def _is_zero(trace: Trace, row: int) -> bool:
     return fills or (str(types[1]).startswith("long") and _tensors(args.dims)[1:2] == ["[]"])
 
 
-def _shapes(trace: Trace, row: int) -> list[str]:
+def _shapes(trace: Events, row: int) -> list[str]:
     """The shapes of what an operator fills or makes, one or those of a list; none for a list so
     long that torch omits it.
     """

@@ -14,7 +14,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.nesting import distinct
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: The engine's annotation around a node of the graph, and the nodes themselves in older traces.
@@ -22,7 +22,7 @@ ENGINE = "autograd::engine::evaluate_function: "
 _NODE = late(rf"{ENGINE}|\w*Backward\d*$")
 
 
-def forward_of(trace: Trace, events: Ints) -> Ints:
+def forward_of(trace: Events, events: Ints) -> Ints:
     """For events of a backward pass, the forward operator that made their node of the graph.
 
     -1 for other events, for the accumulation of gradients, and if the trace does not tell. Both
@@ -56,7 +56,7 @@ def forward_of(trace: Trace, events: Ints) -> Ints:
     return out
 
 
-def _recomputed(trace: Trace, nodes: Ints, wanted: Ints) -> Ints:
+def _recomputed(trace: Events, nodes: Ints, wanted: Ints) -> Ints:
     """The operators that made these nodes, if another node contains both; -1 for none."""
     found = np.full(len(nodes), -1, np.int64)
     mark = trace.parent[nodes]
@@ -75,27 +75,27 @@ def _recomputed(trace: Trace, nodes: Ints, wanted: Ints) -> Ints:
     return found
 
 
-def _is_mark(trace: Trace) -> Bools:
+def _is_mark(trace: Events) -> Bools:
     return trace.names_where(re.compile(re.escape(ENGINE)).match)
 
 
-def _is_node(trace: Trace) -> Bools:
+def _is_node(trace: Events) -> Bools:
     return trace.is_kind(Kind.OP) & trace.names_where(_NODE.match)
 
 
-def node_around(trace: Trace, events: Ints) -> Ints:
+def node_around(trace: Events, events: Ints) -> Ints:
     """The innermost node of the graph around each event, or the event itself; -1 for none."""
     return nesting.nearest(trace.once(_is_node), trace.parent, events)
 
 
-def _sequence(trace: Trace, rows: Ints) -> tuple[Ints, Bools]:
+def _sequence(trace: Events, rows: Ints) -> tuple[Ints, Bools]:
     """Sequence numbers of operators, -1 for none, and which of them belong to a backward pass."""
     args = decode(AutogradArgs, trace.args[rows])
     number = np.fromiter((a.sequence for a in args), np.int64, len(args))
     return number, np.fromiter((a.forward_thread > 0 for a in args), bool, len(args))
 
 
-def _forward_numbers(trace: Trace) -> tuple[Ints, Ints]:
+def _forward_numbers(trace: Events) -> tuple[Ints, Ints]:
     """Forward operators that have a sequence number, by number and then by time."""
     ops = np.flatnonzero(trace.is_kind(Kind.OP) & ~trace.once(_is_node))
     ops = ops[~nesting.below(trace.once(_is_node), trace.parent, ops)]

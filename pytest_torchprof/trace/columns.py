@@ -1,4 +1,4 @@
-"""Convert Kineto's events to the columns of a `Trace`, one piece of the file at a time."""
+"""Convert Kineto's events to the columns of a `Events`, one piece of the file at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pytest_torchprof.trace.arguments import Arguments, starts
 from pytest_torchprof.trace.event_names import MODULE_MARK
-from pytest_torchprof.trace.events import Trace
+from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Columns:
 
     def trace(
         self, metadata: dict[str, Any], warnings: Sequence[str] = (), *, cut: bool = False
-    ) -> Trace:
+    ) -> Events:
         """All events with a `Kind`, in time order. The columns are empty afterwards."""
         numbers, ts, dur, length = map(_joined, (self._label, self._ts, self._dur, self._length))
         kind = np.frombuffer(bytes(self._labels.kinds), np.int8)[numbers]
@@ -135,7 +135,7 @@ class Columns:
         numbers = numbers[order]
         text = b"".join(self._texts)
         self._texts.clear()
-        return Trace(
+        return Events(
             ts=ts[order],
             dur=dur[order],
             kind=kind[order],

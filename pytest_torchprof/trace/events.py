@@ -1,8 +1,8 @@
-"""The event model: a columnar `Trace`, live or stored.
+"""The event model: the columnar `Events` of a trace, live or stored.
 
-A live capture and a stored file become the same `Trace`; every metric, rule and table is a function
-of it. Columns are numpy arrays with one entry per event; strings are interned; ``args`` stay raw
-JSON bytes and are decoded only for the events that are needed.
+A live capture and a stored file become the same `Events`; every metric, rule and table is a
+function of them. Columns are numpy arrays with one entry per event; strings are interned; ``args``
+stay raw JSON bytes and are decoded only for the events that are needed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Shared = TypeVar("_Shared")
 
 
 @dataclass(frozen=True)
-class Trace:
+class Events:
     """Events as columns, in time order, and the links between them.
 
     ``ts`` and ``dur`` are nanoseconds (int64) on the trace's own clock; ``names[name[i]]`` is the
@@ -176,7 +176,7 @@ class Trace:
         below[device] = (launch >= 0) & below[launch]
         return below & self.in_region
 
-    def within(self, *, op: str | None = None, module: str | None = None) -> Trace:
+    def within(self, *, op: str | None = None, module: str | None = None) -> Events:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
@@ -187,7 +187,7 @@ class Trace:
         return part
 
     @property
-    def whole(self) -> Trace:
+    def whole(self) -> Events:
         """The trace without a scope: the place for answers that do not depend on one."""
         return vars(self).get("_whole", self)  # type: ignore[no-any-return]
 

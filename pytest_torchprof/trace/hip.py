@@ -16,7 +16,7 @@ from pytest_torchprof.trace.arguments import CopyArgs, decode
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 _WITHIN: Final = late(r"DtoD|DeviceToDevice")
 _CALL: Final = "hipMemcpy"
@@ -30,7 +30,7 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def with_directions(trace: Trace) -> Trace:
+def with_directions(trace: Events) -> Events:
     """The trace with such copies named by their direction; any other trace unchanged."""
     if not any(name.startswith(_CALL) for name in trace.names):
         return trace

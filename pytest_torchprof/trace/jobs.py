@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.trace.ranks import rank_in_name, rank_of
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: Ranks of one job are recorded together; their hosts' clocks differ by less than this.
 _APART_NS = 60 * 10**9
 
 
-def several_jobs(traces: Sequence[Trace]) -> str:
+def several_jobs(traces: Sequence[Events]) -> str:
     """Why these are not the ranks of one job; empty if they may be.
 
     In one job, each rank occurs once. All ranks are recorded at one time, and have the same number
@@ -28,26 +28,26 @@ def several_jobs(traces: Sequence[Trace]) -> str:
     return next(filter(None, (check(traces) for check in _CHECKS)), "")
 
 
-def _name(trace: Trace) -> str:
+def _name(trace: Events) -> str:
     return Path(trace.source).name or "a trace"
 
 
-def _rank(trace: Trace) -> int | None:
+def _rank(trace: Events) -> int | None:
     own = rank_of(trace.metadata)
     return rank_in_name(Path(trace.source)) if own is None else own
 
 
-def _info(trace: Trace) -> dict[str, Any]:
+def _info(trace: Events) -> dict[str, Any]:
     info = trace.metadata.get("distributedInfo")
     return info if isinstance(info, dict) else {}
 
 
-def _world(trace: Trace) -> int | None:
+def _world(trace: Events) -> int | None:
     size = _info(trace).get("world_size")
     return size if type(size) is int and size > 0 else None
 
 
-def _twice(traces: Sequence[Trace]) -> str:
+def _twice(traces: Sequence[Events]) -> str:
     by_rank: dict[int, list[str]] = {}
     for trace in traces:
         if (rank := _rank(trace)) is not None:
@@ -59,7 +59,7 @@ def _twice(traces: Sequence[Trace]) -> str:
     return ""
 
 
-def _sizes(traces: Sequence[Trace]) -> str:
+def _sizes(traces: Sequence[Events]) -> str:
     known = [(size, _name(trace)) for trace in traces if (size := _world(trace)) is not None]
     for (size, name), (other, second) in combinations(known, 2):
         if size != other:
@@ -70,7 +70,7 @@ def _sizes(traces: Sequence[Trace]) -> str:
     return ""
 
 
-def _mixed(traces: Sequence[Trace]) -> str:
+def _mixed(traces: Sequence[Events]) -> str:
     ranked = [trace for trace in traces if _info(trace)]
     alone = [trace for trace in traces if _rank(trace) is None]
     if ranked and alone:
@@ -78,7 +78,7 @@ def _mixed(traces: Sequence[Trace]) -> str:
     return ""
 
 
-def _times(traces: Sequence[Trace]) -> str:
+def _times(traces: Sequence[Events]) -> str:
     spans = sorted((*_span(trace), _name(trace)) for trace in traces if len(trace))
     ranked = all(_rank(trace) is not None for trace in traces)
     allowed = _APART_NS if ranked else 0
@@ -91,7 +91,7 @@ def _times(traces: Sequence[Trace]) -> str:
     return ""
 
 
-def _span(trace: Trace) -> tuple[int, int]:
+def _span(trace: Events) -> tuple[int, int]:
     """Nanoseconds since the epoch, if the trace has its base."""
     base = trace.metadata.get("baseTimeNanoseconds")
     zero = base if type(base) is int else 0
@@ -110,4 +110,4 @@ def _lasting(ns: int) -> str:
     return f"{ns / 1e6:.3g} ms"
 
 
-_CHECKS: tuple[Callable[[Sequence[Trace]], str], ...] = (_twice, _sizes, _mixed, _times)
+_CHECKS: tuple[Callable[[Sequence[Events]], str], ...] = (_twice, _sizes, _mixed, _times)

@@ -21,7 +21,7 @@ from pytest_torchprof.trace.names import (
 from pytest_torchprof.trace.tree import has_frames, outermost, within
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: A step of the autograd engine, with the node that it runs; before torch 1.9 only the node.
@@ -35,7 +35,7 @@ _COMPILING = Names(r"dynamo$|entire_(frame|backward)_compile|.*\(dynamo_timed\)"
 _DIFFERENCE = [f"aten::{name}" for name in ("clone", "copy_", "sub", "div", "detach", "reshape")]
 
 
-def calls(trace: Trace) -> Ints:
+def calls(trace: Events) -> Ints:
     """Operators that the user's code called, thread by thread, each in time order.
 
     Annotations may enclose them. Without what runs while torch compiles; the autograd engine's
@@ -44,13 +44,13 @@ def calls(trace: Trace) -> Ints:
     return trace.once(_calls)
 
 
-def _calls(trace: Trace) -> Ints:
+def _calls(trace: Events) -> Ints:
     rows = outermost(trace)
     rows = rows[~compiled(trace, rows)]
     return rows[np.argsort(trace.thread[rows], kind="stable")]
 
 
-def compiled(trace: Trace, rows: Ints) -> Bools:
+def compiled(trace: Events, rows: Ints) -> Bools:
     """Which of these events happened while torch compiled something."""
 
     def compiles(events: Ints) -> Bools:
@@ -62,17 +62,17 @@ def compiled(trace: Trace, rows: Ints) -> Bools:
     return within(trace, rows, compiles)
 
 
-def engine_steps(trace: Trace) -> Ints:
+def engine_steps(trace: Events) -> Ints:
     """The autograd engine's steps, in time order."""
     return trace.once(operators_named, _ENGINE)
 
 
-def are_engine_steps(trace: Trace, operators: Ints) -> Bools:
+def are_engine_steps(trace: Events, operators: Ints) -> Bools:
     """Which of these operators are steps of the autograd engine."""
     return are_named(trace, operators, _ENGINE)
 
 
-def are_gradchecked(trace: Trace, rows: Ints) -> Bools:
+def are_gradchecked(trace: Events, rows: Ints) -> Bools:
     """Which of these calls are on elements of a type that ``torch.autograd.gradcheck`` checks here.
 
     It calls the checked function repeatedly, changes elements one by one in between, and fills its
@@ -84,7 +84,7 @@ def are_gradchecked(trace: Trace, rows: Ints) -> Bools:
     return np.array([one in checked for one in _elements(trace, rows)])
 
 
-def _gradchecked(trace: Trace) -> set[str]:
+def _gradchecked(trace: Events) -> set[str]:
     """The types of elements that gradcheck takes differences of."""
     if not all(count(trace, name) for name in _DIFFERENCE):
         return set()
@@ -95,13 +95,13 @@ def _gradchecked(trace: Trace) -> set[str]:
     return set(_elements(trace, rows[np.flatnonzero(found) + _DIFFERENCE.index("aten::sub")]))
 
 
-def _elements(trace: Trace, rows: Ints) -> list[str]:
+def _elements(trace: Events, rows: Ints) -> list[str]:
     """The first operand's element type, for a complex one that of its parts; empty if unknown."""
     types = [decode_part(args.types) for args in trace.operands(rows)]
     return [re.sub(r"c10::complex<(\w+)>", r"\1", str(one[0])) if one else "" for one in types]
 
 
-def frames_around(trace: Trace, frame: re.Pattern[str], rows: Ints) -> Ints:
+def frames_around(trace: Events, frame: re.Pattern[str], rows: Ints) -> Ints:
     """The innermost Python function with such a name around each of these events, or -1."""
     if len(rows) and has_frames(trace):
         marked = trace.is_kind(Kind.PYTHON) & trace.names_where(frame.search)

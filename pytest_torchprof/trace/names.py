@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 
@@ -127,18 +127,18 @@ def _kept_vocabulary(names: tuple[str, ...]) -> _Vocabulary:
     return _Vocabulary(names)
 
 
-def present(trace: Trace) -> AbstractSet[Names]:
+def present(trace: Events) -> AbstractSet[Names]:
     """All expressions that match a name of the trace."""
     return _index(trace).vocabulary.present
 
 
-def count(trace: Trace, *names: Name) -> int:
+def count(trace: Events, *names: Name) -> int:
     """How many events of any kind have such names."""
     index = _index(trace)
     return sum([index.counts[i] for i in index.vocabulary.numbers(names)])
 
 
-def _index(trace: Trace) -> _Index:
+def _index(trace: Events) -> _Index:
     # More expressions may have been added since the last call.
     return trace.once(_Index, len(_ALL))
 
@@ -146,7 +146,7 @@ def _index(trace: Trace) -> _Index:
 class _Index:
     """The events of a trace by name."""
 
-    def __init__(self, trace: Trace, _: int) -> None:
+    def __init__(self, trace: Events, _: int) -> None:
         names = trace.names
         self.vocabulary: Final = (
             _kept_vocabulary(tuple(names)) if len(names) <= _MOST_KEPT else _Vocabulary(names)
@@ -176,37 +176,37 @@ class _Index:
         return parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts), kind="stable")
 
 
-def events_named(trace: Trace, *names: Name) -> Ints:
+def events_named(trace: Events, *names: Name) -> Ints:
     """Events of any kind, in time order."""
     return _index(trace).events(names)
 
 
-def operators_named(trace: Trace, *names: Name) -> Ints:
+def operators_named(trace: Events, *names: Name) -> Ints:
     """Operators, in time order."""
     index = _index(trace)
     rows = index.events(names)
     return rows[index.is_operator[rows]] if len(rows) else rows
 
 
-def selected_operators(trace: Trace, *names: Name) -> Ints:
+def selected_operators(trace: Events, *names: Name) -> Ints:
     """Selected operators, in time order."""
     rows = operators_named(trace, *names)
     return rows[trace.selection[rows]] if len(rows) else rows
 
 
-def marks_named(trace: Trace, *names: Name) -> Ints:
+def marks_named(trace: Events, *names: Name) -> Ints:
     """Annotations, in time order; some versions write them as operators."""
     rows = events_named(trace, *names)
     return rows[_IS_MARK[trace.kind[rows]]] if len(rows) else rows
 
 
-def named(trace: Trace, *names: Name) -> Bools:
+def named(trace: Events, *names: Name) -> Bools:
     """For each event, whether its name belongs to any of these."""
     found: Bools = _index(trace).vocabulary.look_up(names)[1][trace.name]
     return found
 
 
-def are_named(trace: Trace, rows: Ints, *names: Name) -> Bools:
+def are_named(trace: Events, rows: Ints, *names: Name) -> Bools:
     """Which of these events have a name among these; -1 has none."""
     if not len(rows):
         return np.zeros(0, bool)

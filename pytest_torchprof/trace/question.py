@@ -7,16 +7,16 @@ from functools import wraps
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 _Shared = TypeVar("_Shared")
 
 
-def question(answer: Callable[[Trace], _Shared]) -> Callable[[Trace], _Shared]:
+def question(answer: Callable[[Events], _Shared]) -> Callable[[Events], _Shared]:
     """A function of a trace that is worked out once for it, and kept with it."""
 
     @wraps(answer)
-    def ask(trace: Trace) -> _Shared:
+    def ask(trace: Events) -> _Shared:
         return trace.once(answer)
 
     return ask

@@ -17,7 +17,7 @@ from pytest_torchprof.trace.read import peek, read_trace
 from pytest_torchprof.trace.stream import WANTED
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.stream import ReadProgress
 
 _NAMES = (".json", ".json.gz")
@@ -36,12 +36,12 @@ class _File:
 class _Found(NamedTuple):
     path: Path
     claim: int | None
-    trace: Trace | None  # None for a rank that was not requested
+    trace: Events | None  # None for a rank that was not requested
 
 
 def read_ranks(
     paths: Sequence[Path], *, rank: int | None = None, progress: ReadProgress | None = None
-) -> list[tuple[int, Trace]]:
+) -> list[tuple[int, Events]]:
     """(rank, trace) of these files, and of all traces in these folders, by ascending rank.
 
     The rank is from the trace's ``distributedInfo``, else from the name of its file or folder
@@ -143,7 +143,7 @@ def rank_in_name(path: Path) -> int | None:
     return None
 
 
-def _numbered(found: Sequence[_Found]) -> list[tuple[int, Trace | None]]:
+def _numbered(found: Sequence[_Found]) -> list[tuple[int, Events | None]]:
     """A distinct number for each, ascending."""
     taken: dict[int, Path] = {}
     for path, claim, _ in found:

@@ -1,4 +1,4 @@
-"""Read Chrome traces as Kineto writes them into a `Trace`, piece by piece, even damaged ones.
+"""Read Chrome traces as Kineto writes them into a `Events`, piece by piece, even damaged ones.
 
 A file is never in memory as a whole: each piece of its text is decoded as soon as it is read, and
 only columns and the events' arguments remain. If no end of a piece can be found, the rest is
@@ -25,7 +25,7 @@ from pytest_torchprof.trace.repair import repaired, whole_events
 from pytest_torchprof.trace.stream import ReadProgress, Stream, Text
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: Between two events as Kineto prints them; it occurs nowhere else in Kineto's files.
 _BETWEEN = b"\n  },\n  {"
@@ -55,7 +55,7 @@ _LIST = msgspec.json.Decoder(list[Event], strict=False)
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_trace(path: Path, *, progress: ReadProgress | None = None) -> Trace:
+def read_trace(path: Path, *, progress: ReadProgress | None = None) -> Events:
     """The trace in a ``.json`` or gzip-compressed file (by content, not by name).
 
     A truncated file is read up to its last whole event, and JSON that Kineto writes wrongly is
@@ -69,7 +69,7 @@ def read_trace(path: Path, *, progress: ReadProgress | None = None) -> Trace:
     return replace(_trace(Stream(path, progress)), source=str(path))
 
 
-def parse_trace(data: bytes | bytearray, *, source: str = "trace") -> Trace:
+def parse_trace(data: bytes | bytearray, *, source: str = "trace") -> Events:
     """The trace in these bytes of JSON: an object with ``traceEvents``, or a bare list of events.
 
     Raises:
@@ -87,7 +87,7 @@ def peek(path: Path) -> dict[str, Any]:
     return _Reader(Stream(path)).header()
 
 
-def _trace(stream: Stream) -> Trace:
+def _trace(stream: Stream) -> Events:
     reader = _Reader(stream)
     with _without_gc():
         try:
@@ -127,7 +127,7 @@ class _Reader:
         self._warnings: list[str] = []
         self._cut = False
 
-    def trace(self) -> Trace:
+    def trace(self) -> Events:
         """All events and all metadata."""
         self._find_events()
         if self._head:
@@ -327,7 +327,7 @@ class _Reader:
         if columns.kept or not columns.seen or _KINETO & metadata.keys():
             return
         found = columns.categories
-        if "Trace" in found:  # around a session in which nothing ran
+        if "Events" in found:  # around a session in which nothing ran
             return
         shown = ", ".join(found[:8]) + (", …" if len(found) > 8 else "") if found else "none"
         raise TraceError(

@@ -12,7 +12,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.names import OPERATOR, Names, events_named, named
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: torch's own annotations, which it recorded as operators in 2021.
@@ -21,7 +21,7 @@ _ANNOTATION = Names(r"ProfilerStep\*?#|Optimizer\.\w+#|enumerate\(DataLoader\)#"
 _OPTIMIZER = Names(r"Optimizer\.")
 
 
-def within(trace: Trace, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
+def within(trace: Events, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
     """Which of these events are nested in a root, at any depth."""
     found = np.zeros(len(rows), bool)
     parent = trace.parent
@@ -37,7 +37,7 @@ def within(trace: Trace, rows: Ints, is_root: Callable[[Ints], Bools]) -> Bools:
     return found
 
 
-def within_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
+def within_named(trace: Events, rows: Ints, *names: Names) -> Bools:
     """Which of these events are nested in an event with such a name."""
     roots = events_named(trace, *names)
     if not (len(roots) and len(rows)):
@@ -45,53 +45,53 @@ def within_named(trace: Trace, rows: Ints, *names: Names) -> Bools:
     return nesting.below(marked(trace, roots), trace.parent, rows)
 
 
-def operators_around(trace: Trace, events: Ints) -> Ints:
+def operators_around(trace: Events, events: Ints) -> Ints:
     """The innermost operator around each of these events, itself included; -1 for none."""
     return nesting.nearest(trace.kind == OPERATOR, trace.parent, events)
 
 
-def parents(trace: Trace, events: Ints) -> Ints:
+def parents(trace: Events, events: Ints) -> Ints:
     """The event that encloses each of these; -1 if there is none, and for -1."""
     return np.where(events >= 0, trace.parent[events], -1)
 
 
-def marked(trace: Trace, rows: Ints) -> Bools:
+def marked(trace: Events, rows: Ints) -> Bools:
     """For each event whether it is among these; the extra last entry, index -1, is false."""
     mark = np.zeros(len(trace) + 1, bool)
     mark[rows] = True
     return mark
 
 
-def outermost(trace: Trace) -> Ints:
+def outermost(trace: Events) -> Ints:
     """All operators that no other operator encloses, in time order; annotations may."""
     return trace.once(_outermost)
 
 
-def are_outermost(trace: Trace, rows: Ints) -> Bools:
+def are_outermost(trace: Events, rows: Ints) -> Bools:
     """Which of these events are `outermost`."""
     return trace.once(_are_outermost)[rows]
 
 
-def are_free(trace: Trace, rows: Ints) -> Bools:
+def are_free(trace: Events, rows: Ints) -> Bools:
     """Which of these events are operators that no other encloses, nor an optimizer of torch."""
     return trace.once(_are_free)[rows]
 
 
-def _outermost(trace: Trace) -> Ints:
+def _outermost(trace: Events) -> Ints:
     return trace.once(_are_outermost).nonzero()[0]
 
 
-def _are_outermost(trace: Trace) -> Bools:
+def _are_outermost(trace: Events) -> Bools:
     operator = trace.kind == OPERATOR
     operator &= ~named(trace, _ANNOTATION)
     return _outside(trace, operator, operator)
 
 
-def _are_free(trace: Trace) -> Bools:
+def _are_free(trace: Events) -> Bools:
     return _outside(trace, trace.once(_are_outermost), named(trace, _OPTIMIZER))
 
 
-def _outside(trace: Trace, events: Bools, roots: Bools) -> Bools:
+def _outside(trace: Events, events: Bools, roots: Bools) -> Bools:
     """These events, except what is nested in a root."""
     rows = events.nonzero()[0]
     found = np.zeros(len(events), bool)
@@ -99,10 +99,10 @@ def _outside(trace: Trace, events: Bools, roots: Bools) -> Bools:
     return found
 
 
-def has_frames(trace: Trace) -> bool:
+def has_frames(trace: Events) -> bool:
     """Whether the trace has Python functions."""
     return trace.once(_has_frames)
 
 
-def _has_frames(trace: Trace) -> bool:
+def _has_frames(trace: Events) -> bool:
     return bool((trace.kind == Kind.PYTHON).any())

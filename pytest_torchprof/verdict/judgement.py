@@ -28,7 +28,7 @@ from pytest_torchprof.verdict.profile import profile_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.roots import Roots
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.measured import Measured, Unmeasured
 
 _MOST_SWAPPED = 4
@@ -52,7 +52,7 @@ class Terms(Frozen, frozen=True):
 class Compared(Frozen, frozen=True):
     """A trace's profile beside what is accepted, and what comes of it."""
 
-    trace: Trace
+    trace: Events
     profile: Profile
     baseline: Baseline | None
     policy: Policy

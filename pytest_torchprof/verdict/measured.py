@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.rules.engine.rule import Rule
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
 class Measured(Frozen, frozen=True):
@@ -34,7 +34,7 @@ class Measured(Frozen, frozen=True):
     rules: tuple[Rule, ...] = ()
     allowed: Mapping[str, str] = {}
     ignored: frozenset[str] = frozenset()
-    modules: Trace | None = None
+    modules: Events | None = None
     modules_gap: Reason | None = None
     located: Placing | None = None
     lines_gap: Reason | None = None
@@ -43,7 +43,7 @@ class Measured(Frozen, frozen=True):
     unmeasured: tuple[str, ...] = ()
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> Events:
         """Of the profiled run."""
         return self.checked.trace
 

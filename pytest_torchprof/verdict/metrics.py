@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import NotMeasured, Value
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
@@ -40,7 +40,7 @@ class Metric(NamedTuple):
     unit: Unit
     klass: Klass
     needs: frozenset[MetricNeed]
-    extract: Callable[[Trace], Value]
+    extract: Callable[[Events], Value]
     help: str
     tolerance: float = 0.0
     scopable: bool = True
@@ -62,7 +62,7 @@ class Metric(NamedTuple):
         return not self.needs.isdisjoint({"device", "device_memory", "calls"})
 
 
-def measure(metric: Metric, trace: Trace) -> Value:
+def measure(metric: Metric, trace: Events) -> Value:
     """The value of the metric on this trace, or why there is none.
 
     Of a capture that lacks some of what the device did, counts are at least those of the rest.
@@ -77,7 +77,7 @@ def measure(metric: Metric, trace: Trace) -> Value:
     return bounded(metric, metric.extract(trace), trace)
 
 
-def _at_least(metric: Metric, trace: Trace, reason: Reason) -> NotMeasured:
+def _at_least(metric: Metric, trace: Events, reason: Reason) -> NotMeasured:
     found = metric.extract(trace) if metric.klass == "exact" else 0
     if not isinstance(found, int) or not found:
         return _unknown(reason)
@@ -87,7 +87,7 @@ def _at_least(metric: Metric, trace: Trace, reason: Reason) -> NotMeasured:
     return _unknown(said, found, at_least=True)
 
 
-def bounded(metric: Metric, value: Value, trace: Trace) -> Value:
+def bounded(metric: Metric, value: Value, trace: Events) -> Value:
     """The value; a lower bound where other processes, or finalizers, worked for the test too."""
     if not (metric.of_region and trace.facts):
         return value
@@ -99,7 +99,7 @@ def bounded(metric: Metric, value: Value, trace: Trace) -> Value:
     return _unknown(gap, at_hand, at_least=True)
 
 
-def measure_all(trace: Trace, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
+def measure_all(trace: Events, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
     """Every metric of the table on this trace, but for those that are ``known``."""
     known = known or {}
     return {
@@ -117,7 +117,7 @@ def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = Fal
 # -------------------------------------------------------------------- what a capture must hold
 
 
-def _missing(trace: Trace, needs: frozenset[MetricNeed]) -> NotMeasured | None:
+def _missing(trace: Events, needs: frozenset[MetricNeed]) -> NotMeasured | None:
     from pytest_torchprof.core.reasons import Why, because
 
     reason = _lacking(trace, needs)
@@ -126,7 +126,7 @@ def _missing(trace: Trace, needs: frozenset[MetricNeed]) -> NotMeasured | None:
     return _unknown(reason) if reason else None
 
 
-def _lacking(trace: Trace, needs: frozenset[MetricNeed]) -> Reason | None:
+def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
     """Why the capture does not hold what metrics of these needs are made of."""
     from pytest_torchprof.core.reasons import Why, because
 
@@ -147,7 +147,7 @@ def _lacking(trace: Trace, needs: frozenset[MetricNeed]) -> Reason | None:
     return None
 
 
-def _has_memory(trace: Trace) -> bool:
+def _has_memory(trace: Events) -> bool:
     if "no_memory" in trace.facts:
         return False
     from pytest_torchprof.analysis.live_bytes import ALLOCATORS
@@ -166,10 +166,10 @@ def _has_memory(trace: Trace) -> bool:
 # -------------------------------------------------------------------- extractors
 
 
-def _fact(key: str) -> Callable[[Trace], Value]:
+def _fact(key: str) -> Callable[[Events], Value]:
     """A number that the live capture noted, or the reason that it noted instead."""
 
-    def extract(trace: Trace) -> Value:
+    def extract(trace: Events) -> Value:
         from pytest_torchprof.core.reasons import Why, because
         from pytest_torchprof.trace.facts import reason_of
 
@@ -184,10 +184,10 @@ def _fact(key: str) -> Callable[[Trace], Value]:
     return extract
 
 
-def _compiled(what: str) -> Callable[[Trace], Value]:
+def _compiled(what: str) -> Callable[[Events], Value]:
     """A number of the test's own compilations, where all code that it ran is of these."""
 
-    def extract(trace: Trace) -> Value:
+    def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis import compile_counts
         from pytest_torchprof.core.reasons import Why, because
 
@@ -201,22 +201,22 @@ def _compiled(what: str) -> Callable[[Trace], Value]:
     return extract
 
 
-def _count(trace: Trace, kind: str) -> int:
+def _count(trace: Events, kind: str) -> int:
     from pytest_torchprof.trace.kinds import Kind
 
     return int((trace.selection & trace.is_kind(Kind[kind])).sum())
 
 
-def _ops(trace: Trace) -> Value:
+def _ops(trace: Events) -> Value:
     return _count(trace, "OP")
 
 
-def _kernels(trace: Trace) -> Value:
+def _kernels(trace: Events) -> Value:
     return _count(trace, "KERNEL")
 
 
-def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
-    def extract(trace: Trace) -> Value:
+def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
+    def extract(trace: Events) -> Value:
         from pytest_torchprof.trace import event_names
         from pytest_torchprof.trace.kinds import Kind
 
@@ -233,7 +233,7 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Trace], Value]:
     return extract
 
 
-def _syncs(trace: Trace) -> Value:
+def _syncs(trace: Events) -> Value:
     from pytest_torchprof.trace.event_names import SYNC_CALL
     from pytest_torchprof.trace.kinds import Kind
 
@@ -241,7 +241,7 @@ def _syncs(trace: Trace) -> Value:
     return int((calls & trace.names_where(SYNC_CALL.search)).sum())
 
 
-def _flops(trace: Trace) -> Value:
+def _flops(trace: Events) -> Value:
     from pytest_torchprof.analysis.uncounted import uncounted_flops
 
     if (gap := uncounted_flops(trace)) is not None:
@@ -257,15 +257,15 @@ def _no_durations() -> NotMeasured:
     return _unknown(because(Why.NO_DURATIONS))
 
 
-def _self_cpu_ms(trace: Trace) -> Value:
+def _self_cpu_ms(trace: Events) -> Value:
     from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 
     total = self_cpu_ns(trace)
     return _no_durations() if not total and _count(trace, "OP") else total / 1e6
 
 
-def _device_ms(what: str) -> Callable[[Trace], Value]:
-    def extract(trace: Trace) -> Value:
+def _device_ms(what: str) -> Callable[[Events], Value]:
+    def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis.device_time import device_time
 
         times = device_time(trace)
@@ -276,8 +276,8 @@ def _device_ms(what: str) -> Callable[[Trace], Value]:
     return extract
 
 
-def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
-    def extract(trace: Trace) -> Value:
+def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
+    def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis.live_bytes import usage
 
         return int(getattr(usage(trace, on_device=on_device), what))
@@ -285,7 +285,7 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Trace], Value]:
     return extract
 
 
-def _host_peak(trace: Trace) -> Value:
+def _host_peak(trace: Events) -> Value:
     """The peak, except where it depends on how far a DataLoader's workers are ahead."""
     peak = _memory("peak_bytes", on_device=False)(trace)
     from pytest_torchprof.analysis.elsewhere import uses_workers
@@ -297,7 +297,7 @@ def _host_peak(trace: Trace) -> Value:
     return peak
 
 
-def _findings(trace: Trace) -> Value:
+def _findings(trace: Events) -> Value:
     from pytest_torchprof.rules.engine.check import nothing_seen
     from pytest_torchprof.rules.engine.gathering import check_all
 
@@ -316,7 +316,7 @@ def _row(
     unit: Unit,
     klass: Klass,
     needs: str,
-    extract: Callable[[Trace], Value],
+    extract: Callable[[Events], Value],
     help_: str,
     *,
     tolerance: float = 0.0,

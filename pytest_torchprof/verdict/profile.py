@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.rules.engine.check import Checked
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.measured import Measured
 
 _COLUMNS = (
@@ -49,7 +49,7 @@ def shown_operator(name: str) -> str:
     return found[1] if found else name
 
 
-def _with_modules(measured: Measured) -> Trace | NotMeasured:
+def _with_modules(measured: Measured) -> Events | NotMeasured:
     """The trace in which modules are marked, or why there is none."""
     # A module's forward may go on in a thread, of which the run that marks modules knows nothing.
     if "no_memory" in measured.trace.facts:
@@ -62,7 +62,7 @@ def _with_modules(measured: Measured) -> Trace | NotMeasured:
     return NotMeasured(measured.modules_gap or because(Why.NO_MODULES_RUN))
 
 
-def _operators(trace: Trace) -> int:
+def _operators(trace: Events) -> int:
     """How many ran, without what some versions record of dynamo's: our marks have it look twice."""
     found = trace.selection & trace.is_kind(Kind.OP)
     return int((found & ~trace.names_where(_OF_DYNAMO.match)).sum())

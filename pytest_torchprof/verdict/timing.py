@@ -13,10 +13,10 @@ from pytest_torchprof.core.samples import NORMALISED, Normalised, Sample, is_pos
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
-def samples_of(trace: Trace) -> dict[str, Sample]:
+def samples_of(trace: Events) -> dict[str, Sample]:
     """The samples of all metrics that were measured in rounds."""
     found = {
         name: _sample(trace.facts.get(name))
@@ -26,7 +26,7 @@ def samples_of(trace: Trace) -> dict[str, Sample]:
     return {name: sample for name, sample in found.items() if sample is not None}
 
 
-def normalised_of(trace: Trace) -> Normalised | None:
+def normalised_of(trace: Events) -> Normalised | None:
     """The normalised times of a trace; None where the reference kernel did not run."""
     reference, samples = trace.facts.get("reference"), samples_of(trace)
     if not isinstance(reference, Mapping) or "wall_ms" not in samples:

@@ -17,7 +17,7 @@ from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.redispatch import broken_off, ran, sums
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.work.compiled_graphs import Graph
     from pytest_torchprof.work.redispatch import Ran
@@ -26,37 +26,37 @@ _NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
 
 
-def has_shapes(trace: Trace) -> bool:
+def has_shapes(trace: Events) -> bool:
     """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
     rows, args = trace.whole.once(_formula_ops)
     return not len(rows) or any(len(a.dims) for a in args)
 
 
 @question
-def _ran(trace: Trace) -> Ran:
+def _ran(trace: Events) -> Ran:
     rows, counts = trace.whole.once(_formulas)
     flops = np.full(len(trace), -1, np.int64)
     flops[rows] = np.where(trace.selection[rows], counts, -1)
     return ran(flops, trace.name, trace.names, trace.parent)
 
 
-def counts_flops(trace: Trace) -> Bools:
+def counts_flops(trace: Events) -> Bools:
     """Selected operators whose FLOPs count: of nested ones, the one that ran."""
     return _ran(trace).counts
 
 
-def work_parent(trace: Trace) -> Ints:
+def work_parent(trace: Events) -> Ints:
     """Like `parent`, but forward-mode derivatives are siblings of the operator they derive."""
     return _ran(trace).parent
 
 
-def only_shapes(trace: Trace) -> Bools:
+def only_shapes(trace: Events) -> Bools:
     """Events in which a tensor subclass computes a shape with fake tensors."""
     return _ran(trace).fake
 
 
 @question
-def op_flops(trace: Trace) -> Ints:
+def op_flops(trace: Events) -> Ints:
     """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
     out = np.zeros(len(trace), np.int64)
     rows, counts = trace.whole.once(_formulas)
@@ -70,13 +70,13 @@ def op_flops(trace: Trace) -> Ints:
 
 
 @question
-def graphs(trace: Trace) -> Mapping[str, Graph]:
+def graphs(trace: Events) -> Mapping[str, Graph]:
     """Compiled graphs with products, as a live capture recorded them, by inductor's key."""
     return graphs_of(trace.facts)
 
 
 @question
-def graph_calls(trace: Trace) -> dict[str, Ints]:
+def graph_calls(trace: Events) -> dict[str, Ints]:
     """The selected calls of these graphs."""
     if not graphs(trace):
         return {}
@@ -90,7 +90,7 @@ def graph_calls(trace: Trace) -> dict[str, Ints]:
 
 
 @question
-def unknown_flops(trace: Trace) -> Bools:
+def unknown_flops(trace: Events) -> Bools:
     """Selected operators with unknown FLOPs: they have a formula, but no number.
 
     Excluded are operators with a counted one above them, which covers them, or below them, whose
@@ -110,13 +110,13 @@ def unknown_flops(trace: Trace) -> Bools:
     return unknown
 
 
-def _formula_ops(trace: Trace) -> tuple[Ints, list[OpArgs]]:
+def _formula_ops(trace: Events) -> tuple[Ints, list[OpArgs]]:
     formula = trace.names_where(FORMULAS.__contains__)
     rows = (trace.is_kind(Kind.OP) & formula).nonzero()[0]
     return rows, decode(OpArgs, trace.args[rows])
 
 
-def _formulas(trace: Trace) -> tuple[Ints, Ints]:
+def _formulas(trace: Events) -> tuple[Ints, Ints]:
     """Events that have a formula, and their FLOPs (nested or not), or -1."""
     rows, args = trace.once(_formula_ops)
     known: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}

@@ -13,7 +13,7 @@ from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -36,7 +36,7 @@ def model() -> TraceBuilder:
     return builder
 
 
-def trace_of(builder: TraceBuilder) -> Trace:
+def trace_of(builder: TraceBuilder) -> Events:
     return parse_trace(builder.to_bytes())
 
 

@@ -25,7 +25,7 @@ from pytest_torchprof.verdict.metrics import measure_all
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 PATHS = sorted(p for p in CORPUS.rglob("*") if p.name.endswith((".json", ".json.gz")))
 
@@ -86,7 +86,7 @@ class Plain:
                     self.bytes[way] += int(args.get("bytes", -(2**60)))
 
 
-def loaded(path: Path) -> tuple[Trace, Plain]:
+def loaded(path: Path) -> tuple[Events, Plain]:
     """Both counts of one file; a file that is none for either is skipped."""
     try:
         plain = Plain(path)
@@ -121,7 +121,7 @@ def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
     assert values["cuda_busy_ms"] == pytest.approx(float(plain.busy_us) / 1000, 1e-9, within)
 
 
-def annotated(trace: Trace, plain: Counter[str], rows: dict[str, OpRow]) -> dict[str, int]:
+def annotated(trace: Events, plain: Counter[str], rows: dict[str, OpRow]) -> dict[str, int]:
     """The plain count, where annotations of an operator's name are of its row as well."""
     from pytest_torchprof.trace.kinds import Kind
 

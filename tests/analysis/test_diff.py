@@ -33,7 +33,7 @@ from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_columns_are_those_of_operator_rows() -> None:
 # -------------------------------------------------------------------------------- two traces
 
 
-def ran(*ops: tuple[str, float], device: str | None = None) -> Trace:
+def ran(*ops: tuple[str, float], device: str | None = None) -> Events:
     """Operators in sequence, with these durations in us, and kernels half as long, if any."""
     b = TraceBuilder(device)
     for name, us in ops:
@@ -100,7 +100,7 @@ def ran(*ops: tuple[str, float], device: str | None = None) -> Trace:
     return parse_trace(b.to_bytes())
 
 
-def rows(a: Trace, b: Trace, by: DiffBy = "op") -> dict[str, DiffRow]:
+def rows(a: Events, b: Events, by: DiffBy = "op") -> dict[str, DiffRow]:
     return {row.name: row for row in diff_rows(a, b, by=by)}
 
 
@@ -141,7 +141,7 @@ def test_a_time_that_hardly_changed_is_the_same(
 
 
 def test_of_cpu_and_device_time_the_one_that_changed_more_decides() -> None:
-    def times(host_us: float, device_us: float) -> Trace:
+    def times(host_us: float, device_us: float) -> Events:
         b = TraceBuilder("GPU")
         with b.op("mm", dur_us=host_us):
             b.launch("gemm", device_us=device_us, host_us=0)
@@ -253,7 +253,7 @@ def test_an_unknown_total_is_never_within_the_limit(
 def test_device_and_cpu_time_are_both_checked_where_there_is_a_device() -> None:
     cpu, gpu, slow = ran(("mm", 9)), ran(("mm", 9), device="GPU"), ran(("mm", 99), device="GPU")
 
-    def verdicts(a: Trace, b: Trace, by: DiffBy = "op") -> dict[str, bool | None]:
+    def verdicts(a: Events, b: Events, by: DiffBy = "op") -> dict[str, bool | None]:
         return {c.metric: c.exceeded for c in growth(a, b, by=by, limit_percent=5)}
 
     assert verdicts(cpu, cpu) == {"self_cpu_ms": False}

@@ -16,7 +16,7 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Trace
+from pytest_torchprof.trace.events import FACTS_KEY, Events
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.found import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
@@ -33,7 +33,7 @@ OF_DEVICE = [n for n, m in METRICS.items() if m.needs & {"device", "device_memor
 FROM_EVENTS = [n for n, m in METRICS.items() if "device" in m.needs]
 
 
-def recorded(b: TraceBuilder, *changes: Any) -> Trace:
+def recorded(b: TraceBuilder, *changes: Any) -> Events:
     return parse_trace(b.to_bytes(changes))
 
 
@@ -75,7 +75,7 @@ def step() -> TraceBuilder:
     return b
 
 
-def reason(trace: Trace, name: str) -> str | None:
+def reason(trace: Events, name: str) -> str | None:
     value = measure(METRICS[name], trace)
     return in_words(value.reason) if isinstance(value, NotMeasured) else None
 
@@ -228,7 +228,7 @@ def test_on_cuda_and_rocm_waits_are_counted() -> None:
 # -------------------------------------------------------------------------- partial captures
 
 
-def partial() -> Trace:
+def partial() -> Events:
     b = TraceBuilder(A100, (8, 0))
     b.metadata(FACTS_KEY, {"accelerator": A100, "device_type": "cuda"})
     with b.annotation(REGION), b.op("aten::mm", [[64, 64], [64, 64]]):
@@ -272,7 +272,7 @@ def test_in_a_partial_capture_counts_of_the_rest_are_a_lower_bound() -> None:
 # ----------------------------------------------------------------------------------- graphs
 
 
-def replayed(*kernels: str, device: str = A100, **facts: object) -> Trace:
+def replayed(*kernels: str, device: str = A100, **facts: object) -> Events:
     vendor = "amd" if device.startswith("AMD") else "nvidia"
     b = TraceBuilder(device, (9, 4) if vendor == "amd" else (8, 0), vendor=vendor)
     b.metadata(FACTS_KEY, {"accelerator": device, "device_type": "cuda", **facts})

@@ -19,12 +19,12 @@ from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 DEVICES = ["cpu", "cuda"]
 
 
-def used(trace: Trace, device: str) -> tuple[int, int, int]:
+def used(trace: Events, device: str) -> tuple[int, int, int]:
     """Allocated, peak and leaked bytes, after checking that each is the sum of its parts."""
     found = usage(trace, on_device=device == "cuda")
     assert found is usage(trace, on_device=device == "cuda")
@@ -59,7 +59,7 @@ class Blocks:
         self.address[name] = address
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> Events:
         return parse_trace(self.b.to_bytes())
 
 

@@ -29,12 +29,12 @@ from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 DEVICES = [("cpu", "cpu"), ("cuda", "cuda:0")]
 
 
-def at_peak(trace: Trace, device: str) -> PeakMemory:
+def at_peak(trace: Events, device: str) -> PeakMemory:
     """The one of this device, after checking that its rows add up."""
     (found,) = (peak for peak in memory_peaks(trace) if peak.device == device)
     assert found.peak_bytes == sum(row.bytes for row in found.rows)

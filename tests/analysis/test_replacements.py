@@ -16,10 +16,10 @@ from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.trace_diff import DiffBy
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
-def ran(*names: str) -> Trace:
+def ran(*names: str) -> Events:
     """Operators one after the other, each with a kernel of its name."""
     b = TraceBuilder("GPU")
     for name in names:
@@ -101,7 +101,7 @@ def test_operators_that_only_wrap_view_or_allocate_are_passed_over() -> None:
 
 
 def test_threads_and_streams_are_compared_one_by_one() -> None:
-    def interleaved(step: int) -> Trace:
+    def interleaved(step: int) -> Events:
         b = TraceBuilder("GPU")
         for i in range(12):
             with b.thread(i // step % 2 + 1):

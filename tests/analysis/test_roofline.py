@@ -21,7 +21,7 @@ from pytest_torchprof.work.counting import op_flops
 from pytest_torchprof.work.devices.device import DTYPES, Device
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: A device with round numbers: 1 TFLOP/s in single precision, 1 TB/s.
 CHIP = Device(
@@ -526,7 +526,7 @@ def test_no_work_is_lost_or_done_twice(b: TraceBuilder) -> None:
 # ------------------------------------------------------------------------- traces of real devices
 
 
-def real(name: str) -> Trace:
+def real(name: str) -> Events:
     path = CORPUS / f"{name}.pt.trace.json.gz"
     if not path.exists():
         pytest.skip(f"no real traces: {path.parent} has no {path.name}")

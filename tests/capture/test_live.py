@@ -31,7 +31,7 @@ from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 Block = Callable[[], Any]
 
@@ -207,7 +207,7 @@ def test_a_region_is_marked_as_torch_would(tmp_path: Path, monkeypatch: pytest.M
 # ----------------------------------------------------------------------------- what torch says
 
 
-def torch_says(block: Block, folder: Path) -> tuple[Any, Trace]:
+def torch_says(block: Block, folder: Path) -> tuple[Any, Events]:
     """A session of torch's own around a region like ours: its averages, and its file."""
     with (
         profile(
@@ -220,7 +220,7 @@ def torch_says(block: Block, folder: Path) -> tuple[Any, Trace]:
     return session, read_trace(folder / "trace.json")
 
 
-def repetitions(trace: Trace) -> Counter[str]:
+def repetitions(trace: Events) -> Counter[str]:
     """Operators that only call another form of themselves: torch counts the two as one."""
     children = Counter(trace.parent.tolist())
     return Counter(

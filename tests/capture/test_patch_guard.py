@@ -22,7 +22,7 @@ def replaced(*_: Any, **__: Any) -> Any:
 @pytest.fixture(params=["as this Python does", "no versions"])
 def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> PatchGuard:
     if request.param == "no versions":
-        monkeypatch.setattr(versions, "tells", lambda: False)
+        monkeypatch.setattr(versions, "counts_versions", lambda: False)
     made = PatchGuard()
     made.learn()
     assert bool(made._versions) == versions.counts_versions()

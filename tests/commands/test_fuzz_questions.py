@@ -33,7 +33,7 @@ from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 pytestmark = pytest.mark.thorough
 OTHER = parse_trace(TEXTS[0])
@@ -49,7 +49,7 @@ def _a_command_starts_at_once() -> Iterator[None]:
         yield
 
 
-def ask(trace: Trace) -> None:
+def ask(trace: Events) -> None:
     for by in ("op", "kernel"):
         for a, b in ((trace, OTHER), (OTHER, trace)):
             assert all(row.calls_a or row.calls_b for row in diff_rows(a, b, by=by))
@@ -80,7 +80,7 @@ def survive(data: bytes) -> None:
                 status = cli.main([command, str(source)])
             assert status in {0, 2}
             assert "internal error" not in said.getvalue()
-        trace: Trace | None = None
+        trace: Events | None = None
         with suppress(TraceError):
             trace = read_trace(source)
         if trace is not None:

@@ -25,7 +25,7 @@ from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
 from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace as Events
+    from pytest_torchprof.trace.events import Events
 
 __all__ = ["say"]  # a fixture
 

@@ -27,7 +27,7 @@ from pytest_torchprof.trace.read import parse_trace, read_trace
 if TYPE_CHECKING:
     from labelled.case import Case, Examples
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: The rule of examples in which no rule must match.
 CLEAN = "clean"
@@ -126,7 +126,7 @@ def is_live(made: Any) -> bool:
     return callable(made) and not isinstance(made, TraceBuilder | Path)
 
 
-def trace_of(made: Any, folder: Path) -> Trace:
+def trace_of(made: Any, folder: Path) -> Events:
     """The trace of what `prepared` gave."""
     if isinstance(made, TraceBuilder):
         return parse_trace(made.to_bytes())
@@ -134,11 +134,11 @@ def trace_of(made: Any, folder: Path) -> Trace:
         return read_trace(made)
     with quiet():
         # One that knows how it is to be captured, such as a compiled payload with facts of dynamo.
-        capture: Callable[[Path], Trace] | None = getattr(made, "capture", None)
+        capture: Callable[[Path], Events] | None = getattr(made, "capture", None)
         return captured(made, folder, tensors=True) if capture is None else capture(folder)
 
 
-def asked(case: Case, trace: Trace) -> Answer:
+def asked(case: Case, trace: Events) -> Answer:
     """What all rules say to this trace of the example."""
     return Answer(case, check(trace, RULES.values(), thresholds={case.rule: dict(case.thresholds)}))
 

@@ -20,26 +20,26 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 FORWARD = "net.py(8): forward"
 
 
-def trace_of(builder: TraceBuilder, folder: Path) -> Trace:
+def trace_of(builder: TraceBuilder, folder: Path) -> Events:
     return read_trace(builder.save(folder / "x.json"))
 
 
-def rows_of(trace: Trace, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def rows_of(trace: Events, name: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.flatnonzero(trace.named(name))
 
 
-def places(trace: Trace, name: str) -> list[Place]:
+def places(trace: Events, name: str) -> list[Place]:
     """The place of each event of this name."""
     found, at = by_frames(trace, rows_of(trace, name))
     return [found[number] for number in at.tolist()]
 
 
-def place(trace: Trace, name: str) -> Place:
+def place(trace: Events, name: str) -> Place:
     (found,) = places(trace, name)
     return found
 

@@ -24,13 +24,13 @@ from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: As flamegraph.pl and inferno take a line apart.
 LINE = re.compile(r"^(\S+) (\d+)$")
 
 
-def folded(trace: Trace, metric: StackMetric = "self_cpu_ms") -> dict[str, int]:
+def folded(trace: Events, metric: StackMetric = "self_cpu_ms") -> dict[str, int]:
     """Paths and us, after checking that each is there once and that they add up."""
     lines = [*fold(trace, metric)]
     matches = [LINE.match(line) for line in lines]

@@ -24,7 +24,7 @@ from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 KEYS = (
     *("flops", "bytes", "achieved TFLOP/s", "achieved GB/s"),
@@ -32,7 +32,7 @@ KEYS = (
 )
 
 
-def nothing(trace: Trace) -> Known:
+def nothing(trace: Events) -> Known:
     known = by_index(trace)
     none, nan = np.full(len(known.event), -1), np.full(len(known.event), math.nan)
     return Known(known.event, none, none, none, nan, nan)
@@ -118,7 +118,7 @@ def test_nothing_known_is_nothing_added(tmp_path: Path) -> None:
 
 
 def test_what_is_unknown_is_not_there(tmp_path: Path) -> None:
-    def some(trace: Trace) -> Known:
+    def some(trace: Events) -> Known:
         known = by_index(trace)
         known.flops[:] = known.done[:] = -1
         known.compute_pct[:] = math.nan
@@ -173,7 +173,7 @@ def test_counters_are_the_sum_over_what_runs(tmp_path: Path) -> None:
     b.launch("short", device_us=10, stream=8, host_us=1)
     source, target = b.save(tmp_path / "in.json"), tmp_path / "out.json"
 
-    def work(trace: Trace) -> Known:
+    def work(trace: Events) -> Known:
         event = np.flatnonzero(trace.is_kind(Kind.KERNEL))
         nan = np.full(2, math.nan)
         flops = np.array([40_000_000, -1])

@@ -10,7 +10,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Trace
+from pytest_torchprof.trace.events import FACTS_KEY, Events
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ SGEMM = "ampere_sgemm_128x64_tn"
 TF32 = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'
 
 
-def recorded(b: TraceBuilder) -> Trace:
+def recorded(b: TraceBuilder) -> Events:
     return parse_trace(b.to_bytes())
 
 
-def found(trace: Trace, code: str) -> Finding:
+def found(trace: Events, code: str) -> Finding:
     """The one finding of a rule."""
     (finding,) = check(trace, [RULES[code]]).findings()
     return finding

@@ -20,7 +20,7 @@ from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Triggers
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: In its package, its function hides it.
@@ -31,7 +31,7 @@ def always(code: str, triggers: Triggers, needs: str = "") -> Rule:
     """A rule that matches once, wherever it is asked."""
 
     @rule(code, fix="", triggers=triggers, needs=needs, times=Threshold(2, "1", "once is fine"))
-    def found(_: Trace, **__: float) -> Matches:
+    def found(_: Events, **__: float) -> Matches:
         """A match."""
         return Matches(np.array([-1]), "here")
 
@@ -39,7 +39,7 @@ def always(code: str, triggers: Triggers, needs: str = "") -> Rule:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Trace:
+def trace(tmp_path: Path) -> Events:
     b = TraceBuilder()
     b.op("aten::add", [[4], [4]])
     b.op("aten::mm", [[4, 4], [4, 4]])
@@ -63,7 +63,7 @@ def trace(tmp_path: Path) -> Trace:
     ],
 )
 def test_a_rule_is_asked_where_its_trigger_occurs(
-    trace: Trace, triggers: str | None, asked: bool
+    trace: Events, triggers: str | None, asked: bool
 ) -> None:
     others = [always("other", "aten::nothing"), always("another", "aten::add|x")]
     for rules in ([always("one", triggers)], [*others, always("one", triggers)]):
@@ -84,13 +84,13 @@ def test_a_rule_is_asked_where_its_trigger_occurs(
     ],
 )
 def test_a_rule_is_asked_where_enough_of_each_trigger_occurs(
-    trace: Trace, triggers: Triggers, asked: bool
+    trace: Events, triggers: Triggers, asked: bool
 ) -> None:
     one = always("one", triggers)
     assert asked is ("one" in check(trace, [one]).counts)
 
 
-def test_a_threshold_that_a_user_sets_counts_for_its_trigger(trace: Trace) -> None:
+def test_a_threshold_that_a_user_sets_counts_for_its_trigger(trace: Events) -> None:
     one = always("one", {"aten::": "times"})
     for times, asked in [(1, True), (2.5, True), (3, False)]:
         checked = check(trace, [one], thresholds={"one": {"times": times}})
@@ -104,13 +104,13 @@ def test_a_trigger_names_a_threshold_that_there_is() -> None:
         always("one", {"aten::": "time"})
 
 
-def test_a_rule_that_is_new_to_a_trace_is_asked_too(trace: Trace) -> None:
+def test_a_rule_that_is_new_to_a_trace_is_asked_too(trace: Events) -> None:
     for letter in "am":  # nobody has looked for these names before
         assert {"new": 1} == check(trace, [always("new", f"aten::{letter}[dm]+$")]).counts
 
 
 def test_what_is_known_of_names_does_not_grow_without_end(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
+    trace: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NAMES, "_MOST_KNOWN", 1)
     rules = [always("one", "aten::mm")]
@@ -139,15 +139,15 @@ def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> N
     assert why == because(Why.NO_REGION)
 
 
-def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
+def test_places_are_asked_for_once_for_all_rules(trace: Events) -> None:
     asked = []
 
-    def placing(trace: Trace, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
+    def placing(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:
         asked.append(len(events))
         return [Place("a.py:1"), Place("b.py:2")], np.arange(len(events)) % 2
 
     @rule("both", fix="")
-    def both(trace: Trace) -> Matches:
+    def both(trace: Events) -> Matches:
         """Both."""
         return Matches(selected_operators(trace, "aten::add", "aten::mm"), "an operator")
 
@@ -159,7 +159,7 @@ def test_places_are_asked_for_once_for_all_rules(trace: Trace) -> None:
 
 
 def test_one_look_for_all_expressions_finds_what_each_finds(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
+    trace: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [*trace.names, "aten::mm", "Optimizer.step#SGD.step", "cudaLaunchKernel", "nothing"]
     monkeypatch.setattr(NAMES, "_KNOWN", {})
@@ -171,7 +171,7 @@ def test_one_look_for_all_expressions_finds_what_each_finds(
 
 
 def test_a_name_is_looked_at_once_in_a_process(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
+    trace: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = [always(f"r{n}", f"aten::(nothing{n}|mm)$") for n in range(80)]
     assert 80 == len(check(trace, rules).counts)
@@ -190,10 +190,10 @@ def test_a_name_is_looked_at_once_in_a_process(
     ],
 )
 def test_matches_of_several_sizes_at_one_place_are_one_finding(
-    trace: Trace, messages: list[str], expected: dict[str, int]
+    trace: Events, messages: list[str], expected: dict[str, int]
 ) -> None:
     @rule("sizes", fix="")
-    def sizes(trace: Trace) -> Matches:
+    def sizes(trace: Events) -> Matches:
         """Matches of some sizes."""
         return Matches(np.repeat(selected_operators(trace, "aten::mm"), 2), messages)
 
@@ -201,16 +201,16 @@ def test_matches_of_several_sizes_at_one_place_are_one_finding(
     assert expected == {one.message: one.count for one in found}
 
 
-def test_a_finding_has_the_path_of_its_own_events(trace: Trace) -> None:
+def test_a_finding_has_the_path_of_its_own_events(trace: Events) -> None:
     @rule("two", fix="")
-    def two(trace: Trace) -> Matches:
+    def two(trace: Events) -> Matches:
         """Two operators on one line."""
         return Matches(
             selected_operators(trace, "aten::add", "aten::mm"), ["aten::add", "aten::mm"]
         )
 
     def on_one_line(
-        trace: Trace, events: Ints, parts: Parts = NO_PARTS
+        trace: Events, events: Ints, parts: Parts = NO_PARTS
     ) -> tuple[list[Place], Ints]:
         del trace, parts
         names = ["aten::add", "aten::mm"]

@@ -19,29 +19,29 @@ from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Rule
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Trace
+from pytest_torchprof.trace.events import FACTS_KEY, Events
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 A100 = "NVIDIA A100-SXM4-40GB"
 SGEMM = "ampere_sgemm_128x64_tn"
 
 
-def recorded(b: TraceBuilder) -> Trace:
+def recorded(b: TraceBuilder) -> Events:
     return parse_trace(b.to_bytes())
 
 
-def costs(trace: Trace, *codes: str) -> list[float]:
+def costs(trace: Events, *codes: str) -> list[float]:
     """In us, of these rules' findings."""
     found = check(trace, [RULES[code] for code in codes or RULES])
     return [finding.cost_ms * 1e3 for finding in found.findings()]
 
 
-def span_ms(trace: Trace) -> float:
+def span_ms(trace: Events) -> float:
     ends = trace.ts + trace.dur
     return float(ends.max() - trace.ts.min()) / 1e6
 
 
-def waiting(busy_us: float, then_us: float = 0) -> Trace:
+def waiting(busy_us: float, then_us: float = 0) -> Events:
     """A kernel for which the host waits, and another one some time after that."""
     b = TraceBuilder(A100, (8, 0))
     b.launch("first", busy_us)
@@ -121,7 +121,7 @@ def test_waits_never_cost_more_than_the_device_was_idle(device: list[int], host:
     at = [(a, b) for a, b in pairwise(sorted(device)) if b > a][::2] or [(0, 1)]
     start, end = (np.array(times, np.int64) for times in zip(*at, strict=True))
     kernel = np.flatnonzero(trace.named("k"))[0]
-    busy = Trace(
+    busy = Events(
         ts=start,
         dur=end - start,
         kind=np.full(len(at), trace.kind[kernel]),
@@ -158,7 +158,7 @@ def test_all_findings_together_cost_no_more_than_the_trace_lasted() -> None:
     with b.annotation(REGION), b.op("aten::mul", [[2]]):
         b.advance(10)
 
-    def costly(trace: Trace) -> Matches:
+    def costly(trace: Events) -> Matches:
         rows = np.flatnonzero(trace.named("aten::mul"))
         return Matches(rows, "slow", cost_ns=np.full(len(rows), 10**9))
 
@@ -194,7 +194,7 @@ def test_costs_in_real_traces_are_within_bounds(path: Path) -> None:
 # --------------------------------------------------------------------------- without the profiler
 
 
-def filling(wall_ms: object) -> Trace:
+def filling(wall_ms: object) -> Events:
     """A region in which a call of zero_grad takes half the time, in a test with such rounds."""
     b = TraceBuilder()
     b.metadata(FACTS_KEY, {"torch": "2.13.0", "wall_ms": wall_ms})

@@ -18,7 +18,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.tensors import Taken
 
 #: What each call takes, and what it makes.
@@ -42,7 +42,7 @@ class Known:
         return [taken[0] for taken in self.taken(starts, names) if isinstance(taken[0], int)]
 
 
-def known(b: TraceBuilder, said: Said) -> Trace:
+def known(b: TraceBuilder, said: Said) -> Events:
     """The trace, in which each call, and the ``copy_`` in it, is known to take and to make this."""
     trace = parse_trace(b.to_bytes())
     rows = np.flatnonzero(called(trace))
@@ -55,7 +55,7 @@ def known(b: TraceBuilder, said: Said) -> Trace:
     return replace(trace, tensors=Known(found))
 
 
-def counted(code: str, trace: Trace) -> int:
+def counted(code: str, trace: Events) -> int:
     return check(trace, [RULES[code]]).counts.get(code, 0)
 
 

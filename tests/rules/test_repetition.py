@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 THROWN_AWAY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "repeated-cast": torch.Tensor.double,
@@ -25,11 +25,11 @@ THROWN_AWAY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def counted(code: str, trace: Trace) -> int:
+def counted(code: str, trace: Events) -> int:
     return check(trace, [RULES[code]]).counts.get(code, 0)
 
 
-def without_memory(trace: Trace) -> Trace:
+def without_memory(trace: Events) -> Events:
     kind = trace.kind.copy()
     kind[trace.is_kind(Kind.MEMORY)] = Kind.OTHER
     return replace(trace, kind=kind)

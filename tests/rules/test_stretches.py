@@ -23,7 +23,7 @@ from pytest_torchprof.trace.read import parse_trace
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 X = torch.rand(2, 4)
 
@@ -41,7 +41,7 @@ class Net(nn.Module):
         return self.second(hidden)
 
 
-def products(trace: Trace) -> Matches:
+def products(trace: Events) -> Matches:
     """All products are one match."""
     rows = selected_operators(trace, "aten::linear", "aten::mm")
     return Matches(rows[:1], "products", parts=[rows])
@@ -103,7 +103,7 @@ def test_of_lines_that_nothing_calls_the_first_is_named(pytester: pytest.Pyteste
     assert ("test_it.py:6", None) == (finding["location"], finding["module"])
 
 
-def stored(*stacks: tuple[str, ...]) -> tuple[Trace, list[Place]]:
+def stored(*stacks: tuple[str, ...]) -> tuple[Events, list[Place]]:
     """A trace of a product below each of these stacks, and the place of all of them."""
     b = TraceBuilder()
 
@@ -143,7 +143,7 @@ def test_without_functions_it_is_the_path_of_operators() -> None:
 
 def test_a_match_names_only_events_that_there_are() -> None:
     @rule("far", fix="")
-    def far(_: Trace) -> Matches:
+    def far(_: Events) -> Matches:
         """Far."""
         return Matches(np.array([0]), "far", parts=[np.array([10_000])])
 

@@ -27,7 +27,7 @@ from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 CODES = {"mul": "repeated-cast", "sub": "contiguous-copy", "add": "copy-round-trip"}
 MUL, SUB, ADD, DEVICE, RAISING = *CODES.values(), "host-sync", "launch-bound"
@@ -53,7 +53,7 @@ WORK = """
 def counting(word: str, code: str) -> Rule:
     """A rule that matches each call of ``aten::<word>``."""
 
-    def find(trace: Trace) -> Matches:
+    def find(trace: Events) -> Matches:
         rows = selected_operators(trace, f"aten::{word}")
         cost = np.full(len(rows), {"mul": 200}.get(word, 100))
         return Matches(rows, f"it calls {word}", cost_ns=cost)
@@ -61,7 +61,7 @@ def counting(word: str, code: str) -> Rule:
     return Rule(code, find, f"do not call {word}", f"aten::{word}$")
 
 
-def nothing(trace: Trace) -> list[int]:
+def nothing(trace: Events) -> list[int]:
     raise AssertionError(f"asked of {len(trace)} events")
 
 
@@ -514,7 +514,7 @@ def test_stats_have_the_findings_that_count(pytester: pytest.Pytester) -> None:
 def test_rules_run_once_a_test(pytester: pytest.Pytester, rules: dict[str, Rule]) -> None:
     seen: list[int] = []
 
-    def find(trace: Trace) -> Matches:
+    def find(trace: Events) -> Matches:
         seen.extend([len(trace)] * ("environment" in trace.facts))  # else it is to warm up
         return Matches(np.flatnonzero(trace.is_kind(Kind.OP) & trace.selection), "an operator")
 

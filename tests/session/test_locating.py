@@ -32,13 +32,13 @@ from pytest_torchprof.trace.names import selected_operators
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 MUL = "repeated-cast"
 HERE = "# <- here"
 
 
-def multiplications(trace: Trace) -> Matches:
+def multiplications(trace: Events) -> Matches:
     return Matches(selected_operators(trace, "aten::mul"), "it multiplies")
 
 
@@ -934,7 +934,7 @@ def test_what_is_always_at_one_place_is_there_however_often() -> None:
     assert [5, 6, 6, 6, 6, 7] == run.places(words[1]).tolist()
 
 
-def gpu_step(*, marked: bool) -> Trace:
+def gpu_step(*, marked: bool) -> Events:
     """A step on a device, whose backward runs in a thread of the engine's."""
     b = TraceBuilder("GPU")
 

@@ -16,7 +16,7 @@ from pytest_torchprof.places.located import Located
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 prime()
 
@@ -27,7 +27,7 @@ def captured_file(
     facts: Mapping[str, Any] | None = None,
     *,
     tensors: bool = False,
-) -> tuple[Trace, Path]:
+) -> tuple[Events, Path]:
     """The trace of a block that is run once, and its file. What it returns is not kept."""
     capture = Capture(tensors=tensors)
     capture.start()
@@ -38,7 +38,7 @@ def captured_file(
         capture.abandon()
 
 
-def captured(block: Callable[[], Any], folder: Path, *, tensors: bool = False) -> Trace:
+def captured(block: Callable[[], Any], folder: Path, *, tensors: bool = False) -> Events:
     """The trace of a block that is run once; ``tensors``: it knows which tensor is which."""
     return captured_file(block, folder, tensors=tensors)[0]
 
@@ -56,7 +56,7 @@ class Compiling:
         self._block()
         self._first = self._first or CompileCount.now().since(self._before)
 
-    def capture(self, folder: Path) -> Trace:
+    def capture(self, folder: Path) -> Events:
         """The trace of another run, with the facts of the first."""
         if self._first is None:
             self()
@@ -71,7 +71,7 @@ class Compiling:
             capture.abandon()
 
 
-def placing(block: Callable[[], Any], trace: Trace, folder: Path) -> Placing:
+def placing(block: Callable[[], Any], trace: Events, folder: Path) -> Placing:
     """Runs the block once more, as the locating run does: where the events of its trace were.
 
     Locations are absolute.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
@@ -27,7 +27,7 @@ class Known:
     bandwidth_pct: npt.NDArray[np.float64]
 
 
-def by_index(trace: Trace) -> Known:
+def by_index(trace: Events) -> Known:
     """Of each device event in time order: flops 1000, 1001, …, bytes 0, 1, …, nothing unknown."""
     event = np.flatnonzero(trace.is_kind(*DEVICE_KINDS))
     number = np.arange(len(event))

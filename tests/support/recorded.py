@@ -16,7 +16,7 @@ from pytest_torchprof.capture.real import muted
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
 @contextmanager
@@ -62,6 +62,6 @@ class Recorded:
     shapes: bool = True
     stacks: bool = True
 
-    def capture(self, folder: Path) -> Trace:
+    def capture(self, folder: Path) -> Events:
         """Record it and read it back."""
         return read_trace(record(self.block, folder, shapes=self.shapes, stacks=self.stacks))

@@ -15,7 +15,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import Arguments
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import Trace
+from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.work.counting import has_shapes, op_flops
@@ -23,12 +23,12 @@ from pytest_torchprof.work.counting import has_shapes, op_flops
 Interval = tuple[int, int, int]  # start, duration, thread
 
 
-def trace_of(*intervals: Interval, kind: Kind = Kind.OP) -> Trace:
+def trace_of(*intervals: Interval, kind: Kind = Kind.OP) -> Events:
     """Operators named by their position, in time order."""
     ordered = sorted(intervals, key=lambda i: (i[0], -i[1]))
     columns = np.array(ordered, np.int64).reshape(-1, 3)
     n = len(ordered)
-    return Trace(
+    return Events(
         ts=columns[:, 0],
         dur=columns[:, 1],
         kind=np.full(n, kind, np.int8),
@@ -39,12 +39,12 @@ def trace_of(*intervals: Interval, kind: Kind = Kind.OP) -> Trace:
     )
 
 
-def index(trace: Trace, name: str) -> int:
+def index(trace: Events, name: str) -> int:
     (found,) = np.flatnonzero(trace.named(name))
     return int(found)
 
 
-def names(trace: Trace, events: Any) -> list[str]:
+def names(trace: Events, events: Any) -> list[str]:
     return [trace.names[trace.name[i]] for i in events]
 
 
@@ -112,7 +112,7 @@ def nested_intervals(draw: st.DrawFn) -> list[Interval]:
     return done
 
 
-def nested_by_stack(trace: Trace) -> tuple[list[int], list[int], list[int]]:
+def nested_by_stack(trace: Events) -> tuple[list[int], list[int], list[int]]:
     """Parent, depth and self time of properly nested events, as simply as can be."""
     parent, depth, own = [], [], trace.dur.tolist()
     stacks: dict[int, list[int]] = {}
@@ -263,7 +263,7 @@ def test_the_device_is_that_of_the_args_and_else_of_the_process() -> None:
 # ----------------------------------------------------------------------------------- the region
 
 
-def region_trace() -> Trace:
+def region_trace() -> Events:
     b = TraceBuilder("GPU")
     with b.op("before"):
         b.launch("launched before", device_us=50)
@@ -318,7 +318,7 @@ def test_a_region_without_duration_is_none() -> None:
 # ------------------------------------------------------------------------------- parts of a trace
 
 
-def modules_trace() -> Trace:
+def modules_trace() -> Events:
     b = TraceBuilder("GPU")
     with b.annotation(REGION):
         for number in range(2):
@@ -374,7 +374,7 @@ def test_parts_share_what_was_worked_out_and_keep_their_own_answers() -> None:
     assert view.selection is not whole[1]
     assert trace.selection is whole[1]
 
-    def asked(trace: Trace) -> int:
+    def asked(trace: Events) -> int:
         return int(trace.selection.sum())
 
     assert trace.once(asked) > view.once(asked) > trace.within(op="no").once(asked) == 0
@@ -382,7 +382,7 @@ def test_parts_share_what_was_worked_out_and_keep_their_own_answers() -> None:
 
 def test_a_question_is_answered_once() -> None:
     asked = itertools.count()
-    question: Callable[[Trace, int], int] = lambda _, more: next(asked) + more  # noqa: E731
+    question: Callable[[Events, int], int] = lambda _, more: next(asked) + more  # noqa: E731
     trace = modules_trace()
     assert [trace.once(question, 10), trace.once(question, 10), trace.once(question, 20)] == [
         10,
@@ -482,7 +482,7 @@ def test_odd_args_of_one_event_do_not_disturb_the_others() -> None:
 def test_kinds_that_are_there(kinds: list[Kind]) -> None:
     column, zeros = np.array(kinds, np.int8), np.zeros(len(kinds), np.int64)
     threads = zeros.astype(np.int32)
-    trace = Trace(zeros, zeros, column, zeros, threads, ["a"], Arguments.of([None] * len(kinds)))
+    trace = Events(zeros, zeros, column, zeros, threads, ["a"], Arguments.of([None] * len(kinds)))
     for kind in Kind:
         assert trace.has(kind) == (kind in kinds)
     assert trace.has(Kind.OP, Kind.KERNEL) == (not {Kind.OP, Kind.KERNEL}.isdisjoint(kinds))

@@ -15,7 +15,7 @@ from pytest_torchprof.trace.read import read_trace as read_file
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
 def save(path: Path, operators: int, rank: Any = None, style: Any = ()) -> Path:
@@ -28,7 +28,7 @@ def save(path: Path, operators: int, rank: Any = None, style: Any = ()) -> Path:
     return b.save(path, style)
 
 
-def seen(found: list[tuple[int, Trace]]) -> list[tuple[int, Any]]:
+def seen(found: list[tuple[int, Events]]) -> list[tuple[int, Any]]:
     """(rank, operators) of each."""
     return [(rank, measure_all(trace)["ops"]) for rank, trace in found]
 
@@ -153,11 +153,11 @@ def test_one_rank_is_chosen_without_reading_the_others(
         save(tmp_path / f"{number}.json", number + 1, rank=7 - number)
     seen_files: list[str] = []
 
-    def watched(path: Path, **options: Any) -> Trace:
+    def watched(path: Path, **options: Any) -> Events:
         seen_files.append(path.name)
         return read_file(path, **options)
 
-    monkeypatch.setattr(room, "read", watched)
+    monkeypatch.setattr(room, "read_trace", watched)
     assert seen(read_ranks([tmp_path], rank=6)) == [(6, 2)]
     assert seen_files == ["1.json"]
 

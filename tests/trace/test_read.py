@@ -24,7 +24,7 @@ from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Trace
+from pytest_torchprof.trace.events import FACTS_KEY, Events
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
@@ -32,10 +32,10 @@ from pytest_torchprof.verdict.metrics import METRICS, measure_all
 COLUMNS = ("ts", "dur", "kind", "name", "thread")
 
 
-def same(a: Trace, b: Trace, *columns: str) -> bool:
+def same(a: Events, b: Events, *columns: str) -> bool:
     """Whether these columns are equal, names and threads as what they stand for."""
 
-    def values(trace: Trace, column: str) -> list[Any]:
+    def values(trace: Events, column: str) -> list[Any]:
         raw = getattr(trace, column).tolist()
         table = {"name": trace.names, "thread": [(str(p), str(t)) for p, t in trace.threads]}
         return [table[column][i] for i in raw] if column in table else raw
@@ -43,7 +43,7 @@ def same(a: Trace, b: Trace, *columns: str) -> bool:
     return all(values(a, column) == values(b, column) for column in columns or COLUMNS)
 
 
-def exact(trace: Trace) -> dict[str, Any]:
+def exact(trace: Events) -> dict[str, Any]:
     """Every metric that does not depend on times."""
     values = measure_all(trace)
     return {k: v for k, v in values.items() if not k.endswith("_ms") and not k.startswith("wall")}
@@ -288,7 +288,7 @@ def test_progress_is_told_up_to_the_end(
 # ----------------------------------------------------------------------- broken off, badly written
 
 
-def kept(trace: Trace) -> int:
+def kept(trace: Events) -> int:
     """How many events the warning says were kept."""
     (warning,) = trace.warnings
     return int(re.findall(r"the ([\d,]+) events", warning)[0].replace(",", ""))

@@ -23,7 +23,7 @@ from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.samples import Normalised, Sample
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Trace
+from pytest_torchprof.trace.events import FACTS_KEY, Events
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
@@ -61,7 +61,7 @@ JUNK = st.recursive(
 DEVICE = [n for n, m in METRICS.items() if m.needs & {"device", "device_memory", "calls"}]
 
 
-def whole(b: TraceBuilder) -> Trace:
+def whole(b: TraceBuilder) -> Events:
     return parse_trace(b.to_bytes())
 
 
@@ -494,7 +494,7 @@ def test_known_answers_of_the_sam_trace() -> None:
     assert values["syncs"] == 186 + 1  # of streams, and of the device at the profiler's end
 
 
-def flops_by(trace: Trace, *patterns: str) -> float:
+def flops_by(trace: Events, *patterns: str) -> float:
     """GFLOP of the operators whose name holds one of these."""
     chosen = trace.names_where(lambda name: any(p in name for p in patterns))
     return float(op_flops(trace)[chosen].sum()) / 1e9

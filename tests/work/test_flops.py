@@ -33,7 +33,7 @@ from pytest_torchprof.work.counting import unknown_flops
 from pytest_torchprof.work.flops import FORMULAS, flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 Count = Callable[[Callable[[], object]], int]
 
@@ -434,7 +434,7 @@ PACKED = ("aten::_flash_attention_forward", [*RAGGED, [3], [3]])
 Nested = tuple[Any, ...]
 
 
-def traced(*calls: Nested) -> Trace:
+def traced(*calls: Nested) -> Events:
     """A trace of these operators; one that is followed by a list has those inside."""
     b = TraceBuilder()
 

@@ -23,7 +23,7 @@ from pytest_torchprof.trace.names import Names, count, names_of, present
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
@@ -35,7 +35,7 @@ class Checked(Frozen, frozen=True):
     ``wants_tensors``: a capture that identifies tensors may have other matches.
     """
 
-    trace: Trace
+    trace: Events
     matches: Mapping[Rule, Matches]
     unchecked: Mapping[str, Reason] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def _asked(matches: Collection[Matches]) -> tuple[Ints, dict[int, PlacedEvents]]
 
 
 def check(
-    trace: Trace,
+    trace: Events,
     rules: Iterable[Rule],
     *,
     ignore: Collection[str] = (),
@@ -149,7 +149,7 @@ def _fault(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if text else ''}{text}{line}"
 
 
-def nothing_seen(trace: Trace) -> Reason | None:
+def nothing_seen(trace: Events) -> Reason | None:
     """Why no rule can be checked on a trace: it does not contain what ran."""
     if trace.region is not None:
         return None
@@ -158,7 +158,7 @@ def nothing_seen(trace: Trace) -> Reason | None:
     return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NOTHING_TO_CHECK)
 
 
-def lacks(trace: Trace, rule: Rule) -> Reason | None:
+def lacks(trace: Events, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
     if not rule.needs:
         return _unready(trace, rule)
@@ -171,7 +171,7 @@ def lacks(trace: Trace, rule: Rule) -> Reason | None:
     return _unready(trace, rule)
 
 
-def _unready(trace: Trace, rule: Rule) -> Reason | None:
+def _unready(trace: Events, rule: Rule) -> Reason | None:
     why = None if rule.ready is None else rule.ready(trace)
     return None if why is None else _reason(why)
 
@@ -207,7 +207,7 @@ def _candidates(rules: tuple[Rule, ...], there: AbstractSet[Names]) -> list[_Can
     return found
 
 
-def _occur(trace: Trace, one: _Candidate, values: Mapping[str, float]) -> bool:
+def _occur(trace: Events, one: _Candidate, values: Mapping[str, float]) -> bool:
     """Whether enough events have such names."""
     return all(
         count(trace, names) >= int(values[least] if isinstance(least, str) else least)

@@ -14,7 +14,7 @@ from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Rule
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 #: The group of entry points that name rules.
 GROUP = "torchprof.rules"
@@ -64,7 +64,7 @@ def gather(
     return Rulebook(rules, sources, tuple(errors))
 
 
-def check_all(trace: Trace) -> Checked:
+def check_all(trace: Events) -> Checked:
     """Check all rules, with their default thresholds."""
     return check(trace, gather().rules.values())
 

@@ -23,7 +23,7 @@ from pytest_torchprof.trace.kinds import DEVICE_KINDS
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Place
     from pytest_torchprof.rules.engine.rule import Matches, Rule
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 
@@ -53,7 +53,7 @@ class _Group:
 
 
 def grouped(
-    trace: Trace, rule: Rule, found: Matches, places: Sequence[Place], place: Ints
+    trace: Events, rule: Rule, found: Matches, places: Sequence[Place], place: Ints
 ) -> list[Finding]:
     """The findings of one rule; ``place`` is the position in ``places`` of each match."""
     cost = found.cost_ns
@@ -104,7 +104,7 @@ def grouped(
     ]
 
 
-def within_span(trace: Trace, found: list[Finding], elsewhere: Collection[str]) -> list[Finding]:
+def within_span(trace: Events, found: list[Finding], elsewhere: Collection[str]) -> list[Finding]:
     """The findings with costs whose sum is at most the span of the trace: all scaled by the same
     factor, to the time without the profiler if known.
 
@@ -121,7 +121,7 @@ def within_span(trace: Trace, found: list[Finding], elsewhere: Collection[str]) 
     ]
 
 
-def _spans(trace: Trace, found: Matches) -> tuple[Ints, Ints]:
+def _spans(trace: Events, found: Matches) -> tuple[Ints, Ints]:
     """Start and end of each match."""
     if found.span_ns is not None:
         return found.span_ns
@@ -132,7 +132,7 @@ def _spans(trace: Trace, found: Matches) -> tuple[Ints, Ints]:
     return none, none + np.iinfo(np.int64).max // 2
 
 
-def _span(trace: Trace) -> tuple[int, int]:
+def _span(trace: Events) -> tuple[int, int]:
     """From the first to the last selected event, on host and device."""
     rows = np.flatnonzero(trace.selection)
     if not len(rows):
@@ -140,7 +140,7 @@ def _span(trace: Trace) -> tuple[int, int]:
     return int(trace.ts[rows].min()), int((trace.ts[rows] + trace.dur[rows]).max())
 
 
-def reach(trace: Trace, events: Ints) -> tuple[Ints, Ints]:
+def reach(trace: Events, events: Ints) -> tuple[Ints, Ints]:
     """Start of each of these host events, and end of the event and all that it launched."""
     begin, end = trace.ts[events], trace.ts[events] + trace.dur[events]
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS) & (trace.launch >= 0))

@@ -1,4 +1,4 @@
-"""The anti-pattern rules: rows of data, each with one function from a `Trace` to its matches.
+"""The anti-pattern rules: rows of data, each with one function from a `Events` to its matches.
 
 To add a rule, write it in the file of its theme, and it is in `RULES`.
 """
@@ -35,7 +35,7 @@ from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
 from pytest_torchprof.rules.engine.warming import warm
 
 if TYPE_CHECKING:
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 __all__ = [
     "CODES",
@@ -85,7 +85,7 @@ RULES: Mapping[str, Rule] = {
 CODES = tuple(RULES)
 
 
-def warm_up() -> Trace:
+def warm_up() -> Events:
     """Do the first check's one-time work, some milliseconds, before the first test.
 
     Returns the trace that was checked, for other warm-ups.

@@ -16,7 +16,7 @@ from pytest_torchprof.trace.names import names_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
 #: What a trace must contain for a rule to be checked on it, see `rules.check.lacking`.
@@ -135,8 +135,8 @@ class Rule(Frozen, frozen=True, eq=False):
     triggers: Triggers = None
     needs: frozenset[RuleNeed] = frozenset()
     thresholds: Mapping[str, Threshold] = field(default_factory=dict)
-    ready: Callable[[Trace], Reason | str | None] | None = None
-    blind: Callable[[Trace], Reason | str | None] | None = None
+    ready: Callable[[Events], Reason | str | None] | None = None
+    blind: Callable[[Events], Reason | str | None] | None = None
     gated_by: str | None = None
     timed: bool = False
 
@@ -174,8 +174,8 @@ def rule(
     fix: str,
     triggers: Triggers = None,
     needs: str = "",
-    ready: Callable[[Trace], Reason | str | None] | None = None,
-    blind: Callable[[Trace], Reason | str | None] | None = None,
+    ready: Callable[[Events], Reason | str | None] | None = None,
+    blind: Callable[[Events], Reason | str | None] | None = None,
     gated_by: str | None = None,
     timed: bool = False,
     **thresholds: Threshold,
@@ -206,7 +206,7 @@ def rule(
     return make
 
 
-def matches_of(found: Matches | Iterable[int], trace: Trace, by: Rule) -> Matches:
+def matches_of(found: Matches | Iterable[int], trace: Events, by: Rule) -> Matches:
     """A rule's result in full; a plain list of events gets the rule's summary as its message.
 
     Raises:

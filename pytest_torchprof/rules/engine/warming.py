@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.trace.arguments import Arguments
-from pytest_torchprof.trace.events import Trace
+from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _ARGUMENTS = (
 )
 
 
-def warm(rules: Iterable[Rule]) -> Trace:
+def warm(rules: Iterable[Rule]) -> Events:
     """Check a made-up trace: this compiles expressions, and loads what numpy loads late.
 
     It takes some milliseconds, once per process.
@@ -42,7 +42,7 @@ def warm(rules: Iterable[Rule]) -> Trace:
     return trace
 
 
-def _trace() -> Trace:
+def _trace() -> Events:
     names = [name for name, _ in _PAYLOAD]
     counts = [count for _, count in _PAYLOAD]
     name = np.repeat(np.arange(len(names)), counts)
@@ -52,7 +52,7 @@ def _trace() -> Trace:
     kind[step] = Kind.ANNOTATION
     duration = np.full(total, 5, np.int64)
     duration[step] = 10 * total  # the following events are nested in it
-    return Trace(
+    return Events(
         ts=np.arange(total, dtype=np.int64) * 10,
         dur=duration,
         kind=kind,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.capture.stopwatch import Round
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.session.plan import RunKind
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
 class Timed(Frozen, frozen=True):
@@ -32,7 +32,7 @@ class Captured(Frozen, frozen=True):
     """
 
     kind: RunKind
-    trace: Trace
+    trace: Events
     file: IO[bytes]
     first: bool = False
     compiled: bool = False

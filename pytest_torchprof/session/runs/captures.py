@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_torchprof.session.runs.brought import Captured
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 _STARTS_THREADS = because(Why.STARTS_THREADS)
 _NO_THREADS = because(Why.THREADS_NOT_PROFILED)
@@ -28,7 +28,7 @@ class Captures:
 
     def __init__(self) -> None:
         #: The one that counts.
-        self.trace: Trace | None = None
+        self.trace: Events | None = None
         self._file: IO[bytes] | None = None
         #: One of a single thread, of a run in which there were more.
         self._one_thread: Captured | None = None
@@ -36,7 +36,7 @@ class Captures:
         #: The profiled run had to compile, so another one shall tell what the compiled code does.
         self.compiled_late = False
         #: A trace that says which modules run; or why there is none.
-        self.modules: Trace | None = None
+        self.modules: Events | None = None
         self.modules_gap: Reason | None = None
         #: Where it happened; or why that is not known, or not all of it.
         self.located: Located | None = None
@@ -140,5 +140,5 @@ class Captures:
         self.trace, self._file = brought.trace, brought.file
 
 
-def _operators(trace: Trace) -> int:
+def _operators(trace: Events) -> int:
     return int((trace.selection & trace.is_kind(EventKind.OP)).sum())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.session.plan import Plan, RunKind
-    from pytest_torchprof.trace.events import Trace
+    from pytest_torchprof.trace.events import Events
 
 
 class Gatherer:
@@ -168,7 +168,7 @@ class Gatherer:
     # ---------------------------------------------------------------- what there is
 
     @property
-    def trace(self) -> Trace | None:
+    def trace(self) -> Events | None:
         """Of the profiled run, once there is one."""
         return self._captures.trace
 

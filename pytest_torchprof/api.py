@@ -35,7 +35,7 @@ from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 from pytest_torchprof.verdict.timing import samples_of
 from pytest_torchprof.work.devices.device import Device
-from pytest_torchprof.work.devices.peaks import read_peaks
+from pytest_torchprof.work.devices.user_devices import read_peaks
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample

@@ -70,7 +70,7 @@ class KernelRow:
     """All calls of a kernel, a copy or a memset on one device, or all of one operator's kernels.
 
     ``operator`` is the operator that launched them. If there are several, or several kernels in an
-    operator's row, each is listed with its calls, as `named` formats them. `NO_OPERATOR` stands for
+    operator's row, each is listed with its calls, see `counted_names`. `NO_OPERATOR` stands for
     launches outside of operators. ``operator`` is None if none of the events has a runtime call;
     `UNLINKED` stands for such events among others. ``flops`` and ``bytes`` are sums over the calls
     where they are known. For causal attention ``flops`` counts all pairs, the rate and
@@ -176,7 +176,7 @@ def masked_kernels(trace: Events) -> tuple[int, int, int]:
 def counted_names(parts: Sequence[tuple[str, int]]) -> str:
     """Names with their counts; a single name alone.
 
-    >>> named([("gemm", 3), ("fill", 2)]), named([("gemm", 3)])
+    >>> counted_names([("gemm", 3), ("fill", 2)]), counted_names([("gemm", 3)])
     ('gemm ×3, fill ×2', 'gemm')
     """
     if len(parts) == 1:

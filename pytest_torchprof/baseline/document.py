@@ -238,7 +238,7 @@ def _merge(
 def storable_name(name: str) -> str:
     r"""A name as a file can hold it: parts of it may come from undecodable bytes.
 
-    >>> print(readable("test_a[\udcff]"))
+    >>> print(storable_name("test_a[\udcff]"))
     test_a[\udcff]
     """
     return name.encode(errors="backslashreplace").decode()

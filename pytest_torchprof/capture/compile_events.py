@@ -135,7 +135,7 @@ class CompileCount(Frozen, frozen=True):
         return self.compilations > before.compilations
 
     def since(self, before: CompileCount) -> dict[str, Any]:
-        """The facts about compilation between two readings; see `analysis.compilation`."""
+        """The facts about compilation between two readings; see `analysis.compile_counts`."""
         if self == before:
             return {
                 "graph_breaks": 0,

@@ -1,4 +1,4 @@
-"""Run torch.profiler around a block and return a `Events`."""
+"""Run torch.profiler around a block and return its `Events`."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.work.devices.peaks import read_peaks
 from pytest_torchprof.work.devices.table import find
+from pytest_torchprof.work.devices.user_devices import read_peaks
 
 if TYPE_CHECKING:
     from argparse import Namespace

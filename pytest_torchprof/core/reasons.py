@@ -1,6 +1,6 @@
 """Why something is not known, not compared, only advises or is not profiled, as values.
 
-The English of each is made in `render.reasons`.
+The English of each is made in `render.reason_texts`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pytest_torchprof.core.structs import Frozen
 
 
 class Why(Enum):
-    """A reason. The fields that it takes are those of its sentence in `render.reasons`."""
+    """A reason. The fields that it takes are those of its sentence in `render.reason_texts`."""
 
     # of any room
     SOMEBODY_SAID = "somebody_said"

@@ -3,7 +3,7 @@
 Names in a trace, ids of tests, messages of exceptions, what a baseline of a pull request holds:
 none of it may move a cursor, color a terminal, mention somebody in a comment, or be a formula in a
 spreadsheet. Legible text of any script stays as it is. All functions give the same when applied to
-what they gave before, but for `markdown`, `code` and `csv_value`, which are applied once.
+what they gave before, but for `escape_markdown`, `code` and `csv_value`, which are applied once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _BEFORE_PIPE = late(r"(\\?)\|")
 def escape_markdown(text: str) -> str:
     r"""For a line of Markdown: words that Markdown or GitHub would make something of are code.
 
-    >>> print(markdown("fixes #1: <b>see</b> @me, 12 % of aten::mm"))
+    >>> print(escape_markdown("fixes #1: <b>see</b> @me, 12 % of aten::mm"))
     fixes `#1: <b>see</b> @me,` 12 % of aten::mm
     """
     parts: list[tuple[bool, str]] = []

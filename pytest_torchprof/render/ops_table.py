@@ -31,7 +31,7 @@ OPS_COLUMNS: Mapping[str, tuple[str, float, str]] = {
 
 
 def ops_table(trace: Events, sort_by: str, limit: int) -> str:
-    """The ``limit`` operators with the most of ``sort_by`` (a key of `COLUMNS`), 0 for all."""
+    """The ``limit`` operators with the most of ``sort_by`` (a key of `OPS_COLUMNS`), 0 for all."""
     rows = sorted(op_rows(trace).values(), key=lambda row: (-_value(row, sort_by), row.name))
     shown = rows[:limit] if limit else rows
     columns = [c for c in OPS_COLUMNS if c == sort_by or any(_cell(row, c) for row in rows)]

@@ -237,9 +237,9 @@ def in_words(reason: Reason) -> str:
 
     >>> from pytest_torchprof.core.reasons import because
     >>> kernels = because(Why.KERNELS_FROM_GRAPHS, count=1)
-    >>> say(because(Why.AT_LEAST, value=2048, unit="B", why=kernels))
+    >>> in_words(because(Why.AT_LEAST, value=2048, unit="B", why=kernels))
     'at least 2 KiB: 1 kernel ran from graphs, without their operators'
-    >>> say(because(Why.OF_RULES, rules=("a", "b"), why=because(Why.RULE_IGNORED)))
+    >>> in_words(because(Why.OF_RULES, rules=("a", "b"), why=because(Why.RULE_IGNORED)))
     'a, b: switched off by --torchprof-ignore'
     """
     fields = _Fields((name, _Field(value)) for name, value in reason.data)

@@ -85,7 +85,7 @@ def sections(text: str) -> Iterator[tuple[str, str]]:
 def section_markdown(text: str) -> str:
     r"""A section as Markdown: ``.. code::`` is fenced, double backquotes are single ones.
 
-    >>> print(markdown("As ``x``:\n\n.. code:: python\n\n    x = 1\n\nend"))
+    >>> print(section_markdown("As ``x``:\n\n.. code:: python\n\n    x = 1\n\nend"))
     As `x`:
     <BLANKLINE>
     ```python

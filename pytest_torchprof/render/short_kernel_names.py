@@ -25,10 +25,11 @@ def readable_kernel(name: str) -> str:
 
     Names of other languages (Triton, assembly) are as they were.
 
-    >>> readable("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add"
-    ...          "<float>, std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>)")
+    >>> readable_kernel("void at::native::vectorized_elementwise_kernel<4, "
+    ...     "at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
+    ...     "(int, at::native::CUDAFunctor_add<float>)")
     'vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>'
-    >>> readable("triton_poi_fused__to_copy_1")
+    >>> readable_kernel("triton_poi_fused__to_copy_1")
     'triton_poi_fused__to_copy_1'
     """
     if "::" not in name and not name.endswith(")"):

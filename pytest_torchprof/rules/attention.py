@@ -10,9 +10,9 @@ from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.chips import FUSED_TYPES, chip_of
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import Matches, rule
+from pytest_torchprof.rules.evidence.accelerator import FUSED_TYPES, chip_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind

@@ -9,10 +9,15 @@ import numpy as np
 from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.calls import step_of
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.filled import filled
-from pytest_torchprof.rules.moves import came_down, copy_callers, model_moves, what_is_copied
+from pytest_torchprof.rules.evidence.calls import step_of
+from pytest_torchprof.rules.evidence.device_moves import (
+    came_down,
+    copy_callers,
+    model_moves,
+    what_is_copied,
+)
+from pytest_torchprof.rules.evidence.filled import filled
 from pytest_torchprof.trace.event_names import D2H, H2D
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.dtypes import torch_name

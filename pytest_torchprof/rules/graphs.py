@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.flow import are_passes
-from pytest_torchprof.rules.nodes import (
+from pytest_torchprof.rules.evidence.flow import are_passes
+from pytest_torchprof.rules.evidence.nodes import (
     all_used,
     are_last,
     made_bytes,
@@ -18,7 +18,7 @@ from pytest_torchprof.rules.nodes import (
     recorded,
     recording_ns,
 )
-from pytest_torchprof.rules.weights import PRODUCT, kept_bytes, running_again
+from pytest_torchprof.rules.evidence.weights import PRODUCT, kept_bytes, running_again
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import STEP
 from pytest_torchprof.trace.levels import BACKWARD, FETCH, are_gradchecked
@@ -27,7 +27,7 @@ from pytest_torchprof.trace.names import Names, are_named, marks_named
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.rules.weights import Own
+    from pytest_torchprof.rules.evidence.weights import Own
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 

@@ -11,10 +11,10 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.effort import effort_ns, guessed
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.nodes import numbers
-from pytest_torchprof.rules.shapes import mean_elements
+from pytest_torchprof.rules.evidence.effort import effort_ns, guessed
+from pytest_torchprof.rules.evidence.nodes import numbers
+from pytest_torchprof.rules.evidence.shapes import mean_elements
 from pytest_torchprof.trace.levels import engine_steps, frames_around
 from pytest_torchprof.trace.names import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.tree import has_frames, marked

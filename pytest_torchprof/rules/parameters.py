@@ -11,7 +11,8 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.by_tensor import (
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.by_tensor import (
     ALL,
     BESIDE,
     ELEMENTWISE,
@@ -24,11 +25,10 @@ from pytest_torchprof.rules.by_tensor import (
     repeated,
     shapes_of,
 )
-from pytest_torchprof.rules.effort import effort_ns, guessed
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.effort import effort_ns, guessed
+from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.optimizers import optimizer_steps
-from pytest_torchprof.rules.shapes import mean_elements, shapes
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.names import Names, are_named, events_named, operators_named
 from pytest_torchprof.trace.tree import are_free
@@ -36,7 +36,7 @@ from pytest_torchprof.trace.tree import are_free
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pytest_torchprof.rules.by_tensor import _Shape
+    from pytest_torchprof.rules.evidence.by_tensor import _Shape
     from pytest_torchprof.rules.optimizers import OptimizerStep
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints

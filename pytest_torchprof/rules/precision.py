@@ -9,8 +9,8 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.calls import called, sizes
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.calls import called, sizes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps

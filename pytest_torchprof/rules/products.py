@@ -11,9 +11,9 @@ from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.attention import MATH_ATTENTION
-from pytest_torchprof.rules.chips import chip_of
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.accelerator import chip_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
 from pytest_torchprof.trace.kinds import Kind
@@ -21,7 +21,7 @@ from pytest_torchprof.work.dtypes import SHORT
 from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.chips import Chip
+    from pytest_torchprof.rules.evidence.accelerator import Chip
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 

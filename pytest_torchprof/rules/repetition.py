@@ -12,14 +12,14 @@ from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.autocast import WEIGHTS, casts_of_weights, gradients, recast
-from pytest_torchprof.rules.calls import are_called, are_closed, in_backward, passes
-from pytest_torchprof.rules.copy_kinds import chain, kinds_of_casts, kinds_of_clones
-from pytest_torchprof.rules.copy_runs import CopyRun, Finder, by_kind, held
-from pytest_torchprof.rules.effort import BYTE_NS, CALL_NS, effort_ns, guessed
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.same import again, written_to
+from pytest_torchprof.rules.evidence.autocast import WEIGHTS, casts_of_weights, gradients, recast
+from pytest_torchprof.rules.evidence.calls import are_called, are_closed, in_backward, passes
+from pytest_torchprof.rules.evidence.copy_kinds import chain, kinds_of_casts, kinds_of_clones
+from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, held
+from pytest_torchprof.rules.evidence.effort import BYTE_NS, CALL_NS, effort_ns, guessed
+from pytest_torchprof.rules.evidence.same_tensor import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
@@ -27,7 +27,7 @@ from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_torchprof.rules.copied_again import CopiedTensor
+    from pytest_torchprof.rules.evidence.copied_again import CopiedTensor
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 

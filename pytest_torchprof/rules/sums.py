@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
-from pytest_torchprof.rules.flow import flat, makers
-from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.nodes import (
+from pytest_torchprof.rules.evidence.flow import flat, makers
+from pytest_torchprof.rules.evidence.nodes import (
     all_used,
     forward_calls,
     has_regions,
@@ -20,7 +19,8 @@ from pytest_torchprof.rules.nodes import (
     recorded,
     recording_ns,
 )
-from pytest_torchprof.rules.weights import running_again
+from pytest_torchprof.rules.evidence.weights import running_again
+from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps

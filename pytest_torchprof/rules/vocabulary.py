@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.calls import sizes
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.levels import are_engine_steps, calls, engine_steps
 from pytest_torchprof.trace.names import Names, are_named

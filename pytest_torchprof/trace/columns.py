@@ -1,4 +1,4 @@
-"""Convert Kineto's events to the columns of a `Events`, one piece of the file at a time."""
+"""Convert Kineto's events to the columns of `Events`, one piece of the file at a time."""
 
 from __future__ import annotations
 

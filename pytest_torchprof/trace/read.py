@@ -1,4 +1,4 @@
-"""Read Chrome traces as Kineto writes them into a `Events`, piece by piece, even damaged ones.
+"""Read Chrome traces as Kineto writes them into `Events`, piece by piece, even damaged ones.
 
 A file is never in memory as a whole: each piece of its text is decoded as soon as it is read, and
 only columns and the events' arguments remain. If no end of a piece can be found, the rest is
@@ -73,7 +73,7 @@ def parse_trace(data: bytes | bytearray, *, source: str = "trace") -> Events:
     """The trace in these bytes of JSON: an object with ``traceEvents``, or a bare list of events.
 
     Raises:
-        TraceError: see `read`.
+        TraceError: see `read_trace`.
     """
     return _trace(Text(data, source))
 

@@ -11,9 +11,9 @@ import pytest
 from labelled.copies import GPU, down, filled, up
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.rules.calls import called
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import parse_trace
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 from typing import Any
 
@@ -554,10 +553,6 @@ def test_junk_is_no_device(properties: Any) -> None:
 def test_what_is_added_to_a_name_makes_it_another(name: str, more: str) -> None:
     device = find({"name": f"{name} x{more}"})
     assert device is None
-
-
-def test_doctests() -> None:
-    assert doctest.testmod(match).failed == 0
 
 
 # ---------------------------------------------------------------------------------- real traces

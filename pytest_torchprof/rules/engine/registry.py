@@ -1,6 +1,7 @@
-"""The anti-pattern rules: rows of data, each with one function from a `Events` to its matches.
+"""The anti-pattern rules: rows of data, each with one function from `Events` to its matches.
 
-To add a rule, write it in the file of its theme, and it is in `RULES`.
+To add a rule, write it in the file of its theme in `rules/`, and it is in `RULES`; a new file is
+added to `THEMES`. What several rules ask of a trace is in `rules/evidence/`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from pytest_torchprof.rules import (
     attention,
     compilation,
     copies,
+    data_loading,
     debugging,
     decoding,
     graphs,
     growing,
     layers,
-    loops,
     optimizers,
     parameters,
     precision,
@@ -25,7 +26,7 @@ from pytest_torchprof.rules import (
     repetition,
     retained,
     sums,
-    training,
+    tensor_loops,
     vocabulary,
     waiting,
     zeroing,
@@ -51,13 +52,13 @@ __all__ = [
 
 #: The rules' files, by theme.
 THEMES = (
-    training,
+    data_loading,
     optimizers,
     parameters,
     zeroing,
     graphs,
     layers,
-    loops,
+    tensor_loops,
     growing,
     decoding,
     products,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
-#: What a trace must contain for a rule to be checked on it, see `rules.check.lacking`.
+#: What a trace must contain for a rule to be checked on it, see `rules.engine.check.lacks`.
 RuleNeed = Literal["shapes", "device", "live"]
 
 #: Regular expressions for the start of event names, and how many events each needs: see

@@ -72,7 +72,7 @@ class Results:
         return [f"internal error, please report it: {raised[r]}" for r in raised if r in CODES]
 
     def take(self, report: pytest.TestReport) -> None:
-        """Take in what rides on a report that `tells`."""
+        """Take in what rides on a report that `has_news`."""
         nodeid = report.nodeid
         self.ran.add(nodeid)
         record = getattr(report, "torchprof", None)

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 from pytest_torchprof.work.devices.amd import AMD
 from pytest_torchprof.work.devices.device import DTYPES, Device
-from pytest_torchprof.work.devices.geforce import GEFORCE
 from pytest_torchprof.work.devices.intel import INTEL
 from pytest_torchprof.work.devices.match import find_among
-from pytest_torchprof.work.devices.nvidia import NVIDIA
-from pytest_torchprof.work.devices.peaks import read_peaks
-from pytest_torchprof.work.devices.workstation import WORKSTATION
+from pytest_torchprof.work.devices.nvidia_datacenter import NVIDIA
+from pytest_torchprof.work.devices.nvidia_geforce import GEFORCE
+from pytest_torchprof.work.devices.nvidia_workstation import WORKSTATION
+from pytest_torchprof.work.devices.user_devices import read_peaks
 
 __all__ = ["DEVICES", "DTYPES", "Device", "find", "read_peaks"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchprof.rules.calls import are_called
+from pytest_torchprof.rules.evidence.calls import are_called
+from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.shapes import shapes
 from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.trace.tree import within
 

@@ -17,7 +17,7 @@ from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.views import VIEWS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.stretches import Sequence, Stretch
+    from pytest_torchprof.rules.evidence.stretches import Sequence, Stretch
     from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.bodies import elements
+from pytest_torchprof.rules.evidence.bodies import elements
+from pytest_torchprof.rules.evidence.ordinary import MARKS, ODD, goes_through_classes, picks
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.ordinary import MARKS, ODD, goes_through_classes, picks
 from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Body, BodyCall, Pieces, Shape
-    from pytest_torchprof.rules.stretches import Sequence
+    from pytest_torchprof.rules.evidence.bodies import Body, BodyCall, Pieces, Shape
+    from pytest_torchprof.rules.evidence.stretches import Sequence
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.tensors import Taken
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.live_bytes import ALLOCATORS
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.rules.shapes import shapes
+from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.trace.names import count
 from pytest_torchprof.trace.tree import outermost

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from pytest_torchprof.rules.calls import called, sizes
+from pytest_torchprof.rules.evidence.calls import called, sizes
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.event_names import D2H, H2D

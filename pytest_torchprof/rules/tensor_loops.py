@@ -8,22 +8,22 @@ import numpy as np
 
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.bodies import Body, elements, pieces
-from pytest_torchprof.rules.carried import is_carried
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.bodies import Body, elements, pieces
+from pytest_torchprof.rules.evidence.carried import is_carried
+from pytest_torchprof.rules.evidence.joins import may_carry
+from pytest_torchprof.rules.evidence.looped_tensor import Movers
+from pytest_torchprof.rules.evidence.ordinary import is_apart, works_on_more
+from pytest_torchprof.rules.evidence.stretches import APART, Sequence, Stretch, sequence, stretches
+from pytest_torchprof.rules.evidence.write_only_loops import is_written_only
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.rules.joins import may_carry
-from pytest_torchprof.rules.moving import Movers
-from pytest_torchprof.rules.ordinary import is_apart, works_on_more
-from pytest_torchprof.rules.stretches import APART, Sequence, Stretch, sequence, stretches
-from pytest_torchprof.rules.written import is_written_only
 from pytest_torchprof.trace.levels import are_gradchecked
 from pytest_torchprof.trace.names import Names, operators_named
 from pytest_torchprof.trace.tree import are_outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.bodies import Pieces, Shape
-    from pytest_torchprof.rules.moving import Moving
+    from pytest_torchprof.rules.evidence.bodies import Pieces, Shape
+    from pytest_torchprof.rules.evidence.looped_tensor import Moving
     from pytest_torchprof.trace.events import Events
 
 _INDEX: Final = Names(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:

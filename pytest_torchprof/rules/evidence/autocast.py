@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchprof.rules.calls import called, sizes, step_of
-from pytest_torchprof.rules.copy_runs import by_kind, freed, held
+from pytest_torchprof.rules.evidence.calls import called, sizes, step_of
+from pytest_torchprof.rules.evidence.copy_runs import by_kind, freed, held
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import selected_operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_torchprof.rules.copied_again import CopiedTensor
+    from pytest_torchprof.rules.evidence.copied_again import CopiedTensor
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 

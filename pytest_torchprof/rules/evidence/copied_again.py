@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.calls import sizes
+from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 from pytest_torchprof.work.views import EXPANSIONS, PARTS, WHOLE, aten

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchprof.rules.calls import sizes
-from pytest_torchprof.rules.copied_again import CopiedTensor
+from pytest_torchprof.rules.evidence.calls import sizes
+from pytest_torchprof.rules.evidence.copied_again import CopiedTensor
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, selected_operators
 from pytest_torchprof.trace.tree import marked

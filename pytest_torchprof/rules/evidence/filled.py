@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.rules.calls import called, sizes
-from pytest_torchprof.rules.chips import device_type
-from pytest_torchprof.rules.moves import (
+from pytest_torchprof.rules.evidence.accelerator import device_type
+from pytest_torchprof.rules.evidence.calls import called, sizes
+from pytest_torchprof.rules.evidence.device_moves import (
     copy_callers,
     from_maker,
     model_moves,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.calls import called, step_of
-from pytest_torchprof.rules.copied_again import (
+from pytest_torchprof.rules.evidence.calls import called, step_of
+from pytest_torchprof.rules.evidence.copied_again import (
     CopiedTensor,
     OperatorCall,
     Since,

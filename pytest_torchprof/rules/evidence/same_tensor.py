@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.rules.calls import called, sizes
-from pytest_torchprof.rules.copied_again import COPIES, READS, SAME_MEMORY
-from pytest_torchprof.rules.copy_runs import by_kind
+from pytest_torchprof.rules.evidence.calls import called, sizes
+from pytest_torchprof.rules.evidence.copied_again import COPIES, READS, SAME_MEMORY
+from pytest_torchprof.rules.evidence.copy_runs import by_kind
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.work.views import PARTS

@@ -1,0 +1,28 @@
+"""The page on the architecture names files that exist, and every folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "pytest_torchprof"
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def test_every_path_of_the_page_exists() -> None:
+    paths = re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", PAGE)
+    assert len(paths) > 20
+    inside = ("tests/", "pytest_torchprof/", "evidence/", "engine/")
+    missing = [p for p in paths if not (p.startswith(inside) or (PACKAGE / p).exists())]
+    assert [] == missing
+
+
+def test_every_folder_is_in_the_table_in_the_order_of_the_layers() -> None:
+    listed = re.findall(r"^\| `(\w+)/`", PAGE, re.MULTILINE)
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert folders == set(listed)
+    layers = (ROOT / "pyproject.toml").read_text("utf-8")
+    contract = layers[layers.index('name = "A folder imports only') :]
+    order = re.findall(r'^    "(\w+)"', contract[: contract.index("\n]\n")], re.MULTILINE)
+    assert [name for name in reversed(order) if name in folders] == listed

@@ -1,4 +1,4 @@
-"""Errors that no test is to blame for: told from others, collected, and told at the end."""
+"""Errors that no test caused: recognized, collected, and reported at the end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pytest_torchprof.render.session_table import fault_lines
 
 
 def is_fault(error: Exception) -> bool:
-    """Whether it is ours, or the system's: such a one ends the session with a failure."""
+    """Whether the plugin or the system caused it, so that the session fails."""
     return isinstance(error, StorageError) or not isinstance(error, TorchprofError)
 
 
-def said(error: Exception) -> str:
-    """Our own errors speak for themselves; anything else is a fault to report."""
+def message_of(error: Exception) -> str:
+    """The error's text; for an unexpected one, a request to report it."""
     return in_words(reason_for(error))
 
 
@@ -43,35 +43,35 @@ class SessionErrors:
         self._lines: list[str] = []
         #: Fault → the tests that it hit.
         self._hit: dict[str, list[str]] = {}
-        #: To be entered around our part of a hook: `PATCH_GUARD`, and what is raised is noted here.
+        #: Context for the plugin's part of a hook: `PATCH_GUARD`, and errors are recorded here.
         self.careful = _Careful(self)
 
     @property
     def lines(self) -> list[str]:
-        """A line for each; of faults that hit tests, once they are settled."""
+        """One line per error; faults that hit tests are included once settled."""
         return list(self._lines)
 
     def settle_faults(self) -> None:
-        """All tests are over: a line for each fault, with the number of tests that it hit."""
+        """After all tests, add a line for each fault, with the number of tests that it hit."""
         self._lines += fault_lines(self._hit)
         self._hit.clear()
 
     def add(self, *lines: str) -> None:
-        """Errors beside any test."""
+        """Add errors that belong to no test."""
         self._lines += lines
 
     def add_error(self, error: Exception) -> None:
-        """One that was raised beside any test, noted once."""
-        if (text := said(error)) not in self._lines:
+        """Add an error that was raised outside any test, once."""
+        if (text := message_of(error)) not in self._lines:
             self._lines.append(text)
 
     def add_fault(self, fault: str, *nodeids: str) -> None:
-        """A fault that hit these tests too."""
+        """Add a fault that hit these tests."""
         self._hit.setdefault(fault, []).extend(nodeids)
 
 
 class _Careful:
-    """Around our part of a hook: a fault of ours is noted, never raised."""
+    """Context for the plugin's part of a hook: its faults are recorded, never raised."""
 
     def __init__(self, errors: SessionErrors) -> None:
         self._errors = errors

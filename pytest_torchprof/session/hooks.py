@@ -63,12 +63,12 @@ class TorchprofSession(RunningHooks):
         self.results = Results()
         self.errors = SessionErrors()
         self.messages: list[str] = []
-        #: The session has not come to its end.
+        #: Whether the session was cut short.
         self.interrupted = False
         self.environment: dict[str, Any] = {}
         self._machine: Machine | None = None
         self._baselines = BaselineFiles(settings.baselines, config.rootpath)
-        #: While accepting: what inline expectations are rewritten in.
+        #: While accepting: the sources of the test files, where inline expectations are rewritten.
         self.sources = Sources(settings.started_ns) if settings.accept else None
         self._laps = RecentLaps()
         self.verdicts = Verdicts(config, settings, self._baselines.of, is_worker=self.is_worker)
@@ -77,17 +77,17 @@ class TorchprofSession(RunningHooks):
 
     @property
     def is_worker(self) -> bool:
-        """A worker of xdist: it runs tests, and the controller writes."""
+        """Whether this is an xdist worker: it runs tests, and the controller writes files."""
         return hasattr(self.config, "workerinput")
 
     @property
     def is_controller(self) -> bool:
-        """The controller of xdist: it runs no tests."""
+        """Whether this is the xdist controller, which runs no tests."""
         return not self.is_worker and self.config.pluginmanager.hasplugin("dsession")
 
     @property
     def machine(self) -> Machine:
-        """The machine, asked of torch once."""
+        """The machine, as torch describes it; asked once."""
         if self._machine is None:
             self._machine = probe_machine(self.settings.threads)
         return self._machine
@@ -99,11 +99,11 @@ class TorchprofSession(RunningHooks):
     # ---------------------------------------------------------------- collection
 
     def pytest_sessionstart(self) -> None:
-        """Find out at once whether there is a torch to profile."""
+        """Fail early if torch is missing."""
         PATCH_GUARD.forget()
         try:
             rules_of(self.config)
-            if self.is_controller:  # which itself can do without
+            if self.is_controller:  # it needs no torch
                 require_torch()
             else:
                 self.environment = {**asdict(self.machine), "key": self.machine.key}
@@ -122,7 +122,7 @@ class TorchprofSession(RunningHooks):
         return escape.line(f"torchprof: {where}; runs a test: {runs}")
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """No tests are looked for among baselines that may not be entered: theirs say so."""
+        """Skip baseline folders that may not be read, instead of failing collection."""
         named = collection_path.name == Path(self.settings.baselines).name
         return True if named and not os.access(collection_path, os.R_OK | os.X_OK) else None
 
@@ -130,7 +130,7 @@ class TorchprofSession(RunningHooks):
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, None, None]:
-        """Plan each test; refuse markers that make no sense, naming their tests."""
+        """Plan each test; reject invalid markers, naming their tests."""
         problems = []
         for item in items:
             self.collected.add(item)
@@ -142,7 +142,7 @@ class TorchprofSession(RunningHooks):
             if plan is not None:
                 item.stash[PLAN] = plan
             if self.sources is not None and "torchprof" in getattr(item, "fixturenames", ()):
-                with suppress(BaselineError):  # it is said of the literal that needs it
+                with suppress(BaselineError):  # reported where the literal is compared
                     self.sources.of(str(item.path))
         if problems:
             shown = problems[:10] + ([f"… and {len(problems) - 10} more"] if problems[10:] else [])
@@ -151,11 +151,11 @@ class TorchprofSession(RunningHooks):
         yield
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """A file of which tests were deselected is not a full run of it."""
+        """A file with deselected tests does not run in full."""
         self.collected.leave_out({str(item.path) for item in items})
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Neither is one in which something could not be collected."""
+        """A file with collection errors does not run in full."""
         if report.failed:
             file = report.nodeid.partition("::")[0]
             self.collected.leave_out([str(self.config.rootpath / file)])
@@ -166,7 +166,7 @@ class TorchprofSession(RunningHooks):
         plans = [plan for plan in plans if not plan.left_out]
         if plans and not self.is_controller and not self.config.option.collectonly:
             prime(whole=any(plan.kinds[0] != "warmup" for plan in plans))
-            measure_all(warm_up(), known={"findings": 0})  # these it has looked for
+            measure_all(warm_up(), known={"findings": 0})  # the rules have run already
             OTHERS.watch()
             PATCH_GUARD.learn()
 
@@ -174,7 +174,7 @@ class TorchprofSession(RunningHooks):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Have a gatherer ready before fixtures run."""
+        """Create the gatherer before fixtures run."""
         plan = item.stash.get(PLAN, None)
         if plan is not None and not plan.left_out and not self.runner.rerunning:
             with self.errors.careful:
@@ -215,28 +215,28 @@ class TorchprofSession(RunningHooks):
             raise
         with PATCH_GUARD:
             message = self._judge(item, gatherer)
-        # Our failure would be the one that a strict xfail expects.
+        # A strict xfail would take our failure for the expected one.
         if message is not None and not is_strict_xfail(item):
             raise OwnFailure(escape.block(message))
         return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Tear down what the last rerun has left, unnoticed."""
+        """Tear down the last rerun, silently."""
         if not self.runner.rerunning:
             with self.errors.careful:
                 self.verdicts.forget()
         return (yield from super().pytest_runtest_teardown(item))
 
     def pytest_enter_pdb(self) -> None:
-        """A test that somebody steps through is not run again."""
+        """Do not rerun a test that is being debugged."""
         self.runner.entered_debugger()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Let the record ride on the report, which crosses to xdist's controller by itself."""
+        """Attach the record to the report, which xdist sends to the controller."""
         if call.excinfo is not None:
             with self.errors.careful:
                 hide_own_frames(call.excinfo)
@@ -247,16 +247,16 @@ class TorchprofSession(RunningHooks):
             with self.errors.careful:
                 plan = item.stash.get(PLAN, None)
                 if has_news(report) and plan is not None:
-                    said, ours = self.verdicts.final(item, call, report, plan, gatherer)
+                    standing, ours = self.verdicts.final(item, call, report, plan, gatherer)
                     runs = gatherer.runs if gatherer and call.when == "call" else 0
-                    attach(report, said, ours=ours, runs=runs)
+                    attach(report, standing, ours=ours, runs=runs)
                 if faulty is not None and faulty.has_faults:
-                    # To the teardown's report, too, in which a last run ends.
+                    # Also to the teardown's report: the last rerun ends in that phase.
                     attach_faults(report, faulty.take_faults())
         return report
 
     def _judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
-        """Compare what was measured and note it; why the test fails, if it does."""
+        """Compare what was measured, store the verdict, and return the failure message, if any."""
         if self.collected.is_shared(item):
             gatherer.refuse(because(Why.SAME_NAME))
         return self.verdicts.judge(item, gatherer)
@@ -264,7 +264,7 @@ class TorchprofSession(RunningHooks):
     # ---------------------------------------------------------------- gathering
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Gather records; under xdist they come from the workers."""
+        """Collect records; under xdist they come from the workers."""
         if carries_faults(report) or has_news(report):
             with self.errors.careful:
                 for fault in faults_on(report):
@@ -275,7 +275,7 @@ class TorchprofSession(RunningHooks):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker of xdist knows of collection and machine."""
+        """Take over what an xdist worker knows about collection and the machine."""
         sent = getattr(node, "workeroutput", {}).get("torchprof")
         if sent:
             self.environment = sent["environment"]
@@ -285,7 +285,7 @@ class TorchprofSession(RunningHooks):
     # ---------------------------------------------------------------- the end
 
     def pytest_keyboard_interrupt(self) -> None:
-        """Ctrl-C, `pytest.exit`, or errors of collection: what was measured until then is kept."""
+        """Ctrl-C, `pytest.exit`, or a collection error: earlier measurements are kept."""
         self.interrupted = True
 
     def pytest_internalerror(self) -> None:
@@ -294,7 +294,7 @@ class TorchprofSession(RunningHooks):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write baselines and report, in one process only."""
+        """Write baselines and the report, in one process only."""
         OTHERS.forget()
         with PATCH_GUARD:
             self._finish(session)
@@ -309,7 +309,7 @@ class TorchprofSession(RunningHooks):
             return
         if self.settings.accept:
             self._accept()
-        with suppress(TorchprofError):  # said at collection
+        with suppress(TorchprofError):  # reported at collection
             self.messages += rules_of(self.config).errors
         for fault in self.results.rule_faults:
             self.errors.add_fault(fault)
@@ -325,7 +325,7 @@ class TorchprofSession(RunningHooks):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _accept(self) -> None:
-        """Write what tests offer, and say so."""
+        """Write what tests offer, and report it."""
         files, collected = self._baselines, self.collected
         done, errors = accept(
             self.results.offers,

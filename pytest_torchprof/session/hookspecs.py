@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 def pytest_torchprof_rules(config: pytest.Config) -> Iterable[Rule] | None:
     """Return anti-pattern rules of your own, made with ``@pytest_torchprof.rule``.
 
-    Called when tests are profiled, and not otherwise.
+    Called only when tests are profiled.
     """

@@ -22,7 +22,7 @@ def rules_of(config: pytest.Config, item: pytest.Item | None = None) -> Rulebook
     With ``item``, only conftest files that apply to that test; otherwise all that are loaded.
 
     Raises:
-        SettingsError: a rule whose code is taken, something that is not a rule, or a hook that
+        SettingsError: a duplicate rule code, something that is not a rule, or a hook that
             raises.
     """
     from pytest_torchprof.rules.engine.gathering import gather
@@ -59,7 +59,7 @@ def thresholds_of(text: str, config: pytest.Config) -> dict[str, dict[str, float
 
 
 def _answer(config: pytest.Config, impl: Any) -> object:
-    """Call one implementation of the hook by itself, so that its source is known."""
+    """Call one hook implementation by itself, so that an error can name its source."""
     try:
         return impl.function(*[{"config": config}[name] for name in impl.argnames])
     except (KeyboardInterrupt, SystemExit):
@@ -72,7 +72,7 @@ def _answer(config: pytest.Config, impl: Any) -> object:
 
 
 def _source(config: pytest.Config, impl: Any) -> str:
-    """The file of a conftest, or the name of a plugin."""
+    """The conftest file, or the plugin's name."""
     file = getattr(impl.plugin, "__file__", None)
     if file and os.path.basename(file) == "conftest.py":  # noqa: PTH119 - a name, not a file
         return os.path.relpath(file, config.rootpath)

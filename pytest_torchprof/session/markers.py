@@ -1,4 +1,4 @@
-"""The markers: their names, their arguments, and what they set for a test."""
+"""The markers: their names, arguments, and effect on a test."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
     return list(found.values())
 
 
-def beside_leaving_out(
+def limits_of_excluded(
     item: pytest.Item, budgets: Iterable[Budget], forbidden: Collection[Budget]
 ) -> tuple[Budget, ...]:
     """For a test excluded by a marker, the limits beside that marker or closer.
 
-    These were meant to be checked; the limits of its class do not apply to an excluded test.
+    These were meant to be checked; limits of its class do not apply to an excluded test.
     ``forbidden`` are those that ``no_antipatterns`` sets.
     """
     close, place = set(), None
@@ -141,10 +141,10 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
 
 
 def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
-    """(limits of 0 that ``no_antipatterns`` sets; rules that may match, and why).
+    """(limits of 0 set by ``no_antipatterns``; rule → reason, set by ``allow_antipatterns``).
 
-    All markers count, wherever they stand; where one forbids by name what another allows, the
-    closer one does, and of two at one place the one that allows.
+    Markers at all levels count. If one forbids by name what another allows, the closer one wins;
+    at the same level, the one that allows.
 
     Raises:
         SettingsError: an unknown rule, or an allowance without a reason.
@@ -168,7 +168,7 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
                 )
             allowed.update(dict.fromkeys(_rules_of(mark, item.config), reason))
     reasons: dict[str, str | None] = {}
-    for allowed, forbidden in places.values():  # the closest first
+    for allowed, forbidden in places.values():  # closest first
         reasons = {**dict.fromkeys(forbidden), **allowed, **reasons}
         named |= forbidden
     budgets = [Budget("findings", 0)] if any_rule else []

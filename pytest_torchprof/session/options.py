@@ -1,4 +1,4 @@
-"""The option table, and how command line, marker, ini file and default become `Settings`."""
+"""The option table, and how command line, marker, ini file and default make `Settings`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ACCEPT = "--accept"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
-#: When the session was started, before it imported anything of the user's: `time.time_ns`.
+#: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
 #: Options that have an effect only with profiling on.
 _ASKING = ("--torchprof-strict", "--torchprof-json", "--torchprof-traces")
@@ -169,9 +169,9 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def add_accept(parser: pytest.Parser) -> bool:
-    """Register ``--accept`` unless another plugin has; whether it is ours."""
+    """Register ``--accept`` unless another plugin has; return whether it is ours."""
     ours = parser.getgroup("torchprof")
-    # Catching the error would not do: pytest raises different ones, or raises later.
+    # Catching the error would not work: pytest raises different ones, or raises later.
     groups = [parser._anonymous, *parser._groups]  # noqa: SLF001 - nothing public lists them
     if any(ACCEPT in option.names() for group in groups for option in group.options):
         return False
@@ -183,7 +183,7 @@ def add_accept(parser: pytest.Parser) -> bool:
 def enabled(config: pytest.Config, given: object = None) -> bool:
     """Whether tests are to be profiled: ``--torchprof``, our own ``--accept``, or the ini.
 
-    ``given`` are parsed options, by default the final ones.
+    ``given`` are the parsed options; by default, the final ones.
     """
     given = config.option if given is None else given
     asked = getattr(given, "torchprof", None)
@@ -195,7 +195,7 @@ def enabled(config: pytest.Config, given: object = None) -> bool:
 def refuse_idle(config: pytest.Config) -> None:
     """Reject options that do nothing while profiling is off, such as the one for a report.
 
-    In ``addopts`` they wait for ``--torchprof``, and ``--no-torchprof`` says it is intended.
+    They are fine in ``addopts``, and with ``--no-torchprof``.
 
     Raises:
         pytest.UsageError: such an option is on the command line.
@@ -229,7 +229,7 @@ def build_settings(config: pytest.Config) -> Settings:
         text = option.default if text is None else str(text)
         try:
             values[option.name] = None if text is None else option.parse(text)
-            # Only the session knows which rules exist.
+            # Rules are known only once the session has its plugins.
             if option.name == "ignore" and text:
                 check_rules(values["ignore"], config)
             elif option.name == "thresholds":
@@ -237,7 +237,7 @@ def build_settings(config: pytest.Config) -> Settings:
         except TorchprofError as error:
             raise pytest.UsageError(escape.line(f"{source}: {error}")) from None
     strict = config.getoption("torchprof_strict")
-    accept = config.getoption(ACCEPT, False)  # ours or another plugin's, wherever it keeps it
+    accept = config.getoption(ACCEPT, False)  # ours or another plugin's
     here = config.invocation_params.dir
     for path in ("json", "traces"):
         values[path] = here / values[path] if values[path] else None

@@ -1,4 +1,4 @@
-"""The plan of a test: how it is to be measured, and against what; from options and markers."""
+"""The plan of a test, from options and markers: how to measure it, and against what."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.markers import (
     antipatterns_of,
-    beside_leaving_out,
     budgets_of,
     is_marked,
+    limits_of_excluded,
     overrides_of,
 )
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.rule import Rule
 
 RunKind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
-#: Runs without which all numbers are there: whatever happens in them, they cost no test anything.
+#: Optional runs: the numbers are complete without them, so a failure in one is ignored.
 EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
 
 
 class Plan(Frozen, frozen=True):
-    """How one test is to be measured, and against what.
+    """How to measure one test, and what to compare it with.
 
-    ``rules`` are checked, with these ``thresholds``; ``allowed`` says why some of them may match,
-    and ``ignored`` which are switched off. Rounds go on until ``min_time_s`` are spent, or where
-    nobody has said how many rounds there shall be, ``gate_time_s``. ``time`` is what a time
-    difference does; the reference kernel's laps may be those of the test before (``shares_laps``).
+    ``rules`` are checked, with these ``thresholds``; ``allowed`` maps rules that may match to the
+    reason, and ``ignored`` are switched off. Rounds repeat for ``min_time_s`` or, if no number of
+    rounds was given, ``gate_time_s``. ``time`` is what to do about a time difference; with
+    ``shares_laps``, the reference kernel's laps of the test before may be used.
     """
 
     warmup: int
@@ -51,7 +51,7 @@ class Plan(Frozen, frozen=True):
     gate_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
     shares_laps: bool = False
-    #: It is not to be profiled at all, and has limits that nobody checks then.
+    #: Excluded from profiling, but with limits, which are then not checked.
     left_out: bool = False
 
     def with_counts(
@@ -61,7 +61,7 @@ class Plan(Frozen, frozen=True):
         rounds: int | None = None,
         min_time: float | None = None,
     ) -> Plan:
-        """The plan with these counts and seconds, where they are given."""
+        """The plan with these counts and seconds, where given."""
         free = rounds is None and min_time is None
         return msgspec.structs.replace(
             self,
@@ -73,22 +73,22 @@ class Plan(Frozen, frozen=True):
 
     @property
     def round_time_s(self) -> float:
-        """Seconds of rounds, at least."""
+        """The least total time of rounds, in seconds."""
         return self.min_time_s or self.gate_time_s
 
     @property
     def kinds(self) -> list[RunKind]:
         """The runs in order; the first decides the functional outcome."""
         modules: list[RunKind] = ["modules"] if any(b.module for b in self.budgets) else []
-        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Gatherer.runs_of` adds to them
+        rounds = max(self.rounds, int(self.round_time_s > 0))  # `Gatherer.runs_of` adds more
         return [*["warmup"] * self.warmup, *["round"] * rounds, "profile", *modules]  # type: ignore[list-item]
 
 
 def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
-    """The plan that options and markers make for a test; None if it is not to be profiled.
+    """The plan for a test, from options and markers; None if it is not profiled.
 
     Raises:
-        SettingsError: a marker that makes no sense.
+        SettingsError: an invalid marker.
     """
     overrides = overrides_of(item)
     budgets = tuple(budgets_of(item))
@@ -96,7 +96,7 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
     known = {budget.label for budget in budgets}
     budgets += tuple(budget for budget in forbidden if budget.label not in known)
     if not overrides.pop("enabled", True):
-        kept = beside_leaving_out(item, budgets, forbidden)
+        kept = limits_of_excluded(item, budgets, forbidden)
         return Plan(0, 0, budgets=kept, left_out=True) if kept else None
     s = settings
     if s.select == "marked" and not is_marked(item):

@@ -1,4 +1,4 @@
-"""Reruns write no logs, and are not slowed by pytest's handlers of them."""
+"""Reruns write no logs, and pytest's log handlers do not slow them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def no_logs(item: pytest.Item, undo: Undo) -> None:
-    """Keep records from pytest's live log and log file; ``caplog`` still gets them."""
+    """Keep log records out of pytest's live log and log file; ``caplog`` still gets them."""
     plugin = item.config.pluginmanager.getplugin("logging-plugin")
     for name in ("log_cli_handler", "log_file_handler"):
         if (handler := getattr(plugin, name, None)) is not None:
@@ -30,8 +30,7 @@ def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
     """Attach pytest's handler of log records once for all phases of all reruns.
 
     Pytest attaches two handlers to each logger that does not propagate. Torch alone has 43, so
-    each phase of each run takes a quarter of a millisecond. Nobody reads the logs of a rerun, and
-    a test that asks for ``caplog`` still gets its records.
+    each phase of each run takes a quarter of a millisecond.
     """
     from _pytest import logging as theirs
 
@@ -56,7 +55,7 @@ def _one_handler(item: pytest.Item, plugin: Any, undo: Undo) -> None:
 
 @lru_cache(maxsize=1)
 def _apart_loggers(_: int) -> list[logging.Logger]:
-    """Loggers that do not propagate; searched again when there is another number of loggers."""
+    """Loggers that do not propagate; searched again when the number of loggers changes."""
     known = logging.getLogger().manager.loggerDict
     return [one for one in list(known.values()) if not getattr(one, "propagate", True)]  # type: ignore[misc]
 
@@ -68,7 +67,7 @@ def _detach(attached: list[list[Any]], handler: Any) -> None:
 
 
 class _Attached:
-    """What pytest's logging does around a phase, with a handler that is attached already."""
+    """What pytest's logging does around a phase, with a handler that is already attached."""
 
     def __init__(self, handlers: list[Any], handler: Any, theirs: Any) -> None:
         self._handlers = handlers
@@ -76,7 +75,7 @@ class _Attached:
         self._theirs = theirs
 
     def phase(self, item: pytest.Item, when: str) -> _Attached:
-        """Within it, records are where fixtures of the test's own may look for them."""
+        """Within it, fixtures find the records where they expect them."""
         handler = self._handler
         if handler not in self._handlers:  # a test may have removed all of them
             self._handlers.append(handler)

@@ -1,4 +1,4 @@
-"""Hide extra runs from other plugins that watch tests or hand out resources to them."""
+"""Hide extra runs from other plugins that watch tests or give them resources."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def coverage_paused(undo: Undo) -> None:
-    """Pause coverage: lines that only an extra run reaches do not count as covered.
+    """Pause coverage, so that lines reached only by extra runs do not count as covered.
 
-    It is paused as coverage.py pauses itself, so it still looks active.
+    This uses coverage.py's own way of pausing, so it still looks active.
     """
     module = sys.modules.get("coverage")
     if module is None:
@@ -40,7 +40,7 @@ def _shorten(made: list[Any], known: int) -> None:
 
 
 def folders_noted(item: pytest.Item, made: list[Path], undo: Undo) -> None:
-    """Record temporary folders as they are handed out, because later ones count up from them."""
+    """Record temporary folders as they are created, because later names count up from them."""
     factory: Any = getattr(item.config, "_tmp_path_factory", None)
     if not hasattr(factory, "mktemp"):
         return

@@ -115,7 +115,7 @@ def _no_output(item: pytest.Item, undo: Undo) -> None:
             setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
 
 
-class _Heard:
+class _Recorder:
     """A stream that records what is written to it."""
 
     def __init__(self, stream: Any, written: list[str]) -> None:
@@ -131,12 +131,12 @@ class _Heard:
 
 
 @contextmanager
-def heard(item: pytest.Item, written: list[str]) -> Iterator[None]:
+def recording(item: pytest.Item, written: list[str]) -> Iterator[None]:
     """Record what a run prints in its call phase, captured or not."""
     known = len(item._report_sections)
     stream = sys.stdout
     if item.config.getoption("capture", "no") == "no":
-        sys.stdout = _Heard(stream, written)
+        sys.stdout = _Recorder(stream, written)
     try:
         yield
     finally:
@@ -172,10 +172,10 @@ def _on_terminal(stream: Any) -> bool:
 def _no_reports(
     item: pytest.Item, on_report: Callable[[pytest.TestReport], None], undo: Undo
 ) -> None:
-    """Keep the reports of subtests, which appear while the test runs, to ourselves."""
+    """Keep the reports of subtests, sent while the test runs, from other plugins."""
 
-    # A hook that is seen from one folder makes its own caller with the same function.
-    def tell_us(name: str, _: object, arguments: Mapping[str, Any], *__: object) -> list[Any]:
+    # Hooks restricted to a folder's conftest files get a caller of their own.
+    def only_here(name: str, _: object, arguments: Mapping[str, Any], *__: object) -> list[Any]:
         if name == "pytest_runtest_logreport":
             on_report(arguments["report"])
         return []
@@ -184,14 +184,14 @@ def _no_reports(
     for hook in (hooks.pytest_runtest_logreport, hooks.pytest_exception_interact):
         theirs: Any = hook
         undo.callback(setattr, theirs, "_hookexec", theirs._hookexec)
-        theirs._hookexec = tell_us
+        theirs._hookexec = only_here
 
 
 @cache
 def _keys() -> tuple[Any, Any, tuple[Any, ...]]:
-    """What pytest notes for the session goes by these: failed subtests, JUnit's report, complaints.
+    """Stash keys of pytest's session notes: failed subtests, JUnit report, unraisable errors.
 
-    None for what a version does not have.
+    None for keys that this version lacks.
     """
     from _pytest import threadexception, unraisableexception
     from _pytest.junitxml import xml_key
@@ -215,13 +215,13 @@ def _failed_subtests(item: pytest.Item) -> dict[Any, int]:
 
 
 def _complaints(item: pytest.Item) -> list[Any]:
-    """Errors of finalizers and threads that pytest has not warned about yet."""
+    """Errors in finalizers and threads that pytest has not reported yet."""
     queues = [item.config.stash.get(key, None) for key in _keys()[2]]
     return [queue for queue in queues if queue is not None]
 
 
 def _suite_properties(item: pytest.Item) -> list[Any]:
-    """The properties of JUnit's report as a whole, where one is written."""
+    """The properties of the whole JUnit report, if one is written."""
     report = item.config.stash.get(_keys()[1], None)
     found: list[Any] = getattr(report, "global_properties", [])
     return found

@@ -1,4 +1,4 @@
-"""Time limits of others, which stand still during reruns: alarms, timeouts, faulthandler."""
+"""Pause other time limits during reruns: alarms, pytest-timeout, faulthandler."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 def timeout_of(item: pytest.Item) -> float | None:
-    """Seconds that pytest-timeout gives the test; None where it has no limit."""
+    """The test's pytest-timeout limit in seconds; None if it has no limit."""
     settings = timeout_settings(item)
     return float(settings.timeout) if settings is not None else None
 
 
 def timeout_settings(item: pytest.Item) -> Any:
-    """Pytest-timeout's settings for the test; None where it has no limit."""
+    """Pytest-timeout's settings for the test; None if it has no limit."""
     module = sys.modules.get("pytest_timeout")
     settings_of: Callable[..., Any] | None = getattr(module, "_get_item_settings", None)
     if settings_of is None or not item.config.pluginmanager.is_registered(module):
         return None
     if not getattr(item.config, "_env_timeout", True) and not item.get_closest_marker("timeout"):
-        return None  # as it will find itself, in a while
+        return None  # no limit is set; the call below would take longer to find out
     settings = settings_of(item)
     return settings if settings.timeout and settings.timeout > 0 else None
 
 
 def alarm_stopped(undo: Undo) -> bool:
-    """Whether an alarm ran, pytest-timeout's or the test's own; it goes on where it was."""
+    """Pause a running alarm, pytest-timeout's or the test's own; return whether there was one."""
     here = threading.current_thread() is threading.main_thread()
     if not (here and hasattr(signal, "setitimer")):
         return False
@@ -50,9 +50,9 @@ def _alarm_again(handler: Any, left: float, interval: float) -> None:
 
 
 def clocks_stopped(item: pytest.Item, used: float, undo: Undo, *, alarm: bool) -> None:
-    """Stop the clocks that run in threads: pytest-timeout's second way, and faulthandler's.
+    """Stop the timers that run in threads: pytest-timeout's ``thread`` method, and faulthandler.
 
-    The test has ``used`` so many seconds of its limits; ``alarm``: see `alarm_stopped`.
+    The test has ``used`` this many seconds of its limits; ``alarm``: see `alarm_stopped`.
     """
     if not alarm:
         _timeout_stopped(item, used, undo)

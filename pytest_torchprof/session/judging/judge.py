@@ -1,4 +1,4 @@
-"""The verdict on one test: measured against accepted, a record, and what to say if it fails."""
+"""The verdict on one test: its comparison with the baseline, a record, and a failure message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import CallSites, Roots
 from pytest_torchprof.render.failure import failure_message, short_message
-from pytest_torchprof.session.faults import is_fault, reason_for, said
+from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.judging.kept_traces import KeptTraces
 from pytest_torchprof.session.judging.offer import Offer
 from pytest_torchprof.verdict.judgement import (
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.session.judging.subject import Subject
     from pytest_torchprof.session.plan import Plan
 
-#: The profiled run decided the outcome too, and nothing was to be run after it.
+#: The profiled run was the test's only run.
 _ONLY_RUN = because(Why.ONLY_RUN)
 
 
 class Judgement(Frozen, frozen=True):
-    """A test's record for the report, its offer for ``--accept``, and why it fails, if it does.
+    """A test's record for the report, its offer for ``--accept``, and its failure message, if any.
 
-    ``faults`` are errors on the way that the test is not to blame for.
+    ``faults`` are errors that the test did not cause.
     """
 
     record: Record
@@ -55,7 +55,7 @@ class Judgement(Frozen, frozen=True):
 
 
 class Judge:
-    """Judges tests: reads their baselines, each file once, keeps traces, and has it all told."""
+    """Judges tests: reads each baseline file once, keeps traces, and makes messages."""
 
     def __init__(self, settings: Settings, root: Path, *, is_worker: bool) -> None:
         self._settings = settings
@@ -73,7 +73,7 @@ class Judge:
         edits: Iterable[Edit] = (),
         export: Export | None = None,
     ) -> Judgement:
-        """Judge what the runs have come to; ``edits`` are inline expectations to be rewritten.
+        """Judge the result of the runs; ``edits`` are inline expectations to rewrite.
 
         Raises:
             BaselineError: the baseline file cannot be read.
@@ -104,19 +104,19 @@ class Judge:
         return Judgement(record, offer, message, (*faults, *kept.faults))
 
     def left_out(self, plan: Plan) -> str | None:
-        """Why a test fails that has limits and is not to be profiled, if it does."""
+        """The failure message of a test excluded from profiling that has limits, if it fails."""
         missing = Unmeasured(because(Why.LEFT_OUT), "", plan.budgets)
         return short_message(not_profiled(missing, self._terms, has_baseline=False).causes)
 
     def forget(self) -> None:
-        """Let go of the test's trace, judged or not."""
+        """Release the test's trace, judged or not."""
         self._compared = None
 
     def wants_lines(self, subject: Subject, measured: Measured) -> bool:
-        """Whether there is something to locate: a finding that is not accepted, or a failure.
+        """Whether lines are worth a run: there is an unaccepted finding or a failure.
 
-        Nothing is located while accepting, nor where nobody would read it: findings that fail no
-        test have their places in the report alone.
+        Not while accepting, and not where nothing shows them: findings that do not fail the test
+        have their lines in the JSON report only.
         """
         if self._settings.accept or measured.mismatch is not None:
             return False
@@ -127,7 +127,7 @@ class Judge:
         return compared.has_places and (self._settings.json is not None or compared.fails)
 
     def _compare(self, subject: Subject, measured: Measured) -> Compared:
-        """Worked out once for a trace, by whoever asks first."""
+        """Computed once per trace."""
         if self._compared is None or self._compared.trace is not measured.trace:
             baseline = self._accepted(subject, measured.environment)
             self._compared = compared(measured, baseline, self._terms)
@@ -156,7 +156,7 @@ class Judge:
         )
 
     def load(self, path: Path) -> dict[str, Any] | None:
-        """The decoded baseline file, read once; raises the BaselineError of that time again."""
+        """The decoded baseline file, read once; an error is raised again on each call."""
         if path not in self._baselines:
             try:
                 self._baselines[path] = store.load(path, merging=self._settings.accept)
@@ -169,13 +169,13 @@ class Judge:
 
 
 def _located(measured: Measured) -> tuple[Measured, tuple[Finding, ...], tuple[str, ...]]:
-    """The findings, by line if possible, and faults: what goes wrong with lines decides nothing."""
+    """The findings, by line if possible, and faults: errors here never fail a test."""
     faults: tuple[str, ...] = ()
     if measured.located is not None:
         try:
             return measured, measured.checked.findings(measured.located), faults
         except Exception as error:  # noqa: BLE001 - the numbers are right all the same
-            faults = (said(error),) if is_fault(error) else ()
+            faults = (message_of(error),) if is_fault(error) else ()
             measured = replace(measured, located=None, lines_gap=reason_for(error))
     return measured, measured.checked.findings(by_operator), faults
 

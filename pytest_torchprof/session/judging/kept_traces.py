@@ -1,4 +1,4 @@
-"""Trace files that the user wants to keep, each under the name of its test."""
+"""Trace files that the user wants to keep, named after their tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_torchprof.core.structs import Frozen
 if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
 
-#: Of a trace's file name, without its number and ending.
+#: The longest stem of a trace's file name, in bytes.
 _STEM_BYTES = 150
 
 #: Writes a trace's file, compressed.
@@ -22,7 +22,7 @@ Export = Callable[[Path], None]
 
 
 class Kept(Frozen, frozen=True):
-    """Where a trace is kept; nowhere, if it is not wanted, or because of these faults."""
+    """Where a trace is kept; nowhere if it is not wanted, or because of these faults."""
 
     path: str | None = None
     faults: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class KeptTraces:
         self._all = settings.traces_of == "all"
 
     def keep(self, nodeid: str, export: Export | None, *, failed: bool) -> Kept:
-        """Have the trace written there, if it is wanted of such a test."""
+        """Write the trace, if the settings ask for one of such a test."""
         if export is None or self._folder is None or not (failed or self._all):
             return Kept()
         try:
@@ -52,10 +52,10 @@ class KeptTraces:
 
 
 def _file_stem(nodeid: str) -> str:
-    """A file name for a test; with a number where it would not lead back to this test alone."""
+    """A file name for a test; with a hash if other tests could have the same name."""
     words = re.sub(r"[^\w.\[\]/:-]+", "_", nodeid)
     whole = words.replace("::", ".").replace("/", "+").replace(":", "_")
-    # A file's name has 255 bytes in most systems, of which others than letters of ASCII take more.
+    # Most systems limit a file name to 255 bytes, and non-ASCII letters take several.
     stem = whole.encode(errors="replace")[-_STEM_BYTES:].decode(errors="ignore")
     file, _, names = stem.partition(".py.")
     names, bracket, parameters = names.partition("[")

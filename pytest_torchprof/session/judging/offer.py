@@ -1,4 +1,4 @@
-"""What a test offers to be accepted."""
+"""What a test offers for ``--accept``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pytest_torchprof.core.structs import Frozen
 
 
 class Offer(Frozen, frozen=True):
-    """What ``--accept`` would write of a test that passes; the controller decides.
+    """What ``--accept`` would write for a passing test; the controller decides.
 
-    ``times_changed``: its times are to replace those that are accepted. ``edits`` are inline
-    expectations to be rewritten.
+    ``times_changed``: its times replace the accepted ones. ``edits`` are inline expectations to
+    rewrite.
     """
 
     path: str
@@ -27,11 +27,11 @@ class Offer(Frozen, frozen=True):
     edits: tuple[Edit, ...] = ()
 
     def sent(self) -> dict[str, Any]:
-        """As plain values, which cross to another process."""
+        """As plain values, to send to another process."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @classmethod
     def read(cls, sent: Mapping[str, Any]) -> Offer:
-        """As it has come from another process."""
+        """From plain values that another process sent."""
         return msgspec.convert(sent, cls)

@@ -1,4 +1,4 @@
-"""The failure by which we fail a test, told from all others by its type."""
+"""The exception that the plugin fails a test with, recognizable by its type."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class OwnFailure(Failed):
         super().__init__(message, pytrace=False)
 
 
-#: Reports and other plugins know a failure by this name.
+#: Reports and other plugins recognize a failure by this name.
 OwnFailure.__name__ = OwnFailure.__qualname__ = Failed.__name__

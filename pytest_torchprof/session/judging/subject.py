@@ -1,4 +1,4 @@
-"""The test that is judged: its names, its baseline file, and the commands to type for it."""
+"""The test that is judged: its names, its baseline file, and commands to run for it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Subject(Frozen, frozen=True):
     """The test that is judged: its id, its name within its file, and its baseline file.
 
-    ``accept_command`` says what to type to have its values accepted, and ``ab_command`` to have its
-    time compared with that of another revision.
+    ``accept_command`` makes the command that accepts its values, and ``ab_command`` the one that
+    compares its time with that of another revision.
     """
 
     nodeid: str
@@ -34,13 +34,13 @@ def name_of(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[2] or item.nodeid
 
 
-#: Options by which an accept writes another file, or other numbers, than it would without them.
+#: Options that change which file or which numbers an accept writes.
 _REPEATED = frozenset({"warmup", "rounds", "min_time", "time", "baselines", "threads"})
 
 
 def command_for(config: pytest.Config, nodeid: str) -> str:
-    """The command that accepts this test's values, to be pasted where the user has typed his."""
-    # Where another plugin owns --accept, it does not switch us on.
+    """The command that accepts this test's values, to paste into the user's shell."""
+    # If another plugin owns --accept, it does not switch on profiling.
     ours = hasattr(config.option, "torchprof_accept")
     words = ["pytest", "--accept"] if ours else ["pytest", "--torchprof", "--accept"]
     given = {
@@ -62,7 +62,7 @@ def ab_command_for(config: pytest.Config, nodeid: str) -> str:
 
 
 def _typed(config: pytest.Config, nodeid: str) -> str:
-    """The node id as it is typed where the user is."""
+    """The node id as typed in the folder where pytest was started."""
     file, *names = nodeid.split("::")
     here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
     return "::".join([Path(here).as_posix(), *names])

@@ -1,4 +1,4 @@
-"""What is said of each test: judged after its runs, and kept on its item for the reports."""
+"""The verdicts on tests: each made after the test's runs and kept on its item for reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Standing(Frozen, frozen=True):
-    """What we say of a test: its record, its offer for ``--accept``, and whether we fail it."""
+    """The result for a test: record, offer for ``--accept``, and whether the plugin fails it."""
 
     record: Record | None = None
     offer: Offer | None = None
@@ -64,17 +64,17 @@ class Verdicts:
         self._judge = Judge(settings, config.rootpath, is_worker=is_worker)
 
     def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
-        """Nothing is said of the test so far; what tells later whether lines are to be located."""
+        """Start a test without a verdict; return what decides later whether to locate lines."""
         item.stash[_STANDING] = Standing()
         return partial(self._judge.wants_lines, self._subject(item))
 
     def load(self, item: pytest.Item) -> None:
-        """Read the test's baseline file now; what is wrong with it is said when it is judged."""
+        """Read the test's baseline file now; errors in it are reported when the test is judged."""
         with suppress(BaselineError):
             self._judge.load(self._subject(item).baseline)
 
     def judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
-        """Compare what was measured and note it; why the test fails, if it does."""
+        """Compare what was measured, store the verdict, and return the failure message, if any."""
         standing, message = Standing(), None
         try:
             judged = self._judge.judge(
@@ -94,17 +94,17 @@ class Verdicts:
         return message
 
     def mark_failed(self, item: pytest.Item) -> None:
-        """We fail the test whatever was measured: an inline expectation does not hold."""
+        """Record that an inline expectation failed the test, whatever else was measured."""
         item.stash[_STANDING] = replace(item.stash[_STANDING], failed=True)
 
     def leave_out(self, item: pytest.Item, plan: Plan) -> str | None:
-        """Why a test fails that has limits and is not to be profiled, if it does."""
+        """The failure message of a test excluded from profiling that has limits, if it fails."""
         message = self._judge.left_out(plan)
         item.stash[_STANDING] = Standing(failed=message is not None)
         return message
 
     def forget(self) -> None:
-        """Let go of the test's trace, judged or not."""
+        """Release the test's trace, judged or not."""
         self._judge.forget()
 
     def final(
@@ -115,12 +115,12 @@ class Verdicts:
         plan: Plan,
         gatherer: Gatherer | None,
     ) -> tuple[Standing, bool]:
-        """What is said of the test at this report of it, and whether it has failed by us."""
+        """The result for the test at this report, and whether the plugin failed it."""
         standing = item.stash.get(_STANDING, Standing())
         own = call.excinfo is not None and isinstance(call.excinfo.value, OwnFailure)
         ours = own and standing.failed
         if call.when == "call" and report.failed and not ours:
-            # Failed by somebody else: a strict xfail that passed, another plugin's checks.
+            # Something else failed it: a strict xfail that passed, or another plugin's checks.
             item.stash[_STANDING] = standing = Standing(failed=standing.failed)
         if standing.record is None:
             left_out = because(Why.LEFT_OUT) if plan.left_out else None
@@ -130,14 +130,14 @@ class Verdicts:
                 "not_profiled",
                 reason,
                 {v.label: v for v in all_unchecked(plan.budgets, reason)},
-                # A test that failed by its own comparison of measured numbers has one.
+                # A test that failed in its own comparison of measured numbers has one.
                 trace=self._keep_trace(item.nodeid, gatherer, failed=report.failed),
             )
             standing = replace(standing, record=record)
         return standing, ours
 
     def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
-        """Keep the trace of a test that was not judged; where it is then."""
+        """Keep the trace of a test that was not judged; return its path."""
         if gatherer is None:
             return None
         kept = self._judge.traces.keep(nodeid, gatherer.export, failed=failed)
@@ -156,7 +156,7 @@ class Verdicts:
 
 
 def _why_not(report: pytest.TestReport) -> Reason:
-    """Why a test has no numbers, as far as its report says."""
+    """Why a test has no numbers, according to its report."""
     if hasattr(report, "wasxfail") and report.skipped:
         return because(Why.XFAILED)
     if report.when == "setup":

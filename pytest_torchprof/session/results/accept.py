@@ -28,7 +28,7 @@ def accept(
     """Write the offers of tests that passed; returns (what was done, what went wrong).
 
     ``full`` maps baseline files of test files that ran as a whole to all their tests, so that
-    entries of others are pruned; in a folder of several projects only those of this ``project``.
+    other entries are pruned; in a folder of several projects, only those of this ``project``.
     """
     done: list[str] = []
     errors: list[str] = []
@@ -59,7 +59,7 @@ def accept(
 
 
 def _lines(written: store.Written, root: Path) -> list[str]:
-    """What an accept changed, old → new, for the terminal."""
+    """What an accept changed, as old → new, for the terminal."""
     where = shown(str(written.path), root)
     lines = []
     if written.added:
@@ -85,8 +85,8 @@ def _place(edit: inline.Edit) -> tuple[str, int]:
 
 def _rewritten(edit: inline.Edit, root: Path) -> str:
     changes = inline_changes(edit.old, edit.text).items()
-    said = ", ".join(f"{name} {before} → {now}" for name, (before, now) in changes)
-    return f"{_site(edit, root)} rewritten{f': {said}' if said else ''}"
+    values = ", ".join(f"{name} {before} → {now}" for name, (before, now) in changes)
+    return f"{_site(edit, root)} rewritten{f': {values}' if values else ''}"
 
 
 def _site(edit: inline.Edit, root: Path) -> str:
@@ -94,7 +94,7 @@ def _site(edit: inline.Edit, root: Path) -> str:
 
 
 def shown(path: str | Path, root: Path) -> str:
-    """A path as people read it: below the root, where it is there."""
+    """A path as shown to the user: relative to the root, if below it."""
     try:
         return str(Path(path).resolve().relative_to(root.resolve()))
     except ValueError:

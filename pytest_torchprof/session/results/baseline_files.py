@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BaselineFiles:
-    """Baseline files in the folder of this name beside test files, or in a tree of their own.
+    """Baseline files in a folder of this name beside test files, or in a separate tree.
 
     ``folder``: as `Settings.baselines` has it.
     """
@@ -26,7 +26,7 @@ class BaselineFiles:
         self._known: dict[Path, Path] = {}
 
     def of(self, file: Path) -> Path:
-        """The one of a test file, whether it is there or not."""
+        """The baseline path of a test file, whether it exists or not."""
         if (path := self._known.get(file)) is None:
             path = self._known[file] = store.path_for(file, self._folder, self._root)
         return path
@@ -52,7 +52,7 @@ class BaselineFiles:
         return found
 
     def left_behind(self, collected: Collected) -> list[str]:
-        """Baselines whose test files are gone; another branch may want them, so they stay."""
+        """Baselines whose test files are gone; another branch may need them, so they stay."""
         files = [Path(file) for file in collected.names]
         folders = {(file.parent, self.of(file).parent) for file in files}
         project = self.project

@@ -20,41 +20,41 @@ class Collected:
     ) -> None:
         self.names = dict(names or {})
         self.partial = set(partial)
-        #: File and name of tests, and of those that several of a file share.
+        #: File and name of each test, and those shared by several tests of a file.
         self._known: set[tuple[str, str]] = set()
         self._shared: set[tuple[str, str]] = set()
 
     def add(self, item: pytest.Item) -> None:
-        """One more test."""
+        """Add a test."""
         file, name = str(item.path), name_of(item)
         self.names.setdefault(file, []).append(name)
         (self._shared if (file, name) in self._known else self._known).add((file, name))
 
     def is_shared(self, item: pytest.Item) -> bool:
-        """Whether several tests of the file have this one's name."""
+        """Whether several tests of the file have this name."""
         return (str(item.path), name_of(item)) in self._shared
 
     def leave_out(self, files: Iterable[str]) -> None:
-        """Not all tests of these files run."""
+        """Note that not all tests of these files run."""
         self.partial |= set(files)
 
     def leave_out_by_options(self, config: pytest.Config) -> None:
-        """The command line names single tests of a file, or leaves some out without a word."""
+        """Note files of which the command line selects only some tests."""
         self.leave_out(
             os.path.abspath(config.invocation_params.dir / arg.split("::")[0])  # noqa: PTH100
             for arg in config.args
             if "::" in arg
         )
-        # --lf leaves tests out without a word to anybody, and --pyargs names no files.
+        # --lf skips tests without calling a hook, and --pyargs names no files.
         by_name = config.getoption("pyargs", False) and "::" in " ".join(config.args)
         if by_name or config.getoption("lf", False):
             self.leave_out(self.names)
 
     def sent(self) -> dict[str, Any]:
-        """As plain values, which cross to another process."""
+        """As plain values, to send to another process."""
         return {"names": self.names, "partial": sorted(self.partial)}
 
     @classmethod
     def read(cls, sent: Mapping[str, Any]) -> Collected:
-        """As it has come from another process."""
+        """From plain values that another process sent."""
         return cls(sent["names"], sent["partial"])

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def begin_report(path: Path, environment: Mapping[str, Any]) -> None:
-    """That of an earlier session is not to be taken for ours, should the process be killed."""
-    with suppress(OSError):  # it is said at the end
+    """Empty the file, so that an old report is not taken for this session's if pytest is killed."""
+    with suppress(OSError):  # reported at the end
         if path.is_file():
             write_report(path, environment, (), interrupted=True)
 
@@ -25,7 +25,7 @@ def begin_report(path: Path, environment: Mapping[str, Any]) -> None:
 def end_report(
     path: Path, environment: Mapping[str, Any], records: Sequence[Record], *, interrupted: bool
 ) -> list[str]:
-    """Write what tests have come to; an error where that fails."""
+    """Write the results; return an error message if that fails."""
     raised = list(raised_rules(records).values())
     try:
         write_report(path, environment, map(test_of, records), raised, interrupted=interrupted)

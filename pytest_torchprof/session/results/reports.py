@@ -1,4 +1,4 @@
-"""What is known of a test rides on pytest's reports, also from the workers of xdist."""
+"""Results are attached to pytest's reports, which xdist workers send to the controller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def attach(report: pytest.TestReport, standing: Standing, *, ours: bool, runs: int) -> None:
-    """Let a test's standing ride on its report; ``ours``: we have failed it."""
+    """Attach a test's standing to its report; ``ours``: the plugin failed it."""
     untyped: Any = report
     untyped.torchprof = standing.record.sent() if standing.record is not None else None
     untyped.torchprof_ours = ours
@@ -29,23 +29,23 @@ def attach(report: pytest.TestReport, standing: Standing, *, ours: bool, runs: i
 
 
 def attach_faults(report: pytest.TestReport, faults: Iterable[str]) -> None:
-    """Let errors ride on it that no test is to blame for."""
+    """Attach errors that no test caused."""
     untyped: Any = report
     untyped.torchprof_faults = list(faults)
 
 
 def carries_faults(report: pytest.TestReport) -> bool:
-    """Whether such errors ride on it."""
+    """Whether such errors are attached."""
     return "torchprof_faults" in report.__dict__
 
 
 def faults_on(report: pytest.TestReport) -> list[str]:
-    """The errors that ride on it, each once."""
+    """The attached errors, each once."""
     return list(dict.fromkeys(getattr(report, "torchprof_faults", ())))
 
 
 class Results:
-    """The records and offers of all tests, as their reports bring them."""
+    """The records and offers of all tests, taken from their reports."""
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
@@ -57,22 +57,22 @@ class Results:
 
     @property
     def records(self) -> list[Record]:
-        """Of all tests that were to be profiled."""
+        """The records of all tests with a plan."""
         return list(self._records.values())
 
     @property
     def offers(self) -> list[Offer]:
-        """Of tests whose values may be accepted."""
+        """The offers of tests whose values may be accepted."""
         return list(self._offers.values())
 
     @property
     def rule_faults(self) -> list[str]:
-        """A line for each built-in rule that raised; a user's own is the user's."""
+        """A line for each built-in rule that raised; errors in users' rules are theirs to fix."""
         raised = raised_rules(self.records)
         return [f"internal error, please report it: {raised[r]}" for r in raised if r in CODES]
 
     def take(self, report: pytest.TestReport) -> None:
-        """Take in what rides on a report that `has_news`."""
+        """Take what is attached to a report that `has_news`."""
         nodeid = report.nodeid
         self.ran.add(nodeid)
         record = getattr(report, "torchprof", None)
@@ -91,7 +91,7 @@ class Results:
 
 
 def has_news(report: pytest.TestReport) -> bool:
-    """Whether there is something to note: of a phase around the call only if it went wrong."""
+    """Whether the report matters: setup and teardown do only if they went wrong."""
     return report.when == "call" or not report.passed
 
 

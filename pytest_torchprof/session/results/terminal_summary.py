@@ -1,4 +1,4 @@
-"""Our part of pytest's summary: the table, messages, errors, and one line of totals."""
+"""The plugin's part of pytest's summary: table, messages, errors, and one line of totals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def summarize(
     errors: Sequence[str],
     verbosity: int,
 ) -> None:
-    """Write it to the terminal, as much as pytest's ``verbosity`` asks for."""
+    """Write it to the terminal, in as much detail as pytest's ``verbosity`` asks for."""
     records = results.records
 
     def write(line: str, **markup: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a test asks of its fixture, and what came of that, over all its runs."""
+"""What a test asks of the ``torchprof`` fixture, over all its runs."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ class Asked:
     """Regions, numbers, tables and expectations of one test, noted by the fixture."""
 
     def __init__(self) -> None:
-        #: The test measures a block or a callable of its own through the fixture.
+        #: The test measures a block or a callable through the fixture.
         self.own_region = False
-        #: It did so to the end within this run, with its own rounds: nothing is to be run again.
+        #: All measurement, rounds included, happened in this run, so nothing is rerun.
         self.complete = False
-        #: The exception that a region of it was left with, so that there is nothing of that run.
+        #: The exception that ended a region, so that the run measured nothing.
         self.raised: str | None = None
-        #: It has looked at measured numbers, so its failure may be about them.
+        #: It has read measured numbers, so its failure may be about them.
         self.stats_read = False
-        #: It asks for numbers, whether there were any or not.
+        #: It has asked for numbers, whether there were any or not.
         self.stats_asked = False
-        #: An inline expectation has failed it: metric → expected text.
+        #: A failed inline expectation: metric → expected text.
         self.mismatch: Mapping[str, str] | None = None
-        #: It asked for a table, and these are the ones that a rerun of it has printed.
+        #: It asked for a table, and these are the tables that a rerun printed.
         self.table_asked = False
         self.tables: list[str] = []
-        #: Metrics that it compares, and that were not measured.
+        #: Metrics that it compares, but that were not measured.
         self.unchecked: list[str] = []
-        #: Inline expectations to be rewritten.
+        #: Inline expectations to rewrite.
         self.edits: list[Edit] = []
 
     def note_region(self, *, complete: bool = False) -> None:
-        """A region begins; ``complete``: one that has all its rounds within this run."""
+        """Note that a region begins; ``complete``: all its rounds happen in this run."""
         self.own_region = True
         self.complete |= complete
 
     def note_raised(self, kind: type[BaseException]) -> None:
-        """A region was left with an exception of this kind."""
+        """Note that an exception of this kind ended a region."""
         self.raised = kind.__name__
 
     def note_stats(self, *, read: bool = False, unchecked: Iterable[str] = ()) -> None:
-        """Numbers are asked for, or ``read``; those ``unchecked`` were not measured."""
+        """Note that numbers are asked for, or ``read``; those ``unchecked`` were not measured."""
         self.stats_asked = True
         self.stats_read |= read
         self.unchecked += unchecked
 
     def note_mismatch(self, expected: Mapping[str, str]) -> None:
-        """An inline expectation fails the test: metric → expected text."""
+        """Note a failed inline expectation: metric → expected text."""
         self.mismatch = expected
 
     def note_edit(self, edit: Edit) -> None:
-        """An inline expectation is to be rewritten."""
+        """Note an inline expectation to rewrite."""
         self.edits.append(edit)
 
     def note_table(self, text: str | None = None) -> None:
-        """A table is asked for, and there is one or, in a run that is not profiled, none yet."""
+        """Note that a table is asked for; an unprofiled run has no ``text`` for it."""
         self.table_asked = True
         self.tables += [text] if text is not None else []
 
     def forget_tables(self) -> None:
-        """The test runs again, and makes its tables again."""
+        """Forget the tables, since the test runs again and makes them again."""
         self.tables.clear()
 
     def keep_printed(self, printed: str) -> None:
-        """Of the tables that a run has made, only those that it has printed."""
+        """Of the tables that a run has made, keep only those that it printed."""
         tables, self.tables = self.tables, []
         for text in tables:
             if text in printed:
@@ -75,8 +75,8 @@ class Asked:
                 printed = printed.replace(text, "", 1)
 
     @contextmanager
-    def unheard(self) -> Iterator[None]:
-        """Around a run that decides nothing: how it ended, and what it said, is forgotten."""
+    def restored(self) -> Iterator[None]:
+        """Context for an extra run: how it ends and what it prints is forgotten."""
         raised, mismatch, tables = self.raised, self.mismatch, list(self.tables)
         try:
             yield

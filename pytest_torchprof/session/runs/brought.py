@@ -1,4 +1,4 @@
-"""What one run of a test brings in: a time, a trace, or why there is none."""
+"""The result of one run of a test: a time, a trace, or why there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Timed(Frozen, frozen=True):
-    """A warm-up run or a round; ``first``: it decided the test's outcome."""
+    """A warm-up run or a timed round; ``first``: it decided the test's outcome."""
 
     kind: RunKind
     round: Round
@@ -25,10 +25,10 @@ class Timed(Frozen, frozen=True):
 class Captured(Frozen, frozen=True):
     """A run under the profiler.
 
-    ``file`` is the trace's text, open; it has no name any more, and whoever takes the value closes
-    it. ``compiled``: the run had to compile something. ``started_threads`` of the test's own and
-    ``other_threads`` of torch's were at work. ``marks`` are the lines and the modules of the run's
-    markers, by their numbers, and ``gap`` says why there are none, or not all.
+    ``file`` is the open, unlinked file of the trace's text; the receiver closes it. ``compiled``:
+    the run compiled something. ``started_threads`` of the test and ``other_threads`` of torch did
+    work. ``marks`` are the lines and the modules of the run's markers, by number, and ``gap`` says
+    why they are missing or incomplete.
     """
 
     kind: RunKind
@@ -43,7 +43,7 @@ class Captured(Frozen, frozen=True):
 
 
 class NoModules(Frozen, frozen=True):
-    """A run that was to mark modules, and why it did not: the test's other numbers are there."""
+    """A run that should have marked modules, and why it did not; other numbers are unaffected."""
 
     gap: Reason
 

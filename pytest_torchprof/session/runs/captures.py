@@ -1,4 +1,4 @@
-"""The traces of a test's profiled runs: which of them counts, and the files they are in."""
+"""The traces of a test's profiled runs: which one counts, and their files."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _NO_THREADS = because(Why.THREADS_NOT_PROFILED)
 
 
 class Captures:
-    """Takes traces in, chooses among them, and closes their files."""
+    """Takes traces, chooses among them, and closes their files."""
 
     def __init__(self) -> None:
-        #: The one that counts.
+        #: The trace that counts.
         self.trace: Events | None = None
         self._file: IO[bytes] | None = None
-        #: One of a single thread, of a run in which there were more.
+        #: A trace of one thread, from a run in which several threads worked.
         self._one_thread: Captured | None = None
         self._profiled = 0
-        #: The profiled run had to compile, so another one shall tell what the compiled code does.
+        #: The profiled run compiled, so another run must show what the compiled code does.
         self.compiled_late = False
-        #: A trace that says which modules run; or why there is none.
+        #: A trace with modules marked, or why there is none.
         self.modules: Events | None = None
         self.modules_gap: Reason | None = None
-        #: Where it happened; or why that is not known, or not all of it.
+        #: The source lines, or why they are missing or incomplete.
         self.located: Located | None = None
         self.lines_gap: Reason | None = None
 
@@ -49,11 +49,11 @@ class Captures:
 
     @property
     def wants_threads(self) -> bool:
-        """Whether a run that sees all threads has to say which trace counts."""
+        """Whether a run that sees all threads must decide which trace counts."""
         return self._one_thread is not None
 
     def take(self, brought: Captured) -> Reason | None:
-        """Take one in; why the test is not profiled with it, if so."""
+        """Take a trace; return why it cannot be used, if so."""
         if brought.kind == "profile":
             return self._take_profile(brought)
         if brought.kind == "threads":
@@ -76,7 +76,7 @@ class Captures:
         self.modules_gap = gap
 
     def no_lines(self, gap: Reason | None) -> None:
-        """Note why lines are not known, or not all."""
+        """Note why lines are missing or incomplete."""
         self.lines_gap = gap
 
     def export(self, target: Path) -> None:
@@ -94,7 +94,7 @@ class Captures:
             shutil.copyfileobj(self._file, packed)
 
     def forget(self) -> None:
-        """Let go of memory and files."""
+        """Release memory and files."""
         files = [self._file, self._one_thread.file if self._one_thread is not None else None]
         self.trace = self.modules = self._one_thread = self._file = self.located = None
         for file in files:
@@ -103,12 +103,12 @@ class Captures:
                     file.close()
 
     def _take_profile(self, brought: Captured) -> Reason | None:
-        """The trace, unless there were other threads: then a run that sees them must confirm it."""
+        """Use the trace, unless there were other threads, which only another run can record."""
         self._profiled += 1
         self.compiled_late = brought.compiled and self._profiled == 1
-        self.forget()  # that of a profiled run that had to compile
+        self.forget()  # the trace of a profiled run that compiled
         threads = brought.started_threads or brought.other_threads
-        # After a late compilation the threads are the compiler's, and this is not kept.
+        # After a late compilation, the threads are the compiler's, and the trace is replaced.
         if threads and not self.compiled_late and not brought.first:
             if sees_threads():
                 self._one_thread = brought
@@ -121,7 +121,7 @@ class Captures:
         return _STARTS_THREADS if alone and brought.started_threads else None
 
     def _choose(self, brought: Captured) -> None:
-        """The trace of all threads where it holds more than that of one, which has memory."""
+        """Choose the trace of all threads if it has more operators; the other one has memory."""
         other, self._one_thread = self._one_thread, None
         assert other is not None  # noqa: S101 - this run was asked for because of it
         if _operators(brought.trace) <= _operators(other.trace):
@@ -130,10 +130,10 @@ class Captures:
         other.file.close()
 
     def _exchange(self, brought: Captured) -> None:
-        """The trace that knows which tensor is which in place of one that does not."""
+        """Replace the trace by one that identifies tensors."""
         assert self.trace is not None  # noqa: S101 - this run was asked for because of it
         if _operators(brought.trace) != _operators(self.trace):
-            brought.file.close()  # of a test that does another thing each time
+            brought.file.close()  # the test does something different each time
             return
         if self._file is not None:
             self._file.close()

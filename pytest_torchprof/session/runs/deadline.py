@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 #: A rerun may take this many seconds plus this many times the first run. A profiled run of a
 #: loop of small operators takes five times as long, with stacks seven times.
 LEAST_S, TIMES = 60.0, 20
-#: A shorter limit of pytest-timeout applies, but at least this many times the first run.
+#: A shorter pytest-timeout limit applies, but at least this many times the first run.
 TIMES_OF_TIMEOUT = 10
-#: Repeat until it takes effect: a test may catch what is raised in it.
+#: Repeat until it takes effect, since a test may catch the exception.
 _AGAIN_S = 1.0
 
 _RUN_NAMES = {
@@ -35,7 +35,7 @@ _RUN_NAMES = {
     "profile": "profiled run",
     "modules": "run that marks modules",
     "threads": "profiled run of all threads",
-    "tensors": "run that tells tensors apart",
+    "tensors": "run that identifies tensors",
     "lines": "run that locates lines",
     "": "teardown of an extra run",
 }
@@ -50,7 +50,7 @@ class Overdue(BaseException):
 
 
 class Deadline:
-    """The time limit of the extra runs of one test, whose first run took ``first_s`` seconds."""
+    """The time limit for extra runs of one test, whose first run took ``first_s`` seconds."""
 
     def __init__(self, item: pytest.Item, first_s: float) -> None:
         self._nodeid = item.nodeid
@@ -62,7 +62,7 @@ class Deadline:
             self.limit_s = min(self.limit_s, max(theirs, TIMES_OF_TIMEOUT * first_s))
 
     def run(self, kind: str, function: Callable[[], None]) -> None:
-        """Call the function: a run of this kind or, if the kind is empty, a teardown.
+        """Call the function, a run of this kind or, if the kind is empty, a teardown.
 
         Raises:
             Overdue: it did not finish in time. Errors of the function pass through.
@@ -82,7 +82,7 @@ class Deadline:
         if call is None:
             call = self._calls[what] = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
         here = threading.current_thread() is threading.main_thread()
-        if not (here and hasattr(signal, "setitimer")):  # only there, and with timers, one is heard
+        if not (here and hasattr(signal, "setitimer")):  # a signal needs both
             with PATCH_GUARD.lifted:
                 call(function)
             return
@@ -101,7 +101,7 @@ class Deadline:
 
 
 def _named(name: str) -> Callable[[Callable[[], None]], None]:
-    """A caller whose frame has this name, for tools that print frames."""
+    """A caller whose frame has this name, for tools that print stacks."""
     code = _call.__code__.replace(co_name=name.encode("ascii", "replace").decode())
     return FunctionType(code, {})
 

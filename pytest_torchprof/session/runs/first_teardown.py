@@ -1,4 +1,4 @@
-"""What the teardown of a test's first run says, kept until the teardown phase it belongs to."""
+"""Output of the first run's teardown, kept until the teardown phase."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class OwnHook:
-    """The teardown hook as only pytest's runner, capture and logging implement it."""
+    """The teardown hook, limited to pytest's runner, capture and logging plugins."""
 
     def __init__(self) -> None:
         self._plugins: set[Any] = set()
         self._hook: Callable[..., Any] | None = None
 
     def of(self, item: pytest.Item) -> Callable[..., Any]:
-        """Made anew where other plugins have been registered."""
+        """The hook's caller; made again after plugins were registered."""
         manager = item.config.pluginmanager
         plugins = manager.get_plugins()
         if self._hook is None or plugins != self._plugins:
@@ -36,7 +36,7 @@ class OwnHook:
 
 
 class FirstTeardown:
-    """What the first run's teardown says, until the teardown phase, in which it belongs."""
+    """The first run's teardown error and output, kept until the teardown phase."""
 
     def __init__(self, item: pytest.Item) -> None:
         self.error: BaseException | None = None
@@ -46,7 +46,7 @@ class FirstTeardown:
         self._terminal = ""
 
     def keep(self, teardown: Callable[[], BaseException | None]) -> None:
-        """Tear down: its error, and what it says, stay from report and terminal."""
+        """Tear down; the error and the output do not reach report and terminal yet."""
         known = self._item._report_sections
         before = len(known)
         terminal = terminal_of(self._item)
@@ -63,13 +63,13 @@ class FirstTeardown:
             self.over = True
 
     def show(self) -> None:
-        """Write to the terminal what was to go there."""
+        """Write to the terminal what was meant for it."""
         terminal = terminal_of(self._item)
         if self._terminal and terminal is not None:
             terminal.write(self._terminal, flush=True)
 
     def say(self) -> None:
-        """Say it now, while the teardown phase's output is captured."""
+        """Write the captured output again, while the teardown phase is captured."""
         if not self._sections:
             return
         with PATCH_GUARD:

@@ -1,4 +1,4 @@
-"""Fold what the runs of one test bring in, until it is frozen into `Measured`."""
+"""Collect the results of one test's runs, until they become a `Measured`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.check import Checked, check
-from pytest_torchprof.session.faults import is_fault, reason_for, said
+from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.runs.asked import Asked
 from pytest_torchprof.session.runs.brought import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.captures import Captures
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class Gatherer:
-    """Takes in what each run of one test brings, and says which runs are still wanted.
+    """Takes the result of each run of one test, and decides which runs are still needed.
 
-    ``folder`` is where the profiler may write, None for the system's folder of temporary files.
-    ``own_files`` are the user's wherever they lie: the test's own. ``wants_lines`` is asked once,
-    after the other runs, whether there is something of which to say where it happened. ``laps`` are
-    those of the tests before. ``frozen``: objects from before the test are frozen for good, see
+    ``folder`` is where the profiler may write, None for the system's temporary folder.
+    ``own_files`` count as user code wherever they are: the test's own file. ``wants_lines`` is
+    called once, after the other runs, and decides whether a run locates lines. ``laps`` are those
+    of earlier tests. ``frozen``: objects from before the test are frozen for good, see
     `GarbageControl`.
     """
 
@@ -58,37 +58,37 @@ class Gatherer:
         self._machine = machine
         self._wants_lines = wants_lines
         self._recent_laps = laps if laps is not None else RecentLaps()
-        #: Runs of the item, the test's own among them.
+        #: Runs of the item, including the first.
         self.runs = 0
-        #: Why the test is not profiled; and whether `torchprof ab` may time it.
+        #: Why the test is not profiled, and whether `torchprof ab` may time it anyway.
         self.reason: Reason | None = None
         self.timed = True
         self._faults: list[str] = []
-        #: What the test itself wants of the fixture.
+        #: What the test itself asks of the fixture.
         self.asked = Asked()
         self._captures = Captures()
         self._checked: Checked | None = None
         self.longest_ns = 0
         self._compiled = CompileCount.now()
-        #: What the test's own first run has compiled, once that is over.
+        #: What the first run compiled, once it is over.
         self._compilation: dict[str, Any] | None = None
         self.replan(plan)
-        #: As it was before the test's fixtures were set up.
+        #: The process state before the test's fixtures were set up.
         self.start = World()
-        #: When the time that counts towards the test's limits began.
+        #: Start of the time that counts toward the test's limits.
         self.started_ns: int = REAL.clock()
 
     def replan(self, plan: Plan) -> None:
-        """Measure by this plan, from here on, and forget the rounds that there were."""
+        """Use this plan from now on, and forget earlier rounds."""
         self.plan = plan
         self.rounds = Rounds(
             plan.round_time_s, plan.time, plan.threads, plan.shares_laps, self._recent_laps
         )
 
-    # ---------------------------------------------------------------- what runs bring
+    # ---------------------------------------------------------------- results of runs
 
     def take(self, brought: Brought) -> None:
-        """Take in what a run has brought."""
+        """Take the result of a run."""
         if isinstance(brought, Timed):
             self._take_time(brought)
         elif isinstance(brought, NoModules):
@@ -114,50 +114,50 @@ class Gatherer:
         return CompileCount.now().since(self._compiled)
 
     def count_run(self) -> None:
-        """One more run of the item."""
+        """Count another run of the item."""
         self.runs += 1
 
     def exclude(self, ns: int) -> None:
-        """Time that does not count towards the test's time limits."""
+        """Exclude time from the test's time limits."""
         self.started_ns += ns
 
-    # ---------------------------------------------------------------- what speaks against it
+    # ---------------------------------------------------------------- refusals and faults
 
     def refuse(self, reason: Reason, *, timed: bool = True) -> None:
-        """Keep the first reason why the test is not profiled; it may be ``timed`` all the same."""
+        """Keep the first reason why the test is not profiled; it may be ``timed`` anyway."""
         if self.reason is None:
             self.reason, self.timed = reason, timed
 
     def broke(self, error: Exception) -> Reason:
-        """Note an error that no test is to blame for, as a reason."""
+        """Record an error that the test did not cause; return it as a reason."""
         if is_fault(error):
-            self._faults.append(said(error))
+            self._faults.append(message_of(error))
         return reason_for(error)
 
     def give_up(self, error: Exception) -> None:
-        """Refuse for an error that no test is to blame for."""
+        """Refuse because of an error that the test did not cause."""
         self.refuse(self.broke(error))
 
     def blame(self, *faults: str) -> None:
-        """Note faults that were found elsewhere."""
+        """Record faults found elsewhere."""
         self._faults += faults
 
     @property
     def has_faults(self) -> bool:
-        """Whether there are faults to tell."""
+        """Whether there are faults to report."""
         return bool(self._faults)
 
     def take_faults(self) -> list[str]:
-        """The faults so far, each told once."""
+        """Return the faults so far, and forget them."""
         faults, self._faults = self._faults, []
         return faults
 
     @contextmanager
     def extra(self) -> Iterator[None]:
-        """Around a run of `EXTRA_KINDS`: whatever happens in it, the numbers are there."""
+        """Context for a run of `EXTRA_KINDS`, whose failure does not invalidate the numbers."""
         compilation, captures = self._compilation, self._captures
         try:
-            with self.asked.unheard():
+            with self.asked.restored():
                 yield
         finally:
             self._compilation = compilation
@@ -165,26 +165,26 @@ class Gatherer:
                 captures.no_lines(captures.lines_gap or self.reason)
             self.reason, self.timed = None, True
 
-    # ---------------------------------------------------------------- what there is
+    # ---------------------------------------------------------------- what is known
 
     @property
     def trace(self) -> Events | None:
-        """Of the profiled run, once there is one."""
+        """The trace of the profiled run, once there is one."""
         return self._captures.trace
 
     @property
     def compiled_late(self) -> bool:
-        """Whether the profiled run had to compile, so that another one is wanted."""
+        """Whether the profiled run compiled, so that another one is needed."""
         return self._captures.compiled_late
 
     @property
     def export(self) -> Callable[[Path], None] | None:
-        """What writes the trace's file, compressed, where there is one; see `Captures.export`."""
+        """Writes the trace's file, see `Captures.export`; None if there is none."""
         return self._captures.export if self._captures.has_file else None
 
     @property
     def checked(self) -> Checked:
-        """What the rules find in the trace, worked out once."""
+        """What the rules find in the trace, computed once."""
         trace, plan = self.trace, self.plan
         assert trace is not None  # noqa: S101 - the caller has looked
         if self._checked is None or self._checked.trace is not trace:
@@ -196,7 +196,7 @@ class Gatherer:
         return values_of(self.checked, self.plan.allowed)
 
     def measured(self) -> Measured:
-        """All that there is so far, as judging takes it; there is a trace."""
+        """Everything measured so far, for judging; requires a trace."""
         plan, machine, captures = self.plan, self._machine, self._captures
         return Measured(
             self.checked,
@@ -216,7 +216,7 @@ class Gatherer:
         )
 
     def result(self) -> Measured | Unmeasured:
-        """What the runs have come to, all over."""
+        """The final result of the runs."""
         if self.reason is None and self.trace is None:
             raised = self.asked.raised
             block = because(Why.BLOCK_RAISED, error=raised) if raised else None
@@ -227,19 +227,20 @@ class Gatherer:
         return Unmeasured(self.reason, environment, self.plan.budgets, self.asked.stats_asked)
 
     def forget(self) -> None:
-        """Let go of memory and files, when all is said about the test."""
+        """Release memory and files, once the test is fully reported."""
         self._checked = None
         self._captures.forget()
 
-    # ---------------------------------------------------------------- which runs are wanted
+    # ---------------------------------------------------------------- which runs are needed
 
     def runs_of(self, kinds: list[RunKind]) -> Iterator[RunKind]:
-        """These, with as many rounds as the seconds asked for take, and one more where the profiled
-        run compiled, or had threads it cannot see into, or where a rule has to know which tensor is
-        which.
+        """These runs, and those found to be needed on the way.
 
-        torch.compile guards the number of threads, so the profiled run may compile once more what
-        is there already; only a test that compiles in each run does so in the second one too.
+        Rounds are added to fill the requested seconds, and an extra run if the profiled run
+        compiled or missed other threads, or if a rule needs to identify tensors.
+
+        torch.compile guards on the number of threads, so the profiled run may compile again; only
+        a test that compiles in every run does so in the second profiled run too.
         """
         for kind in kinds:
             if kind == "profile":
@@ -270,14 +271,14 @@ class Gatherer:
             return False
 
     def facts(self) -> dict[str, Any]:
-        """What the trace's metadata shall say beside its events."""
+        """What to write to the trace's metadata."""
         return {
             "environment": self._machine.key,
             "accelerator": self._machine.accelerator,
             "device_type": self._machine.device_type,
             "torch": self._machine.torch_version,
             **self.rounds.facts(),
-            # Counts of the first run alone: the number of runs is no matter of the test's.
+            # Counts of the first run only, since the number of runs is not the test's doing.
             **(compiled := self._compiled_so_far()),
             **(self._compilation or {}),
             "compiled": compiled["compiled"],

@@ -1,4 +1,4 @@
-"""A pytest item as it was before a run, to be given back before the next."""
+"""A pytest item's state before a run, to be restored before the next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class ItemState:
-    """What an item holds before its first run, its stash and the names that a doctest sees."""
+    """What an item holds before its first run: its stash, and a doctest's globals."""
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
@@ -18,7 +18,7 @@ class ItemState:
         self._globs = dict(globs) if globs is not None else None
 
     def add_stash(self) -> None:
-        """Keep what plugins have put into the stash since then too."""
+        """Also keep what plugins have put into the stash since."""
         self._stash = {**self._stash, **_storage(self._item)}
 
     def renew(self) -> None:
@@ -35,7 +35,7 @@ class ItemState:
         self.restore_stash()
 
     def restore_stash(self) -> None:
-        """Some plugins drop their stash entry in teardown, and expect it there in the next."""
+        """Restore stash entries that plugins delete in teardown and expect in the next one."""
         storage = _storage(self._item)
         for key, value in self._stash.items():
             storage.setdefault(key, value)
@@ -48,7 +48,7 @@ class Sibling:
         self._item = item
 
     def listchain(self) -> list[pytest.Collector]:
-        """The collectors that it shares with the item."""
+        """The collectors shared with the item."""
         return self._item.parent.listchain() if self._item.parent else []  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
@@ -60,12 +60,12 @@ def _storage(item: pytest.Item) -> dict[Any, Any]:
 
 
 def _globs(item: pytest.Item) -> dict[str, Any] | None:
-    """The names that a doctest sees."""
+    """A doctest's globals."""
     return getattr(getattr(item, "dtest", None), "globs", None)
 
 
 def tmp_path_of(item: pytest.Item) -> Path | None:
-    """The folder that pytest has made for this run, where it has."""
+    """The ``tmp_path`` folder that pytest made for this run, if any."""
     request = getattr(item, "_request", None)
     for fixture in getattr(request, "_arg2fixturedefs", {}).get("tmp_path", ()):
         cached = getattr(fixture, "cached_result", None)

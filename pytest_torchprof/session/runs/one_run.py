@@ -1,4 +1,4 @@
-"""One run of a test: what each kind of run starts, stops and brings to the gatherer."""
+"""One run of a test: what each kind of run starts, stops and passes to the gatherer."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Run:
             except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
                 self.gatherer.give_up(error)
             finally:
-                if not begun:  # or a time limit, an interrupt
+                if not begun:  # also after a timeout or an interrupt
                     self._forget()
 
     def end(self, *last: Callable[[], None]) -> None:
-        """Stop, and hand what was measured to the gatherer; then call these."""
+        """Stop, pass the result to the gatherer, then call ``last``."""
         try:
             if self._watch is not None:
                 self._watch.stop()
@@ -88,7 +88,7 @@ class Run:
                 watchdog=self.gatherer.longest_ns > WATCHED_CALL_NS,
                 tracer=self._tracer,
                 frozen=self.gatherer.frozen,
-                # Of a test that may look at its numbers at once, or has no other run, all is known.
+                # A test that may read its numbers at once, or runs only once, gets them all now.
                 tensors=self.kind == "tensors" or self.first or self.gatherer.asked.own_region,
             )
             self._compiled = CompileCount.now()
@@ -137,7 +137,7 @@ class Run:
         )
 
     def _forget(self, *last: Callable[[], None]) -> None:
-        """Close what is open, each whatever becomes of the other."""
+        """Close everything that is open, even if closing one fails."""
         watch, self._watch = self._watch, None
         capture, self._capture = self._capture, None
         closing: list[Callable[[], None]] = [watch.__exit__] if watch is not None else []
@@ -149,7 +149,7 @@ class Run:
                 self.gatherer.give_up(error)
 
     def saw_profiler(self) -> None:
-        """The test is about to start a profiler session: ours gives way."""
+        """End our profiler session, because the test is about to start one."""
         self.gatherer.refuse(OWN_PROFILER)
         if self._capture is not None:
             with PATCH_GUARD:

@@ -1,4 +1,4 @@
-"""What a run of a test has come to, beyond what it raised."""
+"""The outcome of a run, beyond what it raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_torchprof.session.runs.deadline import Overdue
 
 
 def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> Reason:
-    """Why a test is not profiled of which a run of this kind has ended with the error."""
+    """Why a test is not profiled after a run of this kind raised the error."""
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, Overdue):
         return error.reason
@@ -23,7 +23,7 @@ def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = Non
 
 
 def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
-    """Take our frames from a test's traceback: where no other is of interest, pytest shows all."""
+    """Hide our frames in a test's traceback; if no other frames are left, pytest shows all."""
     package = str(Path(__file__).parents[1])
     names = ("hooks.py", "runs/deadline.py", "runs/rerun_hooks.py", "runs/reruns.py")
     ours = {os.path.join(package, *name.split("/")) for name in names}  # noqa: PTH118
@@ -32,7 +32,7 @@ def hide_own_frames(error: pytest.ExceptionInfo[BaseException]) -> None:
 
 
 def functional_failure(item: pytest.Item) -> Reason | None:
-    """Why a call that raised nothing is no pass all the same: unittest, subtests."""
+    """Why a test failed although its call raised nothing: unittest, subtests."""
     if collected := getattr(item, "_excinfo", None):
         if isinstance(collected[0].value, pytest.xfail.Exception):
             return because(Why.XFAILED)
@@ -42,7 +42,7 @@ def functional_failure(item: pytest.Item) -> Reason | None:
 
 
 def is_strict_xfail(item: pytest.Item) -> bool:
-    """Whether pytest will fail the test for having passed."""
+    """Whether pytest will fail the test because it passes."""
     from _pytest.skipping import xfailed_key
 
     xfailed = item.stash.get(xfailed_key, None)
@@ -50,7 +50,7 @@ def is_strict_xfail(item: pytest.Item) -> bool:
 
 
 def uses_setprofile(item: pytest.Item, session_hook: object) -> bool:
-    """Whether a hook is set, or the test's own code names it: to wrap the hook would disturb it."""
+    """Whether the test uses a profile hook: one is set, or its code names the function."""
     if sys.getprofile() is not session_hook:
         return True
     pending = [getattr(getattr(item, "function", None), "__code__", None)]

@@ -1,4 +1,4 @@
-"""The hooks through which a `Runner` sees one test: those that any session of ours needs."""
+"""The hooks through which a `Runner` sees a test, for every plugin class that runs tests."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
 
 
 class RunningHooks:
-    """To be inherited by a plugin that has a runner, and has it `call` its tests."""
+    """Base class of a plugin that has a `Runner` and makes it `call` its tests."""
 
     runner: Runner
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_call")
     def pytest_measured_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """What is measured: the innermost part of the call phase."""
+        """Measure the innermost part of the call phase."""
         return (yield from self.runner.measured_call(item))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Tear down what the last rerun has left, unnoticed."""
+        """Tear down the last rerun, silently."""
         return (yield from self.runner.end_last_run(item))
 
     @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_runtest_teardown")
     def pytest_first_teardown(self) -> Generator[None, Any, Any]:
-        """The first run's teardown is the one that counts."""
+        """Report the first run's teardown."""
         return (yield from self.runner.teardown())
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_set_timer(self) -> bool | None:
-        """No time limit of pytest-timeout during reruns."""
+        """Set no pytest-timeout limit during reruns."""
         return True if self.runner.timers_off else None
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_cancel_timer(self) -> bool | None:
-        """Nothing to cancel then."""
+        """Cancel no pytest-timeout limit during reruns."""
         return True if self.runner.timers_off else None

@@ -1,7 +1,7 @@
-"""Running an item again, whole, with fixtures set up anew, and none the wiser.
+"""Rerun a whole item, with fixtures set up again, unnoticed by other plugins.
 
-All runs happen inside the call phase of the one run that pytest asked for, so that whoever drives
-the protocol (xdist, rerun and fork plugins) sees one setup, one call and one teardown.
+All runs happen inside the call phase of the run that pytest asked for, so that plugins which drive
+the protocol (xdist, rerun and fork plugins) see one setup, one call and one teardown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pytest_torchprof.session.isolation.other_plugins import (
     folders_noted,
     snapshots_uncounted,
 )
-from pytest_torchprof.session.isolation.silence import heard, print_for, unnoticed
+from pytest_torchprof.session.isolation.silence import print_for, recording, unnoticed
 from pytest_torchprof.session.isolation.time_limits import alarm_stopped, clocks_stopped
 from pytest_torchprof.session.plan import EXTRA_KINDS
 from pytest_torchprof.session.runs.deadline import Deadline
@@ -49,32 +49,32 @@ if TYPE_CHECKING:
 
 
 class Runner:
-    """Drives the runs of the current item; one for the session."""
+    """Drives the runs of the current item; one per session."""
 
-    #: The item as it was before its first run.
+    #: The item's state before its first run.
     _state: ItemState
 
     def __init__(self) -> None:
         self.run: Run | None = None
-        #: Set around the whole session, by cProfile for example; not the test's.
+        #: Set around the whole session, for example by cProfile, not by a test.
         self._session_hook = sys.getprofile()
         self.rerunning = False
-        #: Time limits are for the test, not for our reruns of it.
+        #: Time limits apply to the test, not to reruns.
         self.timers_off = False
-        #: A subtest of the current run has failed, which does not fail every kind of test.
+        #: A subtest of the current run has failed, which need not fail the test itself.
         self.subtest_failed = False
-        #: Of a test whose calls are being timed by `torchprof ab`.
+        #: For a test whose calls `torchprof ab` is timing.
         self.regions: Regions | None = None
         self._gatherer: Gatherer | None = None
         self._first_teardown: FirstTeardown | None = None
         self._deadline: Deadline | None = None
         self._own_hook = OwnHook()
-        #: Temporary folders that only further runs have asked for.
+        #: Temporary folders that only reruns have created.
         self._folders: list[Path] = []
 
     @property
     def interrupted(self) -> str | None:
-        """Which further run has been interrupted, in a sentence."""
+        """A sentence on the rerun that was interrupted, if any."""
         return self._deadline.interrupted if self._deadline is not None else None
 
     # ---------------------------------------------------------------- around the call phase
@@ -103,7 +103,7 @@ class Runner:
         return result
 
     def _after_first(self, item: pytest.Item, gatherer: Gatherer, pid: int) -> BaseException | None:
-        """All further runs, where nothing speaks against them; see `_rerun_all`."""
+        """Do all further runs, unless something prevents them; see `_rerun_all`."""
         if REAL.getpid() != pid:
             gatherer.refuse(because(Why.HAS_FORKED), timed=False)
         if item.config.getoption("trace", default=False):
@@ -118,7 +118,7 @@ class Runner:
         if uses_setprofile(item, self._session_hook):
             gatherer.refuse(because(Why.OWN_PROFILE_HOOK))
         rest = gatherer.plan.kinds[1:]
-        if gatherer.compiled_late:  # in the one run that there was to be
+        if gatherer.compiled_late:  # in what was meant to be the only run
             rest = ["profile", *rest]
         if gatherer.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
@@ -130,7 +130,7 @@ class Runner:
         return None
 
     def measured_call(self, _: pytest.Item) -> Generator[None, Any, Any]:
-        """The innermost wrapper of the call phase: what is measured, and nothing else."""
+        """The innermost wrapper of the call phase: exactly what is measured."""
         run = self.run
         if run is None:
             return (yield)
@@ -141,13 +141,13 @@ class Runner:
                     run.begin()
             result = yield
         except BaseException:  # a time limit or an interrupt may come before the test begins
-            run.cancel(_tell_nobody)
+            run.cancel(_stop_watching)
             raise
-        run.end(_tell_nobody)
+        run.end(_stop_watching)
         return result
 
     def end_last_run(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """The outermost wrapper of the teardown phase: what a rerun has left is torn down."""
+        """The outermost wrapper of the teardown phase: tears down the last rerun."""
         gatherer = self._gatherer
         if self._first_teardown is not None and gatherer is not None and not self.rerunning:
             self.rerunning = True
@@ -173,7 +173,7 @@ class Runner:
                 self._gatherer = None
 
     def teardown(self) -> Generator[None, Any, Any]:
-        """The innermost wrapper of the teardown phase: the first run's output, and its error."""
+        """The innermost wrapper of the teardown phase: reports the first run's output and error."""
         if self.rerunning or self._first_teardown is None:
             return (yield)
         first, self._first_teardown = self._first_teardown, None
@@ -186,12 +186,12 @@ class Runner:
         return result
 
     def reported(self, report: pytest.TestReport) -> None:
-        """Subtests report while the test runs."""
+        """Note failed subtests, which are reported while the test runs."""
         if self.run is not None and report.failed:
             self.subtest_failed = True
 
     def entered_debugger(self) -> None:
-        """Somebody looks at the test: once is enough."""
+        """Do not rerun a test that is being debugged."""
         if self._gatherer is not None:
             self._gatherer.refuse(because(Why.DEBUGGER), timed=False)
 
@@ -203,7 +203,7 @@ class Runner:
         gatherer: Gatherer,
         kinds: list[RunKind],
     ) -> BaseException | None:
-        """All further runs; the error is of the test's own comparison of measured numbers."""
+        """Do all further runs; return the error of the test's own comparison of numbers, if any."""
         self.rerunning = True
         try:
             late = self._end_first(item)
@@ -213,7 +213,7 @@ class Runner:
             with self._apart(item, gatherer):
                 for number, kind in enumerate(gatherer.runs_of(kinds)):
                     with gatherer.extra() if kind in EXTRA_KINDS else nullcontext():
-                        failing = ""  # the teardown of the run before
+                        failing = ""  # the teardown of the previous run
                         error = self._teardown_run(item) if number else None
                         if error is None:
                             failing = kind
@@ -237,7 +237,7 @@ class Runner:
 
     @contextmanager
     def _apart(self, item: pytest.Item, gatherer: Gatherer) -> Iterator[None]:
-        """What happens within leaves no mark: no clock runs, and nothing is heard or changed."""
+        """Isolate what happens within: time limits stop, output is hidden, changes are undone."""
         world = World()
         with Undo() as undo:
             alarm = alarm_stopped(undo)
@@ -259,8 +259,8 @@ class Runner:
         """End the previous run as if another test of the same scope came next."""
         first = self._first_teardown is not None and not self._first_teardown.over
         folder = None if first else tmp_path_of(item)
-        # Other hooks of the teardown phase come once for each of the setup phase: those of the
-        # first run in the teardown phase itself, where they are heard.
+        # Other plugins' teardown hooks run once per setup; for the first run, that is in the real
+        # teardown phase, where their output counts.
         hook = self._own_hook.of(item) if first else None
         try:
             teardown = hook or item.ihook.pytest_runtest_teardown
@@ -275,12 +275,12 @@ class Runner:
             return error
         finally:
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)  # the names of others count up from it
-            gc.collect(1)  # what garbage has to say is said now: of a rerun's, nobody hears it
+                shutil.rmtree(folder, ignore_errors=True)  # later names count up from it
+            gc.collect(1)  # finalizers run now, while a rerun's output is hidden
         return None
 
     def _end_first(self, item: pytest.Item) -> BaseException | None:
-        """Tear the first run down, where nothing has been run again so far."""
+        """Tear the first run down, if there has been no rerun yet."""
         if self._first_teardown is not None:
             return None
         self._state.add_stash()
@@ -290,7 +290,7 @@ class Runner:
         return first.error
 
     def _renew(self, item: pytest.Item, gatherer: Gatherer) -> BaseException | None:
-        """Have the item ready to be set up: the run before torn down, and all as at the start."""
+        """Tear the previous run down and restore the item, ready for another setup."""
         error = None
         if item in item.session._setupstate.stack:
             error = self._teardown_run(item)
@@ -305,9 +305,9 @@ class Runner:
         gatherer.asked.forget_tables()
         printed: list[str] = []
         if kind == "round":
-            gatherer.rounds.before_round(collected=True)  # by the teardown of the run before
+            gatherer.rounds.before_round(collected=True)  # by the previous teardown
         try:
-            with heard(item, printed) if gatherer.asked.table_asked else nullcontext():
+            with recording(item, printed) if gatherer.asked.table_asked else nullcontext():
                 run = Run(kind, gatherer, first=False)
 
                 def phases() -> None:
@@ -325,7 +325,7 @@ class Runner:
         finally:
             self.run = None
             gatherer.asked.keep_printed("".join(printed))
-        collected = getattr(item, "_excinfo", None)  # unittest hands its failures over here
+        collected = getattr(item, "_excinfo", None)  # where unittest puts its failures
         if collected:
             return collected[0].value  # type: ignore[no-any-return]
         failed = self._failure(item)
@@ -341,13 +341,13 @@ class Runner:
         return functional_failure(item)
 
 
-def _tell_nobody() -> None:
+def _stop_watching() -> None:
     OTHERS.tell(None)
 
 
 @contextmanager
 def _safely(gatherer: Gatherer) -> Iterator[None]:
-    """Around what must not fail the test, which is on its way."""
+    """Context for code that must not fail the test, which is already being reported."""
     with PATCH_GUARD:
         try:
             yield

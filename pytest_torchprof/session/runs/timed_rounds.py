@@ -1,4 +1,4 @@
-"""Collect the timed rounds of one test, and what else the machine did meanwhile."""
+"""Collect the timed rounds of one test, and what else the machine did during them."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from pytest_torchprof.core.samples import Sample
 if TYPE_CHECKING:
     from pytest_torchprof.capture.stopwatch import Round
 
-#: A call this long needs no round of its own: the warm-up's time serves. Source: DESIGN.
+#: A call this long needs no round of its own: the warm-up's time serves.
 LONG_CALL_NS = 10_000_000_000
 
 #: Limits for a test that spends its time on fixtures: this many rounds, or this many times the
 #: requested seconds, fixtures included.
 MOST_ROUNDS, MOST_TIMES = 10_000, 2
 
-#: Runs of the reference kernel before a round; the first ones of several find cold caches.
+#: Runs of the reference kernel before a round; the first of several find cold caches.
 _LAPS, _FIRST_LAPS = 3, 5
-#: Short rounds share them: so long they hold.
+#: How long laps stay valid, so that short rounds can share them.
 _LAPS_HOLD_NS = 10_000_000
-#: Short tests do where their times only advise, and are not about to be accepted.
+#: Short tests share laps if their times only advise and are not being accepted.
 _SHARED_LAPS_HOLD_NS = 100_000_000
 
 NO_ROUNDS = because(Why.NO_ROUNDS)
 
 
 class RecentLaps:
-    """The reference kernel's latest laps beside any test of the session."""
+    """The reference kernel's latest laps, of any test in the session."""
 
     def __init__(self) -> None:
         self._laps: tuple[Lap, ...] = ()
         self._ended_ns = 0
 
     def keep(self, laps: Iterable[Lap], ended_ns: int) -> None:
-        """These are the latest now."""
+        """Replace the laps by newer ones."""
         self._laps, self._ended_ns = tuple(laps), ended_ns
 
     @property
     def laps(self) -> tuple[Lap, ...]:
-        """Those that still hold; they have ended a moment ago."""
+        """The laps, if they ended recently enough."""
         return self._laps if REAL.clock() - self._ended_ns < _SHARED_LAPS_HOLD_NS else ()
 
 
@@ -55,22 +55,22 @@ class RecentLaps:
 class Rounds:
     """Collects rounds until there are enough.
 
-    ``min_time_s``: their total duration in seconds. ``time`` is what a time difference does: if
-    nothing, the reference kernel does not run. Only a gate checks whether the machine was quiet,
-    and runs its rounds with ``threads`` intra-op threads (None: unchanged), because with several
-    threads one process may take 1.8 times as long as another with the same code.
+    ``min_time_s``: their least total duration in seconds. ``time`` is what to do about a time
+    difference: if nothing, the reference kernel does not run. Only a gate checks whether the
+    machine was quiet, and runs rounds with ``threads`` intra-op threads (None: unchanged), because
+    with several threads one process may take 1.8 times as long as another with the same code.
     """
 
     min_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
     threads: int | None = None
-    #: The laps of a test just before will do.
+    #: Whether laps of the test before may be used.
     shares: bool = False
     recent: RecentLaps = field(default_factory=RecentLaps)
     timed: list[Round] = field(default_factory=list)
     laps: list[Lap] = field(default_factory=list)
     busy: tuple[Reason, ...] = ()
-    #: Of the rounds: in a profiled run there is one thread.
+    #: Threads of the rounds; a profiled run has one.
     _conditions: str = ""
     _watch: BusyWatch | None = None
     _began: int | None = None
@@ -86,7 +86,7 @@ class Rounds:
         self._spent_ns += one.wall_ns
 
     def watch(self) -> None:
-        """Start watching what else the machine does."""
+        """Start watching what else runs on the machine."""
         self._watch = BusyWatch() if self.time == "gate" else None
 
     def before_round(self, *, collected: bool = False) -> None:
@@ -114,7 +114,7 @@ class Rounds:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the requested time is not used up yet."""
+        """Whether the requested time is not yet used up."""
         wanted = self.min_time_s * 1e9
         if not wanted or len(self.timed) >= MOST_ROUNDS:
             return False
@@ -124,14 +124,14 @@ class Rounds:
 
     @property
     def has_long(self) -> bool:
-        """Whether the last round was so long that it is enough."""
+        """Whether the last round was so long that no more are needed."""
         return bool(self.timed) and self.timed[-1].wall_ns > LONG_CALL_NS
 
     def end(self) -> None:
-        """After the last round, find out what else the machine did."""
+        """After the last round, find out what else ran on the machine."""
         if not self.timed or self.time == "off":
             return
-        first_only = not self.laps  # which uses its own threads
+        first_only = not self.laps  # the first run uses the test's own threads
         if first_only:
             self.laps += run_reference(_FIRST_LAPS)
         self._conditions = conditions(None if first_only else self.gated_threads)

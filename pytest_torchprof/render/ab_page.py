@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.render.ab_table import _Line
     from pytest_torchprof.verdict.paired_row import PairedRow
 
-#: Lines below the table, of each kind; and the width of a test's name in them.
+#: The most lines of each kind below the table, and the width of a test's name in them.
 _MOST_LINES, _NAME = 12, 64
 _NOISY = (
     f"calls took very different times (over ±{100 * NOISY:.0f} %); an idle machine, "
@@ -26,7 +26,7 @@ _BAD = ("slower", "failed", "error")
 
 @dataclass(frozen=True)
 class Page:
-    """Everything to print; ``left`` counts rows not shown, ``every`` shows all notes."""
+    """Everything to print; ``left`` counts hidden rows, ``every`` shows all notes."""
 
     heading: Sequence[str]
     rows: Sequence[PairedRow]
@@ -46,7 +46,7 @@ def text(page: Page, width: int) -> str:
         joined = [_joined(line, _short, str) for line in lines]
         indented = [f"  {line}" for line in joined] if head else joined
         blocks.append(wrapped([head, *indented] if head else indented, width))
-    # Whole, to be found by a search.
+    # Not shortened, so that a search finds it.
     blocks.append("".join(f"{escape.line(line)}\n" for line in page.end))
     return "\n".join(blocks)
 
@@ -86,8 +86,8 @@ def _below(page: Page) -> list[tuple[str, list[_Line]]]:
 
 
 def _some(lines: list[_Line], *, every: bool) -> list[_Line]:
-    """At most this many lines, and how many are left out."""
-    if every or len(lines) <= _MOST_LINES + 1:  # to say that one is left takes a line, too
+    """At most this many lines, and the number left out."""
+    if every or len(lines) <= _MOST_LINES + 1:  # saying that one is left takes a line too
         return lines
     left = f"… and {len(lines) - _MOST_LINES} more: --limit 0 shows all"
     return [*lines[:_MOST_LINES], ("", left)]

@@ -1,4 +1,4 @@
-"""The report of `torchprof ab`: like that of a test session on B, with A as the baseline."""
+"""The report of `torchprof ab`, like that of a test session on B with A as the baseline."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.verdict.paired_row import PairedRow, RowVerdict
 
-#: A decision, as the status of a time in a report.
+#: Decision → status of a time in a report.
 _STATUSES: dict[RowVerdict, MetricStatus] = {
     "slower": "regressed",
     "faster": "improved",
     "same": "ok",
     "unclear": "advisory",
 }
-#: Of ``ab`` in a test's record.
+#: Fields of ``ab`` in a test's record.
 _FIELDS = ("verdict", "ratio", "low", "high", "confidence", "pairs", "p_value")
 
 
@@ -44,7 +44,7 @@ def test_of_row(row: PairedRow) -> dict[str, Any]:
     made = test_of(Record(row.nodeid, status, None, metrics, outcome=_outcome(row)))
     made["reason"] = row_note(row)
     fields = row_cells(row)
-    # Here as ratios, all three.
+    # As ratios here, not as changes.
     low, high = (row.decision.low, row.decision.high) if row.decision else (None, None)
     made["ab"] = {name: fields[name] for name in _FIELDS} | {"low": low, "high": high}
     made["ab"] |= {"a": _sample(row.a_ms), "b": _sample(row.b_ms)}
@@ -52,7 +52,7 @@ def test_of_row(row: PairedRow) -> dict[str, Any]:
 
 
 def _outcome(row: PairedRow) -> str | None:
-    """The outcome on B; None where it did not run there or is unknown."""
+    """The outcome on B; None if it did not run there or is unknown."""
     if row.decision is not None:
         return "passed"
     if row.verdict in ("skipped", "failed", "error") and row.broken != "A":
@@ -69,7 +69,7 @@ def _verdicts(row: PairedRow) -> list[Verdict]:
     status = _STATUSES.get(row.verdict, "new")
     times: tuple[tuple[str, Sample | None, Sample | None, MetricStatus], ...] = (
         ("wall_ms", row.a_ms, row.b_ms, status),
-        # Wall time decides; CPU time is shown beside it.
+        # Wall time decides; CPU time is for information.
         ("cpu_ms", row.cpu_a_ms, row.cpu_b_ms, "ok" if status == "ok" else "advisory"),
     )
     for metric, a, b, of in times:

@@ -1,4 +1,4 @@
-"""Rows of `torchprof ab` as fields, as cells, and in words."""
+"""Rows of `torchprof ab` as fields, table cells, and notes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FIELDS = (
 #: Columns of the table for people.
 AB_COLUMNS = ("test", "a", "b", "change", "verdict")
 
-#: Without a terminal as wide, the interval is a column of its own, which can be done without.
+#: In a narrower terminal, the interval is a separate column, which may be dropped.
 _WIDE = 100
 
 Cells = dict[str, Any]
@@ -53,7 +53,7 @@ _Line = tuple[str, str]
 
 
 def by_urgency(rows: Sequence[PairedRow]) -> list[PairedRow]:
-    """Sort by what needs attention, then by largest change."""
+    """Sort by need for attention, then by largest change."""
     return sorted(rows, key=lambda row: (ORDER.index(row.verdict), -abs(_change(row) or 0)))
 
 
@@ -62,7 +62,7 @@ def _change(row: PairedRow) -> float | None:
 
 
 def row_cells(row: PairedRow) -> Cells:
-    """A row as JSON and CSV have it, null where there is no value."""
+    """A row for JSON and CSV, with null for missing values."""
     decision = row.decision
     decided: Cells = dict.fromkeys(("ratio", "change", "low", "high"))
     decided |= dict.fromkeys(("confidence", "p_value", "pairs"))
@@ -98,7 +98,7 @@ def row_cells(row: PairedRow) -> Cells:
 
 
 def cells_of(rows: Sequence[PairedRow], width: int | None) -> tuple[list[Cells], tuple[str, ...]]:
-    """The rows as texts, and their columns, for a terminal of this width (None: any)."""
+    """The rows as text, and their columns, for a terminal of this width (None: any)."""
     wide = width is None or width >= _WIDE
     columns = AB_COLUMNS if wide else (*AB_COLUMNS[:-1], "interval", AB_COLUMNS[-1])
     return [_cells(row, joined=wide) for row in rows], columns
@@ -130,7 +130,7 @@ def _changes(row: PairedRow) -> tuple[str | None, str | None]:
 
 
 def timed(sample: Sample | None) -> str | None:
-    """``3.21 ms ±4 %``: the median, and half the distance of the quartiles."""
+    """``3.21 ms ±4 %``: the median, and half the distance between the quartiles."""
     if sample is None:
         return None
     time = format_quantity(sample.median, "ms")
@@ -141,7 +141,7 @@ def timed(sample: Sample | None) -> str | None:
 
 
 def reasons(rows: Sequence[PairedRow]) -> list[_Line]:
-    """A line for each row that has something to explain beyond its verdict."""
+    """A line for each row that needs explanation beyond its verdict."""
     lines: list[_Line] = []
     for row in rows:
         if (reason := row_note(row)) and row.verdict not in ("new", "gone"):
@@ -173,12 +173,12 @@ def difference_lines(rows: Sequence[PairedRow]) -> list[_Line]:
 
 
 def unprofiled(rows: Sequence[PairedRow]) -> list[_Line]:
-    """A line for each test that has no exact metrics on a side, and why."""
+    """A line for each test without exact metrics on a side, with the reason."""
     return [(row.nodeid, _line(row.unprofiled)) for row in rows if row.unprofiled]
 
 
 def difference(found: Difference) -> str:
-    """An exact metric that is not the same on both sides."""
+    """An exact metric that differs between the sides."""
     metric = METRICS.get(found.metric)
     a, b = format_pair(found.a, found.b, metric.unit if metric else "1")
     change = format_change(found.a, found.b)
@@ -209,7 +209,7 @@ def ab_totals(rows: Sequence[PairedRow], threshold: float, seconds: float) -> st
 
 
 def duration(seconds: float) -> str:
-    """Of a run.
+    """The duration of a run.
 
     >>> duration(0.4), duration(41.3), duration(200)
     ('0.4 s', '41 s', '3 min 20 s')

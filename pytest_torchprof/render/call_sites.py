@@ -1,4 +1,4 @@
-"""Findings and operators with their places, for the message of a test that fails."""
+"""Findings and operators with their places, for the message of a failing test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_torchprof.render.text import plural
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Finding
 
-#: An operator's name → (location, module, calls) of each place where it was called.
+#: An operator's name → (location, module, calls) for each place that calls it.
 Where = Callable[[str], Sequence[tuple[str, str | None, int]]]
 
 _MOST_PLACES = 3
@@ -21,9 +21,9 @@ _MOST_PLACES = 3
 def finding_lines(
     findings: Iterable[Finding], before: Mapping[str, int] | None, room: int
 ) -> list[str]:
-    """A block a rule, the costliest first: counts, places, what was found, and the fix.
+    """A block per rule, costliest first: counts, places, what was found, and the fix.
 
-    ``before`` are accepted counts, None without a baseline.
+    ``before`` has accepted counts, None without a baseline.
     """
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -66,7 +66,7 @@ def _block(found: Sequence[Finding], before: Mapping[str, int] | None) -> list[s
 
 
 def called_from(places: Sequence[tuple[str, str | None, int]]) -> str:
-    """``tests/test_a.py:31 (3×), :40 in model.blocks.*.attn``; empty where nothing is known."""
+    """``tests/test_a.py:31 (3×), :40 in model.blocks.*.attn``; empty if nothing is known."""
     count: dict[str, int] = {}
     for location, _, calls in places:
         count[location] = count.get(location, 0) + calls
@@ -88,7 +88,7 @@ def _file_and_line(location: str) -> tuple[str, int]:
 
 
 def _within(modules: set[str | None]) -> str:
-    """The module of all calls, or what modules that differ only in numbers have in common."""
+    """The module of all calls; modules that differ only in numbers are shown as one."""
     if len(modules) > 1:
         modules = {module and re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module) for module in modules}
     (module, *others) = modules or {None}

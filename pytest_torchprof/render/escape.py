@@ -1,9 +1,9 @@
 """Escape untrusted text for each kind of output; all output goes through here.
 
-Names in a trace, ids of tests, messages of exceptions, what a baseline of a pull request holds:
-none of it may move a cursor, color a terminal, mention somebody in a comment, or be a formula in a
-spreadsheet. Legible text of any script stays as it is. All functions give the same when applied to
-what they gave before, but for `escape_markdown`, `code` and `csv_value`, which are applied once.
+Names in a trace, test IDs, exception messages, the contents of a pull request's baseline: none of
+it may move a cursor, color a terminal, mention somebody in a comment, or be a formula in a
+spreadsheet. Legible text of any script stays as it is. All functions are idempotent, except
+`escape_markdown`, `code` and `csv_value`, which are applied once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from pytest_torchprof.core.late import late
 
-#: What is not seen, moves the cursor, turns the direction, or is no character at all: controls
-#: (C0, DEL, C1), soft hyphen, marks and embeddings of direction, separators of lines, joiners of
-#: words and invisible operators, surrogates, byte order marks, annotations, tags.
+#: Characters that are invisible, move the cursor, change text direction, or are not characters:
+#: controls (C0, DEL, C1), soft hyphen, direction marks and embeddings, line separators, word
+#: joiners and invisible operators, surrogates, byte order marks, annotations, tags.
 _HIDDEN = (
     r"\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     r"\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff"
@@ -31,7 +31,7 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def line(text: str) -> str:
-    r"""For one line of a terminal: what is hidden is shown as Python writes it.
+    r"""For one line of a terminal: hidden characters are shown as Python escapes.
 
     >>> line("\x1b[31mred\nテスト\u202e")
     '\\x1b[31mred\\nテスト\\u202e'
@@ -40,7 +40,7 @@ def line(text: str) -> str:
 
 
 def block(text: str) -> str:
-    r"""For several lines of a terminal: line feeds and tabs stay.
+    r"""For several lines of a terminal: line feeds and tabs are kept.
 
     >>> block("a\n\tb\r\x07")
     'a\n\tb\\r\\x07'
@@ -57,7 +57,7 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def _unicode(character: str) -> str:
-    r"""As JSON may have it, too: ``\u202e``, and a pair of them beyond the first plane."""
+    r"""As in JSON: ``\u202e``, or a surrogate pair beyond the first plane."""
     code = ord(character)
     if code < 0x10000:
         return f"\\u{code:04x}"
@@ -65,7 +65,7 @@ def _unicode(character: str) -> str:
     return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
-# -------------------------------------------------------------------- what an encoding lacks
+# -------------------------------------------------------------------- encodings
 
 
 def _lacking(error: UnicodeError) -> tuple[str, int]:
@@ -75,25 +75,25 @@ def _lacking(error: UnicodeError) -> tuple[str, int]:
     return "".join(map(_unicode, lacking)), error.end
 
 
-#: How characters that a stream's encoding lacks are written: as in JSON, which stays the same.
+#: Write characters that a stream's encoding lacks as JSON escapes, which keeps JSON output equal.
 ENCODING_ERRORS = "torchprof.unicode"
 codecs.register_error(ENCODING_ERRORS, _lacking)
 
 
 # -------------------------------------------------------------------- Markdown
 
-#: A word without a meaning in GitHub's Markdown: no markup, HTML, mention, link or formula.
+#: A word with no meaning in GitHub's Markdown: no markup, HTML, mention, link or formula.
 _PLAIN = late(r"(?:[^\W_]|(?<=[^\W_])_+(?=[^\W_])|[.,;:%±×–…→()/'\"+=?-]|<(?=[\d.]))+")
-#: … unless GitHub makes something of it: a link, an emoji, an issue of here or elsewhere.
+#: … unless GitHub interprets it as a link, an emoji, or an issue of any repository.
 _LINKED = late(r"://|www\.|:[\w+-]+:|\b[A-Za-z]{2,}-\d", re.IGNORECASE)
-#: What begins a list, a heading's underline or a rule if it comes first.
+#: Starts a list, a heading's underline or a rule at the beginning of a line.
 _OPENS = late(r"[-+=]+|\d+[.)]")
 _TICKS = late("`+")
 _BEFORE_PIPE = late(r"(\\?)\|")
 
 
 def escape_markdown(text: str) -> str:
-    r"""For a line of Markdown: words that Markdown or GitHub would make something of are code.
+    r"""For a line of Markdown: words that Markdown or GitHub would interpret become code.
 
     >>> print(escape_markdown("fixes #1: <b>see</b> @me, 12 % of aten::mm"))
     fixes `#1: <b>see</b> @me,` 12 % of aten::mm
@@ -125,9 +125,9 @@ def code(text: str) -> str:
 
 
 def table_cell(text: str) -> str:
-    r"""Markdown as a cell of a table: a ``|`` does not end it.
+    r"""Markdown as a table cell: a ``|`` does not end it.
 
-    A backslash before it would undo that, and there is no way to escape the backslash in code.
+    A backslash before the ``|`` would undo that, and cannot be escaped in code.
 
     >>> print(table_cell("`a|b`"), table_cell(r"`a\|b`"))
     `a\|b` `a\\x7cb`
@@ -142,7 +142,7 @@ _FORMULA = late(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 
 
 def csv_value(value: Any) -> Any:
-    r"""A cell of CSV: no spreadsheet takes text for a formula, and numbers stay numbers.
+    r"""A CSV cell: no spreadsheet takes text for a formula, and numbers stay numbers.
 
     >>> csv_value("=cmd()"), csv_value(-1.5), csv_value("-1.5"), csv_value([1, "@x"])
     ("'=cmd()", -1.5, '-1.5', '[1, "@x"]')
@@ -158,7 +158,7 @@ def csv_value(value: Any) -> Any:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    r"""JSON of the same content: what is hidden is escaped, what is not a finite number is null.
+    r"""JSON with the same content: hidden characters are escaped, non-finite numbers are null.
 
     >>> print(json_text({"a": "\x9b\u202e テスト", "b": float("nan")}))
     {"a": "\u009b\u202e テスト", "b": null}
@@ -179,7 +179,7 @@ def _finite(value: Any) -> Any:
 
 
 def command(words: Iterable[str]) -> str:
-    r"""A command that a shell reads as these words, whatever they hold, on one line.
+    r"""A one-line command that a shell reads as these words, whatever they contain.
 
     >>> print(command(["pytest", "test_a.py::test_b[\x1b'x]"]))
     pytest $'test_a.py::test_b[\x1b\'x]'

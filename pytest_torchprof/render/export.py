@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 _TFLOPS, _GBS = _RATES = "achieved TFLOP/s", "achieved GB/s"
-#: Times from here on are nanoseconds, as the reader takes them.
+#: Times at least this large are in nanoseconds; the reader assumes the same.
 _NANOSECONDS = 2**53
 _Out: TypeAlias = IO[bytes] | gzip.GzipFile
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class WorkColumns(Protocol):
-    """What device events had to do, one entry each: -1 and NaN stand for unknown."""
+    """The work of device events, one entry each; -1 and NaN stand for unknown."""
 
     @property
     def event(self) -> Ints:
@@ -45,7 +45,7 @@ class WorkColumns(Protocol):
 
     @property
     def done(self) -> Ints:
-        """Those that a causal mask keeps; rates count only these."""
+        """FLOPs that a causal mask keeps; rates count only these."""
 
     @property
     def bytes(self) -> Ints:
@@ -62,7 +62,7 @@ class WorkColumns(Protocol):
 
 @dataclass(frozen=True)
 class Augmented:
-    """How many events got arguments, how many samples the counters have, and warnings."""
+    """The number of events with new arguments, of counter samples, and warnings."""
 
     events: int
     counters: int
@@ -70,16 +70,16 @@ class Augmented:
 
 
 def write_augmented(source: Path, target: Path, work: Callable[[Events], WorkColumns]) -> Augmented:
-    """Write the trace in ``source`` with what ``work`` knows of its kernels, copies and memsets.
+    """Write the trace in ``source`` with the work of its kernels, copies and memsets added.
 
     Each gets ``flops``, ``bytes``, ``achieved TFLOP/s``, ``achieved GB/s``, ``compute_pct`` and
-    ``bandwidth_pct`` as far as known and not there yet, causal attention also how many FLOPs its
-    mask leaves, of which its rate is; each device gets a counter track of either
-    rate. All else is the text of the source, byte for byte; of a truncated one up to its last whole
-    event. The target is compressed where its name ends in ``.gz``.
+    ``bandwidth_pct``, as far as known and not present yet. Causal attention also gets the FLOPs
+    that its mask leaves, which its rate is based on; each device gets a counter track for each
+    rate. All else is the source's text, byte for byte, up to the last whole event if truncated.
+    The target is compressed if its name ends in ``.gz``.
 
     Raises:
-        TraceError: the source is no trace, the target cannot be written, or they are one file.
+        TraceError: the source is not a trace, the target cannot be written, or both are one file.
     """
     if same_file(source, target):
         raise not_onto_itself(target)
@@ -91,7 +91,7 @@ def write_augmented(source: Path, target: Path, work: Callable[[Events], WorkCol
     rows = [row for row in rows if row.event in placed]
     additions = [(placed[row.event], text) for row in rows if (text := _text(trace, row, placed))]
     insertions = [(place.at + place.args.rindex(b"}"), text) for place, text in additions]
-    # A trace that was augmented before has its counters already.
+    # An augmented trace has its counters already.
     again = not additions and any(f'"name": "{name}"'.encode() in layout.text for name in _RATES)
     samples = [] if again else list(_counters(trace, rows, placed))
     if samples:
@@ -110,7 +110,7 @@ def _packed(file: IO[bytes], target: Path) -> Iterator[_Out]:
     if target.suffix != ".gz":
         yield file
         return
-    # A fast level: a trace shrinks to a tenth at any.
+    # A fast level: at any level, a trace shrinks to a tenth.
     with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
         yield packed
 
@@ -152,9 +152,9 @@ def _known(work: WorkColumns) -> list[_Row]:
 
 
 def _paired(trace: Events, places: Sequence[Placed]) -> dict[int, Placed]:
-    """Where each device event of the trace is in the file.
+    """Locate each device event of the trace in the file.
 
-    Those of equal name and arguments, as in a replayed graph, are in the same order in both.
+    Events of equal name and arguments, as in a replayed graph, have the same order in both.
     """
     in_file: defaultdict[tuple[str, bytes], list[Placed]] = defaultdict(list)
     for place in sorted(places, key=lambda p: (p.ts, -p.dur)):
@@ -173,7 +173,7 @@ def _paired(trace: Events, places: Sequence[Placed]) -> dict[int, Placed]:
 
 
 def _name(name: str) -> str:
-    """Without the direction of a copy, which the trace may know better than the file."""
+    """The name without a copy's direction, which the trace may know better than the file."""
     return name.partition(" ")[0] if name.startswith("Memcpy ") else name
 
 
@@ -181,7 +181,7 @@ def _name(name: str) -> str:
 
 
 def _text(trace: Events, row: _Row, placed: dict[int, Placed]) -> bytes:
-    """More members for the event's ``args``; nothing where these are not an object."""
+    """More members for the event's ``args``; nothing if these are not an object."""
     try:
         there = _KEYS.decode(placed[row.event].args)
     except msgspec.DecodeError:
@@ -196,7 +196,7 @@ def _text(trace: Events, row: _Row, placed: dict[int, Placed]) -> bytes:
         "compute_pct": _short(row.compute_pct),
         "bandwidth_pct": _short(row.bandwidth_pct),
     }
-    if trace.kind[row.event] != Kind.KERNEL:  # of copies it is what the trace says, or unknown
+    if trace.kind[row.event] != Kind.KERNEL:  # a copy's rate is what the trace says, or unknown
         del values["bytes"]
     more = [
         f'"{key}": {value}'
@@ -220,7 +220,7 @@ def _short(value: float) -> float | None:
 
 
 def _counters(trace: Events, rows: list[_Row], placed: dict[int, Placed]) -> Iterator[str]:
-    """Samples of both rates of each device: at each time, the sum over what runs then."""
+    """Samples of both rates for each device: at each time, the sum over what is running."""
     devices: defaultdict[bytes, list[_Row]] = defaultdict(list)
     for row in rows:
         devices[msgspec.json.encode(placed[row.event].pid)].append(row)
@@ -240,7 +240,7 @@ def _counters(trace: Events, rows: list[_Row], placed: dict[int, Placed]) -> Ite
 
 
 def _levels(ts: Ints, dur: Ints, amount: npt.NDArray[np.float64]) -> Iterator[tuple[int, float]]:
-    """(time, sum of the rates of all that runs from then on), wherever the sum changes."""
+    """(time, sum of the rates of what runs from then on), wherever the sum changes."""
     known = (amount >= 0) & (dur > 0)
     if not amount[known].any():
         return

@@ -24,7 +24,7 @@ _MOST_METRICS = 12
 _MOST_CAUSES = 5
 
 
-#: Metrics that kernels and copies, by name, account for.
+#: Metrics that are broken down by name of kernel or copy.
 _BY_KERNEL = frozenset(
     {
         "kernels",
@@ -53,7 +53,7 @@ _SENTENCES: Mapping[CauseKind, str] = {
 
 
 def sentence(cause: Cause) -> str:
-    """What is said of a cause.
+    """The text for a cause.
 
     >>> from pytest_torchprof.verdict.causes import Cause
     >>> sentence(Cause("metric_new", "flops"))
@@ -65,7 +65,7 @@ def sentence(cause: Cause) -> str:
 
 
 def short_message(causes: Sequence[Cause]) -> str | None:
-    """One line for a test of which there are no numbers to show; None where it does not fail."""
+    """One line for a failing test that has no numbers to show; None if it does not fail."""
     return escape.line(f"torchprof: {'; '.join(map(sentence, causes))}") if causes else None
 
 
@@ -80,15 +80,15 @@ def failure_message(
     where: Where | None = None,
     lines_gap: Reason | None = None,
 ) -> str:
-    """Metric, baseline, now and change; findings, operators and kernels behind it; how to accept.
+    """Metric, baseline, now and change; responsible findings, operators and kernels; how to accept.
 
-    No ``accept_command`` where it was given. ``ab_command`` compares times for sure. ``where`` says
-    where operators were called, and ``lines_gap`` why that is not known.
+    ``accept_command`` is None while accepting. ``ab_command`` compares times reliably. ``where``
+    says where operators were called, and ``lines_gap`` why that is unknown.
     """
     bad = [v for v in verdicts if v.status in ("regressed", "over_budget")]
     bad += [v for v in verdicts if v.status == "improved"] if not bad else []
     bad.sort(key=lambda v: v.status != "over_budget")
-    # Pytest's short summary shows this line, as far as there is room.
+    # Pytest's short summary shows as much of this line as fits.
     lines = [f"torchprof: {_headline(bad)}{'; '.join(map(sentence, causes[:3]))}"]
     width = max((len(v.label) for v in bad), default=0)
     for verdict in bad[:_MOST_METRICS]:
@@ -117,13 +117,13 @@ def failure_message(
         lines += [f"  to confirm the time: {ab_command}"]
     if accept_command and (acceptable or any(c.kind == "no_baseline" for c in causes)):
         lines += ["", f"To accept the new values: {accept_command}"]
-    return "\n".join(map(escape.line, lines))  # each stays one line, whatever a name contains
+    return "\n".join(map(escape.line, lines))  # one line each, whatever a name contains
 
 
 def inline_mismatch(
     expected: str, actual: str, accept_command: str, refusal: str | None = None
 ) -> str:
-    """The difference between an inline expectation and what was measured; what to do about it.
+    """The difference between an inline expectation and the measurement, and what to do about it.
 
     ``refusal`` says why accepting cannot rewrite the expectation, if it cannot.
     """
@@ -144,7 +144,7 @@ def inline_mismatch(
 
 
 def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
-    """Metric → (value expected, value measured), of the lines that differ in more than blanks."""
+    """Metric → (expected, measured), for lines that differ in more than whitespace."""
     before, now = (
         {row.split()[0]: " ".join(row.split()[1:]) for row in text.splitlines() if row.strip()}
         for text in (expected, actual)
@@ -157,7 +157,7 @@ def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
 
 
 def _headline(bad: Sequence[Verdict]) -> str:
-    """``ops 4 → 5 (+25.0 %), 2 more:``, so that a summary of one line names the metric."""
+    """``ops 4 → 5 (+25.0 %), 2 more:``, so that a one-line summary names the metric."""
     if not bad or isinstance(bad[0].value, NotMeasured):
         return ""
     worst, value = bad[0], bad[0].value
@@ -192,13 +192,13 @@ def _numbers(verdict: Verdict) -> str:
 
 
 def _compared(verdict: Verdict) -> tuple[Number | None, Number | None]:
-    """The two numbers that make the verdict."""
+    """The two numbers that the verdict compares."""
     value = None if isinstance(verdict.value, NotMeasured) else verdict.value
     return verdict.multiples or (verdict.baseline, value)
 
 
 def _beside(verdict: Verdict) -> list[str]:
-    """What a time was compared as, and how noisy it is."""
+    """How a time was compared, and how noisy it is."""
     lines = []
     if verdict.multiples:
         before, now = format_pair(*verdict.multiples, "1")
@@ -215,7 +215,7 @@ def _beside(verdict: Verdict) -> list[str]:
 
 
 def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:
-    """The findings that fail the test: those over a budget, else those that are more than accepted.
+    """The findings that fail the test: those over a budget, or else more than accepted.
 
     A budget counts findings that the baseline accepts, but not those that a marker allows.
     """
@@ -237,20 +237,20 @@ def _behind(bad: Sequence[Verdict], profile: Profile) -> list[Finding]:
 
 
 class _Operators:
-    """Which operators and kernels a metric comes from, and where they were called."""
+    """The operators and kernels behind a metric, and where they were called."""
 
     def __init__(self, where: Where | None) -> None:
         self._where = where
         self._told: set[str] = set()
 
     def limited(self, bad: Sequence[Verdict]) -> list[str]:
-        """For limits within an operator, where that was called."""
+        """For limits on an operator, the places where it was called."""
         names = [v.scope.op for v in bad if v.scope is not None]
         places = {name: self._called(name) for name in dict.fromkeys(names) if name}
         return [f"  {shorten(name, 60)} at{text}" for name, text in places.items() if text]
 
     def explain(self, bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
-        """For each metric the operators that changed it most; then kernels."""
+        """For each metric, the operators that changed it most; then kernels."""
         lines: list[str] = []
         whole = [v for v in bad if v.scope is None]
         for verdict in whole:
@@ -266,7 +266,7 @@ class _Operators:
         return lines
 
     def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:
-        """Without a baseline: where most of it comes from."""
+        """Without a baseline, the operators that account for most of it."""
         lines: list[str] = []
         for verdict in bad:
             column = COLUMN_OF.get(verdict.metric)
@@ -286,7 +286,7 @@ class _Operators:
         return lines
 
     def _called(self, name: str) -> str:
-        """Said once, though an operator may account for several metrics."""
+        """Its places, shown once even if an operator accounts for several metrics."""
         if self._where is None or name in self._told:
             return ""
         self._told.add(name)

@@ -20,9 +20,9 @@ _GAP = "  "
 def findings(
     rows: Sequence[FindingRow], width: int, every: Sequence[FindingRow] | None = None
 ) -> str:
-    """A block for each rule, the costliest first, with its places in the order of the rows.
+    """A block per rule, costliest first, with its places in the order of the rows.
 
-    Of ``every`` row a heading counts also those that are not shown.
+    Headings count ``every`` row, including those not shown.
     """
     width, text = max(width, _LEAST), list[str]()
     for rule in by_cost(every or rows):
@@ -33,7 +33,7 @@ def findings(
 
 
 def by_cost(rows: Sequence[FindingRow]) -> list[str]:
-    """The rules that found something, the costliest first."""
+    """The rules that found something, costliest first."""
     cost: dict[str, float] = {}
     for row in rows:
         cost[row["rule"]] = cost.get(row["rule"], 0) + row["cost_ms"]
@@ -79,10 +79,10 @@ def _numbers(row: FindingRow) -> tuple[str, ...]:
 
 
 def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
-    """The first line of a place, and as many more as it takes."""
+    """The lines of a place."""
     room = width - len(head)
     location, path, module = (escape.line(row[key] or "") for key in ("location", "path", "module"))
-    if location == path:  # no line is known
+    if location == path:  # the line is unknown
         path = ""
     parts = [_tail(location, room) if path else shorten(location, room)] if location else []
     parts += [shorten(path, room)] if path else []
@@ -99,12 +99,12 @@ def _place(row: FindingRow, head: str, width: int, *, tell: bool) -> list[str]:
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a location or a module says most."""
+    """The end of a location or module, which tells the most."""
     return text if width_of(text) <= width else f"…{end_of(text, width - 1)}"
 
 
 def wrapped(lines: Iterable[str], width: int) -> str:
-    """Lines of text, each on as many as it takes."""
+    """Text wrapped to this width, line by line."""
     width = max(width, _LEAST)
     return "".join(f"{line}\n" for long in lines for line in _wrap(long, width, "", "  "))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 StackMetric = Literal["self_cpu_ms", "self_cuda_ms"]
 
-#: What a folded stack uses itself. torch's own ``export_stacks`` writes an underscore for it too.
+#: Characters with a meaning in folded stacks; like torch's ``export_stacks``, write underscores.
 _RESERVED = re.compile(r"[\s;]")
 _UNNAMED = "(unnamed)"
 
@@ -30,11 +30,11 @@ _UNNAMED = "(unnamed)"
 def fold(trace: Events, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
     """``frame;frame;operator 123`` for each distinct path, in whole microseconds.
 
-    Frames are Python functions and modules where they were recorded, annotations, operators and
-    runtime calls, by nesting. Of CPU time each host event has its own; of device time a kernel,
-    copy or memset is the last frame, below what launched it or below ``(no operator)``. The lines
-    add up to the metric of the trace, to the microsecond: what rounding each of them takes away is
-    given to those that were cut most. Lines of 0 us are left out.
+    Frames are Python functions and modules if recorded, annotations, operators and runtime calls,
+    by nesting. For CPU time, each host event has its self time; for device time, a kernel, copy or
+    memset is the last frame, below what launched it or below ``(no operator)``. The lines add up
+    to the trace's metric, to the microsecond: what rounding loses is given to the lines that were
+    cut most. Lines of 0 us are left out.
     """
     paths = _Paths(trace)
     if metric == "self_cpu_ms":
@@ -56,10 +56,10 @@ def fold(trace: Events, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
 
 
 def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms") -> int:
-    """Write the folded stacks of a trace to a file, all at once; how many lines there are.
+    """Write the folded stacks of a trace to a file, atomically; return the number of lines.
 
     Raises:
-        TraceError: it cannot be written, or is the trace's own file.
+        TraceError: it cannot be written, or is the trace itself.
     """
     if trace.source and same_file(Path(trace.source), target):
         raise not_onto_itself(target)
@@ -74,10 +74,10 @@ def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms
 
 
 class _Paths:
-    """Distinct paths by number: each is another one and a frame below it; 0 is the empty one.
+    """Distinct paths by number: each is another path plus a frame; 0 is the empty path.
 
-    ``of`` is the path of each host event and Python function; ``frame`` the number of what each
-    of the trace's names reads as.
+    ``of`` is the path of each host event and Python function; ``frame`` numbers the frame text of
+    each of the trace's names.
     """
 
     def __init__(self, trace: Events) -> None:
@@ -105,7 +105,7 @@ class _Paths:
         return of
 
     def below(self, above: Ints, frame: Ints) -> Ints:
-        """The paths that have one frame more each; equal ones become one."""
+        """The paths with one more frame each; equal ones become one."""
         distinct, at = np.unique(above * len(self._frames) + frame, return_inverse=True)
         numbers = np.arange(len(self._above), len(self._above) + len(distinct))
         of_above, of_frame = np.divmod(distinct, len(self._frames))
@@ -114,7 +114,7 @@ class _Paths:
         return numbers[at]
 
     def text(self, path: int) -> str:
-        """Its frames, outermost first. Paths below one path come in a row, so that one is kept."""
+        """Its frames, outermost first. Siblings come in a row, so the parent's text is cached."""
         above = self._above[path]
         if self._prefix[0] != above:
             frames, at = list[str](), above
@@ -135,7 +135,7 @@ def _safe(name: str) -> str:
 
 
 def _whole_us(ns: Ints) -> Ints:
-    """Microseconds that add up to the rounded sum: those cut most are given one more.
+    """Microseconds that add up to the rounded sum: those cut most get one more.
 
     >>> _whole_us(np.array([1400, 1700, 900, 0])).tolist()
     [1, 2, 1, 0]

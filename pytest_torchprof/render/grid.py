@@ -1,4 +1,4 @@
-"""Align the columns of a text table, also for wide characters."""
+"""Align the columns of a text table, including wide characters."""
 
 from __future__ import annotations
 

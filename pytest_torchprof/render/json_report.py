@@ -20,7 +20,7 @@ REPORT_SCHEMA = "torchprof-report/1"
 
 
 def test_of(record: Record) -> dict[str, Any]:
-    """One test's part of the report, JSON-able."""
+    """One test's part of the report, ready for JSON."""
     return {
         "nodeid": record.nodeid,
         "outcome": record.outcome,
@@ -34,7 +34,7 @@ def test_of(record: Record) -> dict[str, Any]:
 
 
 def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
-    """Metrics by name: value, unit, class, what it was compared with and what came of it."""
+    """Metrics by name: value, unit, class, what it was compared with, and the result."""
     metrics: dict[str, dict[str, Any]] = {}
     for verdict in verdicts:
         metric = METRICS[verdict.metric]
@@ -55,7 +55,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
 
 
 def _bound(verdict: Verdict) -> dict[str, Number]:
-    """What a metric is at least, where more than that is not known."""
+    """The lower bound of a metric whose value is unknown."""
     value = verdict.value
     if isinstance(value, NotMeasured):
         at_hand = value.at_hand if value.at_least else None
@@ -64,7 +64,7 @@ def _bound(verdict: Verdict) -> dict[str, Number]:
 
 
 def noise_of(sample: Sample) -> dict[str, float | None]:
-    """How the rounds lie around the value, their median: quartiles, minimum, relative spread."""
+    """The spread of rounds around the value, their median: quartiles, minimum, spread."""
     return {
         "n": sample.n,
         "low": sample.low,
@@ -87,7 +87,7 @@ def write_report(
     *,
     interrupted: bool = False,
 ) -> None:
-    """Write the whole report, see `replacing`; what begins with ``errors`` only if it is so.
+    """Write the report atomically; ``errors`` and what follows appear only if present.
 
     Raises:
         OSError: the file cannot be written.
@@ -109,9 +109,9 @@ def write_report(
 
 
 def _spelled(value: Any) -> Any:
-    """The same, and half a character, as in a file name that is no text, spelled out.
+    """The same with lone surrogates, as in undecodable file names, spelled out.
 
-    Strict readers take no JSON that has one.
+    Strict JSON readers reject them.
     """
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The English of each reason: one sentence each, with its fields."""
+"""The text for each reason: one sentence each, with its fields."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ HOW_TO_LEAVE_OUT = "@pytest.mark.torchprof(enabled=False) leaves the test out"
 _KEEPS = "if an earlier run keeps the result, use warmup=0, rounds=0"
 _ANEW = "--accept --torchprof-time=gate takes it anew"
 
-#: Numbers take what Python's formats take, a unit, or `` noun`` to be counted by; ``?`` begins what
-#: is said only of numbers above 0, with ``#`` for the number. Of several things, the format is what
-#: stands between them.
+#: Formats for numbers: any Python format, a unit, or `` noun`` to count by; ``?`` starts text that
+#: is shown only for numbers above 0, with ``#`` for the number. For several things, the format is
+#: their separator.
 SENTENCES: Mapping[Why, str] = {
-    # of any room
+    # general
     Why.SOMEBODY_SAID: "{text}",
     Why.UNKNOWN: "for a reason that this version does not know ({name})",
     Why.ERROR: "{message}",
@@ -254,7 +254,7 @@ class _Fields(dict[str, "_Field"]):
 
 
 class _Field:
-    """The value of a field, as sentences want it."""
+    """The value of a field, formatted for sentences."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -276,5 +276,5 @@ class _Field:
             return format_quantity(value, wanted)
         try:
             return format(value, wanted)
-        except ValueError:  # a unit that is none, or a fraction of what is counted
+        except ValueError:  # not a unit, or a fraction of something counted
             return str(value)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import Record, Verdict
 
-#: Shown unless ``--torchprof-columns`` says otherwise; a column without a single value is left out.
+#: Default of ``--torchprof-columns``; columns without any value are left out.
 DEFAULT_COLUMNS = (
     "wall_ms",
     "self_cuda_ms",
@@ -36,7 +36,7 @@ _MARKS = {"regressed": "!", "over_budget": "!", "improved": "*", "advisory": "~"
 _ORDER = ("over_budget", "regressed", "not_profiled", "improved", "new", "ok")
 _NARROWEST_TEST, _WIDEST_TEST = 36, 60
 _MOST_NOTES, _MOST_NAMES = 12, 3
-#: A column is at least so much wider than its heading.
+#: A column is at least this much wider than its heading.
 _PADDING = 2
 
 
@@ -47,7 +47,7 @@ def summary_table(
     top: int,
     width: int,
 ) -> list[str]:
-    """Lines of the table: what needs attention first; ``top`` rows, 0 for all."""
+    """Lines of the table, what needs attention first; ``top`` rows, 0 for all."""
     ordered = sorted(records, key=lambda r: _rank(r, sort))
     shown = ordered[:top] if top else ordered
     asked = list(columns)
@@ -91,7 +91,7 @@ def session_totals(records: Sequence[Record], runs: int) -> str:
 
 
 def _common_folder(nodeids: Sequence[str]) -> str:
-    """The folder that all tests share, with its slash; it is left off to save space."""
+    """The folder that all tests share, with its slash; omitted to save space."""
     folders = [nodeid.partition("::")[0].split("/")[:-1] for nodeid in nodeids]
     parts = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*folders, strict=False))
     return "".join(f"{level[0]}/" for level in parts)
@@ -123,7 +123,7 @@ def _spread(verdict: Verdict | None) -> float | None:
 
 
 def _findings(record: Record) -> str:
-    """``host-sync ×3, 2 accepted``: by name what is not accepted, with a mark if it fails."""
+    """``host-sync ×3, 2 accepted``: unaccepted findings by name, marked if they fail the test."""
     counts: Counter[str] = Counter()
     accepted = 0
     for finding in record.findings:
@@ -148,12 +148,12 @@ def _findings(record: Record) -> str:
     return escape.line(", ".join(parts + [accepted_text] * bool(accepted)))
 
 
-#: Rules that a line names, of those that could not be checked for one reason.
+#: The most unchecked rules that a line names for one reason.
 _SHOWN_RULES = 4
 
 
 def unchecked_rules(records: Sequence[Record]) -> list[str]:
-    """One line on the rules that some test could not be checked for, without those that raised."""
+    """One line on the rules that were not checked in some test, except those that raised."""
     reasons: dict[Reason, dict[str, None]] = {}
     for record in records:
         for rule, why in record.unchecked.items():
@@ -164,7 +164,7 @@ def unchecked_rules(records: Sequence[Record]) -> list[str]:
 
 
 def _few(rules: list[str]) -> str:
-    """The first of them; the report has all."""
+    """The first few; the report has all."""
     shown, left = rules[:_SHOWN_RULES], len(rules) - _SHOWN_RULES
     return ", ".join(shown) + (f" and {left} more" if left > 0 else "")
 
@@ -180,7 +180,7 @@ def fault_lines(found: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def raised_rules(records: Sequence[Record]) -> dict[str, str]:
-    """Of each rule that raised a line, with the first test in which it did."""
+    """A line for each rule that raised, with the first test in which it did."""
     first: dict[str, str] = {}
     for record in records:
         for rule, why in record.unchecked.items():
@@ -188,13 +188,13 @@ def raised_rules(records: Sequence[Record]) -> dict[str, str]:
                 first.setdefault(
                     rule, f"{rule}: {in_words(why)} ({record.nodeid}); the rule was skipped"
                 )
-    return {rule: escape.line(said) for rule, said in first.items()}
+    return {rule: escape.line(text) for rule, text in first.items()}
 
 
 def _notes(shown: Sequence[Record], folder: str) -> list[str]:
-    """Reasons that do not fit into a cell: not profiled, budgets that were not checked, noise.
+    """Reasons that do not fit in a cell: not profiled, unchecked budgets, noise.
 
-    Tests of one reason are named together, without the folder that all share.
+    Tests with the same reason share a line, without the folder that all share.
     """
     reasons: dict[str, list[str]] = {}
     for record in shown:

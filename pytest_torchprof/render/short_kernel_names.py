@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::")
-#: An element-wise functor is a lambda within lambdas of a function: its name and type say it all.
+#: An element-wise functor is a nested lambda; the function's name and the type identify it.
 _LAMBDAS = re.compile(
     r"\([^(){}]*\)(?: const)?"
     r"(?:::\{lambda\([^{}]*?\)#\d+\}(?:::operator\(\)\([^(){}]*\)(?: const)?)?)*"
     r"::\{lambda\((?P<types>[^{}]*?)\)#\d+\}"
 )
 _NAMESPACES = re.compile(r"(?<![\w>])(?:[A-Za-z_]\w*::)+(?=[A-Za-z_])")
-#: Template arguments on how to access operands, which say nothing on the computation.
+#: Template arguments about operand access, which say nothing about the computation.
 _PLUMBING = re.compile(
     r",?\s*\b(?:(?:[Aa]rray<char\s?\*, ?\d+(?:ul)?>)|TrivialOffsetCalculator<[^<>]*>"
     r"|OffsetCalculator<[^<>]*>|(?:Load|Store)With(?:out)?Cast(?:<[^<>]*>)?)"
@@ -23,7 +23,7 @@ _OPERATORS = re.compile(r"operator\s?\(\)")
 def readable_kernel(name: str) -> str:
     """A kernel's name without return type, arguments, namespaces and template noise.
 
-    Names of other languages (Triton, assembly) are as they were.
+    Names from other languages (Triton, assembly) stay as they are.
 
     >>> readable_kernel("void at::native::vectorized_elementwise_kernel<4, "
     ...     "at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
@@ -44,7 +44,7 @@ def readable_kernel(name: str) -> str:
 
 
 def _without_arguments(text: str) -> str:
-    """Without the argument list that ends it, if one does; a remark stands after a space."""
+    """Remove a trailing argument list, if any; a remark may follow after a space."""
     if not text.endswith(")"):
         return text
     depth = 0

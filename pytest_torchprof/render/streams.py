@@ -15,5 +15,5 @@ def out(text: str) -> None:
 
 
 def say(message: str) -> None:
-    """One line on standard error, in the name of the command."""
+    """Print one line to standard error, with the command's name."""
     print(escape.line(f"torchprof: {' '.join(message.split())}"), file=sys.stderr)  # noqa: T201

@@ -19,7 +19,7 @@ Format = Literal["table", "json", "csv", "markdown"]
 
 Row = Mapping[str, Any]
 
-#: Fields that are text, and the least width at which they can still be told apart.
+#: Text fields, and the least width at which their values can be told apart.
 _TEXTS = {
     "name": 24,
     "kernel": 24,
@@ -47,20 +47,20 @@ _TEXTS = {
     "test": 24,
     "verdict": 7,
 }
-#: What a narrow terminal does without, the least telling first.
+#: What a narrow terminal drops, least informative first.
 _SPARE = (
     *("mean_us", "self_cpu_bytes", "self_cuda_bytes", "bytes", "flops", "cpu_ms", "gb_per_s"),
     *("bound", "tflops_per_s", "at_ms", "count", "cuda_ms", "cpu_ms_a", "cpu_ms_b", "share"),
     *("operator", "shapes", "bandwidth_pct", "compute_pct", "interval"),
 )
-#: What a user reads to the end, so it is not cut.
+#: Read in full by users, so never cut.
 _WHOLE = frozenset(
     {"change", "device", "bound", "rank", "metric", "reason", "message", "rule", "verdict"}
 )
 #: What stands between columns.
 _GAP = 2
 
-#: Cells carry their units, so headings need none.
+#: Removed from headings, since cells have their units.
 _HEADINGS = {
     "tflops_per_s": "TFLOP/s",
     "gb_per_s": "GB/s",
@@ -70,13 +70,13 @@ _HEADINGS = {
     "a": "A",
     "b": "B",
 }
-#: Of which of two traces a field is.
+#: Which of two traces a field belongs to.
 _SIDE = re.compile(r"_[ab]$")
 _UNIT = re.compile(r"_(ms|us)(?=_[ab]$|$)")
 
 
 def heading(field: str) -> str:
-    """What stands above a column of a table.
+    """The heading of a table column.
 
     >>> heading("self_cuda_ms"), heading("cpu_ms_a"), heading("gb_per_s"), heading("calls")
     ('self_cuda', 'cpu_a', 'GB/s', 'calls')
@@ -85,12 +85,12 @@ def heading(field: str) -> str:
 
 
 def _percent(value: float) -> str:
-    """One decimal; neither 0 nor 100 unless it is.
+    """One decimal; never shown as 0 or 100 unless it is exactly that.
 
     >>> [_percent(v) for v in (0, 0.01, 12.34, 99.99, 100, 140)]
     ['0 %', '<0.1 %', '12.3 %', '99.9 %', '100 %', '140.0 %']
     """
-    if value == 0 or abs(value - 100) < 1e-9:  # a sum of shares is not quite 1
+    if value == 0 or abs(value - 100) < 1e-9:  # a sum of shares may be off by rounding
         return f"{value:.0f} %"
     if 0 < value < 0.1:
         return "<0.1 %"
@@ -101,7 +101,7 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-#: Suffix of a field → how its value is shown.
+#: Suffix of a field → formatter of its value.
 _SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (
     ("_ms", lambda v: format_quantity(v, "ms")),
     ("_us", lambda v: format_quantity(v / 1000, "ms")),
@@ -115,7 +115,7 @@ _SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (
 
 
 def cell(field: str, value: Any) -> str:
-    """One value as a table shows it."""
+    """One value, formatted for a table."""
     if value is None:
         return UNKNOWN
     if isinstance(value, _Marked):
@@ -141,10 +141,10 @@ def text_table(
     width: int | None = None,
     style: str = "simple",
 ) -> str:
-    """Rows below a heading, columns without a value left out, long names cut in the middle.
+    """Rows below a heading, without empty columns, with long names cut in the middle.
 
-    ``width`` is that of the terminal; without one, nothing is cut. Where names cut as short as they
-    may be are too wide still, columns are left out, and named below. ``total`` is the last row.
+    ``width`` is the terminal's; without one, nothing is cut. If names at their shortest are still
+    too wide, columns are dropped and named below. ``total`` is the last row.
     """
     everything = [*rows, total] if total else list(rows)
     shown = [f for f in fields if any(row.get(f) is not None for row in everything)] or list(fields)
@@ -189,7 +189,7 @@ def _tabulated(
 
 
 def _too_wide(cells: Mapping[str, Sequence[str]], width: int) -> list[str]:
-    """The columns that a narrow terminal has no room for, the least telling first."""
+    """The columns that do not fit in a narrow terminal, least informative first."""
     widths = {field: min(_widths(field, column)) for field, column in cells.items()}
     dropped: list[str] = []
     for field in _SPARE:
@@ -201,7 +201,7 @@ def _too_wide(cells: Mapping[str, Sequence[str]], width: int) -> list[str]:
 
 
 def _widths(field: str, column: Sequence[str]) -> tuple[int, int]:
-    """The widest cell, and as narrow as the column may be cut."""
+    """The widest cell, and the least width to cut the column to."""
     widest = max([len(heading(field)), *map(width_of, column)])
     if field in _TEXTS and field not in _WHOLE:
         return widest, min(widest, max(len(heading(field)), _TEXTS[field]))
@@ -209,7 +209,7 @@ def _widths(field: str, column: Sequence[str]) -> tuple[int, int]:
 
 
 def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list[list[str]]:
-    """Columns of text cut to what the terminal has left, the widest first."""
+    """Text columns cut to fit the remaining width, widest first."""
     both = [_widths(field, column) for field, column in zip(fields, columns, strict=True)]
     widths, least = [widest for widest, _ in both], [narrow for _, narrow in both]
     over = sum(widths) + _GAP * (len(widths) - 1) - width
@@ -225,12 +225,12 @@ def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list
     ]
 
 
-#: Several names with their counts, as rows of kernels have them: ``gemm ×3, fill ×2``.
+#: Several names with their counts, as in rows of kernels: ``gemm ×3, fill ×2``.
 _COUNTED = re.compile(r"(.+?) ×(\d+)(?:, |$)")
 
 
 def _counted(text: str) -> list[tuple[str, str]]:
-    """The names and counts of a cell that has several; of any other, nothing.
+    """The names and counts of a cell that has several; empty for any other.
 
     >>> _counted("f<4, int> ×3, fill ×2"), _counted("f<4, int>")
     ([('f<4, int>', '3'), ('fill', '2')], [])
@@ -241,7 +241,7 @@ def _counted(text: str) -> list[tuple[str, str]]:
 
 
 def _each(change: Callable[[str], str], text: str) -> str:
-    """Text in which each of its names is changed; names that become one are counted together."""
+    """Change each name in the text; names that become equal are counted together."""
     if not (found := _counted(text)):
         return change(text)
     total: dict[str, int] = {}
@@ -251,9 +251,9 @@ def _each(change: Callable[[str], str], text: str) -> str:
 
 
 def _cut(field: str, text: str, width: int) -> str:
-    """Names differ at both ends; of what encloses a call, the innermost tells most.
+    """Cut names in the middle; cut paths at the start, since the innermost part tells most.
 
-    Of several names, those that fit are shown, and how many are left.
+    Of several names, those that fit are shown, and the number left.
 
     >>> _cut("operator", "aten::mm ×3, aten::fill_ ×2, aten::add ×1", 20)
     'aten::mm ×3, +2 more'
@@ -272,7 +272,7 @@ def _cut(field: str, text: str, width: int) -> str:
     return shorten(text, width)
 
 
-#: Fields of Markdown that are code as a whole, of whatever words they are made.
+#: Fields that are code as a whole in Markdown.
 _NAMES = frozenset(
     {
         "name",
@@ -291,14 +291,14 @@ _NAMES = frozenset(
 
 
 def markdown_table(rows: Sequence[Row], fields: Sequence[str], *, total: Row | None = None) -> str:
-    """The same as a table of GitHub's Markdown, nothing cut."""
+    """The same as a GitHub Markdown table, with nothing cut."""
     safe = [{f: _marked(f, row.get(f)) for f in fields} for row in rows]
     whole = {f: total.get(f) for f in fields if f in total} if total else None
     return text_table(safe, fields, total=whole, style="pipe")
 
 
 class _Marked(str):
-    """A cell that is Markdown already."""
+    """A cell that is already Markdown."""
 
     __slots__ = ()
 
@@ -311,19 +311,19 @@ def _marked(field: str, value: Any) -> Any:
 
 
 def strong(text: str) -> str:
-    """A cell of Markdown in bold."""
+    """A bold cell of Markdown."""
     return _Marked(f"**{escape.table_cell(escape.escape_markdown(text))}**")
 
 
 def markdown_page(head: Sequence[str], table: str, notes: Sequence[str] = ()) -> str:
-    """A table of Markdown with lines of text above and below it."""
+    """A Markdown table with lines of text above and below."""
     above = "".join(f"- {escape.escape_markdown(line)}\n" for line in head)
     below = "".join(f"- {escape.escape_markdown(note)}\n" for note in notes)
     return "\n".join(part for part in (above, table, below) if part)
 
 
 def to_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
-    """Raw values under the names of their fields; nothing where a value is unknown."""
+    """Raw values under their field names; empty for unknown values."""
     out = io.StringIO()
     writer = csv.DictWriter(out, fields, lineterminator="\n")
     writer.writeheader()
@@ -332,5 +332,5 @@ def to_csv(rows: Sequence[Row], fields: Sequence[str]) -> str:
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """One JSON object; what is not a finite number is null."""
+    """One JSON object; non-finite numbers are null."""
     return escape.json_text(document, indent=1) + "\n"

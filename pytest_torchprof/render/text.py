@@ -1,4 +1,4 @@
-"""Small matters of text that several outputs share."""
+"""Text helpers that several outputs share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 
 
 def width_of(text: str) -> int:
-    """Columns of a terminal: two for a wide character, none for one that combines.
+    """Terminal columns: two for a wide character, none for a combining one.
 
     >>> width_of("test_a"), width_of("テスト"), width_of("e\u0301")
     (6, 6, 1)
@@ -21,7 +21,7 @@ def _columns(character: str) -> int:
 
 
 def start_of(text: str, width: int) -> str:
-    """As many of the first characters as have room."""
+    """As many of the first characters as fit."""
     if text.isascii():
         return text[:width]
     for end, character in enumerate(text):
@@ -32,7 +32,7 @@ def start_of(text: str, width: int) -> str:
 
 
 def end_of(text: str, width: int) -> str:
-    """As many of the last characters as have room."""
+    """As many of the last characters as fit."""
     if text.isascii():
         return text[len(text) - width :]
     for end in range(len(text), 0, -1):
@@ -43,7 +43,7 @@ def end_of(text: str, width: int) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut in the middle, where long names differ least.
+    """Cut the middle, where long names differ least.
 
     >>> shorten("tests/test_a.py::test_step", 16)
     'tests/t…est_step'

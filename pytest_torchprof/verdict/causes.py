@@ -1,4 +1,4 @@
-"""Why a test fails, as values; what is said of each is made in `render.failure`."""
+"""Why a test fails, as values; `render.failure` turns them into text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.verdict.comparison import Policy
 
-#: All but the first two fail a test under ``--torchprof-strict`` alone.
+#: All but the first two fail a test only under ``--torchprof-strict``.
 CauseKind = Literal[
     "over_budget",
     "regressed",
@@ -29,7 +29,7 @@ CauseKind = Literal[
 
 
 class Cause(Frozen, frozen=True):
-    """One cause of a failure: of which metric, and for which reason, where it has them."""
+    """One cause of a failure, with its metric and reason, if it has them."""
 
     kind: CauseKind
     metric: str = ""
@@ -41,8 +41,8 @@ def failures(
 ) -> list[Cause]:
     """Why the test fails; empty when it passes.
 
-    Over budget always fails, and a regression unless it is being accepted. Strict adds: a budget
-    that could not be checked, an improvement that is not accepted, no baseline.
+    A value over budget always fails, and a regression unless it is being accepted. Strict mode
+    adds: an unchecked budget, an improvement that is not accepted, a missing baseline.
     """
     verdicts = list(verdicts)
     causes = []
@@ -77,10 +77,10 @@ def failures(
 
 
 def _is_owed(verdict: Verdict, policy: Policy) -> bool:
-    """Whether a run that has no value to compare, or no accepted one, lacks something."""
+    """Whether a missing value, measured or accepted, counts as missing under strict mode."""
     metric = METRICS[verdict.metric]
     if verdict.metric == "findings" and isinstance(verdict.value, NotMeasured):
-        return False  # another order of the tests would have it
+        return False  # it depends on the order of the tests
     if metric.klass == "time" and policy.time != "gate":
         return False
     return not metric.depends_on_order

@@ -1,4 +1,4 @@
-"""Measured against accepted: one `Verdict` a metric, and the status of the test."""
+"""Compare measured with accepted values: one `Verdict` per metric, and the test's status."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS, Metric
 from pytest_torchprof.verdict.vacuous import not_vacuous
 
-#: A stored time is not worth more: with 5 % four of ten comparisons of identical code fail, and a
-#: slowdown of 50 % passes 25 % as good as never. Source: our measurements, see docs/time-in-ci.md.
+#: Stored times allow no tighter tolerance: at 5 %, many comparisons of identical code fail, while
+#: 25 % still catches nearly every slowdown of 50 %. Source: measured, see docs/time-in-ci.md.
 TIME_TOLERANCE = 0.25
 
 
@@ -42,7 +42,7 @@ class Policy(Frozen, frozen=True):
 def compare(
     profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
 ) -> list[Verdict]:
-    """A verdict for each metric, in the table's order, then one for each scoped budget."""
+    """Return a verdict per metric, in the table's order, then one per scoped budget."""
     limits = {b.metric: b.limit for b in budgets if not b.scoped}
     verdicts = [
         _verdict(METRICS[name], profile, baseline, limits.get(name), policy)
@@ -72,7 +72,7 @@ def compare(
 
 
 def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:
-    """The worst that is said of the test's metrics."""
+    """The worst status of the test's metrics."""
     seen = {verdict.status for verdict in verdicts}
     if "over_budget" in seen:
         return "over_budget"
@@ -84,7 +84,7 @@ def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:
 
 
 def _gradients_kept(profile: Profile, baseline: Baseline) -> Reason | None:
-    """A forgotten ``zero_grad`` does less in all, and is no improvement: say what shows it."""
+    """Evidence of a forgotten ``zero_grad``, which does less work but is no improvement."""
 
     def total(operators: Mapping[str, Mapping[str, int]], column: str, prefix: str = "") -> int:
         return sum(row.get(column, 0) for name, row in operators.items() if name.startswith(prefix))
@@ -104,8 +104,8 @@ def _gradients_kept(profile: Profile, baseline: Baseline) -> Reason | None:
     return None
 
 
-def grown(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, int]]:
-    """Rule → (accepted, now) of those that match more often than accepted."""
+def new_findings(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, int]]:
+    """Rule → (accepted, now), for rules that match more often than accepted."""
     before = baseline or Baseline()
     pairs = {rule: (before.findings.get(rule, 0), n) for rule, n in profile.compared.items()}
     for rule, metric in profile.gated.items():
@@ -119,18 +119,18 @@ def grown(profile: Profile, baseline: Baseline | None) -> dict[str, tuple[int, i
 
 
 def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
-    """Findings are compared rule by rule: one fewer of one does not make up for one of another."""
+    """Compare findings rule by rule: fewer of one rule do not make up for more of another."""
     unknown = isinstance(verdict.value, NotMeasured)
     if not profile.found:
         return verdict
     if verdict.baseline is None and not (unknown or verdict.status == "over_budget"):
-        return verdict  # from before there were findings
-    # A rule that was not checked now is not compared, nor one that a metric of its own is for.
+        return verdict  # the baseline predates findings
+    # Skip rules that were not checked now, and rules gated by a metric of their own.
     found = profile.compared
     accepted = sum(baseline.findings.get(rule, 0) for rule in found)
     total = sum(found.values())
     apart = sum(profile.found.values()) - total
-    more = {rule: pair for rule, pair in grown(profile, baseline).items() if rule in found}
+    more = {rule: pair for rule, pair in new_findings(profile, baseline).items() if rule in found}
     if unknown and not more:
         return verdict
     accepted, total = accepted + apart, total + apart
@@ -141,7 +141,7 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
             because(Why.CHANGED, name=rule, before=before, now=now)
             for rule, (before, now) in more.items()
         )
-        # The total does not say it.
+        # The total does not show it.
         reason = None if total > accepted else because(Why.MORE_MATCHES, rules=rules)
         return replace(verdict, value=total, status="regressed", baseline=accepted, reason=reason)
     return replace(verdict, status="improved" if total < accepted else "ok", baseline=accepted)
@@ -157,7 +157,7 @@ def _scoped(budget: Budget, value: Value) -> Verdict:
 def _unmeasured(
     metric: str, value: NotMeasured, accepted: Number | None, limit: Number | None
 ) -> Verdict:
-    """A limit is checked against what is at hand, and a lower bound can but exceed it."""
+    """Check a limit against the number at hand; a lower bound can only exceed it."""
     over = limit is not None and value.at_hand is not None and value.at_hand > limit
     if value.at_hand is None or limit is None or (value.at_least and not over):
         return Verdict(metric, value, "not_measured", accepted, limit, reason=value.reason)
@@ -197,7 +197,7 @@ def _verdict(
 def _of_time(
     verdict: Verdict, profile: Profile, baseline: Baseline | None, policy: Policy
 ) -> Verdict:
-    """Times of rounds are compared as multiples of the reference kernel's, where there are both."""
+    """Compare times of rounds as multiples of the reference kernel's, if both have them."""
     name, why, multiples = verdict.metric, policy.time_note, None
     before = Normalised.read(baseline.times.get("normalised")) if baseline else None
     if name in NORMALISED:
@@ -224,7 +224,7 @@ FEW = 10
 
 
 def normalised_gap(now: Normalised | None, before: Normalised | None, metric: str) -> Reason | None:
-    """Why a time is not comparable as a multiple of the reference kernel's; None where it is."""
+    """Why a time is not comparable as a multiple of the reference kernel's; None if it is."""
     if now is None or metric not in now.values:
         return because(Why.NO_REFERENCE)
     if before is None or metric not in before.values:
@@ -238,15 +238,15 @@ def normalised_gap(now: Normalised | None, before: Normalised | None, metric: st
     return None
 
 
-#: Large temporary tensors are either reused from round to round, or fetched from the system each
-#: time; which of the two, the layout of the heap decides when a process starts, and the same code
-#: takes up to seven times as long. 8 MiB tensors on glibc: 4,096 faults, 6 ms. A few always are.
+#: Large temporary tensors are either reused from round to round or fetched from the system each
+#: time. The heap's layout at process start decides which, and the same code can take seven times as
+#: long. 8 MiB tensors on glibc: 4,096 faults, 6 ms. A few faults always happen.
 _PAGE_FAULT_MS, _FAULTS_SHARE, _FEW_FAULTS = 0.001, 0.1, 50
 
 
-#: Wall time of unprofiled rounds, and times of the device. CPU time only advises: a test that waits
-#: has little, and idle threads that spin are no matter of the test's. Host times of the profiled
-#: run carry the profiler's own cost.
+#: Wall time of unprofiled rounds, and device times. CPU time only advises: a waiting test has
+#: little, and spinning idle threads are not the test's work. Host times of the profiled run include
+#: the profiler's own cost.
 GATED_TIMES = frozenset({"wall_ms", "self_cuda_ms", "cuda_busy_ms"})
 
 
@@ -261,7 +261,7 @@ def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
 
 
 def _against(value: Number, accepted: Number, tolerance: float) -> MetricStatus:
-    """Less is better, for every metric there is; what is exactly the tolerance off is ok."""
+    """Less is better for every metric; a change of exactly the tolerance is ok."""
     if value == accepted:
         return "ok"
     # As fractions, because 1.1 * 100 is more than 110 in floats, and large counts are rounded.

@@ -1,21 +1,22 @@
-"""Is B slower than A? Decided on neighbouring turns, as few as it takes.
+"""Decide whether B is slower than A, from as few neighboring turns as possible.
 
-Each pair of turns gives one number, the logarithm of B's median call over A's: what drifts slowly
-meets both sides and cancels. Two things must agree before a change is confirmed:
+Each pair of turns gives one number, the logarithm of B's median call over A's; slow drift affects
+both sides and cancels. Two tests must agree before a change is confirmed:
 
-- the sign test says that B is slower in more pairs than chance allows. It needs next to nothing of
-  the distribution, so neither spikes nor two modes mislead it;
-- the whole interval of the ratio lies beyond the threshold. Its middle is the mean of the middle
-  third of the pairs, its width comes from a bootstrap of blocks of neighbouring pairs.
+- the sign test: B is slower in more pairs than chance allows. It assumes almost nothing about the
+  distribution, so neither spikes nor two modes mislead it;
+- the interval: all of it lies beyond the threshold. Its center is the mean of the middle third of
+  the pairs; its width comes from a bootstrap of blocks of neighboring pairs.
 
-The turn that comes second in a pair may be the slower one, by up to 7 %, since it finds the caches
-as the other side has left them. Both orders are as frequent, so that cancels; but pairs around two
-middles would tell little, so they are moved to one before they are looked at.
+The second turn in a pair may be up to 7 % slower, because it finds the caches as the other side
+left them. Both orders are equally frequent, so this cancels; but two centers would widen the
+interval, so pairs of both orders are first shifted to a common center.
 
-Looking again and again until something is seen would find something. So there is a schedule of
-pair counts at which it is looked, and each look spends its part of the allowed error; the last
-look has the other half. Sources: Dixon and Mood 1946 (sign test), Künsch 1989 (bootstrap of
-blocks), Lan and DeMets 1983 (alpha spending), Dunn 1961 (Bonferroni's correction).
+Looking until a difference appears would always find one. So looks happen at fixed pair counts, and
+each spends part of half the allowed error; the last look has the other half.
+
+Sources: Dixon and Mood 1946 (sign test), Künsch 1989 (bootstrap of blocks), Lan and DeMets 1983
+(alpha spending), Dunn 1961 (Bonferroni's correction).
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from numpy.typing import NDArray
 
 PairedVerdict = Literal["slower", "faster", "same", "unclear"]
 
-#: Of all verdicts of a run together.
+#: Confidence of all verdicts of a run together.
 CONFIDENCE = 0.99
-#: Pair counts at which it is looked whether the answer is clear: a quarter more each time. The
-#: first is late enough for a moment's competition, which may last for 0.2 s, to be outvoted.
+#: Pair counts at which the answer may become clear, each a quarter larger. The first is large
+#: enough to outvote a competing process that runs for 0.2 s.
 LOOKS = tuple(round(32 * 1.25**step) for step in range(32))
-#: What all looks together may spend of the allowed error; the rest is for the last one.
+#: The share of the allowed error for all looks but the last.
 SHARE_OF_LOOKS = 0.5
 _RESAMPLES = 200
 
@@ -45,14 +46,14 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Decision:
-    """What pairs of turns say of one test.
+    """The result of comparing pairs of turns of one test.
 
-    ``ratio`` is the estimate of time B / time A, ``low`` and ``high`` its interval at
-    ``confidence`` (0.99 for 99 %: of all tests of the run together); ``p_value`` of no difference,
-    before other tests are corrected for. ``slower``: the whole interval is above 1 + threshold;
+    ``ratio`` estimates time B / time A, with the interval ``low`` to ``high`` at ``confidence``
+    (0.99 for 99 %, for all tests of the run together); ``p_value`` is for no difference, before
+    correction for other tests. ``slower``: the whole interval is above 1 + threshold;
     ``faster``: it is below 1 / (1 + threshold); ``same``: it is between these two; ``unclear``:
-    anything else. ``reason`` says what was missing where there were too few pairs for an answer:
-    the interval is then that of the pairs seen, and ``confidence`` what they are worth.
+    anything else. ``reason`` says what was missing if there were too few pairs for an answer;
+    the interval is then that of the pairs seen, and ``confidence`` what they allow.
     """
 
     verdict: PairedVerdict
@@ -66,16 +67,16 @@ class Decision:
 
 
 class Comparison:
-    """Gathers pairs of turns of one test, and decides.
+    """Collects pairs of turns of one test, and decides.
 
-    Ask `clear` after every pair and `decide` once, at the end. ``tests`` is how many are compared
-    in this run: the allowed error is shared between them. ``threshold`` is the smallest change
+    Check `clear` after every pair, and call `decide` once, at the end. ``tests`` is the number
+    compared in this run, which share the allowed error. ``threshold`` is the smallest change
     that matters (0.02 for 2 %).
     """
 
     def __init__(self, *, tests: int = 1, threshold: float = 0.02) -> None:
         self._edge = math.log1p(threshold)
-        # Of each direction, of each test.
+        # The allowed error per direction and test.
         self._error = (1 - CONFIDENCE) / 2 / max(tests, 1)
         self._ratios: list[float] = []
         #: 1 where A's turn came first, -1 where B's did.
@@ -84,14 +85,14 @@ class Comparison:
         self._answer: Decision | None = None
 
     def add(self, a_ns: Sequence[int], b_ns: Sequence[int], *, a_first: bool = True) -> None:
-        """One pair of turns: the duration of each call of a side's turn, and whose came first.
+        """Add a pair of turns: the durations of each side's calls, and whose turn came first.
 
         Raises:
             ValueError: a side has no call.
         """
         if not a_ns or not b_ns:
             raise ValueError("a turn without a call")
-        # A duration of 0 is one below the clock's tick.
+        # A duration of 0 is below the clock's resolution.
         self._ratios.append(math.log(max(median(b_ns), 1) / max(median(a_ns), 1)))
         self._orders.append(1 if a_first else -1)
 
@@ -108,7 +109,7 @@ class Comparison:
         return self._answer is not None
 
     def decide(self) -> Decision:
-        """The answer so far; the one that was clear, if one was.
+        """Return the answer so far, or the one that became clear earlier.
 
         Raises:
             ValueError: there is no pair.
@@ -121,9 +122,9 @@ class Comparison:
         return self._look(self._error * share)
 
     def _worth_a_look(self, error: float) -> bool:
-        """Whether the answer may be clear: a look takes a millisecond, this a tenth of it.
+        """Whether a look may find a clear answer: a cheap check, a tenth of a look's 1 ms.
 
-        The quartiles tell roughly how wide the interval will be; it must be far too wide.
+        The quartiles estimate the interval's width; False only if it is far too wide.
         """
         ratios = np.sort(self._of_any_order())
         n = len(ratios)
@@ -132,21 +133,21 @@ class Comparison:
         return bool(reach < abs(abs(middle) - self._edge))
 
     def _of_any_order(self) -> _Floats:
-        """The pairs as if it made no difference which side came first.
+        """The pairs, corrected for which side came first.
 
-        Few pairs stay as they are: what is taken for that difference would mostly be noise.
+        Few pairs stay as they are, because the correction would mostly be noise.
         """
         ratios, orders = np.array(self._ratios), np.array(self._orders)
         a_first = orders > 0
         if min(a_first.sum(), len(orders) - a_first.sum()) < LOOKS[0] // 4:
             return ratios
         second = (_middle(ratios[a_first]) - _middle(ratios[~a_first])) / 2
-        # Rounded, so that what was equal still is.
+        # Rounded, so that equal values stay equal.
         moved: _Floats = np.round(ratios - second * orders, 12)
         return moved
 
     def _look(self, error: float) -> Decision:
-        """The answer with this chance of a wrong one in each direction."""
+        """The answer, with this chance of being wrong in each direction."""
         ratios = self._of_any_order()
         n, centre = len(ratios), _middle(ratios)
         p_value = _sign_test(ratios)
@@ -178,32 +179,32 @@ class Comparison:
 
 
 def pairs_needed(error: float) -> int:
-    """The fewest pairs that can have this chance of all pointing one way by accident."""
+    """The fewest pairs whose chance of all pointing one way by accident is this low."""
     return math.ceil(-math.log2(error))
 
 
 def _sign_test(ratios: _Floats) -> float:
-    """The chance of this many pairs on one side, or more, if each were a coin toss; two-sided."""
+    """The two-sided p-value of the number of pairs on one side, if each were a coin toss."""
     more, fewer = int((ratios > 0).sum()), int((ratios < 0).sum())
     n, k = more + fewer, min(more, fewer)
-    # Sums of whole numbers: exact, however small.
+    # Sums of integers are exact, however small the result.
     return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n) if n else 1.0
 
 
 def _middle(ratios: _Floats) -> float:
-    """The mean of the middle third: nearly the median, but of more than one or two pairs."""
+    """The mean of the middle third: close to the median, but from more than one or two pairs."""
     return float(_middles(ratios[np.newaxis])[0])
 
 
 def _middles(rows: _Floats) -> _Floats:
-    """Of each row."""
+    """The middle of each row."""
     cut = rows.shape[1] // 3
     inner: _Floats = np.sort(rows, axis=1)[:, cut : rows.shape[1] - cut].mean(axis=1)
     return inner
 
 
 def _standard_error(ratios: _Floats) -> float:
-    """Of the middle: its spread over samples made of blocks of neighbouring pairs."""
+    """The standard error of the middle, from a bootstrap of blocks of neighboring pairs."""
     n = len(ratios)
     length = max(1, round(n ** (1 / 3)))
     blocks = -(-n // length)
@@ -214,7 +215,7 @@ def _standard_error(ratios: _Floats) -> float:
 
 
 def _t_quantile(chance: float, freedom: int) -> float:
-    """Of Student's distribution: the normal one's, corrected for few values (Fisher 1925)."""
+    """A quantile of Student's t: the normal quantile, corrected for few values (Fisher 1925)."""
     z: float = NormalDist().inv_cdf(chance)
     terms = (
         (z**3 + z) / 4,

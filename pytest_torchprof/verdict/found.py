@@ -1,4 +1,4 @@
-"""What the rules found in a test's trace: how often, where, and whether it may be there."""
+"""What the rules found in a test's trace: how often, where, and whether it is accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.check import lacks
-from pytest_torchprof.verdict.comparison import grown
+from pytest_torchprof.verdict.comparison import new_findings
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Value
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 def found_in(
     checked: Checked, rules: Sequence[Rule], allowed: Collection[str]
 ) -> tuple[dict[str, int], dict[str, Reason]]:
-    """(matches of each rule that was checked and is not allowed, why others were not checked)."""
+    """(matches of each checked rule that is not allowed; why others were not checked)."""
     unchecked = {
         rule: because(Why.RULE_RAISED, error=error) for rule, error in checked.errors.items()
     }
     for rule in rules:
         if rule.code in unchecked:
             continue
-        # The engine does not ask of a rule of which nothing occurs; on a device it might.
+        # The engine skips rules that nothing here could trigger; on a device, something might.
         try:
             why = checked.unchecked.get(rule.code) or lacks(checked.trace, rule)
         except (KeyboardInterrupt, SystemExit):
@@ -39,7 +39,7 @@ def found_in(
         if why is not None:
             unchecked[rule.code] = why
     counts = checked.counts
-    # What a rule has found counts, also where it has not seen all.
+    # Findings count even if the rule could not see everything.
     unchecked |= {code: why for code, why in checked.partly.items() if code not in unchecked}
     codes = [
         rule.code
@@ -58,7 +58,7 @@ def findings_within(
     allowed: Collection[str],
     ignored: Collection[str],
 ) -> Value:
-    """The findings that a budget on some rules counts; unknown if none, and one was not checked."""
+    """The findings that a budget on some rules counts; unknown if 0 and a rule was not checked."""
     count = sum(found.get(rule, 0) for rule in budget.rules)
     gaps = {rule: unchecked[rule] for rule in budget.rules if rule in unchecked}
     gaps |= {rule: because(Why.RULE_IGNORED) for rule in budget.rules if rule in ignored}
@@ -81,8 +81,8 @@ def placed(
     *,
     accept: bool,
 ) -> tuple[Finding, ...]:
-    """The findings with their places as people read them; those that fail nothing are accepted."""
-    more = grown(profile, baseline)
+    """The findings with readable places; those that do not fail the test count as accepted."""
+    more = new_findings(profile, baseline)
     allowed = measured.allowed
     return tuple(
         replace(
@@ -96,7 +96,7 @@ def placed(
 
 
 def offered(measured: Measured, profile: Profile, baseline: Baseline | None) -> dict[str, int]:
-    """What ``--accept`` would write: what was found, and what was not looked for as it was."""
+    """What ``--accept`` would write: new counts, and the old ones of rules not checked now."""
     known = {rule.code for rule in measured.rules} | measured.ignored
     kept = {} if baseline is None else baseline.findings
     left = {

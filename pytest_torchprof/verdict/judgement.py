@@ -1,4 +1,4 @@
-"""The verdict on one test: what was measured, beside what is accepted, and what comes of it."""
+"""The verdict on one test: measured values, compared with the accepted ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.causes import Cause, failures
-from pytest_torchprof.verdict.comparison import GATED_TIMES, Policy, compare, grown, status_of
+from pytest_torchprof.verdict.comparison import (
+    GATED_TIMES,
+    Policy,
+    compare,
+    new_findings,
+    status_of,
+)
 from pytest_torchprof.verdict.found import offered, placed
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.profile import profile_of
@@ -33,12 +39,12 @@ if TYPE_CHECKING:
 
 _MOST_SWAPPED = 4
 
-#: Metrics that operators or rules account for, which have places.
+#: Metrics that operators or rules account for, so that they have source lines.
 _HAS_PLACES = {*COLUMN_OF, "findings"}
 
 
 class Terms(Frozen, frozen=True):
-    """What the session says of all its tests: how strictly, and whether values are accepted.
+    """The session's terms for all tests: strictness, and whether values are being accepted.
 
     ``contended``: other processes of this session run tests at the same time.
     """
@@ -50,7 +56,7 @@ class Terms(Frozen, frozen=True):
 
 
 class Compared(Frozen, frozen=True):
-    """A trace's profile beside what is accepted, and what comes of it."""
+    """A trace's profile, its baseline, and their comparison."""
 
     trace: Events
     profile: Profile
@@ -60,23 +66,23 @@ class Compared(Frozen, frozen=True):
 
     @property
     def has_places(self) -> bool:
-        """Whether there is something to locate."""
+        """Whether there is anything to locate."""
         bad = [v.metric for v in self.verdicts if v.status in ("regressed", "over_budget")]
         explained = any(metric in _HAS_PLACES for metric in bad)
-        return explained or bool(grown(self.profile, self.baseline))
+        return explained or bool(new_findings(self.profile, self.baseline))
 
     @property
     def fails(self) -> bool:
-        """Whether the test fails by what was measured, where nothing is being accepted."""
+        """Whether the measured values fail the test, if nothing is being accepted."""
         known = self.baseline is not None
         return bool(failures(self.verdicts, self.policy, has_baseline=known, accept=False))
 
 
 class Judged(Frozen, frozen=True):
-    """What is said of a test, and why it fails, if it does.
+    """The verdict on a test, with the causes of its failure, if it fails.
 
-    ``accepts`` is what ``--accept`` would write, None where there is nothing to accept;
-    ``times_changed``: its times are to replace those that are accepted.
+    ``accepts`` is what ``--accept`` would write, None if there is nothing to accept;
+    ``times_changed``: its times replace the accepted ones.
     """
 
     status: TestStatus
@@ -89,7 +95,7 @@ class Judged(Frozen, frozen=True):
 
 
 def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Compared:
-    """Each metric and each budget against what is accepted."""
+    """Compare each metric and each budget with the accepted values."""
     policy = _policy(measured, baseline, terms)
     profile = profile_of(measured)
     verdicts = compare(profile, baseline, measured.budgets, policy)
@@ -99,10 +105,10 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
 def judged(
     measured: Measured, found: Compared, findings: Iterable[Finding], roots: Roots, terms: Terms
 ) -> Judged:
-    """The test's verdict; ``findings`` are those of the trace, with their places."""
+    """The test's verdict; ``findings`` are those of the trace, with places."""
     baseline, verdicts = found.baseline, found.verdicts
-    told = placed(findings, measured, found.profile, baseline, roots, accept=terms.accept)
-    profile = replace(found.profile, findings=told)
+    located = placed(findings, measured, found.profile, baseline, roots, accept=terms.accept)
+    profile = replace(found.profile, findings=located)
     if measured.mismatch is not None:
         return _mismatched(measured.mismatch, verdicts, profile)
     known = baseline is not None
@@ -161,9 +167,9 @@ def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Poli
 def _mismatched(
     mismatch: Mapping[str, str], verdicts: Sequence[Verdict], profile: Profile
 ) -> Judged:
-    """An inline expectation has failed the test already: a comparison like any other.
+    """The verdict on a test that an inline expectation has failed already.
 
-    What is not as expected inline counts as regressed, unless it is over budget.
+    A mismatch counts as regressed, unless the metric is over budget.
     """
     verdicts = [
         replace(v, status="regressed", reason=because(Why.INLINE_EXPECTS, expected=expected))
@@ -180,7 +186,7 @@ def _mismatched(
 def _accepts(measured: Measured, found: Compared, *, quiet: bool) -> Baseline:
     """What ``--accept`` would write.
 
-    ``quiet``: nothing else kept the machine busy, so the times are worth to be compared with later.
+    ``quiet``: nothing else kept the machine busy, so the times are fit to compare with later.
     """
     profile = found.profile
     within = {
@@ -193,7 +199,7 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool) -> Baseline:
         for key, value in profile.metrics.items()
         if METRICS[key].stored and not isinstance(value, NotMeasured)
     }
-    # Without those that have a metric of their own, which depend on what ran before.
+    # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
     times: dict[str, Any] = {
         key: round(value, 6)
@@ -211,14 +217,14 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool) -> Baseline:
 def _times_changed(verdicts: Iterable[Verdict], *, quiet: bool) -> bool:
     return any(
         v.metric in GATED_TIMES
-        # A reason says why the accepted time is none to gate on.
+        # With a reason, the accepted time is not fit for gating.
         and (v.status in ("regressed", "improved") or (quiet and v.reason and v.baseline))
         for v in verdicts
     )
 
 
 def _swapped(profile: Profile, baseline: Baseline) -> Reason | None:
-    """What no total shows: operators that others have taken the place of."""
+    """What no total shows: operators replaced by as many others."""
     changed = deltas(baseline.operators, profile.operators, COLUMN_OF["ops"])
     if not baseline.operators or not changed or sum(d.now - d.before for d in changed) != 0:
         return None

@@ -1,4 +1,4 @@
-"""What the runs of one test have brought in, once they are over: all that judging goes by."""
+"""The result of all runs of one test, which is all that judging needs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Measured(Frozen, frozen=True):
     """A test that was measured.
 
-    ``checked`` is its trace with what the rules found. ``modules`` is a trace in which modules are
-    marked, or ``modules_gap`` says why there is none; ``located`` tells where events happened, and
-    ``lines_gap`` why that is not known, or not of all. ``environment`` and ``host`` are the
-    machine's, and ``busy`` says what else it did. The test itself has compared numbers that were
-    not measured (``unmeasured``), or found them other than it expects inline
-    (``mismatch``: metric → expected text).
+    ``checked`` is its trace and what the rules found. ``modules`` is a trace in which modules are
+    marked, or ``modules_gap`` says why there is none; ``located`` maps events to lines, and
+    ``lines_gap`` says why lines are missing or incomplete. ``environment`` and ``host`` are the
+    machine's, and ``busy`` says what else it did. ``unmeasured`` are
+    metrics that the test itself compares but that were not measured; ``mismatch`` is a failed
+    inline expectation, metric → expected text.
     """
 
     checked: Checked
@@ -44,12 +44,12 @@ class Measured(Frozen, frozen=True):
 
     @property
     def trace(self) -> Events:
-        """Of the profiled run."""
+        """The trace of the profiled run."""
         return self.checked.trace
 
 
 class Unmeasured(Frozen, frozen=True):
-    """A test that was not measured, and why; ``stats_asked``: it compares numbers all the same."""
+    """A test that was not measured, and why; ``stats_asked``: it compares numbers anyway."""
 
     reason: Reason
     environment: str

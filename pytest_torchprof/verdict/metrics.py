@@ -27,12 +27,12 @@ class Metric(NamedTuple):
         unit: canonical unit of the value: ``ms``, ``1``, ``FLOP`` or ``B``.
         klass: ``exact`` must equal the baseline, ``near`` within ``tolerance``, ``time`` follows
             ``--torchprof-time``.
-        needs: what the capture must hold; where it does not, the metric is not measured.
+        needs: what the capture must hold; without it, the metric is not measured.
         extract: the value from a trace; pure.
         help: one line for tables and ``--markers``.
         tolerance: relative, of a ``near`` metric.
         scopable: whether a limit may name an operator or a module.
-        depends_on_order: whether what ran earlier in the process decides if it has a value.
+        depends_on_order: whether it has a value depends on what ran earlier in the process.
         stored: whether baselines keep it among ``metrics`` (time is kept apart).
     """
 
@@ -53,19 +53,19 @@ class Metric(NamedTuple):
 
     @property
     def of_region(self) -> bool:
-        """Whether it is of the profiled run's events, not of the rounds or of the first run."""
+        """Whether it comes from the profiled run's events, not from rounds or the first run."""
         return "rounds" not in self.needs and not self.depends_on_order
 
     @property
     def of_device(self) -> bool:
-        """Whether it is of an accelerator, or of waiting for it."""
+        """Whether it measures an accelerator, or waiting for one."""
         return not self.needs.isdisjoint({"device", "device_memory", "calls"})
 
 
 def measure(metric: Metric, trace: Events) -> Value:
     """The value of the metric on this trace, or why there is none.
 
-    Of a capture that lacks some of what the device did, counts are at least those of the rest.
+    If a capture lacks some device work, counts are lower bounds.
     """
     if (missing := trace.once(_missing, metric.needs)) is not None:
         return missing
@@ -83,12 +83,12 @@ def _at_least(metric: Metric, trace: Events, reason: Reason) -> NotMeasured:
         return _unknown(reason)
     from pytest_torchprof.core.reasons import Why, because
 
-    said = because(Why.AT_LEAST, value=found, unit=metric.unit, why=reason)
-    return _unknown(said, found, at_least=True)
+    reason = because(Why.AT_LEAST, value=found, unit=metric.unit, why=reason)
+    return _unknown(reason, found, at_least=True)
 
 
 def bounded(metric: Metric, value: Value, trace: Events) -> Value:
-    """The value; a lower bound where other processes, or finalizers, worked for the test too."""
+    """The value; a lower bound if other processes or finalizers did work for the test."""
     if not (metric.of_region and trace.facts):
         return value
     from pytest_torchprof.analysis.elsewhere import elsewhere
@@ -100,7 +100,7 @@ def bounded(metric: Metric, value: Value, trace: Events) -> Value:
 
 
 def measure_all(trace: Events, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
-    """Every metric of the table on this trace, but for those that are ``known``."""
+    """Every metric of the table on this trace; those ``known`` are taken as given."""
     known = known or {}
     return {
         name: known[name] if name in known else measure(metric, trace)
@@ -158,7 +158,7 @@ def _has_memory(trace: Events) -> bool:
         return bool(sizes.any())
     if trace.region is not None:
         return bool(trace.metadata.get("profile_memory"))
-    # Some builds of torch note the flag and record nothing.
+    # Some builds of torch set the flag and record nothing.
     allocates = trace.is_kind(Kind.OP) & trace.names_where(ALLOCATORS.__contains__)
     return bool(trace.metadata.get("profile_memory")) and not allocates.any()
 
@@ -167,7 +167,7 @@ def _has_memory(trace: Events) -> bool:
 
 
 def _fact(key: str) -> Callable[[Events], Value]:
-    """A number that the live capture noted, or the reason that it noted instead."""
+    """Extract a number recorded by the live capture, or the reason recorded instead."""
 
     def extract(trace: Events) -> Value:
         from pytest_torchprof.core.reasons import Why, because
@@ -185,7 +185,7 @@ def _fact(key: str) -> Callable[[Events], Value]:
 
 
 def _compiled(what: str) -> Callable[[Events], Value]:
-    """A number of the test's own compilations, where all code that it ran is of these."""
+    """Extract a number about compilations, if the test compiled all compiled code that it ran."""
 
     def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis import compile_counts
@@ -286,7 +286,7 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
 
 
 def _host_peak(trace: Events) -> Value:
-    """The peak, except where it depends on how far a DataLoader's workers are ahead."""
+    """The peak, unless it depends on how far ahead a DataLoader's workers are."""
     peak = _memory("peak_bytes", on_device=False)(trace)
     from pytest_torchprof.analysis.elsewhere import uses_workers
 
@@ -327,8 +327,8 @@ def _row(
     return Metric(name, unit, klass, wanted, extract, help_, tolerance, scopable, depends_on_order)
 
 
-#: Tolerances: an instruction count wanders by about 0.1 % with addresses and interrupts; the
-#: caching allocator's peak moves by a block's rounding (512 B of each tensor).
+#: Tolerances: an instruction count varies by about 0.1 % with addresses and interrupts; the
+#: caching allocator's peak varies by rounding to blocks (512 B per tensor).
 METRICS: Mapping[str, Metric] = {
     m.name: m
     for m in (

@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.verdict.decision import Decision
 
-#: Of a decision; or why there is none: the test is only in B or only in A, fails or is skipped on
-#: a side, or could not be measured.
+#: A decision's verdict, or why there is none: the test exists only in B or only in A, fails or is
+#: skipped on a side, or could not be measured.
 RowVerdict = Literal[
     "slower", "faster", "same", "unclear", "new", "gone", "failed", "skipped", "error"
 ]
 
-#: Sides where a test fails, is skipped or could not be measured; what is in A alone is none of B's.
+#: Sides on which a test fails, is skipped or could not be measured; "A" says nothing about B.
 Broken = Literal["", "A", "B", "AB"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An exact metric that is not the same on both sides; None where a side did not measure it."""
+    """An exact metric that differs between the sides; None for a side that did not measure it."""
 
     metric: str
     a: float | None
@@ -30,9 +30,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class PairedRow:
-    """One test. ``a_ms`` and ``b_ms`` are of wall time, ``cpu_…`` of the process's CPU time.
+    """One test. ``a_ms`` and ``b_ms`` are wall times, ``cpu_…`` the process's CPU times.
 
-    ``reason`` says why there is no decision, or what a reader must know of it; ``unprofiled`` why
+    ``reason`` says why there is no decision, or what to know about it; ``unprofiled`` says why
     exact metrics were not compared.
     """
 
@@ -45,7 +45,7 @@ class PairedRow:
     cpu_b_ms: Sample | None = None
     decision: Decision | None = None
     differences: tuple[Difference, ...] = field(default=())
-    #: Time of measured calls, of both sides together, and all that the test took.
+    #: Time of measured calls on both sides together, and total time spent on the test.
     measured_s: float = 0.0
     spent_s: float = 0.0
     broken: Broken = ""

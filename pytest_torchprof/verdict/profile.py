@@ -37,7 +37,7 @@ _COLUMNS = (
 
 _counts_of = attrgetter(*_COLUMNS)
 
-#: Dynamo's number of a compiled frame, which depends on what was compiled before it.
+#: The name of a compiled frame ends in a number that depends on what was compiled before.
 _COMPILED = late(r"(Torch-Compiled Region): \S+$")
 
 _OF_DYNAMO = late(r"TorchDynamo Cache Lookup")
@@ -51,7 +51,7 @@ def shown_operator(name: str) -> str:
 
 def _with_modules(measured: Measured) -> Events | NotMeasured:
     """The trace in which modules are marked, or why there is none."""
-    # A module's forward may go on in a thread, of which the run that marks modules knows nothing.
+    # A module's forward may continue in another thread, which the run that marks modules misses.
     if "no_memory" in measured.trace.facts:
         return NotMeasured(because(Why.MODULES_OF_ONE_THREAD))
     if measured.modules is not None:
@@ -63,7 +63,7 @@ def _with_modules(measured: Measured) -> Events | NotMeasured:
 
 
 def _operators(trace: Events) -> int:
-    """How many ran, without what some versions record of dynamo's: our marks have it look twice."""
+    """The number of operators, without dynamo's cache lookups, which our marks cause to repeat."""
     found = trace.selection & trace.is_kind(Kind.OP)
     return int((found & ~trace.names_where(_OF_DYNAMO.match)).sum())
 
@@ -72,7 +72,7 @@ def values_of(checked: Checked, allowed: Collection[str]) -> dict[str, Value]:
     """Every metric of the trace; findings without those of ``allowed`` rules."""
     found = sum(n for rule, n in checked.counts.items() if rule not in allowed)
     why = checked.unsettled
-    # Of a rule that could not be checked there may be more, so no limit is kept for sure.
+    # An unchecked rule may have more findings, so no limit is certain to hold.
     value = found if why is None else NotMeasured(why, found or None)
     trace = checked.trace
     return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
@@ -111,7 +111,7 @@ def profile_of(measured: Measured) -> Profile:
             continue
         view = source.within(op=budget.op, module=budget.module)
         ran = view.selection.any()
-        # What did not run did nothing, which only a limit of 0 asks for.
+        # Something that did not run proves nothing, unless the limit is 0.
         scoped[budget.label] = (
             measure(METRICS[budget.metric], view)
             if ran or budget.limit == 0

@@ -1,4 +1,4 @@
-"""What the timed rounds of a test say: samples, and times as multiples of the reference kernel's.
+"""Results of a test's timed rounds: samples, and times as multiples of the reference kernel's.
 
 Pure: everything is in the facts that a live capture leaves in its trace.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def samples_of(trace: Events) -> dict[str, Sample]:
-    """The samples of all metrics that were measured in rounds."""
+    """The samples of all metrics measured in rounds."""
     found = {
         name: _sample(trace.facts.get(name))
         for name, metric in METRICS.items()
@@ -27,7 +27,7 @@ def samples_of(trace: Events) -> dict[str, Sample]:
 
 
 def normalised_of(trace: Events) -> Normalised | None:
-    """The normalised times of a trace; None where the reference kernel did not run."""
+    """The normalized times of a trace; None if the reference kernel did not run."""
     reference, samples = trace.facts.get("reference"), samples_of(trace)
     if not isinstance(reference, Mapping) or "wall_ms" not in samples:
         return None

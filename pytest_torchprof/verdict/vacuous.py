@@ -1,4 +1,4 @@
-"""Limits that hold only because nothing ran: these were not checked."""
+"""Limits that hold only because nothing ran count as not checked."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 NOTHING = because(Why.NOTHING_RAN)
 NOTHING_ON_DEVICE = because(Why.NOTHING_ON_DEVICE)
 NO_PRODUCT = because(Why.NO_PRODUCT)
-#: A limit of 0 on one of these asks for nothing to run; on others, for nothing bad in what runs.
+#: A limit of 0 on one of these asks that nothing runs; on others, that what runs does no harm.
 _AMOUNTS = frozenset({"ops", "flops", "kernels"})
 
 
 def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -> Verdict:
-    """The verdict; *not measured* where its limit is kept by a run in which nothing happened.
+    """The verdict; *not measured* if its limit holds only because nothing happened.
 
-    The value stays, as a true zero. A baseline that has nothing either says that it is meant so.
+    The value stays a true zero. A baseline of zero shows that it is intended.
     """
     metric = METRICS[verdict.metric]
     why = _nothing(metric, profile, baseline)
@@ -41,7 +41,7 @@ def not_vacuous(verdict: Verdict, profile: Profile, baseline: Baseline | None) -
 
 
 def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> Reason | None:
-    """Why the metric had nothing to measure; None where it had, or where that was accepted."""
+    """Why the metric had nothing to measure; None if it had, or if that was accepted."""
     if not metric.of_region:
         return None
     accepted = {} if baseline is None else baseline.metrics
@@ -53,7 +53,7 @@ def _nothing(metric: Metric, profile: Profile, baseline: Baseline | None) -> Rea
 
 
 def _on_device(profile: Profile) -> bool:
-    """Whether anything at all shows on the device, or whether there is no telling."""
+    """Whether anything ran on the device, or that is unknown."""
     if profile.kernels or profile.metrics.get("kernels") != 0:
         return True
     values = (profile.metrics.get(name) for name, m in METRICS.items() if m.of_device)

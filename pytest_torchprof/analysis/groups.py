@@ -1,4 +1,4 @@
-"""Totals of events by name, or by another key: what tables, baselines and diffs sum up."""
+"""Totals of events by name or another key, for tables, baselines and diffs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-#: Keys up to this many times the number of events are counted, not sorted.
+#: Keys up to this many times the number of events are grouped by counting, not sorting.
 _SPARSE = 8
 
 
 class Groups:
-    """Events by key: `keys` are the distinct ones, ascending, and totals have an entry for each.
+    """Events by key: `keys` are distinct and ascending, and totals have an entry for each.
 
     The totals are in ns, FLOPs and calls, as int64.
     """
@@ -46,7 +46,7 @@ class Groups:
 
     @kept
     def outermost(self) -> Bools:
-        """Which of the host events are in no other of their group, whose time includes theirs."""
+        """Which host events are not nested in another of their group, which includes them."""
         return ~inside_itself(self.trace, self.events, self.at)
 
     @property
@@ -56,23 +56,23 @@ class Groups:
 
     @property
     def cpu_ns(self) -> Ints:
-        """Host time with nested events, those of the same group once."""
+        """Host time with nested events, counting those of the same group once."""
         return self.total(np.where(self.outermost, self.trace.dur[self.events], 0))
 
     @property
     def cuda_ns(self) -> Ints:
-        """Time of what was launched inside, for events of the same group once."""
+        """Device time of what was launched inside, counting events of the same group once."""
         launched = self.trace.once(launched_ns)
         return self.total(np.where(self.outermost, launched[self.events], 0))
 
     @property
     def flops(self) -> Ints:
-        """FLOPs of the operators that count."""
+        """FLOPs of operators."""
         return self.total(op_flops(self.trace)[self.events])
 
     @property
     def unknown(self) -> Ints:
-        """How many operators have a formula and no number."""
+        """The number of operators that have a formula but unknown FLOPs."""
         return self.total(unknown_flops(self.trace)[self.events].astype(np.int64))
 
 

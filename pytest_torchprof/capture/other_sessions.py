@@ -17,12 +17,12 @@ class Others:
     def __init__(self) -> None:
         self._on_start: Callable[[], None] | None = None
         self._ours_starts = False
-        #: A session of another thread has taken the place of ours.
+        #: Whether another thread's session has replaced ours.
         self.taken_over = False
         self._wrapped: list[tuple[Any, str, Any, Any]] = []
 
     def watch(self) -> None:
-        """Watch from here on, until `forget`."""
+        """Watch until `forget`."""
         import torch.autograd.profiler as room
 
         self.forget()
@@ -39,19 +39,19 @@ class Others:
         self._on_start = on_start
 
     def ours_starts(self) -> None:
-        """A session of ours is about to start, which is not reported, until `ours_started`."""
+        """Stop reporting while a session of ours starts, until `ours_started`."""
         self._ours_starts = True
 
     def ours_started(self) -> None:
-        """It runs, or could not be started: others are reported again."""
+        """Report again: ours has started, or failed to."""
         self._ours_starts = False
 
     def take_over(self) -> None:
-        """A session of another thread takes the place of ours, until `ours_ended`."""
+        """Note that another thread's session replaces ours, until `ours_ended`."""
         self.taken_over = True
 
     def ours_ended(self) -> None:
-        """No session of ours runs, nor one in its place."""
+        """Note that neither our session nor its replacement is running."""
         self.taken_over = False
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""Work that a process does once for profiling, done before the tests."""
+"""One-time work per process for profiling, done before the tests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pytest_torchprof.capture.torch_sessions import learn_silence, new_session, 
 from pytest_torchprof.capture.user_frames import foreign
 from pytest_torchprof.core.reasons import Reason, Why, because
 
-#: Whether the first session saw the accelerator work, once that is known.
+#: Whether the first session recorded work on the accelerator, once known.
 _DEVICE_RECORDS: list[bool] = []
 
 
 def prime(*, whole: bool = False) -> None:
     """Start and stop the process's first profiler session, which is slow, outside any test.
 
-    ``whole``: also import dynamo (1 to 2 s), because a first run is to be measured, in which an
+    ``whole``: also import dynamo (1 to 2 s), because a first run will be measured, in which an
     optimizer or a compiled function would import it.
     """
     import torch
@@ -69,7 +69,7 @@ def _has_device_records(profiler: Any) -> bool:
 
 
 def device_fault() -> Reason | None:
-    """Why device metrics would be 0 in this process whatever runs; None if they work."""
+    """Why device metrics would always be 0 in this process; None if they work."""
     if not _DEVICE_RECORDS or _DEVICE_RECORDS[0]:
         return None
     return because(Why.NO_DEVICE_RECORDS)

@@ -32,8 +32,8 @@ from pytest_torchprof.capture.torch_sessions import (
     empty,
     new_session,
     profiler_active,
+    quiet,
     sees_threads,
-    unheard,
 )
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
@@ -143,7 +143,7 @@ class Capture:
             )
             OTHERS.ours_starts()
             try:
-                with unheard():
+                with quiet():
                     self._profiler.start()
             except BaseException:
                 disable()
@@ -344,7 +344,7 @@ class Capture:
                 begin_elsewhere()
             # Torch may warn at the end if other code interfered with the session.
             sound = self.aside is None and not OTHERS.taken_over and profiler_active()
-            with unheard(sound=sound), suppress(RuntimeError):  # older torch: already ended
+            with quiet(sound=sound), suppress(RuntimeError):  # older torch: already ended
                 self._profiler.stop()
         finally:
             disable()

@@ -1,4 +1,4 @@
-"""Make sessions of torch's profiler, and end them in any state."""
+"""Create sessions of torch's profiler, and end them in any state."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pytest_torchprof.capture.machine import accelerator, real_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.real import REAL, is_silent, muted
 
-#: Whether a session writes nothing to stderr, once that is known: then it need not be muted.
+#: Whether sessions write nothing to stderr, once known, so that they need no muting.
 _SILENT: list[bool] = []
 
 
 def new_session(*, everywhere: bool = False, details: bool = True, tensors: bool = False) -> Any:
-    """A profiler that is not started yet, of the CPU and of the accelerator if there is one.
+    """A profiler, not yet started, for the CPU and the accelerator if there is one.
 
-    ``everywhere``: all threads are seen, but memory is not. ``details``: shapes and memory are
-    recorded. ``tensors``: its results can be asked for the tensors of each operator.
+    ``everywhere``: records all threads, but no memory. ``details``: shapes and memory are
+    recorded. ``tensors``: the results identify the tensors of each operator.
     """
     t = real_torch()
     ProfilerActivity = t.activity  # noqa: N806 - torch's name
@@ -50,7 +50,7 @@ def profiler_active() -> bool:
 
 @cache
 def sees_threads() -> bool:
-    """Whether torch can profile all threads; by default it only sees the one that began."""
+    """Whether torch can profile all threads; by default it only records the starting thread."""
     try:
         real_torch().config(profile_all_threads=True)
     except TypeError:
@@ -59,7 +59,7 @@ def sees_threads() -> bool:
 
 
 def learn_silence() -> None:
-    """Find out whether sessions write to stderr here, by one."""
+    """Find out with one session whether sessions write to stderr here."""
     _SILENT[:] = [accelerator() is None and is_silent(_session)]
 
 
@@ -69,28 +69,28 @@ def _session() -> None:
     profiler.stop()
 
 
-def unheard(*, sound: bool = True) -> AbstractContextManager[None]:
-    """Around the start or end of a session; ``sound``: no other code has interfered with it."""
+def quiet(*, sound: bool = True) -> AbstractContextManager[None]:
+    """Context for starting or ending a session; ``sound``: no other code has interfered with it."""
     return nullcontext() if sound and _SILENT == [True] else muted(2, flush=False)
 
 
 def disable() -> None:
     """End a session that torch's own function failed to end: it must not outlive the test."""
     if profiler_active():
-        with suppress(RuntimeError):  # it had not begun yet
+        with suppress(RuntimeError):  # it had not started yet
             real_torch().disable()
 
 
 def empty(profiler: Any) -> None:
-    """Release all events now: torch's profile is a cycle, and collections are rare here."""
+    """Release all events now: the profile is a reference cycle, and collections are rare here."""
     vars(profiler).clear()
 
 
 def begin_elsewhere() -> None:
     """Begin a session in a separate thread, for ours to end.
 
-    If a test's thread has run a session, the backend has ended ours with it, and torch crashes when
-    it stops what the backend does not run.
+    A session in a test's thread makes the backend end ours too, and torch crashes when it stops a
+    session that the backend is not running.
     """
 
     def begin() -> None:
@@ -104,7 +104,7 @@ def begin_elsewhere() -> None:
     with muted(2):
         thread.start()
         thread.join()
-        # Torch complains about the thread's leftovers until the system has ended it too.
+        # Torch reports errors until the system thread has ended too.
         for _ in range(100):
             if not os.path.exists(f"/proc/self/task/{thread.native_id}"):  # noqa: PTH110 - quick
                 break

@@ -39,7 +39,7 @@ class BaselineError(TorchprofError):
 
 
 class SettingsError(TorchprofError):
-    """An option, an ini value or a marker argument that makes no sense."""
+    """An invalid option, ini value or marker argument."""
 
 
 class TraceError(TorchprofError):
@@ -77,7 +77,7 @@ class StorageError(CaptureError):
 
 
 class AbError(TorchprofError):
-    """Two sides that cannot be compared: no such revision, or code that is not a side's own."""
+    """Two sides that cannot be compared: no such revision, or code from elsewhere."""
 
 
 class AbStoppedError(AbError):

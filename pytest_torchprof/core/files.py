@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-#: What a file is written to until it is whole begins with this, where it has a name at all.
+#: Prefix of temporary file names.
 TEMPORARY_PREFIX = ".torchprof-"
 #: A merge takes milliseconds; a process that takes longer is suspended, so give up.
 _LOCK_S = 30.0
@@ -37,19 +37,18 @@ _FIXED = {errno.EACCES, errno.EPERM, errno.EBUSY}
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Write a file as a whole: a reader sees the old bytes or the new.
+    """Write a file atomically: a reader sees the old bytes or the new.
 
-    The bytes go to a file without a name, or with one that nobody can guess, beside the target, and
-    that is renamed over it. Owner, group, mode and extended attributes stay. Where a rename would
-    lose one of them, or another name of a file with several, or is not allowed, the bytes are
-    copied over the old ones once they are all there; if that fails, the old ones are put back, and
-    only a process killed within the copy leaves a part.
+    The bytes go to an unnamed or randomly named file beside the target, which is renamed over it.
+    Owner, group, mode and extended attributes are kept. If a rename would lose one of them or break
+    a hard link, or is not allowed, the complete bytes are copied over the old ones. If that fails,
+    the old bytes are restored; only a process killed during the copy leaves a partial file.
 
-    Devices, pipes, standard streams and other special files are written to directly. Of a link,
-    the target is replaced. Folders are made as needed.
+    Devices, pipes, standard streams and other special files are written directly. A symbolic link
+    is followed. Folders are made as needed.
 
     Raises:
-        OSError: it cannot be written; an old file is as it was.
+        OSError: it cannot be written; an old file is unchanged.
     """
     number = _descriptor(path)
     if number is not None:
@@ -77,7 +76,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes of ours from this file, and from its folder, while it is merged.
+    """Lock out other processes of this plugin while a file in this folder is merged.
 
     The lock is on the folder, because the file is replaced, so it leaves nothing behind. Where the
     system has no such locks (Windows, some network file systems), nothing is locked.
@@ -88,7 +87,7 @@ def locked(path: Path) -> Iterator[None]:
     folder = path.resolve().parent
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # no folders on Windows, one that may not be read, or none yet
+    except OSError:  # Windows cannot open folders; or it is unreadable or missing
         yield
         return
     try:
@@ -107,7 +106,7 @@ def _lock(handle: int, folder: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                message = "another process that accepts still holds the lock of this folder"
+                message = "another accepting process still holds the lock of this folder"
                 raise OSError(errno.EAGAIN, message, str(folder)) from None
             time.sleep(0.005)
         except OSError:
@@ -117,7 +116,7 @@ def _lock(handle: int, folder: Path) -> None:
 
 
 class _Draft:
-    """What is to become the target: a file in its folder, without a name if the system can."""
+    """The new content of the target: a file in its folder, unnamed if the system supports that."""
 
     def __init__(self, target: Path, old: os.stat_result | None) -> None:
         self._target, self._old = target, old
@@ -133,7 +132,7 @@ class _Draft:
         except PermissionError:
             if old is None:
                 raise
-            self._beside = False  # the folder may not be written to, the file may
+            self._beside = False  # the folder is not writable, but the file may be
             self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed on leaving
 
     def __enter__(self) -> Self:
@@ -146,7 +145,7 @@ class _Draft:
                 os.unlink(self._name)  # noqa: PTH108 - as `os.replace`
 
     def publish(self) -> None:
-        """Let the target have these bytes."""
+        """Make this the target's content."""
         self.file.flush()
         os.fsync(self.file.fileno())
         if not self._beside or (self._old is not None and self._old.st_nlink > 1):
@@ -169,14 +168,14 @@ class _Draft:
             self._name = None
 
     def _take_name(self) -> None:
-        """Give the file a name; what has it already is neither followed nor replaced."""
+        """Give the file a name, without following or replacing an existing file of that name."""
         name = str(self._target.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}.tmp")
         folder = os.open(self._target.parent, os.O_RDONLY)
         try:
-            # With a folder given, Python asks for linkat(), which can name a nameless file.
+            # With dst_dir_fd, Python calls linkat(), which can name an unnamed file.
             os.link(f"/proc/self/fd/{self.file.fileno()}", name, dst_dir_fd=folder)
             self._name = name
-        except OSError:  # a system that makes such files, and cannot name them
+        except OSError:  # the system makes unnamed files, but cannot name them
             self._make_named()
         finally:
             os.close(folder)
@@ -192,7 +191,7 @@ class _Draft:
                 _fill(self.file, nameless)
 
     def _is_like(self, old: os.stat_result) -> bool:
-        """Give the file what the old one has besides bytes; False if it cannot have all of it."""
+        """Copy the old file's owner, mode and attributes; False if that is not fully possible."""
         if os.name != "posix":
             return True
         handle = self.file.fileno()
@@ -210,7 +209,7 @@ class _Draft:
             return True
         try:
             names = os.listxattr(self._target)
-        except OSError:  # a file system without any
+        except OSError:  # the file system has none
             return True
         for name in names:
             value = os.getxattr(self._target, name)
@@ -245,7 +244,7 @@ def _fill(file: IO[bytes], source: IO[bytes]) -> None:
 
 
 def _unnamed(folder: str) -> int | None:
-    """A file without a name, gone with the process, however that ends; None if there is no such."""
+    """Open an unnamed file, which vanishes with the process; None if not supported."""
     flag = getattr(os, "O_TMPFILE", None)
     if flag is None or not os.path.isdir("/proc/self/fd"):  # noqa: PTH112
         return None
@@ -263,7 +262,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of our open file that a name such as /dev/stdout stands for; None for others."""
+    """The file descriptor that a name such as /dev/stdout stands for; None for other names."""
     name = os.path.abspath(path)  # noqa: PTH100 - links are not to be followed
     own = {f"/proc/{os.getpid()}/fd", "/dev/fd"}
     for _ in range(8):
@@ -278,12 +277,12 @@ def _descriptor(path: Path) -> int | None:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A file to read. A named pipe without a writer is an error, not waited for.
+    """Open a file to read. A named pipe without a writer is an error.
 
     Raises:
         OSError: it cannot be opened.
     """
-    # An inherited pipe such as /dev/stdin has a writer already, which may take its time.
+    # An inherited pipe such as /dev/stdin already has a writer, which may be slow.
     if not path.is_fifo() or _descriptor(path) is not None:
         return path.open("rb")
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -298,7 +297,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether both names lead to one file that is there."""
+    """Whether both names are the same existing file."""
     try:
         return one.samefile(other)
     except (OSError, ValueError):
@@ -312,5 +311,5 @@ def _umask() -> int:
 
 
 def system_message(error: Exception) -> str:
-    """The system's own words, without its number and the path."""
+    """The error's text, without error number and path."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -22,9 +22,9 @@ class kept(Generic[_Value]):  # noqa: N801 - a decorator
     (3.14, 3.14)
     """
 
-    def __init__(self, work_out: Callable[[Any], _Value]) -> None:
-        self._work_out = work_out
-        self.__doc__ = work_out.__doc__
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
 
     def __set_name__(self, _: type, name: str) -> None:
         self._name = name
@@ -36,5 +36,5 @@ class kept(Generic[_Value]):  # noqa: N801 - a decorator
     def __get__(self, one: object | None, _: type) -> kept[_Value] | _Value:
         if one is None:
             return self
-        value = one.__dict__[self._name] = self._work_out(one)
+        value = one.__dict__[self._name] = self._compute(one)
         return value

@@ -19,7 +19,7 @@ class _Late:
 
 
 def late(pattern: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Like `re.compile`, whose cost of about 0.1 ms each every profiling session would pay.
+    """Like `re.compile`, but deferred, because it costs every session about 0.1 ms each.
 
     Call the expression's own methods: the functions of `re` do not accept it.
 

@@ -1,6 +1,6 @@
 """Why something is not known, not compared, only advises or is not profiled, as values.
 
-The English of each is made in `render.reason_texts`.
+`render.reason_texts` has the text for each.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pytest_torchprof.core.structs import Frozen
 
 
 class Why(Enum):
-    """A reason. The fields that it takes are those of its sentence in `render.reason_texts`."""
+    """A reason. Its fields are those of its sentence in `render.reason_texts`."""
 
-    # of any room
+    # general
     SOMEBODY_SAID = "somebody_said"
     UNKNOWN = "unknown"
     ERROR = "error"
@@ -166,7 +166,7 @@ class Why(Enum):
     NOT_MEASURED_ON = "not_measured_on"
 
 
-#: A whole number stays one in another process, so both kinds are named.
+#: int and float are both listed, so that an int stays an int in another process.
 _Datum: TypeAlias = "str | int | float | Reason | tuple[str | Reason, ...]"
 
 

@@ -22,9 +22,9 @@ TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_p
 class NotMeasured(Frozen, frozen=True):
     """A metric without a value, and why.
 
-    ``at_hand`` is a number that a limit can be checked against, and that another run of the test
-    may not have: it is compared with no baseline. ``at_least``: the true number is that or more, so
-    a limit below it is exceeded, and one above it is not checked.
+    ``at_hand`` is a number that limits are checked against, but that is not compared with a
+    baseline, since another run may differ. ``at_least``: it is a lower bound, so a limit below it
+    is exceeded, and one above it is not checked.
     """
 
     reason: Reason
@@ -38,12 +38,12 @@ Value = Number | NotMeasured
 
 @dataclass(frozen=True)
 class Finding:
-    """An anti-pattern found: a rule's code, how often, where, what to do, and what it costs.
+    """An anti-pattern match: the rule's code, count, place, fix, and cost.
 
-    ``location`` is ``file:line`` in the user's code, or the path of operators where no line is
-    known; ``path`` is that path, ``module`` the path of the ``nn.Module`` around. ``cost_ms`` and
-    ``bytes`` are estimates for this run: time of the events concerned, and what they moved.
-    ``accepted``: it never fails, because the baseline or a marker (with ``reason``) accepts it.
+    ``location`` is ``file:line`` in the user's code, or the path of operators if the line is
+    unknown; ``path`` is that path, ``module`` the path of the enclosing ``nn.Module``. ``cost_ms``
+    and ``bytes`` are estimates for this run: time of the events, and bytes they moved.
+    ``accepted``: it fails no test, because the baseline or a marker (with ``reason``) accepts it.
     """
 
     rule: str
@@ -62,7 +62,7 @@ class Finding:
 class Budget(Frozen, frozen=True):
     """An inclusive limit on one metric, for the whole test or a part of it.
 
-    ``rules`` are those whose findings it counts, if not all.
+    ``rules`` are the rules whose findings count, if not all.
     """
 
     metric: str
@@ -89,10 +89,10 @@ class Budget(Frozen, frozen=True):
 class Verdict(Frozen, frozen=True):
     """One metric of one test against its baseline and its limit, with both numbers.
 
-    ``scope`` is the budget on a part of the test that it is of, if it is of one. ``sample`` is what
-    the value is the median of, where it was measured several times.
-    ``multiples``: the accepted and the new multiple of the reference kernel's time, where these are
-    what was compared. ``at_least``: the value is a lower bound, and already over the limit.
+    ``scope`` is its budget, if that covers only a part of the test. ``sample`` summarizes the
+    repeated measurements whose median is the value. ``multiples``: the accepted and the new
+    multiple of the reference kernel's time, if these were compared. ``at_least``: the value is a
+    lower bound, and already over the limit.
     """
 
     metric: str
@@ -114,11 +114,11 @@ class Verdict(Frozen, frozen=True):
 
 
 class Record(Frozen, frozen=True):
-    """What one test came to, as workers send it and as reports show it.
+    """The result of one test, as workers send it and reports show it.
 
-    ``metrics`` are the verdicts by their labels. ``unchecked`` says why there is no telling for a
-    rule. ``trace`` is the path of the file that was kept. ``outcome`` is pytest's, None until the
-    test is over.
+    ``metrics`` are the verdicts by label. ``unchecked`` maps unchecked rules to the reason.
+    ``trace`` is the path of the kept trace file. ``outcome`` is pytest's, None until the test is
+    over.
     """
 
     nodeid: str
@@ -131,22 +131,22 @@ class Record(Frozen, frozen=True):
     outcome: str | None = None
 
     def sent(self) -> dict[str, Any]:
-        """As plain values, which cross to another process."""
+        """As plain values, to send to another process."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @classmethod
     def read(cls, sent: Mapping[str, Any]) -> Record:
-        """As it has come from another process."""
+        """From plain values that another process sent."""
         return msgspec.convert(sent, cls)
 
 
 class Profile(Frozen, frozen=True):
-    """What one test measured: metrics, operators, kernels and findings; all JSON-able inside.
+    """What one test measured: metrics, operators, kernels and findings, all ready for JSON.
 
-    ``found`` has the matches of each rule that was checked and that no marker allows, those of
-    none included; ``unchecked`` says why there is no telling for a rule; ``gated`` names the metric
-    that is compared with the baseline in a rule's place, if any.
+    ``found`` counts the matches, possibly 0, of each rule that was checked and that no marker
+    allows; ``unchecked`` maps other rules to the reason; ``gated`` maps rules to the metric that
+    is compared with the baseline in their place, if any.
     """
 
     metrics: Mapping[str, Value]
@@ -162,7 +162,7 @@ class Profile(Frozen, frozen=True):
 
     @property
     def compared(self) -> dict[str, int]:
-        """Of ``found``, what is compared rule by rule."""
+        """The part of ``found`` that is compared rule by rule."""
         return {rule: count for rule, count in self.found.items() if rule not in self.gated}
 
 

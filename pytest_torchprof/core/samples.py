@@ -10,10 +10,10 @@ import numpy as np
 
 from pytest_torchprof.core.structs import Frozen
 
-#: A spread above this is shown beside the number.
+#: A spread above this is noisy.
 NOISY = 0.1
 
-#: Metrics of rounds that are compared as multiples of the reference kernel's.
+#: Metrics of rounds that are compared as multiples of the reference kernel's time.
 NORMALISED = ("wall_ms", "cpu_ms")
 
 
@@ -35,19 +35,19 @@ class Sample(Frozen, frozen=True):
         column = np.fromiter(values, np.float64)
         if not len(column):
             raise ValueError("a sample needs at least one value")
-        if len(column) == 1:  # which most are, and quantiles take their time
+        if len(column) == 1:  # the usual case, and quantiles are slow
             return cls(1, *column.tolist() * 4)
         low, median, high = np.quantile(column, (0.25, 0.5, 0.75)).tolist()
         return cls(len(column), median, low, high, float(column.min()))
 
     def scaled(self, factor: float) -> Sample:
-        """The same in another unit."""
+        """The same sample in another unit."""
         parts = (self.median, self.low, self.high, self.minimum)
         return Sample(self.n, *(part * factor for part in parts))
 
     @property
     def spread(self) -> float | None:
-        """Half the distance of the quartiles, relative to the median; None for a single value."""
+        """Half the quartile distance, relative to the median; None for a single value."""
         if self.n < 2 or not self.median:
             return None
         return (self.high - self.low) / 2 / self.median
@@ -59,10 +59,10 @@ class Sample(Frozen, frozen=True):
 
 
 class Normalised(Frozen, frozen=True):
-    """The fastest round by the fastest run of the reference kernel between the rounds.
+    """The fastest round, divided by the fastest run of the reference kernel between the rounds.
 
-    ``values`` by metric; ``n`` rounds; the kernel's own wall time, and the ``conditions`` that must
-    be the same for two to be compared, besides the machine. ``page_faults``: the fewest in a round.
+    ``values`` by metric, from ``n`` rounds; the kernel's own wall time, and the ``conditions``
+    that, like the machine, must be equal to compare two. ``page_faults``: the fewest in a round.
     """
 
     values: Mapping[str, float]
@@ -72,7 +72,7 @@ class Normalised(Frozen, frozen=True):
     page_faults: int = 0
 
     def stored(self) -> dict[str, Any]:
-        """As it stands in a baseline, on one line."""
+        """As stored in a baseline, on one line."""
         rounded = {name: round(value, 6) for name, value in self.values.items()}
         return {
             **rounded,
@@ -84,7 +84,7 @@ class Normalised(Frozen, frozen=True):
 
     @classmethod
     def read(cls, stored: object) -> Normalised | None:
-        """What a baseline holds; None for nothing, or for what makes no sense."""
+        """Read from a baseline; None if missing or invalid."""
         if not isinstance(stored, Mapping):
             return None
         values = {name: stored[name] for name in NORMALISED if is_positive(stored.get(name))}
@@ -97,5 +97,5 @@ class Normalised(Frozen, frozen=True):
 
 
 def is_positive(value: object) -> bool:
-    """Whether it is a finite number over 0."""
+    """Whether it is a finite number above 0."""
     return isinstance(value, int | float) and 0 < value < math.inf

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 #: Seconds of rounds for a time gate, unless the number of rounds is given.
-#: See `python -m benchmarks.gate` for what comes of it.
+#: `python -m benchmarks.gate` measures what that achieves.
 GATE_TIME_S = 1.0
 
 
@@ -17,7 +17,7 @@ class Settings:
     """Options after applying command line, marker, ini file and default.
 
     ``threads`` are the intra-op CPU threads of the profiled run, None for the user's own number.
-    ``json`` and ``traces`` are absolute. ``thresholds``: rule → name → value, where not default.
+    ``json`` and ``traces`` are absolute. ``thresholds``: rule → name → value, if not default.
     ``min_time`` is in seconds. ``started_ns``: when pytest began (`time.time_ns`). ``given`` are
     the names of options that were set.
     """
@@ -45,6 +45,6 @@ class Settings:
 
     @property
     def gate_time_s(self) -> float:
-        """Seconds of rounds by default; 0 where their number was given, or does not matter."""
+        """Seconds of rounds by default; 0 if their number was given or does not matter."""
         free = self.time == "gate" and not self.given & {"rounds", "min_time"}
         return GATE_TIME_S if free else 0.0

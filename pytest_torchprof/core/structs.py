@@ -1,4 +1,4 @@
-"""Base classes for records, which are cheap to define at import time."""
+"""Base classes for records that are cheap to define at import time."""
 
 from __future__ import annotations
 

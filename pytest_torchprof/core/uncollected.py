@@ -1,4 +1,4 @@
-"""Import many modules without the garbage collector's walks through them."""
+"""Import many modules without garbage collections in between."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection within, nor a walk through what was made within soon after.
+    """Context without garbage collection, and without a scan of its new objects soon after.
 
-    Modules stay alive. Of ``import torch``, looking for garbage among them takes an eighth.
+    Modules stay alive anyway, and collections take an eighth of ``import torch``.
     """
     if not gc.isenabled():
         yield
@@ -20,8 +20,8 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        # Through the permanent generation objects get to the oldest one without a walk. What
-        # other code has put there is to stay there.
+        # Freezing and unfreezing moves objects to the oldest generation without a scan. Objects
+        # that other code has frozen must stay frozen.
         if gc.get_freeze_count() == 0:
             gc.freeze()
             gc.unfreeze()

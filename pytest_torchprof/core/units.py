@@ -1,8 +1,8 @@
 """Read and print quantities: times, bytes, floating point operations, rates and plain counts.
 
-A quantity is a number in its canonical unit, one of the keys of `SCALES`. It is an int
-where it is a whole number and a float elsewhere. Arithmetic is exact until the last step, so
-`"2.5 GFLOP"` is 2,500,000,000, and nothing non-zero is ever printed as zero.
+A quantity is a number in its canonical unit, one of the keys of `SCALES`: an int if it is whole,
+and a float otherwise. Arithmetic is exact until the last step, so `"2.5 GFLOP"` is 2,500,000,000,
+and nothing non-zero is ever printed as zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fractions import Fraction
 from pytest_torchprof.core.errors import UnitError
 from pytest_torchprof.core.late import late
 
-# Canonical unit → the units that a quantity may be written in, smallest first, in canonical units.
+# Canonical unit → accepted units and their size in canonical units, smallest first.
 SCALES: dict[str, dict[str, Fraction]] = {
     "ms": {"us": Fraction(1, 1000), "ms": Fraction(1), "s": Fraction(1000)},
     "1": {"": Fraction(1)},
@@ -37,7 +37,7 @@ SCALES: dict[str, dict[str, Fraction]] = {
         "GB": Fraction(10**9),
         "GiB": Fraction(2**30),
     },
-    # Datasheets count rates in powers of 1000, those of memory too.
+    # Datasheets use powers of 1000 for rates, including those of memory.
     "FLOP/s": {
         "FLOP/s": Fraction(1),
         "GFLOP/s": Fraction(10**9),
@@ -72,13 +72,13 @@ _NOUNS = {
     "OP/s": "a rate of operations",
     "B/s": "a bandwidth",
 }
-#: Understood, never printed: bytes are printed in powers of 1024, and rates as a quotient.
+#: Accepted but never printed: bytes are printed in powers of 1024, and rates as a quotient.
 _READ_ONLY = {"kB", "MB", "GB", "GFLOPS", "TFLOPS", "PFLOPS", "GOPS", "TOPS", "POPS"}
 _LARGEST = 2**63 - 1
 _SMALLEST_SHOWN = Fraction(1, 1000)  # of the smallest unit of a scale
 _MOST_DIGITS = 6  # beyond these, the exact value reads better
 
-#: Unit → the units that it is printed in with their sizes, and these sizes as floats to choose by.
+#: Unit → the printed units with their sizes, and these sizes as floats to choose by.
 _PRINTED = {
     unit: (
         shown := [(name, size) for name, size in units.items() if name not in _READ_ONLY],
@@ -99,11 +99,11 @@ _WRITTEN = late(
 
 
 def parse_quantity(value: object, unit: str) -> float:
-    """Return `value` as a number in `unit`, or raise a UnitError that says what would do.
+    """Return `value` as a number in `unit`, or raise a UnitError that says what is accepted.
 
-    A number is in `unit` already. A string carries its own: `"512 MiB"`, `"2.5 GFLOP"`, `"3us"`;
-    a count has no unit, so it is a number alone, `"40"`. Commas may group the digits as they do
-    in what this module prints.
+    A number is already in `unit`. A string has its own: `"512 MiB"`, `"2.5 GFLOP"`, `"3us"`;
+    a count has no unit, so it is just a number, `"40"`. Commas may group digits, as in the output
+    of this module.
 
     >>> parse_quantity("2.5 GFLOP", "FLOP"), parse_quantity("20 us", "ms"), parse_quantity(3, "1")
     (2500000000, 0.02, 3)
@@ -124,7 +124,7 @@ def parse_quantity(value: object, unit: str) -> float:
 
 
 def says(text: str, value: float, unit: str) -> bool:
-    """Whether a text is this number: rounded to as many digits as it has after its point, if any.
+    """Whether a text is this number, rounded to the text's digits after the point, if any.
 
     >>> says("2.36 GFLOP", 2_359_296_000, "FLOP"), says("2 kFLOP", 2_001, "FLOP")
     (True, False)
@@ -139,7 +139,7 @@ def says(text: str, value: float, unit: str) -> bool:
 
 
 def format_quantity(value: float | None, unit: str, digits: int = 3) -> str:
-    """Print with about `digits` significant digits, in the unit that suits the size.
+    """Print with about `digits` significant digits, in a unit that suits the size.
 
     >>> format_quantity(2_359_296_000, "FLOP"), format_quantity(2**29, "B")
     ('2.36 GFLOP', '512 MiB')
@@ -183,7 +183,7 @@ def format_exact(value: float | None, unit: str) -> str:
 
 
 def format_pair(a: float | None, b: float | None, unit: str) -> tuple[str, str]:
-    """Print two values with as many digits as it takes to tell them apart.
+    """Print two values with enough digits to tell them apart.
 
     >>> format_pair(200, 240, "FLOP"), format_pair(2**29, 2**29 + 1, "B")
     (('200 FLOP', '240 FLOP'), ('536,870,912 B', '536,870,913 B'))
@@ -196,7 +196,7 @@ def format_pair(a: float | None, b: float | None, unit: str) -> tuple[str, str]:
 
 
 def format_change(old: float | None, new: float | None) -> str:
-    """Print what happened from `old` to `new`, never a change as none, nor a rest as nothing.
+    """Print the change from `old` to `new`; only no change is 0 %, and only 0 is -100 %.
 
     >>> format_change(200, 240), format_change(100_000, 100_001), format_change(5, 60)
     ('+20.0 %', '+<0.1 %', '×12')
@@ -217,13 +217,13 @@ def format_change(old: float | None, new: float | None) -> str:
     tenths = round(abs(percent) * 10)
     if tenths == 0:
         return f"{sign}<0.1 %"
-    if tenths == 1000 and -100 < percent < 0:  # something is left
+    if tenths == 1000 and -100 < percent < 0:  # not quite to zero
         tenths = 999
     return f"{sign}{tenths // 10:,}.{tenths % 10} %"
 
 
 def format_spread(spread: float | None) -> str:
-    """Print how far measured values lie apart, relative to their median; nothing for a single one.
+    """Print the spread of measured values, relative to their median; empty for a single value.
 
     >>> format_spread(0.04), format_spread(0.001), format_spread(0), format_spread(None)
     ('±4 %', '±<1 %', '±0 %', '')
@@ -257,7 +257,7 @@ def _shown(value: object) -> str:
 
 
 def _exact(value: numbers.Real | float) -> Fraction:
-    """A finite number, numpy's too, as it is written: 0.1 is a tenth."""
+    """A finite number, including numpy's, exactly as printed: 0.1 is a tenth."""
     if isinstance(value, numbers.Rational):
         return Fraction(int(value.numerator), int(value.denominator))
     return Fraction(repr(float(value)))
@@ -278,7 +278,7 @@ def _round(amount: Fraction, digits: int) -> Fraction:
 
 
 def _decimal(amount: Fraction) -> str:
-    """Every digit of a number that is not negative and ends, in groups of three."""
+    """Every digit of a non-negative, terminating decimal, in groups of three."""
     places = 0
     while (amount * 10**places).denominator != 1:
         places += 1

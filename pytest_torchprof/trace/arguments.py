@@ -80,13 +80,13 @@ class DeviceArgs(msgspec.Struct, gc=False):
 
 
 class FormerIds(msgspec.Struct, gc=False):
-    """Of a runtime call or device event of ROCm until 2024, which named the correlation id so."""
+    """Of a runtime call or device event of ROCm until 2024: its name for the correlation id."""
 
     correlation: int = msgspec.field(name="External id", default=-1)
 
 
 class CopyArgs(msgspec.Struct, gc=False):
-    """Of a call that copies: HIP's number of the direction, which some versions write as text."""
+    """Of a copy call: HIP's number for the direction, which some versions write as text."""
 
     kind: Any = None
 
@@ -101,14 +101,14 @@ class OpArgs(msgspec.Struct, gc=False):
 
 
 class AutogradArgs(msgspec.Struct, gc=False):
-    """What links an operator to its gradient's; a forward operator's ``forward_thread`` is 0."""
+    """What links an operator to its backward; a forward operator's ``forward_thread`` is 0."""
 
     sequence: int = msgspec.field(name="Sequence number", default=-1)
     forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
-    """Of an allocation, or with negative bytes of a free."""
+    """Of an allocation or, with negative bytes, of a free."""
 
     addr: int | None = msgspec.field(name="Addr", default=None)
     bytes: int = msgspec.field(name="Bytes", default=0)
@@ -130,7 +130,7 @@ _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
-    """Decode all args at once; an empty struct where a foreign tool wrote something else."""
+    """Decode all args at once; an empty struct if another tool wrote something else."""
     try:
         every = _DECODERS[of].decode(raws.as_list())
     except _NOT_DECODED:
@@ -160,7 +160,7 @@ def decode_list(part: bytes | memoryview) -> list[Any]:
 
 
 def whole_number(value: Any) -> int:
-    """A whole number, also one that is written as a string; -1 for anything else."""
+    """A whole number, possibly written as a string; -1 for anything else."""
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):
@@ -168,7 +168,7 @@ def whole_number(value: Any) -> int:
 
 
 def int64_column(values: Sequence[Any]) -> Ints:
-    """A column; of numbers that do not fit, the lower bits."""
+    """A column of int64; numbers that do not fit keep their lower bits."""
     try:
         return np.fromiter(values, np.int64, len(values))
     except OverflowError:

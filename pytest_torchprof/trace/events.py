@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: The metadata key for what a live capture knows beyond its events.
 FACTS_KEY = "torchprof"
 
-#: How many operators are checked for what a trace records, and how many of them first.
+#: How many operators to check for what a trace records, and how many of them first.
 _SOME, _FIRST = 1000, 10
 
 _Shared = TypeVar("_Shared")
@@ -51,16 +51,16 @@ class Events:
     name of event ``i``; ``threads[thread[i]]`` is its (pid, tid); ``args[i]`` is raw JSON or None.
     Events are in time order, longer ones first if they start together. Links are event indices, -1
     for none. ``selection`` marks the events that count: those of the measured region of a live
-    capture, all of a stored trace, or a part of either, see `within`. ``warnings`` describe what of
-    a stored trace could not be read, one line each; ``source`` is its file, and ``cut`` is whether
-    the file is truncated among its events. ``unread``: categories of events without a known kind.
-    ``tensors`` identifies tensors, for a live capture that was asked to.
+    capture, all of a stored trace, or a part of either, see `within`. ``warnings`` describe what
+    could not be read from a stored trace, one line each; ``source`` is its file, and ``cut`` is
+    whether the file is truncated among its events. ``unread``: categories without a known kind.
+    ``tensors`` identifies tensors, if a live capture recorded them.
     """
 
     ts: Ints
     dur: Ints
     kind: npt.NDArray[np.int8]
-    name: Ints  # of 64 bits, as numpy wants indices
+    name: Ints  # int64, numpy's index type
     thread: npt.NDArray[np.int32]
     names: Sequence[str]
     args: Arguments
@@ -78,7 +78,7 @@ class Events:
 
     @kept
     def facts(self) -> Mapping[str, Any]:
-        """What a live capture knows beyond its events; empty for a trace of another tool."""
+        """What a live capture knows beyond its events; empty for traces of other tools."""
         facts = self.metadata.get(FACTS_KEY)
         return facts if isinstance(facts, dict) else {}
 
@@ -348,8 +348,8 @@ class Events:
     def input_shapes(self, events: Ints) -> list[list[Any]]:
         """For each of these operators, the shape of each argument: a list of sizes.
 
-        The shape of a list of tensors is a list of shapes, that of anything else an empty list.
-        Nothing at all for an operator of which the trace has no shapes.
+        The shape of a list of tensors is a list of shapes; that of anything else is an empty list.
+        An operator without shapes in the trace has an empty list.
         """
         return [decode_list(args.dims) for args in self.operands(events)]
 
@@ -360,35 +360,34 @@ class Events:
     # ---------------------------------------------------------------- which tensor is which
 
     def taken(self, events: Ints) -> list[tuple[Taken, ...]] | None:
-        """For each of these operators, which tensor each of its arguments is; see `Tensors`.
+        """For each of these operators, the tensors among its arguments; see `Tensors`.
 
-        None where the trace does not know: a rule then says what it can by shapes, and asks for a
-        capture that does (``wants_tensors`` of its matches).
+        None if the trace does not identify tensors: a rule then uses shapes, and asks for a capture
+        that does (``wants_tensors`` of its matches).
         """
         return None if self.tensors is None else self.tensors.taken(*self._called(events))
 
     def made(self, events: Ints) -> list[frozenset[int]] | None:
-        """For each of these operators, which tensors got their memory within it; None as above.
+        """For each of these operators, the tensors allocated within it; None as above.
 
-        Only those that something took later on: of others, nobody needs to know.
+        Only tensors that a later operator takes are included.
         """
         return None if self.tensors is None else self.tensors.made(*self._called(events))
 
     def objects(self, events: Ints) -> list[int] | None:
-        """For each of these operators, the object that its first argument is; None as above.
+        """For each of these operators, the identity of its first argument's object; None as above.
 
-        A tensor's views are objects of their own. A later one may have the number of one that is
-        gone.
+        Views are separate objects. A later object may reuse the number of a deleted one.
         """
         return None if self.tensors is None else self.tensors.objects(*self._called(events))
 
     @property
     def could_know_tensors(self) -> bool:
-        """Whether another run of what was captured could tell which tensor is which."""
+        """Whether another run could identify tensors."""
         return self.tensors is None and self.region is not None
 
     def _called(self, events: Ints) -> tuple[list[int], list[str]]:
-        """How `Tensors` knows these operators: when they began, and their names."""
+        """The keys by which `Tensors` knows these operators: start times and names."""
         names = [self.names[number] for number in self.name[events].tolist()]
         return self.ts[events].tolist(), names
 

@@ -13,7 +13,7 @@ _Shared = TypeVar("_Shared")
 
 
 def question(answer: Callable[[Events], _Shared]) -> Callable[[Events], _Shared]:
-    """A function of a trace that is worked out once for it, and kept with it."""
+    """Make a function of a trace compute its answer once, and cache it with the trace."""
 
     @wraps(answer)
     def ask(trace: Events) -> _Shared:

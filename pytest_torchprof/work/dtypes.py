@@ -13,8 +13,8 @@ class Dtype(Frozen, frozen=True):
     """One dtype: torch's ``name`` for it, and the C++ ``types`` that traces and kernels name.
 
     ``item_bytes`` is the size of an element. ``number`` is its ``ScalarType``, by which operators
-    take it as an argument. ``short`` is its name in talk of matrix products, and ``peak`` the rate
-    of a chip that its products run at, one of `device.DTYPES`; "" where there is none.
+    take it as an argument. ``short`` is its name in messages about matrix products, and ``peak``
+    the chip's rate for its products, one of `device.DTYPES`; "" if there is none.
     """
 
     name: str
@@ -54,19 +54,19 @@ TABLE: Final = (
     Dtype("qint32", 4, ("c10::qint32",)),
 )
 
-#: By the name of the C++ type, which is what ``Input type`` holds.
+#: Dtypes by C++ type name, as in ``Input type``.
 BY_TYPE: Final[Mapping[str, Dtype]] = {name: row for row in TABLE for name in row.types}
-#: Bytes of an element by the same name.
+#: Bytes of an element, by C++ type name.
 ELEMENT_BYTES: Final[Mapping[str, int]] = {name: row.item_bytes for name, row in BY_TYPE.items()}
-#: The C++ type by the number of a dtype that is an argument.
+#: C++ type name by ``ScalarType`` number.
 SCALAR_TYPES: Final = {str(row.number): row.types[0] for row in TABLE if row.number is not None}
-#: Which of `DTYPES` the products of a C++ type run at.
+#: The peak rate for products of a C++ type.
 PEAK: Final = {name: DTYPES.index(row.peak) for name, row in BY_TYPE.items() if row.peak}
-#: Names of dtypes in talk of matrix products.
+#: Names of dtypes in messages about matrix products.
 SHORT: Final = {name: row.short for name, row in BY_TYPE.items() if row.short}
 
 
 def torch_name(dtype: str) -> str:
-    """The dtype of this C++ type as torch calls it; the type itself if it is none that we know."""
+    """Torch's name for this C++ type; the type itself if it is unknown."""
     known = BY_TYPE.get(dtype)
     return known.name if known else dtype.removeprefix("c10::")

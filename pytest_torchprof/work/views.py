@@ -25,15 +25,15 @@ WHOLE: Final = aten(
     "resolve_conj resolve_neg squeeze squeeze_ swapaxes swapaxes_ swapdims swapdims_ t t_ "
     "transpose transpose_ unflatten unsqueeze unsqueeze_ view view_as"
 )
-#: All elements, some of them often.
+#: All elements, some of them repeated.
 EXPANSIONS: Final = aten("broadcast_to expand expand_as")
-#: Several parts, which together are the whole.
+#: Several parts that together are the whole.
 SPLITS: Final = aten("chunk dsplit hsplit split split_with_sizes tensor_split unbind vsplit")
 #: Part of the elements; the arguments say which.
 PARTS: Final = SPLITS | aten("diagonal narrow select slice")
-#: Of another dtype, or in windows that overlap.
+#: Another dtype, or overlapping windows.
 OTHER_VIEWS: Final = aten("imag real unfold view_as_complex view_as_real")
-#: A view, or the tensor itself, unless a copy is necessary, which is then nested in the call.
+#: A view or the tensor itself, unless a copy is necessary, which is then nested in the call.
 MAY_COPY: Final = aten(
     "atleast_1d atleast_2d atleast_3d contiguous flatten ravel reshape reshape_as to type_as"
 )

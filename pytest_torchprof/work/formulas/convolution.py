@@ -1,4 +1,4 @@
-"""FLOPs of convolutions; `flops` says what counts (FCM: its `FlopCounterMode`)."""
+"""FLOPs of convolutions; `flops` says what counts (FCM: torch's `FlopCounterMode`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import prod
 
 from pytest_torchprof.work.operands import TRUTH, Formula, Operands, UnknownOperandError
 
-# A weight is [out, in / groups, *kernel], of a transposed convolution [in, out / groups, *kernel].
+# A weight is [out, in / groups, *kernel]; if transposed, [in, out / groups, *kernel].
 # Each position of the output (of the input if transposed) uses the whole weight once, so groups
 # need no special case. FCM's `conv_flop_count` agrees for a forward pass. It reads the arguments of
 # `cudnn_convolution` and `_slow_conv2d_forward` at the positions of `aten::convolution` (taking

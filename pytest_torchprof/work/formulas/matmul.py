@@ -1,4 +1,4 @@
-"""FLOPs of matrix products; `flops` says what counts (FCM: its `FlopCounterMode`)."""
+"""FLOPs of matrix products; `flops` says what counts (FCM: torch's `FlopCounterMode`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLOPs of recurrent layers; `flops` says what counts (FCM: its `FlopCounterMode`)."""
+"""FLOPs of recurrent layers; `flops` says what counts (FCM: torch's `FlopCounterMode`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import prod
 from pytest_torchprof.work.operands import TRUTH, Formula, Operands, UnknownOperandError, shape_of
 
 # Every token is multiplied by every weight matrix once in each pass: forward, gradient of the
-# input, gradient of the weights. FCM reports 0 for all of these. Where a layer is not fused, its
+# input, gradient of the weights. FCM reports 0 for all of these. If a layer is not fused, its
 # matrix products are in the trace.
 _GATES = (1, 1, 4, 3)  # by mode: RNN with ReLU, RNN with tanh, LSTM, GRU
 

@@ -1,4 +1,4 @@
-"""FLOPs of scaled dot product attention; `flops` says what counts (FCM: its `FlopCounterMode`)."""
+"""FLOPs of attention (SDPA); `flops` says what counts (FCM: torch's `FlopCounterMode`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Attention(Frozen, frozen=True):
         return 2 * h * pairs * passes
 
     def lengths(self, call: Operands) -> tuple[int, int]:
-        """Queries and keys of each sequence, if all are alike."""
+        """Queries and keys of each sequence, if all are equal."""
         packed = self._is_packed(call)
         (_, _, tokens, _), (_, _, keys, _) = (
             _heads_first(call.shape(self.query + i), self.heads, packed=packed) for i in range(2)

@@ -106,7 +106,7 @@ def _lock(handle: int, folder: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until:
-                message = "another accepting process still holds the lock of this folder"
+                message = "another process that is accepting holds the lock of this folder"
                 raise OSError(errno.EAGAIN, message, str(folder)) from None
             time.sleep(0.005)
         except OSError:

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.ab.imports import proven
+from pytest_torchprof.ab.messages import Collection
 from pytest_torchprof.ab.one_test import Options, PairedRun
-from pytest_torchprof.ab.process import Collection, Worker, WorkerDied
+from pytest_torchprof.ab.process import Worker, WorkerDied
 from pytest_torchprof.core.errors import AbError, AbStoppedError
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.paired_row import PairedRow
 
 if TYPE_CHECKING:
@@ -59,7 +62,8 @@ class _Pair:
     janitor: Janitor
     found: tuple[Collection, Collection] = field(init=False)
     number: int = 1
-    notes: list[str] = field(default_factory=list)
+    #: Sides of which a process died before it reported its imports.
+    _unproven: list[str] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Worker]:
         return iter((self.a, self.b))
@@ -74,7 +78,7 @@ class _Pair:
         if why_b is not None:
             raise AbError(
                 f"B ({self.b.side.label}) cannot be tested",
-                why_b,
+                in_words(why_b),
                 f"see what pytest says in {self.b.side.cwd}",
             )
         if why_a is not None:
@@ -91,7 +95,7 @@ class _Pair:
             AbError: it does not start, or would run the other's code.
         """
         worker.kill()
-        self._unproven(worker)
+        self._lost(worker)
         self.number += 1
         new = Worker(worker.side, self.janitor, self.number)
         if worker is self.a:
@@ -101,7 +105,9 @@ class _Pair:
         new.start()
         again, why = _collect(new)
         if why is not None:
-            raise AbStoppedError(f"the worker of {new.side.name} cannot be restarted", why)
+            raise AbStoppedError(
+                f"the worker of {new.side.name} cannot be restarted", in_words(why)
+            )
         a, b = self.found
         self.found = (again, b) if new is self.a else (a, again)
         proven(self.found[0].origins, self.found[1].origins)
@@ -113,20 +119,24 @@ class _Pair:
             if not worker.side.empty:
                 worker.close()
             if worker.ended is not None:
-                ends.append(worker.ended[3])
+                ends.append(worker.ended.origins)
             else:
                 ends.append(found.origins)
-                self._unproven(worker)
+                self._lost(worker)
         proven(ends[0], ends[1])
 
-    def _unproven(self, worker: Worker) -> None:
-        """Note that a process died before it reported its imports."""
-        name = worker.side.name
-        note = (
+    def _lost(self, worker: Worker) -> None:
+        """A process died before it reported its imports."""
+        if not worker.side.empty and worker.side.name not in self._unproven:
+            self._unproven.append(worker.side.name)
+
+    @property
+    def notes(self) -> list[str]:
+        """For the reader."""
+        return [
             f"it is not known where {name} imported modules from while tests ran: its worker died"
-        )
-        if not worker.side.empty and note not in self.notes:
-            self.notes.append(note)
+            for name in self._unproven
+        ]
 
 
 @contextmanager
@@ -141,17 +151,18 @@ def _pair(a: Side, b: Side, janitor: Janitor) -> Iterator[_Pair]:
             worker.kill()
 
 
-def _collect(worker: Worker) -> tuple[Collection, str | None]:
+def _collect(worker: Worker) -> tuple[Collection, Reason | None]:
     """What it collected, or why it could not collect anything."""
     if worker.side.empty:
         return Collection([], {}, {}), None
     try:
         return worker.collect(), None
     except WorkerDied as death:
-        if worker.ended is not None and worker.ended[0] == _NO_TESTS and not worker.ended[1]:
-            return Collection([], {}, worker.ended[3]), None
-        why = worker.complaint() if worker.ended is None or not worker.ended[1] else None
-        return Collection([], {}, {}), why or str(death)
+        end = worker.ended
+        if end is not None and end.code == _NO_TESTS and end.error is None:
+            return Collection([], {}, end.origins), None
+        why = worker.complaint() if end is None or end.error is None else None
+        return Collection([], {}, {}), why or death.reason
 
 
 class _Run:
@@ -172,8 +183,8 @@ class _Run:
                 "no tests were collected on either side", "", "check the arguments after --"
             )
         for nodeid, why in found_b.errors.items():
-            name, reason = nodeid or self._pair.b.side.label, f"cannot be collected in B: {why}"
-            yield PairedRow(name, "failed", reason, broken="B")
+            reason = because(Why.NOT_COLLECTED_ON, side="B", why=why)
+            yield PairedRow(nodeid or self._pair.b.side.label, "failed", reason, broken="B")
         number = 0
         for nodeid in found_b.tests:
             if nodeid not in in_a:
@@ -187,7 +198,7 @@ class _Run:
             if nodeid in in_b:
                 continue
             if not _error_of(nodeid, found_b.errors):  # those have a row already
-                yield PairedRow(nodeid, "gone", "only in A")
+                yield PairedRow(nodeid, "gone", because(Why.ONLY_ON, side="A"))
 
     def _test(self, nodeid: str, following: str | None, tests: int) -> PairedRow:
         """Run one test, even if a worker dies during it."""
@@ -208,12 +219,13 @@ class _Run:
         """
         dead = [compared.at]
         name = compared.at.side.name
-        row = compared.known("error", f"in {name}: {death}", name)
+        reason = because(Why.ON_SIDE, side=name, why=death.reason)
+        row = compared.known("error", reason, name)
         self._deaths += 1
         if self._deaths >= _MOST_DEATHS:
             raise AbStoppedError(
                 f"{_MOST_DEATHS} tests in a row ended their worker",
-                f"the last one was {row.nodeid}: {row.reason}",
+                f"the last one was {row.nodeid}: {in_words(reason)}",
                 "exclude them with --deselect after --",
             ) from None
         compared.open = [worker for worker in compared.open if worker not in dead]
@@ -226,13 +238,14 @@ class _Run:
         return row
 
 
-def _only_in_b(nodeid: str, errors: Mapping[str, str]) -> PairedRow:
+def _only_in_b(nodeid: str, errors: Mapping[str, Reason]) -> PairedRow:
     if why := _error_of(nodeid, errors):
-        return PairedRow(nodeid, "failed", f"cannot be collected in A: {why}", broken="A")
-    return PairedRow(nodeid, "new", "only in B")
+        reason = because(Why.NOT_COLLECTED_ON, side="A", why=why)
+        return PairedRow(nodeid, "failed", reason, broken="A")
+    return PairedRow(nodeid, "new", because(Why.ONLY_ON, side="B"))
 
 
-def _error_of(nodeid: str, errors: Mapping[str, str]) -> str | None:
+def _error_of(nodeid: str, errors: Mapping[str, Reason]) -> Reason | None:
     """Why the file or folder that contains a test could not be collected."""
     for place, why in errors.items():
         if not place or nodeid == place or nodeid.startswith((f"{place}::", f"{place}/")):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.ab.worktree import git
+from pytest_torchprof.core.reasons import Reason, Why, because
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.worktree import Repository
@@ -47,19 +48,16 @@ def bring(repo: Repository, tree: Path) -> tuple[str, ...]:
     return (f"A uses {names}{more} from the working tree, because git ignores these files",)
 
 
-def unbuilt(text: str, root: Path, others: Sequence[Path]) -> str | None:
+def unbuilt(text: str, root: Path, others: Sequence[Path]) -> Reason | None:
     """Why an import failed in this side's tree, if only the other tree has built the module.
 
-    ``text`` is the output of the failure. None if it has another cause.
+    ``text`` is Python's error. None if it has another cause.
     """
     for found in _MISSING.finditer(text):
         name = found["module"] or f"{found['of']}.{found['name']}"
         for other in others:
             if any(_compiled(other, name)) and not any(_compiled(root, name)):
-                return (
-                    f"{name} is compiled, but built only in {other}: build it in both trees"
-                    " and pass them with --a and --b"
-                )
+                return because(Why.BUILT_ELSEWHERE, module=name, tree=str(other))
     return None
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.ab.pacing import Pace, orders
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.verdict.decision import Comparison
 from pytest_torchprof.verdict.metrics import METRICS
@@ -18,7 +19,8 @@ from pytest_torchprof.verdict.paired_row import Difference, PairedRow
 if TYPE_CHECKING:
     from typing import Literal
 
-    from pytest_torchprof.ab.process import Profiled, Turn, Worker
+    from pytest_torchprof.ab.messages import Profiled, Turn
+    from pytest_torchprof.ab.process import Worker
     from pytest_torchprof.verdict.paired_row import Broken, RowVerdict
 
 _SIDES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
@@ -89,7 +91,7 @@ class PairedRun:
     def known(
         self,
         verdict: RowVerdict | None = None,
-        reason: str | None = None,
+        reason: Reason | None = None,
         broken: Broken = "",
     ) -> PairedRow:
         """A row of what is known so far, with the comparison's verdict unless one is given."""
@@ -113,38 +115,31 @@ class PairedRun:
             unprofiled=self._unprofiled(),
         )
 
-    def _remark(self) -> str | None:
+    def _remark(self) -> Reason | None:
         """Why calls got less measured time than they were given."""
         if self._pace.limit_reached or self._pace.measured_ns > self._pace.spent_ns / 2:
             return None
         if not self._pace.repeatable:
-            return "setting up its fixtures for each call took most of the time"
-        return "code outside its measured region took most of the time"
+            return because(Why.FIXTURES_TOOK_TIME)
+        return because(Why.OTHER_CODE_TOOK_TIME)
 
     def _not_passed(self) -> PairedRow | None:
         """The row of a test that does not pass on both sides."""
-        verdicts: tuple[tuple[RowVerdict, str], ...] = (
-            ("failed", "fails in {}: "),
-            ("error", "in {}: "),
-            ("skipped", "only in {}: "),
-        )
-        for verdict, where in verdicts:
+        verdicts: tuple[Literal["failed", "error", "skipped"], ...] = ("failed", "error", "skipped")
+        for verdict in verdicts:
             on = [name for name in _SIDES if self._profiles[name].outcome == verdict]
-            if not on:
-                continue
-            reason = self._profiles[on[-1]].reason
-            if len(on) == 1:
-                return self.known(verdict, f"{where.format(on[0])}{reason}", on[0])
-            prefix = where.format("A and B") if verdict == "failed" else ""
-            return self.known(verdict, f"{prefix}{reason}", "AB")
+            if on:
+                reason = _on_sides(verdict, on, self._profiles[on[-1]].reason)
+                return self.known(verdict, reason, on[0] if len(on) == 1 else "AB")
         return None
 
-    def _unprofiled(self) -> str | None:
+    def _unprofiled(self) -> Reason | None:
         """Why one side, or both, has no exact metrics to compare."""
         notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
         if len(set(notes.values())) == 1 and len(notes) == len(_SIDES):
             return notes["B"]
-        return ", ".join(f"in {name}: {note}" for name, note in notes.items()) or None
+        whys = tuple(because(Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
+        return because(Why.ON_EACH_SIDE, whys=whys) if whys else None
 
     def _differences(self) -> tuple[Difference, ...]:
         a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in _SIDES)
@@ -152,7 +147,7 @@ class PairedRun:
 
     # ---------------------------------------------------------------- measuring
 
-    def _measure(self) -> str | None:
+    def _measure(self) -> Reason | None:
         """Measure all pairs; return why it cannot be measured, if so."""
         pace = self._pace
         while not pace.over and not (pace.pairs is None and self._comparison.clear):
@@ -180,7 +175,7 @@ class PairedRun:
 
     def _turns(
         self, calls: int, *, a_first: bool, fresh: bool
-    ) -> tuple[dict[str, Turn], str | None]:
+    ) -> tuple[dict[str, Turn], Reason | None]:
         """Run a turn of each side; return why the pair does not count, if so."""
         turns: dict[str, Turn] = {}
         why = None
@@ -191,11 +186,26 @@ class PairedRun:
             name = worker.side.name
             turns[name] = turn = worker.turn(calls, fresh=fresh, processor=processor)
             if turn.error is not None or not turn.wall_ns:
-                why = why or f"fails in {name} when run again: {turn.error}"
+                error = turn.error or because(Why.WAS_NOT_MEASURED)
+                why = why or because(Why.FAILS_AGAIN_ON, side=name, why=error)
                 failed.append(name)
         if failed:
             self._broken = "AB" if len(failed) == len(_SIDES) else failed[0]
         return turns, why
+
+
+def _on_sides(
+    outcome: Literal["failed", "error", "skipped"], on: Sequence[str], reason: Reason | None
+) -> Reason | None:
+    """The reason of this outcome, with the sides that it is of; None: skipped without one."""
+    if outcome == "failed" and reason is not None:
+        return because(Why.FAILS_ON, sides=tuple(on), why=reason)
+    if len(on) > 1:
+        return reason
+    if reason is None:
+        return because(Why.ONLY_ON, side=on[0])
+    member = Why.ON_SIDE if outcome == "error" else Why.SKIPPED_ON
+    return because(member, side=on[0], why=reason)
 
 
 def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Difference, ...]:

@@ -8,15 +8,18 @@ import shlex
 import signal
 import sys
 import tempfile
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from pytest_torchprof.ab.address_space import same_addresses, same_environment
 from pytest_torchprof.ab.generated import unbuilt
+from pytest_torchprof.ab.messages import Collection, End, Profiled, Turn
 from pytest_torchprof.core.errors import AbError
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.render.reason_texts import in_words
 
 if TYPE_CHECKING:
     from pytest_torchprof.ab.janitor import Janitor
@@ -43,43 +46,11 @@ _GOODBYE_S = 10.0
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is an event
-    """The process is gone, or its pytest session is; the text says how."""
+    """The process is gone, or its pytest session is; the reason says how."""
 
-
-@dataclass(frozen=True)
-class Collection:
-    """What a worker collected: tests in order, and what could not be collected, with the reason."""
-
-    tests: list[str]
-    errors: dict[str, str]
-    origins: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """The outcome of a test's first run: ``failed`` and ``skipped`` have a reason.
-
-    ``metrics`` are all but times. ``note`` says why there are none.
-    """
-
-    outcome: str
-    reason: str | None = None
-    repeatable: bool = True
-    metrics: dict[str, float] = field(default_factory=dict)
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Durations of a turn's calls, or of their marked regions; ``spent_ns`` covers the whole calls.
-
-    ``error`` is what one of them raised.
-    """
-
-    wall_ns: array[int]
-    cpu_ns: array[int]
-    spent_ns: int
-    error: str | None = None
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class Worker:
@@ -93,8 +64,8 @@ class Worker:
         self._gateway: Any = None
         self._channel: Any = None
         self.pid = 0
-        #: (exit code, error, whether tests were run, origins), once it has ended by itself.
-        self.ended: tuple[int, str | None, bool, dict[str, Any]] | None = None
+        #: How it ended, once it has by itself.
+        self.ended: End | None = None
 
     # ---------------------------------------------------------------- life
 
@@ -115,7 +86,7 @@ class Worker:
         except (OSError, EOFError, AssertionError) as error:
             raise AbError(
                 f"{self.side.name}: {self.side.python} does not start",
-                self.complaint() or str(error),
+                str(error) if (why := self.complaint()) is None else in_words(why),
                 "give the path of a Python that has pytest-torchprof",
             ) from None
         self._group = group
@@ -162,42 +133,35 @@ class Worker:
 
     def collect(self) -> Collection:
         """Wait until it has collected its tests."""
-        found = self._expect("collected")[1]
-        errors = {place: self._explained(why) for place, why in found["errors"].items()}
-        return Collection(found["tests"], errors, found["origins"])
+        found = Collection.read(self._expect("collected")[1])
+        errors = {place: self._explained(why) for place, why in found.errors.items()}
+        return replace(found, errors=errors)
 
     def profile(self, nodeid: str, following: str | None) -> Profiled:
         """Run the test, and once more profiled. If it passes, `finish` must follow."""
         self._tell(("test", nodeid, following))
-        answer = self._expect("profiled", "finished")
-        if answer[0] == "finished":
-            return Profiled(answer[1], answer[2])
-        facts = answer[1]
-        return Profiled(
-            "passed", None, facts["repeatable"], dict(facts["metrics"]), facts["reason"]
-        )
+        return Profiled.read(self._expect("profiled", "finished")[1])
 
     def turn(self, calls: int, *, fresh: bool, processor: int = 0) -> Turn:
         """Call the test this many times, on new fixtures or on the existing ones."""
         self._tell(("turn", calls, fresh, processor))
-        _, wall, cpu, spent, error = self._expect("turn")
-        return Turn(array("q", wall), array("q", cpu), spent, error)
+        return Turn.read(self._expect("turn")[1])
 
     def finish(self) -> Profiled:
         """Tear the test down; return its final outcome."""
         self._tell(("done",))
-        _, outcome, reason = self._expect("finished")
-        return Profiled(outcome, reason)
+        return Profiled.read(self._expect("finished")[1])
 
-    def complaint(self) -> str | None:
+    def complaint(self) -> Reason | None:
         """The line of its output that says why it could not continue."""
         self._log.seek(0)
-        complaint_line = complaint(self._log.read().decode("utf-8", "replace"))
-        return complaint_line and self._explained(complaint_line)
+        line = complaint(self._log.read().decode("utf-8", "replace"))
+        return None if line is None else self._explained(because(Why.ERROR, message=line))
 
-    def _explained(self, why: str) -> str:
+    def _explained(self, why: Reason) -> Reason:
         """An error, or its cause if the module is built only in the other tree."""
-        return unbuilt(why, self.side.root, self.side.others) or why
+        error = str(dict(why.data).get("message", ""))
+        return unbuilt(error, self.side.root, self.side.others) or why
 
     # ---------------------------------------------------------------- the channel
 
@@ -226,13 +190,13 @@ class Worker:
                 if self._code() is not None or (timeout is not None and waited >= timeout):
                     raise WorkerDied(self._how()) from None
             except execnet.RemoteError as error:
-                raise WorkerDied(_last(str(error))) from None
+                raise WorkerDied(because(Why.ERROR, message=_last(str(error)))) from None
             except (EOFError, OSError):
                 raise WorkerDied(self._how()) from None
             else:
                 break
         if message[0] == "ended":
-            self.ended = message[1:]
+            self.ended = End.read(message[1])
             raise WorkerDied(self._how())
         return message
 
@@ -240,19 +204,19 @@ class Worker:
         code: int | None = self._gateway._io.popen.poll()  # noqa: SLF001 - as above
         return code
 
-    def _how(self) -> str:
-        """How it ended, in words."""
+    def _how(self) -> Reason:
+        """How it ended."""
         if self.ended is not None:
-            return self.ended[1] or f"pytest exited with code {self.ended[0]}"
+            return self.ended.error or because(Why.PYTEST_EXITED, code=self.ended.code)
         with suppress(Exception):
             self._gateway._io.popen.wait(2.0)  # noqa: SLF001 - the end of a pipe comes first
         code = self._code()
         if code is None:
-            return "the worker no longer answers"
+            return because(Why.WORKER_SILENT)
         if code < 0:
             with suppress(ValueError):
-                return f"the worker was killed by {signal.Signals(-code).name}"
-        return f"the worker exited with code {code}"
+                return because(Why.WORKER_KILLED, signal=signal.Signals(-code).name)
+        return because(Why.WORKER_EXITED, code=code)
 
 
 def _last(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchprof.ab.messages import Collection, Profiled
 from pytest_torchprof.ab.neutral import neutralize, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import TurnRunner, WorkerCommand, error_line
@@ -17,9 +18,8 @@ from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.core.errors import TorchprofError
-from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured
-from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.known_rules import rules_of
@@ -70,7 +70,7 @@ class Served(RunningHooks):
         self._found = found
         self._wanted = wanted
         self._machine: Machine | None = None
-        self._errors: dict[str, str] = {}
+        self._errors: dict[str, Reason] = {}
         self._reports: list[pytest.TestReport] = []
         self.runner: TurnRunner = TurnRunner(self._profiled, exchange)
         #: The loop was reached, so pytest itself reported no error.
@@ -114,7 +114,7 @@ class Served(RunningHooks):
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep collection errors."""
         if report.failed:
-            self._errors[report.nodeid] = _last_line(report.longreprtext)
+            self._errors[report.nodeid] = _error(report)
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_collection_modifyitems(
@@ -154,26 +154,25 @@ class Served(RunningHooks):
         items: dict[str, pytest.Item] = {}
         for item in session.items:
             items.setdefault(item.nodeid, item)
-        collected = {"tests": list(items), "errors": self._errors, **self._found()}
-        command = self._exchange(("collected", collected))
+        collected = Collection(list(items), self._errors, self._found())
+        command = self._exchange(("collected", collected.sent()))
         while command[0] == "test":
-            command = self._exchange(("finished", *self._run(items, command[1], command[2])))
+            finished = self._run(items, command[1], command[2])
+            command = self._exchange(("finished", finished.sent()))
         return True
 
-    def _run(
-        self, items: dict[str, pytest.Item], nodeid: str, following: str | None
-    ) -> tuple[str, str | None]:
-        """Run one test; return its outcome and the reason: an error if it cannot be timed."""
+    def _run(self, items: dict[str, pytest.Item], nodeid: str, following: str | None) -> Profiled:
+        """Run one test; return its outcome: an error if it cannot be timed."""
         item = items[nodeid]
         self._reports.clear()
         following_item = items.get(following) if following else None
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following_item)
         item.session.shouldfail = item.session.shouldstop = False
-        outcome, why = outcome_of(self._reports)
+        finished = outcome_of(self._reports)
         gatherer = item.stash.get(_GATHERER, None)
-        if outcome == "passed" and gatherer is not None and not gatherer.timed:
-            return "error", _said(gatherer)
-        return outcome, why
+        if finished.outcome == "passed" and gatherer is not None and not gatherer.timed:
+            return Profiled("error", gatherer.reason)
+        return finished
 
     # ---------------------------------------------------------------- one test
 
@@ -221,17 +220,11 @@ class Served(RunningHooks):
 
     def _profiled(self, item: pytest.Item, gatherer: Gatherer) -> WorkerCommand:
         """Report the profiled run to the controller."""
-        profiled = {
-            "repeatable": _is_plain(item),
-            "metrics": exact_metrics(gatherer),
-            "reason": _said(gatherer),
-        }
-        return self._exchange(("profiled", profiled))
-
-
-def _said(gatherer: Gatherer) -> str | None:
-    """Why the test is not profiled, in words."""
-    return None if gatherer.reason is None else in_words(gatherer.reason)
+        metrics = exact_metrics(gatherer)
+        profiled = Profiled(
+            "passed", repeatable=_is_plain(item), metrics=metrics, note=gatherer.reason
+        )
+        return self._exchange(("profiled", profiled.sent()))
 
 
 def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
@@ -250,34 +243,39 @@ def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
     }
 
 
-def outcome_of(reports: list[pytest.TestReport]) -> tuple[str, str | None]:
+def outcome_of(reports: list[pytest.TestReport]) -> Profiled:
     """Passed, failed or skipped, and the reason."""
-    skipped: str | None = None
+    finished = Profiled("passed")
     for report in reports:
         if report.failed:
-            where = "" if report.when == "call" else f" ({report.when})"
-            return "failed", _last_line(report.longreprtext) + where
+            why = _error(report)
+            if report.when != "call":
+                why = because(Why.FAILED_IN_PHASE, why=why, phase=str(report.when))
+            return Profiled("failed", why)
         if report.skipped:
-            skipped = _why_skipped(report)
-    return ("passed", None) if skipped is None else ("skipped", skipped)
+            finished = Profiled("skipped", _why_skipped(report))
+    return finished
 
 
-def _why_skipped(report: pytest.TestReport) -> str:
+def _why_skipped(report: pytest.TestReport) -> Reason | None:
+    """None where pytest was given an empty reason."""
     if hasattr(report, "wasxfail"):
-        return f"xfailed: {report.wasxfail}".rstrip(": ")
+        text = str(report.wasxfail).rstrip(": ")
+        return because(Why.XFAILED_BECAUSE, text=text) if text else because(Why.XFAILED)
     place = report.longrepr
-    return (
-        str(place[2]).removeprefix("Skipped: ")
-        if isinstance(place, tuple)
-        else _last_line(report.longreprtext)
-    )
+    if not isinstance(place, tuple):
+        return _error(report)
+    text = str(place[2]).removeprefix("Skipped: ")
+    return because(Why.SOMEBODY_SAID, text=text) if text else None
 
 
-def _last_line(text: str) -> str:
-    """The last line of an error: the exception, where a traceback marks it."""
-    lines = [line for line in text.splitlines() if line.strip()]
+def _error(report: pytest.CollectReport | pytest.TestReport) -> Reason:
+    """The last line of a report's error: the exception, where a traceback marks it."""
+    lines = [line for line in report.longreprtext.splitlines() if line.strip()]
     marked = [line[1:].strip() for line in lines if line.startswith("E ")]
-    return (marked or lines or ["no reason given"])[0 if marked else -1].strip()
+    if not lines:
+        return because(Why.NO_REASON_GIVEN)
+    return because(Why.ERROR, message=(marked[0] if marked else lines[-1]).strip())
 
 
 def _is_plain(item: pytest.Item) -> bool:

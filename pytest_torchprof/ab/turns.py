@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from pytest_torchprof.ab.address_space import move_to, shaken
+from pytest_torchprof.ab.messages import Turn
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.session.runs.outcome import functional_failure
 from pytest_torchprof.session.runs.reruns import Runner
 
@@ -211,12 +211,14 @@ class Turns:
         failed = functional_failure(self._item)
         if self._failed_subtest():
             failed = because(Why.SUBTESTS_FAILED)
-        if error is None and failed is not None:
-            error = AssertionError(f"the test {in_words(failed)}")
         error, self._late = self._late or error, None
+        why = None
+        if error is not None:
+            why = because(Why.ERROR, message=error_line(error))
+        elif failed is not None:
+            why = because(Why.UNRAISED_FAILURE, why=failed)
         wall, cpu, spent = self._meter.take()
-        text = None if error is None else error_line(error)
-        return self._answer(("turn", wall.tobytes(), cpu.tobytes(), spent, text))
+        return self._answer(("turn", Turn(wall.tobytes(), cpu.tobytes(), spent, why).sent()))
 
     def _drop(self) -> None:
         """Drop what would grow from turn to turn."""

@@ -39,7 +39,7 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     """Run pytest until the controller sends no more requests.
 
     ``side``: name, root, others, args, and a folder for temporary files. The last message reports
-    the end: ``("ended", exit code, error, origins)``.
+    the end: ``("ended", `End`)``.
     """
     line = Channel(channel)
     root, others = side["root"], side["others"]
@@ -50,11 +50,13 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     package.__doc__ = f"{package.__doc__} PYTEST_DONT_REWRITE"
     import pytest
 
+    from pytest_torchprof.ab.messages import End
     from pytest_torchprof.ab.served import Served
+    from pytest_torchprof.core.reasons import Why, because
 
     folder = Path(side["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    found: Callable[[], dict[str, Any]] = lambda: {"origins": imports.origins(root, others)}  # noqa: E731
+    found: Callable[[], dict[str, Any]] = lambda: imports.origins(root, others)  # noqa: E731
     plugin = Served(line.exchange, folder, found, side["wanted"])
     args = ["-o", f"cache_dir={folder / 'cache'}", *side["args"]]
     sys.argv = ["pytest", *side["args"]]
@@ -62,7 +64,9 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     try:
         code = int(pytest.main(args, plugins=[plugin]))
     except TorchprofError as refused:
-        code, error = int(pytest.ExitCode.USAGE_ERROR), str(refused)
+        code = int(pytest.ExitCode.USAGE_ERROR)
+        error = because(Why.ERROR, message=str(refused))
     sys.stdout.flush()
     sys.stderr.flush()
-    line.tell(("ended", code, error, plugin.reached, imports.origins(root, others)))
+    end = End(code, error, plugin.reached, imports.origins(root, others))
+    line.tell(("ended", end.sent()))

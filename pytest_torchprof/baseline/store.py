@@ -25,7 +25,7 @@ from pytest_torchprof.baseline.document import (
 )
 from pytest_torchprof.baseline.replace_file import alone, replace_file
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.results import Baseline
+from pytest_torchprof.core.results import Baseline, of_rules
 from pytest_torchprof.core.structs import Frozen
 
 #: Tests → environments → sections → names; deeper values stay on one line.
@@ -43,12 +43,21 @@ class Entry(Frozen, frozen=True):
 
 
 class Change(Frozen, frozen=True):
-    """One accepted number, before and now; None where there is none."""
+    """One accepted number, before and now; None where there is none.
+
+    ``rule`` is the one whose findings the metric counts, where it counts those of one.
+    """
 
     test: str
     metric: str
     before: float | None
     now: float | None
+    rule: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The metric with its rule, as reports name it."""
+        return self.metric if self.rule is None else of_rules(self.metric, [self.rule])
 
 
 @dataclass
@@ -200,7 +209,7 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
                 if change.metric != "machine"
             ]
             done.changed[entry.test] += [
-                replace(change, metric=f"findings[rule={change.metric}]")
+                replace(change, metric="findings", rule=change.metric)
                 for change in _changes(entry.test, old.get("findings", {}), new["findings"])
             ]
         environments[entry.environment] = {**(old or {}), **new, **mine}

@@ -270,5 +270,4 @@ def _why_blind(found: Found) -> str:
         frozenset({"gone"}): "every test is only in A",
         frozenset({"skipped"}): "every test was skipped",
     }.get(frozenset(kinds))
-    counted = ab_table.ab_totals(found.rows, 0, found.seconds).partition(";")[0]
-    return f"nothing was compared: {why or counted}"
+    return f"nothing was compared: {why or ab_table.verdict_counts(found.rows)}"

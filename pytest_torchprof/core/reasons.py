@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TypeAlias
 
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.structs import Sendable
 
 
 class Why(Enum):
@@ -164,13 +164,32 @@ class Why(Enum):
     TOO_MANY_MODULES = "too_many_modules"
     # two revisions
     NOT_MEASURED_ON = "not_measured_on"
+    ONLY_ON = "only_on"
+    SKIPPED_ON = "skipped_on"
+    FAILS_ON = "fails_on"
+    FAILS_AGAIN_ON = "fails_again_on"
+    NOT_COLLECTED_ON = "not_collected_on"
+    ON_SIDE = "on_side"
+    ON_EACH_SIDE = "on_each_side"
+    FAILED_IN_PHASE = "failed_in_phase"
+    XFAILED_BECAUSE = "xfailed_because"
+    NO_REASON_GIVEN = "no_reason_given"
+    UNRAISED_FAILURE = "unraised_failure"
+    FEW_PAIRS = "few_pairs"
+    FIXTURES_TOOK_TIME = "fixtures_took_time"
+    OTHER_CODE_TOOK_TIME = "other_code_took_time"
+    PYTEST_EXITED = "pytest_exited"
+    WORKER_SILENT = "worker_silent"
+    WORKER_KILLED = "worker_killed"
+    WORKER_EXITED = "worker_exited"
+    BUILT_ELSEWHERE = "built_elsewhere"
 
 
 #: int and float are both listed, so that an int stays an int in another process.
 _Datum: TypeAlias = "str | int | float | Reason | tuple[str | Reason, ...]"
 
 
-class Reason(Frozen, frozen=True):
+class Reason(Sendable, frozen=True):
     """A reason with its data: (name, value) of each field of the sentence, in order."""
 
     why: Why

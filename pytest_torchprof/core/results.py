@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 from msgspec import field
 
 from pytest_torchprof.core.reasons import Reason  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.samples import Normalised, Sample  # noqa: TC001 - msgspec reads it
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.core.structs import Frozen, Sendable
 
 MetricStatus = Literal[
     "ok", "regressed", "improved", "new", "over_budget", "not_measured", "advisory"
@@ -82,8 +81,17 @@ class Budget(Frozen, frozen=True):
         if self.op is not None:
             return f"{self.metric}[op={self.op}]"
         if self.rules:
-            return f"{self.metric}[rule={','.join(self.rules)}]"
+            return of_rules(self.metric, self.rules)
         return f"{self.metric}[module={self.module}]" if self.module is not None else self.metric
+
+
+def of_rules(metric: str, rules: Iterable[str]) -> str:
+    """The metric of these rules alone, as reports name it.
+
+    >>> of_rules("findings", ["host-sync"])
+    'findings[rule=host-sync]'
+    """
+    return f"{metric}[rule={','.join(rules)}]"
 
 
 class Verdict(Frozen, frozen=True):
@@ -113,7 +121,7 @@ class Verdict(Frozen, frozen=True):
         return self.metric if self.scope is None else self.scope.label
 
 
-class Record(Frozen, frozen=True):
+class Record(Sendable, frozen=True):
     """The result of one test, as workers send it and reports show it.
 
     ``metrics`` are the verdicts by label. ``unchecked`` maps unchecked rules to the reason.
@@ -129,16 +137,6 @@ class Record(Frozen, frozen=True):
     unchecked: Mapping[str, Reason] = field(default_factory=dict)
     trace: str | None = None
     outcome: str | None = None
-
-    def sent(self) -> dict[str, Any]:
-        """As plain values, to send to another process."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @classmethod
-    def read(cls, sent: Mapping[str, Any]) -> Record:
-        """From plain values that another process sent."""
-        return msgspec.convert(sent, cls)
 
 
 class Profile(Frozen, frozen=True):

@@ -41,8 +41,7 @@ def test_of_row(row: PairedRow) -> dict[str, Any]:
     if row.decision is not None:
         status = status_of(verdicts, has_baseline=True)
     metrics = {verdict.label: verdict for verdict in verdicts}
-    made = test_of(Record(row.nodeid, status, None, metrics, outcome=_outcome(row)))
-    made["reason"] = row_note(row)
+    made = test_of(Record(row.nodeid, status, row_note(row), metrics, outcome=_outcome(row)))
     fields = row_cells(row)
     # As ratios here, not as changes.
     low, high = (row.decision.low, row.decision.high) if row.decision else (None, None)

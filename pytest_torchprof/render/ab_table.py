@@ -13,11 +13,13 @@ from pytest_torchprof.core.units import (
     format_quantity,
     format_spread,
 )
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text import plural
 from pytest_torchprof.verdict.decision import CONFIDENCE
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.verdict.paired_row import Difference, PairedRow, RowVerdict
 
@@ -79,7 +81,7 @@ def row_cells(row: PairedRow) -> Cells:
     fields = {
         "name": row.nodeid,
         "verdict": row.verdict,
-        "reason": row_note(row),
+        "reason": _said(row_note(row)),
         "wall_ms_a": row.a_ms and row.a_ms.median,
         "wall_ms_b": row.b_ms and row.b_ms.median,
         "spread_a": row.a_ms and row.a_ms.spread,
@@ -89,12 +91,16 @@ def row_cells(row: PairedRow) -> Cells:
         "cpu_ms_a": row.cpu_a_ms and row.cpu_a_ms.median,
         "cpu_ms_b": row.cpu_b_ms and row.cpu_b_ms.median,
         "differences": [{"metric": d.metric, "a": d.a, "b": d.b} for d in row.differences],
-        "unprofiled": row.unprofiled,
+        "unprofiled": _said(row.unprofiled),
         "measured_s": row.measured_s,
         "spent_s": row.spent_s,
         **decided,
     }
     return {name: fields[name] for name in FIELDS}
+
+
+def _said(reason: Reason | None) -> str | None:
+    return None if reason is None else in_words(reason)
 
 
 def cells_of(rows: Sequence[PairedRow], width: int | None) -> tuple[list[Cells], tuple[str, ...]]:
@@ -150,8 +156,8 @@ def reasons(rows: Sequence[PairedRow]) -> list[_Line]:
     return lines
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
+def _line(reason: Reason) -> str:
+    return " ".join(in_words(reason).split())
 
 
 def noisy(rows: Sequence[PairedRow]) -> list[_Line]:
@@ -190,15 +196,20 @@ def compared_tests(rows: Sequence[PairedRow]) -> int:
     return sum(row.decision is not None for row in rows)
 
 
-def row_note(row: PairedRow) -> str | None:
+def row_note(row: PairedRow) -> Reason | None:
     """Why there is no answer, or a note on it."""
     return row.reason or (row.decision.reason if row.decision else None)
 
 
+def verdict_counts(rows: Sequence[PairedRow]) -> str:
+    """``2 slower, 15 same``."""
+    counts = Counter(row.verdict for row in rows)
+    return ", ".join(f"{counts[v]} {v}" for v in ORDER if counts[v]) or "no tests"
+
+
 def ab_totals(rows: Sequence[PairedRow], threshold: float, seconds: float) -> str:
     """``2 slower, 15 same; 99 % confidence over 17 tests together, changes below …; 41 s``."""
-    counts = Counter(row.verdict for row in rows)
-    parts = [", ".join(f"{counts[v]} {v}" for v in ORDER if counts[v]) or "no tests"]
+    parts = [verdict_counts(rows)]
     if number := compared_tests(rows):
         over = f" over {plural(number, 'test')} together" if number > 1 else ""
         parts.append(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from pytest_torchprof.baseline.source_files import Sources
 from pytest_torchprof.capture.machine import Machine, probe_machine, require_torch
@@ -29,15 +29,9 @@ from pytest_torchprof.session.results.accept import accept
 from pytest_torchprof.session.results.baseline_files import BaselineFiles
 from pytest_torchprof.session.results.collected import Collected
 from pytest_torchprof.session.results.report_file import begin_report, end_report
-from pytest_torchprof.session.results.reports import (
-    Results,
-    attach,
-    attach_faults,
-    carries_faults,
-    faults_on,
-    has_news,
-)
+from pytest_torchprof.session.results.reports import Results, Told, carries, has_news
 from pytest_torchprof.session.results.terminal_summary import summarize
+from pytest_torchprof.session.results.worker_output import WorkerOutput
 from pytest_torchprof.session.runs.gather import Gatherer
 from pytest_torchprof.session.runs.outcome import hide_own_frames, is_strict_xfail
 from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
@@ -245,14 +239,16 @@ class TorchprofSession(RunningHooks):
         faulty = gatherer if call.when != "setup" else None
         if has_news(report) or (faulty is not None and faulty.has_faults):
             with self.errors.careful:
-                plan = item.stash.get(PLAN, None)
+                plan, told = item.stash.get(PLAN, None), Told()
                 if has_news(report) and plan is not None:
                     standing, ours = self.verdicts.final(item, call, report, plan, gatherer)
                     runs = gatherer.runs if gatherer and call.when == "call" else 0
-                    attach(report, standing, ours=ours, runs=runs)
+                    told = Told(standing.record, standing.offer, ours, runs)
                 if faulty is not None and faulty.has_faults:
                     # Also to the teardown's report: the last rerun ends in that phase.
-                    attach_faults(report, faulty.take_faults())
+                    told = replace(told, faults=tuple(dict.fromkeys(faulty.take_faults())))
+                if told != Told():
+                    told.ride_on(report)
         return report
 
     def _judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
@@ -265,22 +261,22 @@ class TorchprofSession(RunningHooks):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect records; under xdist they come from the workers."""
-        if carries_faults(report) or has_news(report):
+        if carries(report) or has_news(report):
             with self.errors.careful:
-                for fault in faults_on(report):
+                told = Told.by(report)
+                for fault in told.faults:
                     self.errors.add_fault(fault, report.nodeid)
                 if has_news(report):
                     self.runner.reported(report)
-                    self.results.take(report)
+                    self.results.take(report, told)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take over what an xdist worker knows about collection and the machine."""
-        sent = getattr(node, "workeroutput", {}).get("torchprof")
-        if sent:
-            self.environment = sent["environment"]
-            self.collected = Collected.read(sent)
-            self.errors.add(*sent["errors"])
+        if (output := WorkerOutput.of(node)) is not None:
+            self.environment = output.environment
+            self.collected = Collected(output.names, output.partial)
+            self.errors.add(*output.errors)
 
     # ---------------------------------------------------------------- the end
 
@@ -301,11 +297,11 @@ class TorchprofSession(RunningHooks):
 
     def _finish(self, session: pytest.Session) -> None:
         if self.is_worker:
-            self.config.workeroutput["torchprof"] = {  # type: ignore[attr-defined]
-                "environment": self.environment,
-                "errors": self.errors.lines,
-                **self.collected.sent(),
-            }
+            known = self.collected
+            output = WorkerOutput(
+                self.environment, self.errors.lines, known.names, sorted(known.partial)
+            )
+            output.leave_with(self.config)
             return
         if self.settings.accept:
             self._accept()

@@ -30,6 +30,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_torchprof.core.reasons import Reason, Why, because
+
 PairedVerdict = Literal["slower", "faster", "same", "unclear"]
 
 #: Confidence of all verdicts of a run together.
@@ -63,7 +65,7 @@ class Decision:
     confidence: float
     pairs: int
     p_value: float
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 class Comparison:
@@ -162,7 +164,7 @@ class Comparison:
                 1 - 2.0 ** (1 - n),
                 n,
                 p_value,
-                f"{n} of the {needed} pairs of turns that it takes at least to be sure",
+                because(Why.FEW_PAIRS, pairs=n, needed=needed),
             )
         reach = _t_quantile(1 - error, n - 1) * _standard_error(ratios)
         low, high = centre - reach, centre + reach

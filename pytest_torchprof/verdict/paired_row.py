@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.samples import Sample
     from pytest_torchprof.verdict.decision import Decision
 
@@ -38,7 +39,7 @@ class PairedRow:
 
     nodeid: str
     verdict: RowVerdict
-    reason: str | None = None
+    reason: Reason | None = None
     a_ms: Sample | None = None
     b_ms: Sample | None = None
     cpu_a_ms: Sample | None = None
@@ -49,4 +50,4 @@ class PairedRow:
     measured_s: float = 0.0
     spent_s: float = 0.0
     broken: Broken = ""
-    unprofiled: str | None = None
+    unprofiled: Reason | None = None

@@ -12,6 +12,8 @@ from pytest_torchprof.ab.controller import Options, run
 from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.sides import Request, sides
 from pytest_torchprof.core.errors import AbError, AbStoppedError
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.render.reason_texts import in_words
 
 if TYPE_CHECKING:
     from pytest_torchprof.verdict.paired_row import PairedRow
@@ -305,7 +307,8 @@ def test_what_cannot_be_compared_is_a_row_that_says_why(
     rows: dict[str, PairedRow], name: str, verdict: str, reason: str
 ) -> None:
     row = rows[name]
-    assert (row.verdict, (row.reason or "")[: len(reason)]) == (verdict, reason)
+    assert row.reason is not None
+    assert (row.verdict, in_words(row.reason)[: len(reason)]) == (verdict, reason)
     assert row.decision is None
 
 
@@ -330,7 +333,7 @@ def test_a_row_says_on_which_side_it_could_not_be_measured(
 
 def test_a_test_without_exact_metrics_says_why(rows: dict[str, PairedRow]) -> None:
     said = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
-    assert said.pop("test_not_profiled") == "its marker has enabled=False"
+    assert said.pop("test_not_profiled") == because(Why.LEFT_OUT_BY_MARKER)
     assert set(said) <= {"test_two_regions"}
     assert not rows["test_not_profiled"].differences
 
@@ -408,7 +411,8 @@ def test_a_side_that_cannot_start_at_all_is_a_row_for_each_test(tmp_path: Path) 
     (tmp_path / "a" / "conftest.py").write_text("import no_such_thing\n")
     rows = compare(tmp_path / "a", tmp_path / "b")
     assert [row.verdict for row in rows] == ["failed", "failed"]
-    assert "No module named 'no_such_thing'" in (rows[0].reason or "")
+    assert rows[0].reason is not None
+    assert "No module named 'no_such_thing'" in in_words(rows[0].reason)
 
 
 @pytest.mark.thorough

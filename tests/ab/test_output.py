@@ -30,6 +30,7 @@ from support.handmade_rows import (
     Fake,
     decided,
 )
+from support.reasons import words
 
 from pytest_torchprof.cli import main
 from pytest_torchprof.core.errors import AbError, AbStoppedError, TorchprofError
@@ -147,7 +148,8 @@ def test_the_table_has_what_needs_attention_first(say: Say, fake: Fake) -> None:
     fake.notes = ("submodule x has uncommitted changes; they are part of B",)
     fake.said = ("its worker died",)
     fake.rows = [
-        replace(row, unprofiled="in B: it profiles itself") if row is SAME else row for row in EVERY
+        replace(row, unprofiled=words("in B: it profiles itself")) if row is SAME else row
+        for row in EVERY
     ]
     _, out, err = say("main")
     table, totals = out.splitlines()[3:15], out.splitlines()[-1]

@@ -12,6 +12,7 @@ from pytest_torchprof.ab.one_test import differences
 from pytest_torchprof.ab.process import complaint
 from pytest_torchprof.ab.served import outcome_of
 from pytest_torchprof.core.errors import AbError
+from pytest_torchprof.render.reason_texts import in_words
 
 
 def test_options_that_choose_stop_or_write_are_neutral_and_others_stay() -> None:
@@ -68,26 +69,29 @@ def report(when: Any, outcome: Any, text: Any = None, **more: Any) -> pytest.Tes
 
 
 @pytest.mark.parametrize(
-    ("reports", "expected"),
+    ("reports", "outcome", "said"),
     [
-        ([], ("passed", None)),
-        ([report("setup", "passed"), report("call", "passed")], ("passed", None)),
-        ([report("call", "failed", "x\nE   ValueError: a\nE   b")], ("failed", "ValueError: a")),
-        ([report("setup", "failed", "last")], ("failed", "last (setup)")),
+        ([], "passed", None),
+        ([report("setup", "passed"), report("call", "passed")], "passed", None),
+        ([report("call", "failed", "x\nE   ValueError: a\nE   b")], "failed", "ValueError: a"),
+        ([report("setup", "failed", "last")], "failed", "last (setup)"),
         (
             [report("call", "passed"), report("teardown", "failed", "E  no")],
-            ("failed", "no (teardown)"),
+            "failed",
+            "no (teardown)",
         ),
-        ([report("setup", "skipped", ("a.py", 1, "Skipped: why"))], ("skipped", "why")),
-        ([report("call", "skipped", "", wasxfail="known")], ("skipped", "xfailed: known")),
-        ([report("call", "skipped", "", wasxfail="")], ("skipped", "xfailed")),
-        ([report("call", "passed", "", wasxfail="it passed")], ("passed", None)),
+        ([report("setup", "skipped", ("a.py", 1, "Skipped: why"))], "skipped", "why"),
+        ([report("call", "skipped", "", wasxfail="known")], "skipped", "xfailed: known"),
+        ([report("call", "skipped", "", wasxfail="")], "skipped", "xfailed"),
+        ([report("call", "passed", "", wasxfail="it passed")], "passed", None),
     ],
 )
 def test_what_became_of_a_test(
-    reports: list[pytest.TestReport], expected: tuple[str, str | None]
+    reports: list[pytest.TestReport], outcome: str, said: str | None
 ) -> None:
-    assert outcome_of(reports) == expected
+    found = outcome_of(reports)
+    reason = found.reason and in_words(found.reason)
+    assert (found.outcome, reason) == (outcome, said)
 
 
 def test_metrics_differ_beyond_their_tolerance_or_where_only_one_side_has_them() -> None:

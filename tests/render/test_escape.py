@@ -313,7 +313,7 @@ def test_ab_is_fit_for_a_terminal_and_for_a_comment(
 ) -> None:
     differs = [Difference("ops", 1, 2), Difference(f"ops[op={text}]", 1, 2)]
     slower = decided(text, "slower", 1.2, spread=0.4, reason=text, differences=differs)
-    slower = dataclasses.replace(slower, unprofiled=text)
+    slower = dataclasses.replace(slower, unprofiled=words(text))
     rows = [slower, undecided(text, "failed", text, "B"), undecided("x", "error", text, "B")]
     fake = Fake(rows, notes=(text,), said=(text,))
     fake.install(monkeypatch)

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from support.reasons import words
+
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.verdict.decision import Decision, PairedVerdict
 from pytest_torchprof.verdict.paired_row import Difference, PairedRow, RowVerdict
@@ -40,7 +42,7 @@ def decided(
     return PairedRow(
         f"tests/test_perf.py::{name}",
         verdict,
-        reason,
+        None if reason is None else words(reason),
         sample(ms, spread),
         sample(ms * ratio, spread),
         sample(ms * 0.9, spread),
@@ -56,7 +58,8 @@ def undecided(
     name: str, verdict: RowVerdict, reason: str | None = None, broken: Any = ""
 ) -> PairedRow:
     """A test without a decision."""
-    return PairedRow(f"tests/test_perf.py::{name}", verdict, reason, broken=broken)
+    why = None if reason is None else words(reason)
+    return PairedRow(f"tests/test_perf.py::{name}", verdict, why, broken=broken)
 
 
 SLOWER = decided(
@@ -68,7 +71,8 @@ SLOWER = decided(
 SAME = decided("test_load", "same", 1.0005, ms=0.0041)
 UNCLEAR = decided("test_jumpy", "unclear", 1.03, 0.05, spread=0.34, ms=220)
 BRIEF = replace(
-    UNCLEAR, decision=Decision("unclear", 1.1, 1.0, 1.2, 0.5, 2, 0.5, "2 pairs of turns")
+    UNCLEAR,
+    decision=Decision("unclear", 1.1, 1.0, 1.2, 0.5, 2, 0.5, words("2 pairs of turns")),
 )
 FASTER = decided("test_eval", "faster", 0.5, ms=12)
 NEW = undecided("test_attention", "new")

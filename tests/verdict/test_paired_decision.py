@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchprof.ab.pacing import orders
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.verdict.decision import LOOKS, Comparison, Decision
 
 Pair = tuple[list[int], list[int]]
@@ -101,8 +102,7 @@ def test_more_tests_make_each_answer_stricter() -> None:
 def test_a_few_pairs_are_unclear_and_the_reason_says_how_many_it_takes(count: int) -> None:
     found = decided([([500_000_000], [600_000_000])] * count)
     assert ("unclear", count) == (found.verdict, found.pairs)
-    assert found.reason is not None
-    assert "to be sure" in found.reason
+    assert because(Why.FEW_PAIRS, pairs=count, needed=8) == found.reason
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def _lines(written: store.Written, root: Path) -> list[str]:
         lines.append(f"{where}: {plural(len(written.added), 'new test')}")
     for test, changes in written.changed.items():
         parts = [
-            f"{c.metric} {' → '.join(format_pair(c.before, c.now, METRICS[name].unit))}"
+            f"{c.label} {' → '.join(format_pair(c.before, c.now, METRICS[c.metric].unit))}"
             for c in changes
-            if (name := c.metric.split("[")[0]) in METRICS
+            if c.metric in METRICS
         ]
         lines.append(f"{where}: {test}: {', '.join(parts) or 'operators or times'}")
     lines += [f"{where}: {test} pruned here: the test is gone" for test in written.pruned]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.session.judging.subject import name_of
 
@@ -49,12 +49,3 @@ class Collected:
         by_name = config.getoption("pyargs", False) and "::" in " ".join(config.args)
         if by_name or config.getoption("lf", False):
             self.leave_out(self.names)
-
-    def sent(self) -> dict[str, Any]:
-        """As plain values, to send to another process."""
-        return {"names": self.names, "partial": sorted(self.partial)}
-
-    @classmethod
-    def read(cls, sent: Mapping[str, Any]) -> Collected:
-        """From plain values that another process sent."""
-        return cls(sent["names"], sent["partial"])

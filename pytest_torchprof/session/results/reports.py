@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from pytest_torchprof.core.results import Record
+from pytest_torchprof.core.results import Record  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.structs import Sendable
 from pytest_torchprof.render.session_table import raised_rules
 from pytest_torchprof.rules.engine.registry import CODES
-from pytest_torchprof.session.judging.offer import Offer
+from pytest_torchprof.session.judging.offer import Offer  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import pytest
 
-    from pytest_torchprof.session.judging.verdicts import Standing
+
+#: The one attribute of ours on a report.
+_ATTRIBUTE = "torchprof"
 
 
-def attach(report: pytest.TestReport, standing: Standing, *, ours: bool, runs: int) -> None:
-    """Attach a test's standing to its report; ``ours``: the plugin failed it."""
-    untyped: Any = report
-    untyped.torchprof = standing.record.sent() if standing.record is not None else None
-    untyped.torchprof_ours = ours
-    untyped.torchprof_offer = standing.offer.sent() if standing.offer is not None else None
-    untyped.torchprof_runs = runs
+class Told(Sendable, frozen=True):
+    """What rides on the report of one phase of a test.
+
+    ``record`` and ``offer`` are the test's so far; ``ours``: we have failed it. ``runs`` is how
+    often it ran in this phase. ``faults`` are errors that no test is to blame for.
+    """
+
+    record: Record | None = None
+    offer: Offer | None = None
+    ours: bool = False
+    runs: int = 0
+    faults: tuple[str, ...] = ()
+
+    def ride_on(self, report: pytest.TestReport) -> None:
+        """Attach it: xdist sends attributes that are builtin values."""
+        setattr(report, _ATTRIBUTE, self.sent())
+
+    @classmethod
+    def by(cls, report: pytest.TestReport) -> Told:
+        """What rides on the report; nothing, where nothing does."""
+        sent = report.__dict__.get(_ATTRIBUTE)
+        return cls() if sent is None else cls.read(sent)
 
 
-def attach_faults(report: pytest.TestReport, faults: Iterable[str]) -> None:
-    """Attach errors that no test caused."""
-    untyped: Any = report
-    untyped.torchprof_faults = list(faults)
-
-
-def carries_faults(report: pytest.TestReport) -> bool:
-    """Whether such errors are attached."""
-    return "torchprof_faults" in report.__dict__
-
-
-def faults_on(report: pytest.TestReport) -> list[str]:
-    """The attached errors, each once."""
-    return list(dict.fromkeys(getattr(report, "torchprof_faults", ())))
+def carries(report: pytest.TestReport) -> bool:
+    """Whether anything of ours rides on it."""
+    return _ATTRIBUTE in report.__dict__
 
 
 class Results:
@@ -71,22 +76,21 @@ class Results:
         raised = raised_rules(self.records)
         return [f"internal error, please report it: {raised[r]}" for r in raised if r in CODES]
 
-    def take(self, report: pytest.TestReport) -> None:
-        """Take what is attached to a report that `has_news`."""
+    def take(self, report: pytest.TestReport, told: Told) -> None:
+        """Take in what rides on a report that `has_news`."""
         nodeid = report.nodeid
         self.ran.add(nodeid)
-        record = getattr(report, "torchprof", None)
-        if record is not None:
-            self._records[nodeid] = Record.read(record)
+        if told.record is not None:
+            self._records[nodeid] = told.record
             self._offers.pop(nodeid, None)
-            if (offer := getattr(report, "torchprof_offer", None)) is not None:
-                self._offers[nodeid] = Offer.read(offer)
-            self.runs += getattr(report, "torchprof_runs", 0)
+            if told.offer is not None:
+                self._offers[nodeid] = told.offer
+            self.runs += told.runs
         known = self._records.get(nodeid)
         if known is None:
             return
         self._records[nodeid] = replace(known, outcome=_outcome(report))
-        if report.failed and not getattr(report, "torchprof_ours", False):
+        if report.failed and not told.ours:
             self._offers.pop(nodeid, None)
 
 

@@ -1,0 +1,75 @@
+"""What rides on pytest's reports, and what xdist's workers leave with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from execnet.gateway_base import dumps, loads
+
+from pytest_torchprof.baseline.inline import Edit
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Record, Verdict
+from pytest_torchprof.session.judging.offer import Offer
+from pytest_torchprof.session.results.reports import Results, Told, carries
+from pytest_torchprof.session.results.worker_output import WorkerOutput
+
+GAP = because(Why.NO_SHAPES)
+BUDGET = Budget("kernels", 2, op="aten::mm")
+RECORD = Record(
+    "a.py::test_a",
+    "over_budget",
+    because(Why.CHANGED, name="ops", before=1, now=2),
+    {
+        "ops": Verdict("ops", 2, "regressed", 1),
+        BUDGET.label: Verdict("kernels", NotMeasured(GAP), "not_measured", None, 2, scope=BUDGET),
+    },
+    unchecked={"host-sync": GAP},
+)
+OFFER = Offer("a.json", "test_a", "cpu", Baseline({"ops": 2}), edits=(Edit("a.py", 3, "x", "y"),))
+
+
+def report(outcome: Any = "passed", when: Any = "call") -> pytest.TestReport:
+    return pytest.TestReport("a.py::test_a", ("a.py", 1, "test_a"), {}, outcome, None, when)
+
+
+def crossed(sent: pytest.TestReport) -> pytest.TestReport:
+    """The report as it comes from a worker of xdist."""
+    return pytest.TestReport._from_json(loads(dumps(sent._to_json())))
+
+
+@pytest.mark.parametrize("told", [Told(), Told(RECORD, OFFER, True, 7), Told(faults=("a", "b"))])
+def test_what_rides_on_a_report_arrives_from_a_worker(told: Told) -> None:
+    sent = report()
+    told.ride_on(sent)
+    arrived = crossed(sent)
+    assert carries(arrived)
+    assert told == Told.by(arrived)
+
+
+def test_on_a_report_of_others_nothing_rides() -> None:
+    arrived = crossed(report())
+    assert not carries(arrived)
+    assert Told() == Told.by(arrived)
+
+
+@pytest.mark.parametrize(("ours", "offers"), [(True, [OFFER]), (False, [])])
+def test_a_test_that_fails_of_itself_offers_nothing(ours: bool, offers: list[Offer]) -> None:
+    results = Results()
+    results.take(report("failed"), Told(RECORD, OFFER, ours, 3))
+    assert (offers, 3) == (results.offers, results.runs)
+    assert ["failed"] == [record.outcome for record in results.records]
+
+
+def test_what_a_worker_knows_arrives_at_its_end() -> None:
+    output = WorkerOutput({"key": "cpu", "threads": None}, ["x"], {"a.py": ["test_a"]}, ["b.py"])
+    config: Any = SimpleNamespace(workeroutput={"other": 1})
+    output.leave_with(config)
+    node = SimpleNamespace(workeroutput=loads(dumps(config.workeroutput)))
+    assert output == WorkerOutput.of(node)
+
+
+@pytest.mark.parametrize("node", [SimpleNamespace(), SimpleNamespace(workeroutput={"other": 1})])
+def test_a_worker_that_was_lost_leaves_nothing(node: object) -> None:
+    assert WorkerOutput.of(node) is None

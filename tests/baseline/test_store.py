@@ -216,6 +216,15 @@ def test_changes_are_told_with_both_numbers(tmp_path: Path) -> None:
     assert ([], {"test_a": expected}) == (second.added, second.changed)
 
 
+def test_changes_of_findings_are_told_by_rule(tmp_path: Path) -> None:
+    before, now = Baseline(findings={"a": 1, "b": 2}), Baseline(findings={"a": 3, "b": 2})
+    path = tmp_path / "test_it.json"
+    update(path, [Entry("test_a", CPU, before)], existing=None)
+    (change,) = update(path, [Entry("test_a", CPU, now)], existing=None).changed["test_a"]
+    assert Change("test_a", "findings", 1, 3, rule="a") == change
+    assert "findings[rule=a]" == change.label
+
+
 def test_a_metric_that_was_not_measured_this_time_stays(tmp_path: Path) -> None:
     path = tmp_path / "test_it.json"
     update(path, [entry(ops=1, kernels=3)], existing=None)

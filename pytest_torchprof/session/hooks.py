@@ -29,7 +29,7 @@ from pytest_torchprof.session.results.accept import accept
 from pytest_torchprof.session.results.baseline_files import BaselineFiles
 from pytest_torchprof.session.results.collected import Collected
 from pytest_torchprof.session.results.report_file import begin_report, end_report
-from pytest_torchprof.session.results.reports import Results, Told, carries, has_news
+from pytest_torchprof.session.results.reports import Attachment, Results, has_attachment, has_news
 from pytest_torchprof.session.results.terminal_summary import summarize
 from pytest_torchprof.session.results.worker_output import WorkerOutput
 from pytest_torchprof.session.runs.gather import Gatherer
@@ -239,16 +239,16 @@ class TorchprofSession(RunningHooks):
         faulty = gatherer if call.when != "setup" else None
         if has_news(report) or (faulty is not None and faulty.has_faults):
             with self.errors.careful:
-                plan, told = item.stash.get(PLAN, None), Told()
+                plan, attached = item.stash.get(PLAN, None), Attachment()
                 if has_news(report) and plan is not None:
                     standing, ours = self.verdicts.final(item, call, report, plan, gatherer)
                     runs = gatherer.runs if gatherer and call.when == "call" else 0
-                    told = Told(standing.record, standing.offer, ours, runs)
+                    attached = Attachment(standing.record, standing.offer, ours, runs)
                 if faulty is not None and faulty.has_faults:
                     # Also to the teardown's report: the last rerun ends in that phase.
-                    told = replace(told, faults=tuple(dict.fromkeys(faulty.take_faults())))
-                if told != Told():
-                    told.ride_on(report)
+                    attached = replace(attached, faults=tuple(dict.fromkeys(faulty.take_faults())))
+                if attached != Attachment():
+                    attached.attach_to(report)
         return report
 
     def _judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
@@ -261,14 +261,14 @@ class TorchprofSession(RunningHooks):
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Collect records; under xdist they come from the workers."""
-        if carries(report) or has_news(report):
+        if has_attachment(report) or has_news(report):
             with self.errors.careful:
-                told = Told.by(report)
-                for fault in told.faults:
+                attached = Attachment.of(report)
+                for fault in attached.faults:
                     self.errors.add_fault(fault, report.nodeid)
                 if has_news(report):
                     self.runner.reported(report)
-                    self.results.take(report, told)
+                    self.results.take(report, attached)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -1,4 +1,4 @@
-"""What rides on pytest's reports, and what xdist's workers leave with."""
+"""What is attached to pytest's reports, and what xdist's workers send at their end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_torchprof.baseline.inline import Edit
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Record, Verdict
 from pytest_torchprof.session.judging.offer import Offer
-from pytest_torchprof.session.results.reports import Results, Told, carries
+from pytest_torchprof.session.results.reports import Attachment, Results, has_attachment
 from pytest_torchprof.session.results.worker_output import WorkerOutput
 
 GAP = because(Why.NO_SHAPES)
@@ -39,25 +39,27 @@ def crossed(sent: pytest.TestReport) -> pytest.TestReport:
     return pytest.TestReport._from_json(loads(dumps(sent._to_json())))
 
 
-@pytest.mark.parametrize("told", [Told(), Told(RECORD, OFFER, True, 7), Told(faults=("a", "b"))])
-def test_what_rides_on_a_report_arrives_from_a_worker(told: Told) -> None:
+@pytest.mark.parametrize(
+    "attached", [Attachment(), Attachment(RECORD, OFFER, True, 7), Attachment(faults=("a", "b"))]
+)
+def test_what_is_attached_to_a_report_arrives_from_a_worker(attached: Attachment) -> None:
     sent = report()
-    told.ride_on(sent)
+    attached.attach_to(sent)
     arrived = crossed(sent)
-    assert carries(arrived)
-    assert told == Told.by(arrived)
+    assert has_attachment(arrived)
+    assert attached == Attachment.of(arrived)
 
 
-def test_on_a_report_of_others_nothing_rides() -> None:
+def test_nothing_is_attached_to_a_report_of_others() -> None:
     arrived = crossed(report())
-    assert not carries(arrived)
-    assert Told() == Told.by(arrived)
+    assert not has_attachment(arrived)
+    assert Attachment() == Attachment.of(arrived)
 
 
 @pytest.mark.parametrize(("ours", "offers"), [(True, [OFFER]), (False, [])])
 def test_a_test_that_fails_of_itself_offers_nothing(ours: bool, offers: list[Offer]) -> None:
     results = Results()
-    results.take(report("failed"), Told(RECORD, OFFER, ours, 3))
+    results.take(report("failed"), Attachment(RECORD, OFFER, ours, 3))
     assert (offers, 3) == (results.offers, results.runs)
     assert ["failed"] == [record.outcome for record in results.records]
 

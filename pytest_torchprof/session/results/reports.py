@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "torchprof"
 
 
-class Told(Sendable, frozen=True):
-    """What rides on the report of one phase of a test.
+class Attachment(Sendable, frozen=True):
+    """What we attach to the report of one phase of a test.
 
-    ``record`` and ``offer`` are the test's so far; ``ours``: we have failed it. ``runs`` is how
-    often it ran in this phase. ``faults`` are errors that no test is to blame for.
+    ``record`` and ``offer`` are the test's so far; ``ours``: the plugin failed it. ``runs`` counts
+    its runs in this phase. ``faults`` are errors that no test caused.
     """
 
     record: Record | None = None
@@ -33,19 +33,19 @@ class Told(Sendable, frozen=True):
     runs: int = 0
     faults: tuple[str, ...] = ()
 
-    def ride_on(self, report: pytest.TestReport) -> None:
-        """Attach it: xdist sends attributes that are builtin values."""
+    def attach_to(self, report: pytest.TestReport) -> None:
+        """Attach it, as builtin values: xdist sends those."""
         setattr(report, _ATTRIBUTE, self.sent())
 
     @classmethod
-    def by(cls, report: pytest.TestReport) -> Told:
-        """What rides on the report; nothing, where nothing does."""
+    def of(cls, report: pytest.TestReport) -> Attachment:
+        """What is attached to the report; an empty one if nothing is."""
         sent = report.__dict__.get(_ATTRIBUTE)
         return cls() if sent is None else cls.read(sent)
 
 
-def carries(report: pytest.TestReport) -> bool:
-    """Whether anything of ours rides on it."""
+def has_attachment(report: pytest.TestReport) -> bool:
+    """Whether anything is attached."""
     return _ATTRIBUTE in report.__dict__
 
 
@@ -76,21 +76,21 @@ class Results:
         raised = raised_rules(self.records)
         return [f"internal error, please report it: {raised[r]}" for r in raised if r in CODES]
 
-    def take(self, report: pytest.TestReport, told: Told) -> None:
-        """Take in what rides on a report that `has_news`."""
+    def take(self, report: pytest.TestReport, attached: Attachment) -> None:
+        """Record a report that `has_news`, and what is attached to it."""
         nodeid = report.nodeid
         self.ran.add(nodeid)
-        if told.record is not None:
-            self._records[nodeid] = told.record
+        if attached.record is not None:
+            self._records[nodeid] = attached.record
             self._offers.pop(nodeid, None)
-            if told.offer is not None:
-                self._offers[nodeid] = told.offer
-            self.runs += told.runs
+            if attached.offer is not None:
+                self._offers[nodeid] = attached.offer
+            self.runs += attached.runs
         known = self._records.get(nodeid)
         if known is None:
             return
         self._records[nodeid] = replace(known, outcome=_outcome(report))
-        if report.failed and not told.ours:
+        if report.failed and not attached.ours:
             self._offers.pop(nodeid, None)
 
 

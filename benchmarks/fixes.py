@@ -140,14 +140,16 @@ def _profiled(body: Body, rule: str, wall_ms: float) -> tuple[float, float | Non
     from pytest_torchprof.capture.profiler import Capture
     from pytest_torchprof.rules.engine.check import check
     from pytest_torchprof.rules.engine.registry import RULES
+    from pytest_torchprof.trace.facts import Facts, Quantity
     from pytest_torchprof.verdict.metrics import METRICS, measure
 
+    facts = Facts(torch="2", wall_ms=Quantity(median=wall_ms))
     with TemporaryDirectory() as folder:
         capture = Capture(threads=1, tensors=True)
         capture.start()
         try:
             body()
-            trace, _ = capture.stop(Path(folder), {"torch": "2", "wall_ms": {"median": wall_ms}})
+            trace, _ = capture.stop(Path(folder), facts)
         finally:
             capture.abandon()
     found = check(trace, [RULES[rule]]).findings()

@@ -226,7 +226,7 @@ def _dtypes(trace: Events, typed: Ints, kernels: Ints) -> Ints:
     codes = [_code(args, seen) for args in trace.operands(calls)]
     code = np.array(codes, np.int64).reshape(-1)[at]
     single = code == DTYPES.index("fp32")
-    allowed = trace.facts.get("allow_tf32") is True
+    allowed = trace.facts.allow_tf32 is True
     fast = trace.names_where(
         lambda name: TF32_KERNEL.search(name) or (allowed and not FP32_KERNEL.search(name))
     )

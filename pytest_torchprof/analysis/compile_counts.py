@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.facts import reason_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.facts import CompileNote, RecompileNote
 
 EARLIER = because(Why.COMPILED_EARLIER)
 
@@ -19,13 +19,13 @@ _REGION = "Torch-Compiled Region: "
 
 
 class Compiled(Frozen, frozen=True):
-    """Graph breaks or recompilations, one row each: ``reason``, ``location``, ``id`` and ``ms``.
+    """Graph breaks or recompilations, one row each.
 
     ``gap`` is why their number is not comparable with another run's. ``rows`` is None where they
     are unknown; otherwise a limit can still be checked.
     """
 
-    rows: Sequence[Mapping[str, Any]] | None
+    rows: Sequence[CompileNote] | None
     gap: Reason | None = None
 
 
@@ -43,11 +43,11 @@ def graph_breaks(trace: Events) -> Compiled:
 
     A frame that dynamo had skipped earlier leaves no mark in the trace, and is not included.
     """
-    own = _noted(trace, "graph_breaks", "breaks")
+    own = _noted(trace.facts.graph_breaks, trace.facts.breaks)
     earlier = _earlier(trace)
     if own.rows is None or not (earlier or _anew(trace)):
         return own
-    known = trace.facts.get("earlier_breaks")
+    known = trace.facts.earlier_breaks
     if known is None:
         return Compiled(None, EARLIER)
     more = [row for name in sorted(earlier) for row in known.get(name, ())]
@@ -56,30 +56,31 @@ def graph_breaks(trace: Events) -> Compiled:
 
 def recompilations(trace: Events) -> Compiled:
     """The first run's recompilations. Those of frames compiled earlier depend on other tests."""
-    own = _noted(trace, "recompiles", "recompilations")
+    own = _noted(trace.facts.recompiles, trace.facts.recompilations)
     if own.rows is None:
         return own
     again = _anew(trace)
     if not (again or _earlier(trace)):
         return own
     # All modules of torch's own share a frame, so whether this one was compiled before is unknown.
-    shared = not all(row.get("users") for row in again)
+    shared = not all(row.users for row in again)
     return Compiled(None if shared else own.rows, EARLIER)
 
 
-def _noted(trace: Events, number: str, rows: str) -> Compiled:
-    value = trace.facts.get(number)
-    if not isinstance(value, int):
-        return Compiled(None, reason_of(value) or because(Why.ONLY_LIVE))
-    return Compiled(trace.facts.get(rows) or ())
+def _noted(number: int | Reason | None, rows: Sequence[CompileNote] | None) -> Compiled:
+    if isinstance(number, Reason):
+        return Compiled(None, number)
+    if number is None or (number and rows is None):
+        return Compiled(None, because(Why.ONLY_LIVE))
+    return Compiled(rows or ())
 
 
-def _anew(trace: Events) -> list[Mapping[str, Any]]:
+def _anew(trace: Events) -> list[RecompileNote]:
     """Recompilations of what was compiled before the test; alone, they would be the first."""
-    return [row for row in trace.facts.get("recompilations", ()) if row.get("frame_before")]
+    return [row for row in trace.facts.recompilations or () if row.frame_before]
 
 
 def _earlier(trace: Events) -> set[str]:
     """Compiled code that ran but was not compiled in the test."""
-    ran = regions(trace)
-    return ran - set(trace.facts.get("compiled", ran))
+    own = trace.facts.compiled
+    return set() if own is None else regions(trace).difference(own)

@@ -9,7 +9,6 @@ import numpy as np
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.facts import reason_of
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def elsewhere(trace: Events) -> Reason | None:
     """Why numbers of a live capture are lower bounds; None if it is complete."""
     if trace.region is None:
         return None
-    if (recorded := reason_of(trace.facts.get("elsewhere"))) is not None:
+    if (recorded := trace.facts.elsewhere) is not None:
         return recorded
     return because(Why.FINALIZERS) if _finalized(trace) else None
 

@@ -11,7 +11,6 @@ from pytest_torchprof.analysis.device_time import lost_launches
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.facts import reason_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, OTHER_DEVICES, Kind
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def device_gap(trace: Events) -> Reason | None:
 
 def absent_gap(trace: Events) -> Reason | None:
     """There is no accelerator, or its events are unsupported or were not recorded."""
-    if (noted := reason_of(trace.facts.get("no_device"))) is not None:
+    if (noted := trace.facts.no_device) is not None:
         return noted
     if (gap := _foreign(trace)) is not None:
         return gap
@@ -73,7 +72,7 @@ def _foreign(trace: Events) -> Reason | None:
 
 
 def _has_accelerator(trace: Events) -> bool:
-    return bool(trace.facts.get("accelerator"))
+    return bool(trace.facts.accelerator)
 
 
 def _listed(categories: Sequence[str]) -> tuple[Reason, ...]:
@@ -96,7 +95,7 @@ def waits_gap(trace: Events) -> Reason | None:
     if trace.has(Kind.RUNTIME):
         called = nesting.distinct(trace.name[trace.is_kind(Kind.RUNTIME)]).tolist()
     calls = [trace.names[number] for number in called]
-    device_type = trace.facts.get("device_type")
+    device_type = trace.facts.device_type
     if (gap := _foreign(trace)) is not None:
         return gap
     if device_type == "xpu" or any(map(XPU_CALL.match, calls)):
@@ -107,8 +106,8 @@ def waits_gap(trace: Events) -> Reason | None:
         return because(Why.UNKNOWN_WAITS, call=calls[0])
     if (gap := trace.once(device_gap)) is not None:
         return gap
-    if device_type not in {None, "cuda"}:
-        return because(Why.UNKNOWN_WAITS_OF, device=str(device_type))
+    if device_type is not None and device_type != "cuda":
+        return because(Why.UNKNOWN_WAITS_OF, device=device_type)
     return because(Why.NO_CALLS) if trace.has(*DEVICE_KINDS) else None
 
 

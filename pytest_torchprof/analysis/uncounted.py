@@ -285,7 +285,7 @@ def _of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     """Calls of compiled graphs about which nothing is known."""
     if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
         return
-    lost = trace.facts.get("lost_loops")
+    lost = trace.facts.lost_loops
     calls = trace.selection & trace.names_where(key_of)
     if not calls.any():  # an older torch only marks the function
         calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
@@ -294,17 +294,17 @@ def _of_no_graph(trace: Events) -> Iterable[UncountedPart]:
     events = np.flatnonzero(calls)
     if not len(events):
         return
-    if isinstance(lost, list):
-        yield from _named(trace, events, tuple(map(str, lost)), Why.LOOPS)
-    elif not trace.facts:
+    if lost is not None:
+        yield from _named(trace, events, lost, Why.LOOPS)
+    elif not trace.is_live:
         silent = events[trace.once(launched_ns)[events] == 0]
         yield from _named(trace, silent, (COMPILED,), Why.LOOPS)
 
 
 def _packages(trace: Events) -> Iterable[UncountedPart]:
     """AOTInductor's code calls kernels without the dispatcher."""
-    calls = trace.facts.get("packages")
-    if isinstance(calls, int) and calls > 0:
+    calls = trace.facts.packages
+    if calls is not None and calls > 0:
         yield UncountedPart(PACKAGE, Why.NO_PARTS, calls, 0.0)
 
 

@@ -10,12 +10,10 @@ if TYPE_CHECKING:
 
 def wall_ns(trace: Events) -> float | None:
     """The median of the rounds; None if none were timed, and for traces of other tools."""
-    wall_ms = trace.facts.get("wall_ms")
-    if isinstance(wall_ms, dict):  # of several rounds
-        wall_ms = wall_ms.get("median")
-    if not isinstance(wall_ms, int | float) or wall_ms <= 0:
+    wall_ms = trace.facts.wall_ms
+    if wall_ms is None or wall_ms.median is None or wall_ms.median <= 0:
         return None
-    return wall_ms * 1e6
+    return wall_ms.median * 1e6
 
 
 def slowdown_share(trace: Events) -> float:

@@ -26,6 +26,7 @@ from pytest_torchprof.capture.dynamo import (
 )
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.facts import CompileNote, Facts, RecompileNote
 
 #: dynamo keeps this many records. Source: torch/_dynamo/utils.py,
 #: DEFAULT_COMPILATION_METRICS_LIMIT.
@@ -134,31 +135,31 @@ class CompileCount(Frozen, frozen=True):
         """Whether anything was compiled between two readings."""
         return self.compilations > before.compilations
 
-    def since(self, before: CompileCount) -> dict[str, Any]:
+    def since(self, before: CompileCount) -> Facts:
         """The facts about compilation between two readings; see `analysis.compile_counts`."""
         if self == before:
-            return {
-                "graph_breaks": 0,
-                "recompiles": 0,
-                "compiled": [],
-                "breaks": [],
-                "recompilations": [],
-                "earlier_breaks": self._earlier(before),
-            }
+            return Facts(
+                graph_breaks=0,
+                recompiles=0,
+                compiled=(),
+                breaks=(),
+                recompilations=(),
+                earlier_breaks=self._earlier(before),
+            )
         made = _LOG.compilations[before.compilations : self.compilations]
         breaks = [_row(b, one) for one in made for b in one.breaks]
         breaks += [_row(b) for b in self._unplaced(before, made)]
         own = {one.id for one in made}
         again = [
-            {
-                "reason": recompiled(one),
-                "location": one.location,
-                "id": one.id,
-                "ms": one.ms,
-                "frame_before": f"{one.id.rpartition('/')[0]}/0" not in own,
-                "users": one.users,
-                "cause": cause(one),
-            }
+            RecompileNote(
+                recompiled(one),
+                one.location,
+                one.id,
+                one.ms,
+                frame_before=f"{one.id.rpartition('/')[0]}/0" not in own,
+                users=one.users,
+                cause=cause(one),
+            )
             for one in made
             if one.reason is not None
         ]
@@ -167,14 +168,14 @@ class CompileCount(Frozen, frozen=True):
             lost = because(Why.COMPILATIONS_LOST, kept=_LOG.kept)
         if name := next((one.name for one in made if one.left and one.users), None):
             left = because(Why.RAN_IN_PYTHON, name=name)
-        return {
-            "graph_breaks": lost or left or len(breaks),
-            "recompiles": lost or len(again),
-            "compiled": sorted(own - {"None"}),
-            "breaks": breaks,
-            "recompilations": again,
-            "earlier_breaks": self._earlier(before),
-        }
+        return Facts(
+            graph_breaks=lost or left or len(breaks),
+            recompiles=lost or len(again),
+            compiled=tuple(sorted(own - {"None"})),
+            breaks=tuple(breaks),
+            recompilations=tuple(again),
+            earlier_breaks=self._earlier(before),
+        )
 
     def _unplaced(self, before: CompileCount, made: Iterable[Compilation]) -> Iterable[Break]:
         """Breaks without a known compilation, and those only counted: a reset cleared the rest."""
@@ -188,18 +189,14 @@ class CompileCount(Frozen, frozen=True):
         left.subtract(b.text for b in loose)
         yield from (Break(text, None) for text in (+left).elements())
 
-    def _earlier(self, before: CompileCount) -> dict[str, list[dict[str, Any]]] | None:
+    def _earlier(self, before: CompileCount) -> dict[str, tuple[CompileNote, ...]] | None:
         """Graph breaks by compile id in earlier compilations; None if not all are known."""
         if not _LOG.complete:
             return None
         earlier = _LOG.compilations[_LOG.numbered_from : before.compilations]
-        return {one.id: [_row(b, one) for b in one.breaks] for one in earlier if one.breaks}
+        return {one.id: tuple(_row(b, one) for b in one.breaks) for one in earlier if one.breaks}
 
 
-def _row(broken: Break, of: Compilation | None = None) -> dict[str, Any]:
-    return {
-        "reason": broke(broken.text),
-        "location": broken.location,
-        "id": of.id if of else None,
-        "ms": of.ms if of else 0.0,
-    }
+def _row(broken: Break, of: Compilation | None = None) -> CompileNote:
+    id_, ms = (of.id, of.ms) if of else (None, 0.0)
+    return CompileNote(broke(broken.text), broken.location, id_, ms)

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.work.compiled_graphs import Graph, loops_of_products, read_graph
+from pytest_torchprof.trace.facts import Facts, Graph
+from pytest_torchprof.work.compiled_graphs import loops_of_products, read_graph
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.undo import Undo
@@ -83,17 +84,15 @@ def look_for_graphs() -> None:
     _GRAPHS.look()
 
 
-def graph_facts() -> dict[str, Any]:
-    """The facts on compiled graphs for a trace; empty if none was compiled."""
+def graph_facts() -> Facts:
+    """The facts on compiled graphs for a trace; none if none was compiled."""
     _GRAPHS.look()
     if not (_GRAPHS.known or _GRAPHS.lost):
-        return {}
+        return Facts()
     some = {
-        name: [graph.flops, graph.products, list(graph.dynamic), list(graph.loops)]
-        for name, graph in _GRAPHS.known.items()
-        if _GRAPHS.lost or not graph.is_plain
+        name: graph for name, graph in _GRAPHS.known.items() if _GRAPHS.lost or not graph.is_plain
     }
-    return {"graphs": some, "lost_loops": sorted(set().union(*_GRAPHS.lost.values()))}
+    return Facts(graphs=some, lost_loops=tuple(sorted(set().union(*_GRAPHS.lost.values()))))
 
 
 class Packages:

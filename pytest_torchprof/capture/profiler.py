@@ -6,7 +6,7 @@ import _thread
 import gc
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,11 +40,12 @@ from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Events
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.lines import LineTracer
+    from pytest_torchprof.trace.events import Events
 
 OWN_PROFILER = because(Why.OWN_PROFILER)
 OTHER_THREADS = because(Why.THREADS_WORK)
@@ -260,7 +261,7 @@ class Capture:
         spent = self._spent_ns
         return spent is not None and spent < _SHORT_NS and accelerator() is None
 
-    def stop(self, place: Path, facts: Mapping[str, Any]) -> tuple[Events, Path]:
+    def stop(self, place: Path, facts: Facts) -> tuple[Events, Path]:
         """The trace of the region, and the file that holds it: ``place``, or one in this folder.
 
         ``facts`` go into the trace's metadata, so that the file is complete, together with the work
@@ -270,8 +271,6 @@ class Capture:
             CaptureError: other code took over or ended the session, or it is empty.
             StorageError: there is no space for the file.
         """
-        import msgspec
-
         if REAL.getpid() != self._pid:
             raise NotCapturedError(because(Why.FORKED_WHILE_PROFILED))
         self.end_region()
@@ -279,14 +278,14 @@ class Capture:
             self._halt()
             empty(self._profiler)
             raise NotCapturedError(self.aside)
-        facts = {**facts, **self._own_facts()}
+        facts |= self._own_facts()
         REAL.collect()
         synchronize()
         if not self._everywhere and not profiler_active():
             self._halt()
             raise NotCapturedError(because(Why.PROFILER_ENDED))
         try:
-            self._profiler.add_metadata_json(FACTS_KEY, msgspec.json.encode(facts).decode())
+            self._profiler.add_metadata_json(FACTS_KEY, facts.stored())
         finally:
             self._halt()
         profiler = self._profiler
@@ -312,17 +311,16 @@ class Capture:
             raise no_room(path, "torch wrote no file, as happens when the disk is full") from None
         except (OSError, TraceError) as error:
             raise no_room(path, error) from error
-        if trace.cut or (facts and not trace.facts):
+        if trace.cut or not trace.is_live:
             raise no_room(path, "part of it is missing")
         if trace.region is None:
             REAL.unlink(path)
             raise NotCapturedError(because(Why.NOTHING_RECORDED))
         return trace, path
 
-    def _own_facts(self) -> dict[str, Any]:
+    def _own_facts(self) -> Facts:
         """What the capture knows beyond its events."""
-        found: dict[str, Any] = {"anomaly_before": True} if self._anomaly else {}
-        return found if self._elsewhere is None else {**found, "elsewhere": self._elsewhere}
+        return Facts(anomaly_before=True if self._anomaly else None, elsewhere=self._elsewhere)
 
     def abandon(self) -> None:
         """End the session and discard it; safe at any time, and in a forked child."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,11 +12,13 @@ from pytest_torchprof.analysis import compile_counts
 from pytest_torchprof.core.late import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
+from pytest_torchprof.trace.facts import CompileNote
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
     from pytest_torchprof.analysis.compile_counts import Compiled
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.facts import RecompileNote
     from pytest_torchprof.trace.nesting import Bools
 
 _REGION = "Torch-Compiled Region"
@@ -44,7 +46,7 @@ def _unknown(found: Compiled) -> Reason | None:
 
 def _is_ready_for_breaks(trace: Events) -> Reason | None:
     """What dynamo recorded about the code that ran; else stacks, or that nothing was compiled."""
-    if "compiled" in trace.facts:
+    if trace.facts.compiled is not None:
         return _unknown(trace.once(compile_counts.graph_breaks))
     compiled = any(name.startswith(_REGION) for name in trace.names)
     return because(Why.ONLY_LIVE) if compiled and not trace.is_kind(Kind.PYTHON).any() else None
@@ -52,7 +54,7 @@ def _is_ready_for_breaks(trace: Events) -> Reason | None:
 
 def _is_ready_for_recompilations(trace: Events) -> Reason | None:
     """What dynamo recorded about the code that ran, or the trace's numbers of compilations."""
-    if "compiled" in trace.facts:
+    if trace.facts.compiled is not None:
         return _unknown(trace.once(compile_counts.recompilations))
     unnamed = not compile_counts.regions(trace) and _REGION in trace.names
     return because(Why.NOT_NUMBERED) if unnamed else None
@@ -96,7 +98,7 @@ def graph_break(trace: Events) -> Matches:
                 y = x.sin()
                 return y.cos(), y.mean()
     """
-    if "compiled" in trace.facts:
+    if trace.facts.compiled is not None:
         return _noted(trace, trace.once(compile_counts.graph_breaks))
     return _resumed(trace)
 
@@ -145,22 +147,23 @@ def recompile(trace: Events) -> Matches:
             for factor in torch.tensor([0.1, 0.2, 0.3]):
                 scale(x, factor)
     """
-    if "compiled" in trace.facts:
-        rows = trace.once(compile_counts.recompilations).rows or ()
-        rows = [row for row in _after_the_first(rows) if row.get("cause") != "grad mode"]
+    if trace.facts.compiled is not None:
+        known = trace.once(compile_counts.recompilations).rows
+        noted = trace.facts.recompilations if known else None
+        rows = [row for row in _after_the_first(noted or ()) if row.cause != "grad mode"]
         found = _matches(trace, rows)
-        fixes = [_FIXES.get(str(row.get("cause")), _VARIES) for row in rows]
+        fixes = [_FIXES.get(row.cause or "", _VARIES) for row in rows]
         return replace(found, fix=fixes) if rows else found
     again = sorted(name for name in compile_counts.regions(trace) if not name.endswith("/0"))
-    return _matches(trace, [{"reason": _attempt(name), "id": name} for name in again])
+    return _matches(trace, [CompileNote(_attempt(name), id=name) for name in again])
 
 
-def _after_the_first(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _after_the_first(rows: Sequence[RecompileNote]) -> Iterator[RecompileNote]:
     """Recompilations, except those that only happen because others compiled the function."""
     begun = set[str]()
     for row in rows:
-        frame = str(row.get("id")).rpartition("/")[0]
-        if not row.get("frame_before") or frame in begun:
+        frame = str(row.id).rpartition("/")[0]
+        if not row.frame_before or frame in begun:
             yield row
         begun.add(frame)
 
@@ -175,20 +178,20 @@ def _noted(trace: Events, found: Compiled) -> Matches:
     return _matches(trace, found.rows or ())
 
 
-def _matches(trace: Events, rows: Sequence[Mapping[str, Any]]) -> Matches:
+def _matches(trace: Events, rows: Sequence[CompileNote]) -> Matches:
     """One match per row, at the place where the compiled code first ran."""
     if not rows:
         return NO_MATCHES
-    events = {row.get("id"): -1 for row in rows}
+    events = {row.id: -1 for row in rows}
     for name in events:
         events[name] = _first(trace, trace.named(f"{_REGION}: {name}"))
-    cost = np.array([int(float(row.get("ms") or 0) * 1e6) for row in rows], np.int64)
+    cost = np.array([int((row.ms or 0) * 1e6) for row in rows], np.int64)
     return Matches(
-        np.array([events[row.get("id")] for row in rows], np.int64),
-        [str(row["reason"]) for row in rows],
+        np.array([events[row.id] for row in rows], np.int64),
+        [row.reason for row in rows],
         cost_ns=cost,
         span_ns=(np.zeros(len(rows), np.int64), np.full(len(rows), cost.sum())),
-        location=[row.get("location") for row in rows],
+        location=[row.location for row in rows],
     )
 
 

@@ -120,7 +120,7 @@ def _anomalies(trace: Events, least: float) -> Matches | None:
     of_pass = pass_of(trace, steps)
     number = of_pass[np.searchsorted(steps, trace.parent[checks])]
     which = distinct(number)
-    if len(which) < least and not trace.facts.get("anomaly_before"):
+    if len(which) < least and not trace.facts.anomaly_before:
         return None
     rows = begun_by(trace, steps[np.searchsorted(of_pass, which)])
     begin = np.array([trace.ts[steps[of_pass == one]].min() for one in which], np.int64)

@@ -53,7 +53,7 @@ _LONG_TYPES: Final = late(r"tf32|s1688(?!\w*(bf|f|fp)16)|sgemm|dgemm|f32f32_f32f
 def _unseen_fp32(trace: Events) -> Reason | None:
     """Products on an unknown device, or that graphs launched without their operators."""
     devices = nesting.distinct(trace.device[trace.is_kind(Kind.KERNEL)]).tolist()
-    if trace.facts.get("allow_tf32") is True:
+    if trace.facts.allow_tf32 is True:
         return None
     chips = {one: chip_of(trace, one) for one in devices}
     if unknown := [one for one, chip in chips.items() if chip.may_have_tf32]:
@@ -123,7 +123,7 @@ def fp32_matmul(trace: Events, *, smallest_dimension: float) -> Matches:
             x @ x
     """
     products = device_products(trace)
-    allowed = trace.facts.get("allow_tf32")
+    allowed = trace.facts.allow_tf32
     unknown = np.array([product is None for _, product in products.distinct], bool)
     single = np.array([_is_fp32(p, smallest_dimension) for _, p in products.distinct], bool)
     if allowed is True or not (unknown | single).any():

@@ -150,7 +150,7 @@ def _annotated(trace: Events, rows: Ints, event: int) -> _Call:
 
 def _fix(trace: Events) -> str:
     """What to do, by the version of torch that a live capture records."""
-    major = str(trace.facts.get("torch", "")).partition(".")[0]
+    major = (trace.facts.torch or "").partition(".")[0]
     return _BY_DEFAULT if major.isdigit() and int(major) >= 2 else _SINCE_2
 
 

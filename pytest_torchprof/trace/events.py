@@ -26,6 +26,7 @@ from pytest_torchprof.trace.arguments import (
     int64_column,
 )
 from pytest_torchprof.trace.event_names import MODULE, MODULE_MARK, REGION, shown_name
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.names import selected_operators
 
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
     from pytest_torchprof.trace.tensors import Taken, Tensors
-
-#: The metadata key for what a live capture knows beyond its events.
-FACTS_KEY = "torchprof"
 
 #: How many operators to check for what a trace records, and how many of them first.
 _SOME, _FIRST = 1000, 10
@@ -77,10 +75,15 @@ class Events:
         return len(self.ts)
 
     @kept
-    def facts(self) -> Mapping[str, Any]:
-        """What a live capture knows beyond its events; empty for traces of other tools."""
-        facts = self.metadata.get(FACTS_KEY)
-        return facts if isinstance(facts, dict) else {}
+    def facts(self) -> Facts:
+        """What a live capture knows beyond its events; all unknown for traces of other tools."""
+        return Facts.read(self.metadata.get(FACTS_KEY))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a live capture recorded it, even if it was read from a file."""
+        noted = self.metadata.get(FACTS_KEY)
+        return isinstance(noted, dict) and bool(noted)
 
     # ---------------------------------------------------------------- names and kinds
 

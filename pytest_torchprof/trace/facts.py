@@ -2,9 +2,184 @@
 
 from __future__ import annotations
 
-from msgspec import ValidationError, convert  # under names that no test replaces
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+# Under names that no test replaces.
+from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.json import decode, encode
+from msgspec.structs import asdict, replace
 
 from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.samples import Sample
+from pytest_torchprof.core.structs import Frozen
+
+#: The metadata key for what a live capture knows beyond its events.
+FACTS_KEY: Final = "torchprof"
+
+#: Of what is written. Earlier versions noted none; a reader ignores keys that it does not know.
+VERSION: Final = 1
+
+_Part = TypeVar("_Part", bound=Struct)
+
+
+class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
+    """A quantity of the timed rounds: the parts of a `Sample`, or those of a `Reason`.
+
+    Earlier versions noted a number or a text, which is read as a ``median`` or a reason.
+    """
+
+    n: int | None = None
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    minimum: float | None = None
+    why: str | None = None
+    data: list[Any] | None = None
+
+    @classmethod
+    def of(cls, measured: Sample | Reason) -> Quantity:
+        """As it is noted."""
+        return cls(**decode(encode(measured)))
+
+    @property
+    def sample(self) -> Sample | None:
+        """The whole sample; None if a part of it is missing or makes no sense."""
+        numbers = (self.median, self.low, self.high, self.minimum)
+        known = [one for one in numbers if one is not None and math.isfinite(one)]
+        return None if self.n is None or self.n < 1 or len(known) < 4 else Sample(self.n, *known)
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why there is no sample; None where no reason was noted."""
+        parts = {"why": self.why, "data": self.data}
+        return reason_of({name: part for name, part in parts.items() if part is not None})
+
+
+class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
+    """The reference kernel's fastest run between the rounds, in ms; of how many.
+
+    ``page_faults``: the fewest in a round.
+    """
+
+    wall_ms: float | None = None
+    cpu_ms: float | None = None
+    n: int | None = None
+    conditions: str | None = None
+    page_faults: int | None = None
+
+
+class CompileNote(Frozen, frozen=True):
+    """A graph break: dynamo's reason, the line, and the id and the time of the compilation."""
+
+    reason: str
+    location: str | None = None
+    id: str | None = None
+    ms: float | None = None
+
+
+class RecompileNote(CompileNote, frozen=True):
+    """A recompilation. ``frame_before``: of a function that was compiled before the test.
+
+    ``users``: whether the function is the user's own. ``cause``: see `capture.dynamo.cause`.
+    """
+
+    frame_before: bool = False
+    users: bool = False
+    cause: str | None = None
+
+
+class Graph(Frozen, frozen=True, array_like=True):
+    """``flops`` counts the products with known shapes; ``products`` is the number of all products.
+
+    ``dynamic`` names the products with unknown shapes, ``loops`` the kernels of products that are
+    no longer in the graph.
+    """
+
+    flops: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    products: int = 0
+    dynamic: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the graph has no products."""
+        return not (self.products or self.loops)
+
+
+class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
+    """What a live capture knows beyond its events; None is "not known", never 0.
+
+    Attributes:
+        version: of what was written; None for a version of the plugin that noted none.
+        environment: the environment key of baselines.
+        accelerator: its name; None also if there is none.
+        device_type: of the accelerator, as torch names it.
+        torch: torch's version.
+        wall_ms: of the timed rounds, as are ``cpu_ms`` and ``instructions``.
+        reference: of the reference kernel that ran between them.
+        graph_breaks: of the first run, as are the other facts of compilations; or why not known.
+        recompiles: the same.
+        breaks: a row for each graph break.
+        recompilations: a row for each recompilation.
+        earlier_breaks: graph breaks of earlier compilations by compile id; None if not all known.
+        compiled: compile ids of everything that was compiled since the test began.
+        graphs: of the code that inductor compiled, by its key.
+        lost_loops: loops of products of which inductor's graph is lost.
+        packages: how many calls of AOTInductor packages there were.
+        no_device: why the device is not recorded, if it is not.
+        no_memory: why memory is not recorded, if it is not.
+        elsewhere: why numbers are lower bounds, if they are.
+        allow_tf32: whether products of fp32 may run as TF32; None if there is no such setting.
+        anomaly_before: whether anomaly mode was on before the region.
+    """
+
+    version: int | None = None
+    environment: str | None = None
+    accelerator: str | None = None
+    device_type: str | None = None
+    torch: str | None = None
+    wall_ms: Quantity | None = None
+    cpu_ms: Quantity | None = None
+    instructions: Quantity | None = None
+    reference: ReferenceNote | None = None
+    graph_breaks: int | Reason | None = None
+    recompiles: int | Reason | None = None
+    compiled: tuple[str, ...] | None = None
+    breaks: tuple[CompileNote, ...] | None = None
+    recompilations: tuple[RecompileNote, ...] | None = None
+    earlier_breaks: dict[str, tuple[CompileNote, ...]] | None = None
+    graphs: dict[str, Graph] | None = None
+    lost_loops: tuple[str, ...] | None = None
+    packages: int | None = None
+    no_device: Reason | None = None
+    no_memory: Reason | None = None
+    elsewhere: Reason | None = None
+    allow_tf32: bool | None = None
+    anomaly_before: bool | None = None
+
+    def __or__(self, more: Facts) -> Facts:
+        """Both; what both know is as in ``more``."""
+        known = {name: value for name, value in asdict(more).items() if value is not None}
+        return replace(self, **known)
+
+    def stored(self) -> str:
+        """As it stands in a trace's metadata: JSON, of this version."""
+        return encode(replace(self, version=VERSION)).decode()
+
+    @classmethod
+    def read(cls, noted: object) -> Facts:
+        """What stands in a trace's metadata, as decoded JSON; a wrong type is "not known"."""
+        if not isinstance(noted, dict):
+            return _NOTHING
+        try:
+            return convert(noted, cls)
+        except ValidationError:
+            return _by_part(cls, noted)
+
+
+_NOTHING: Final = Facts()
 
 
 def reason_of(noted: object) -> Reason | None:
@@ -21,3 +196,59 @@ def reason_of(noted: object) -> Reason | None:
     except ValidationError:
         name = noted.get("why")
         return because(Why.UNKNOWN, name=name) if isinstance(name, str) else None
+
+
+# -------------------------------------------------------------------- other versions, and junk
+
+
+def _by_part(kind: type[_Part], noted: Mapping[str, Any]) -> _Part:
+    """Each part on its own, so that a wrong one loses no others."""
+    found: dict[str, Any] = {}
+    for name in kind.__struct_fields__:
+        if name not in noted:
+            continue
+        try:
+            found[name] = getattr(convert({name: noted[name]}, kind), name)
+        except ValidationError:
+            if other := _OTHERWISE.get(name):
+                found[name] = other(noted[name])
+    return kind(**found)
+
+
+def _quantity(noted: object) -> Quantity | None:
+    if (reason := reason_of(noted)) is not None:
+        return Quantity.of(reason)
+    if isinstance(noted, dict):
+        return _by_part(Quantity, noted)
+    try:
+        return Quantity(median=convert(noted, float))
+    except ValidationError:
+        return None
+
+
+def _reference(noted: object) -> ReferenceNote | None:
+    return _by_part(ReferenceNote, noted) if isinstance(noted, dict) else None
+
+
+def _graphs(noted: object) -> dict[str, Graph] | None:
+    if not isinstance(noted, dict):
+        return None
+    found = {}
+    for key, row in noted.items():
+        try:
+            found[key] = convert(row, Graph)
+        except ValidationError:
+            continue
+    return found
+
+
+#: How to read what is not of the noted type. Rows that are not all read are not known, for they
+#: are counted.
+_OTHERWISE: Final[Mapping[str, Callable[[object], Any]]] = {
+    **dict.fromkeys(("wall_ms", "cpu_ms", "instructions"), _quantity),
+    **dict.fromkeys(
+        ("no_device", "no_memory", "elsewhere", "graph_breaks", "recompiles"), reason_of
+    ),
+    "reference": _reference,
+    "graphs": _graphs,
+}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.results import NotMeasured, Value
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.facts import Quantity
 
 Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
@@ -89,7 +90,7 @@ def _at_least(metric: Metric, trace: Events, reason: Reason) -> NotMeasured:
 
 def bounded(metric: Metric, value: Value, trace: Events) -> Value:
     """The value; a lower bound if other processes or finalizers did work for the test."""
-    if not (metric.of_region and trace.facts):
+    if not (metric.of_region and trace.is_live):
         return value
     from pytest_torchprof.analysis.elsewhere import elsewhere
 
@@ -130,10 +131,9 @@ def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
     """Why the capture does not hold what metrics of these needs are made of."""
     from pytest_torchprof.core.reasons import Why, because
 
-    if trace.facts and trace.region is None:
+    if trace.is_live and trace.region is None:
         return because(Why.NO_REGION)
     from pytest_torchprof.analysis import gaps
-    from pytest_torchprof.trace.facts import reason_of
     from pytest_torchprof.work.counting import has_shapes
 
     questions = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
@@ -143,12 +143,12 @@ def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
     if "shapes" in needs and not has_shapes(trace):
         return because(Why.NO_SHAPES)
     if "memory" in needs and not _has_memory(trace):
-        return reason_of(trace.facts.get("no_memory")) or because(Why.NO_MEMORY)
+        return trace.facts.no_memory or because(Why.NO_MEMORY)
     return None
 
 
 def _has_memory(trace: Events) -> bool:
-    if "no_memory" in trace.facts:
+    if trace.facts.no_memory is not None:
         return False
     from pytest_torchprof.analysis.live_bytes import ALLOCATORS
     from pytest_torchprof.trace.kinds import Kind
@@ -166,20 +166,16 @@ def _has_memory(trace: Events) -> bool:
 # -------------------------------------------------------------------- extractors
 
 
-def _fact(key: str) -> Callable[[Events], Value]:
-    """Extract a number recorded by the live capture, or the reason recorded instead."""
+def _of_rounds(name: str, *, whole: bool = False) -> Callable[[Events], Value]:
+    """Extract the median of the timed rounds, or the reason recorded instead."""
 
     def extract(trace: Events) -> Value:
         from pytest_torchprof.core.reasons import Why, because
-        from pytest_torchprof.trace.facts import reason_of
 
-        value = trace.facts.get(key)
-        gap = reason_of(value)
-        if isinstance(value, dict):  # of several rounds
-            value = value.get("median")
-        if isinstance(value, int | float):
-            return round(value) if key == "instructions" else value
-        return _unknown(gap or because(Why.ONLY_LIVE))
+        noted: Quantity | None = getattr(trace.facts, name)
+        if noted is not None and noted.median is not None:
+            return round(noted.median) if whole else noted.median
+        return _unknown((noted and noted.reason) or because(Why.ONLY_LIVE))
 
     return extract
 
@@ -332,9 +328,9 @@ def _row(
 METRICS: Mapping[str, Metric] = {
     m.name: m
     for m in (
-        _row("wall_ms", "ms", "time", "rounds", _fact("wall_ms"),
+        _row("wall_ms", "ms", "time", "rounds", _of_rounds("wall_ms"),
              "wall time of the call phase, unprofiled, median over rounds", scopable=False),
-        _row("cpu_ms", "ms", "time", "rounds", _fact("cpu_ms"),
+        _row("cpu_ms", "ms", "time", "rounds", _of_rounds("cpu_ms"),
              "process CPU time of the call phase, unprofiled, median over rounds", scopable=False),
         _row("self_cpu_ms", "ms", "time", "", _self_cpu_ms,
              "sum of self CPU time of all operators, profiled"),
@@ -344,7 +340,7 @@ METRICS: Mapping[str, Metric] = {
              "time in which the device ran anything"),
         _row("cuda_idle_ms", "ms", "time", "device", _device_ms("idle_ns"),
              "time between the first and the last device event in which the device ran nothing"),
-        _row("instructions", "1", "near", "rounds", _fact("instructions"),
+        _row("instructions", "1", "near", "rounds", _of_rounds("instructions", whole=True),
              "user-space CPU instructions of the call phase, if there is a hardware counter",
              tolerance=0.01, scopable=False),
         _row("flops", "FLOP", "exact", "shapes", _flops,

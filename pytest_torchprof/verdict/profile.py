@@ -52,7 +52,7 @@ def shown_operator(name: str) -> str:
 def _with_modules(measured: Measured) -> Events | NotMeasured:
     """The trace in which modules are marked, or why there is none."""
     # A module's forward may continue in another thread, which the run that marks modules misses.
-    if "no_memory" in measured.trace.facts:
+    if measured.trace.facts.no_memory is not None:
         return NotMeasured(because(Why.MODULES_OF_ONE_THREAD))
     if measured.modules is not None:
         profiled, marked = (_operators(trace) for trace in (measured.trace, measured.modules))

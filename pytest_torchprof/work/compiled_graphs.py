@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, Final
 
 from pytest_torchprof.core.late import late
-from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.facts import Graph
 from pytest_torchprof.work.flops import FORMULAS, flops
 
 #: The annotation around each call of a compiled graph. Source: torch/_inductor/output_code.py.
@@ -59,24 +59,6 @@ _FLEX: Final = {
 }
 
 
-class Graph(Frozen, frozen=True):
-    """``flops`` counts the products with known shapes; ``products`` is the number of all products.
-
-    ``dynamic`` names the products with unknown shapes, ``loops`` the kernels of products that are
-    no longer in the graph.
-    """
-
-    flops: int = 0
-    products: int = 0
-    dynamic: tuple[str, ...] = ()
-    loops: tuple[str, ...] = ()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the graph has no products."""
-        return not (self.products or self.loops)
-
-
 def key_of(name: str) -> str | None:
     """Inductor's key, from the annotation around the call of a compiled graph.
 
@@ -85,23 +67,6 @@ def key_of(name: str) -> str | None:
     """
     found = CALL.match(name) if name.startswith("## ") else None
     return found[1] if found else None
-
-
-def graphs_of(facts: Mapping[str, Any]) -> dict[str, Graph]:
-    """Read the graphs that a live capture recorded; malformed entries are skipped."""
-    noted = facts.get("graphs")
-    graphs = {}
-    for key, row in noted.items() if isinstance(noted, dict) else ():
-        try:
-            flop, products, dynamic, loops = row
-            graph = Graph(
-                int(flop), int(products), tuple(map(str, dynamic)), tuple(map(str, loops))
-            )
-        except (TypeError, ValueError):
-            continue
-        if 0 <= graph.flops < 2**63:
-            graphs[key] = graph
-    return graphs
 
 
 def read_graph(text: str, source: str) -> Graph:

@@ -12,14 +12,14 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.question import question
-from pytest_torchprof.work.compiled_graphs import graphs_of, key_of
+from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.redispatch import broken_off, ran, sums
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.facts import Graph
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.work.compiled_graphs import Graph
     from pytest_torchprof.work.redispatch import Ran
 
 _NONE: Ints = np.zeros(0, np.int64)
@@ -72,7 +72,7 @@ def op_flops(trace: Events) -> Ints:
 @question
 def graphs(trace: Events) -> Mapping[str, Graph]:
     """Compiled graphs with products, as a live capture recorded them, by inductor's key."""
-    return graphs_of(trace.facts)
+    return trace.facts.graphs or {}
 
 
 @question

@@ -16,13 +16,15 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Events
+from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.found import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 
 if TYPE_CHECKING:
     from support.trace_styles import Event
+
+    from pytest_torchprof.trace.events import Events
 
 A100 = "NVIDIA A100-SXM4-40GB"
 SGEMM = "ampere_sgemm_128x64_tn"

@@ -54,7 +54,7 @@ def test_nothing_is_read_while_nobody_has_used_dynamo(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     before = CompileCount.now()
     facts = CompileCount.now().since(before)
-    assert (0, 0, []) == (facts["graph_breaks"], facts["recompiles"], facts["compiled"])
+    assert (0, 0, ()) == (facts.graph_breaks, facts.recompiles, facts.compiled)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_a_break_is_on_the_innermost_line_of_the_user(
 ) -> None:
     before = CompileCount.now()
     dynamo.broke("call to f", *frames)
-    (row,) = CompileCount.now().since(before)["breaks"]
-    assert ("call to f", location) == (row["reason"], row["location"])
+    (row,) = CompileCount.now().since(before).breaks or ()
+    assert ("call to f", location) == (row.reason, row.location)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_a_break_inside_a_library_is_where_the_user_calls_it(
         f"Line: {line}, Name: f, Filename: {file}" for line, file in enumerate([*callers, TORCH], 1)
     ]
     dynamo.compiled(co_filename=TORCH, stack_trace=stack, restart_reasons={"call to f"})
-    (row,) = CompileCount.now().since(before)["breaks"]
-    assert (location, "0/0") == (row["location"], row["id"])
+    (row,) = CompileCount.now().since(before).breaks or ()
+    assert (location, "0/0") == (row.location, row.id)
 
 
 def test_a_break_after_which_the_frame_is_left_to_python_is_one(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     dynamo.broke("call to f", ("/projects/net.py", 9))
     dynamo.compiled(fail_type="Unsupported", fail_reason="call to f", restart_reasons=set())
-    assert 1 == CompileCount.now().since(before)["graph_breaks"]
+    assert 1 == CompileCount.now().since(before).graph_breaks
 
 
 @pytest.mark.parametrize("said", ["L['n'] == 4", None])
@@ -115,9 +115,9 @@ def test_older_versions_number_attempts_and_note_guards_apart(
     dynamo.guard_failures[code] = [said] if said else []
     for attempt in range(2):
         dynamo.compiled(f"0/{attempt}")
-    (row,) = CompileCount.now().since(before)["recompilations"]
+    (row,) = CompileCount.now().since(before).recompilations or ()
     why = f"{said} does not hold" if said else "a guard failed"
-    assert f"step was recompiled: {why}" == row["reason"]
+    assert f"step was recompiled: {why}" == row.reason
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_the_guard_that_failed_is_told_in_a_line(dynamo: Dynamo, guard: str, sai
     before = CompileCount.now()
     dynamo.compiled("0/0", recompile_reason=None)
     dynamo.compiled("0/1", recompile_reason=guard)
-    (row,) = CompileCount.now().since(before)["recompilations"]
-    assert f"step was recompiled: {said}" == row["reason"]
+    (row,) = CompileCount.now().since(before).recompilations or ()
+    assert f"step was recompiled: {said}" == row.reason
 
 
 WRAPPER = f"{torch.__file__.removesuffix('__init__.py')}_dynamo/external_utils.py"
@@ -188,8 +188,8 @@ def test_what_was_compiled_again_is_called_what_it_is(
 ) -> None:
     before = CompileCount.now()
     dynamo.compiled("0/1", **{"recompile_reason": "0/0: x == 4", **fields})
-    (row,) = CompileCount.now().since(before)["recompilations"]
-    assert (said, cause) == (row["reason"], row["cause"])
+    (row,) = CompileCount.now().since(before).recompilations or ()
+    assert (said, cause) == (row.reason, row.cause)
 
 
 def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) -> None:
@@ -200,8 +200,8 @@ def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) 
     dynamo.compiled("0/8", recompile_reason="0/7: n == 7", **nothing, **why)
     facts = CompileCount.now().since(before)
     said = "dynamo gave up on step after 8 compilations and runs it uncompiled: n == 7 does not"
-    assert [f"{said} hold"] == [row["reason"] for row in facts["recompilations"]]
-    assert 0 == facts["graph_breaks"]
+    assert [f"{said} hold"] == [row.reason for row in facts.recompilations or ()]
+    assert 0 == facts.graph_breaks
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_guards_of_other_kinds_that_failed_are_told_too(
     before = CompileCount.now()
     dynamo.guard_failures[(lambda: 0).__code__] = older
     dynamo.compiled("0/2", recompile_reason="0/1: n == 2")
-    (row,) = CompileCount.now().since(before)["recompilations"]
-    assert f"step was recompiled: {said}" == row["reason"]
+    (row,) = CompileCount.now().since(before).recompilations or ()
+    assert f"step was recompiled: {said}" == row.reason
 
 
 def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) -> None:
@@ -232,9 +232,9 @@ def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) 
     threads = "0/1: GLOBAL_STATE changed: num_threads "
     dynamo.guard_failures[(lambda: 0).__code__] = [threads, "0/0: GLOBAL_STATE changed: grad_mode"]
     dynamo.compiled("0/2", recompile_reason=threads)
-    (row,) = CompileCount.now().since(before)["recompilations"]
+    (row,) = CompileCount.now().since(before).recompilations or ()
     said = "step was recompiled: GLOBAL_STATE changed: grad_mode"
-    assert (said, "grad mode") == (row["reason"], row["cause"])
+    assert (said, "grad mode") == (row.reason, row.cause)
 
 
 def test_the_backward_of_a_later_attempt_is_no_recompilation_of_its_own(dynamo: Dynamo) -> None:
@@ -242,7 +242,7 @@ def test_the_backward_of_a_later_attempt_is_no_recompilation_of_its_own(dynamo: 
     for attempt, reason in enumerate([None, "0/0: x == 4"]):
         dynamo.compiled(f"0/{attempt}", is_forward=True, recompile_reason=reason)
         dynamo.compiled(f"0/{attempt}", is_forward=False, recompile_reason=None, co_name=None)
-    assert 1 == CompileCount.now().since(before)["recompiles"]
+    assert 1 == CompileCount.now().since(before).recompiles
 
 
 def test_more_records_are_kept_than_by_default(dynamo: Dynamo) -> None:
@@ -253,7 +253,7 @@ def test_more_records_are_kept_than_by_default(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     for attempt in range(100):
         dynamo.compiled(f"0/{attempt}")
-    assert 99 == CompileCount.now().since(before)["recompiles"]
+    assert 99 == CompileCount.now().since(before).recompiles
 
 
 def test_records_that_were_dropped_are_told(dynamo: Dynamo) -> None:
@@ -262,8 +262,8 @@ def test_records_that_were_dropped_are_told(dynamo: Dynamo) -> None:
         dynamo.compiled(f"0/{attempt}")
     facts = CompileCount.now().since(before)
     assert {because(Why.COMPILATIONS_LOST, kept=64)} == {
-        facts["recompiles"],
-        facts["graph_breaks"],
+        facts.recompiles,
+        facts.graph_breaks,
     }
 
 
@@ -275,16 +275,16 @@ def test_a_test_that_clears_counters_and_reasons_keeps_its_own(dynamo: Dynamo) -
     dynamo.graph_break_reasons.clear()
     dynamo.broke("own", ("/projects/net.py", 7))
     facts = CompileCount.now().since(before)
-    assert ["own"] == [row["reason"] for row in facts["breaks"]]
+    assert ["own"] == [row.reason for row in facts.breaks or ()]
 
 
 def test_breaks_of_earlier_compilations_are_known_by_their_number(dynamo: Dynamo) -> None:
     dynamo.broke("earlier", ("/projects/net.py", 5))
     dynamo.compiled("0/0", restart_reasons={"earlier"})
     dynamo.compiled("1/0", co_name="torch_dynamo_resume_in_step_at_5")
-    earlier = CompileCount.now().since(CompileCount.now())["earlier_breaks"]
+    earlier = CompileCount.now().since(CompileCount.now()).earlier_breaks or {}
     assert {"0/0": ["earlier"]} == {
-        name: [r["reason"] for r in rows] for name, rows in earlier.items()
+        name: [r.reason for r in rows] for name, rows in earlier.items()
     }
 
 
@@ -293,4 +293,4 @@ def test_after_a_reset_numbers_begin_anew(dynamo: Dynamo) -> None:
     dynamo.compiled("0/0", restart_reasons={"earlier"})
     CompileCount.now()
     dynamo.compiled("0/0", restart_reasons=set())
-    assert {} == CompileCount.now().since(CompileCount.now())["earlier_breaks"]
+    assert {} == CompileCount.now().since(CompileCount.now()).earlier_breaks

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pytest_torchprof.capture.machine import allows_tf32
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
+from pytest_torchprof.trace.facts import Facts
 from pytest_torchprof.verdict.metrics import measure_all
 
 pytestmark = pytest.mark.skipif(
@@ -67,8 +68,8 @@ def found(block: Callable[[], object], folder: Path, *rules: str) -> dict[str, i
     """How often these rules match the second run of the block, as a test with a warm-up has it."""
     block()
     torch.cuda.synchronize()
-    facts = {} if (tf32 := allows_tf32()) is None else {"allow_tf32": tf32}
-    trace, _ = captured_file(block, folder, {"accelerator": "GPU", **facts})
+    facts = Facts(accelerator="GPU", allow_tf32=allows_tf32())
+    trace, _ = captured_file(block, folder, facts)
     checked = check(trace, [RULES[rule] for rule in rules])
     assert (dict(checked.errors), dict(checked.unchecked)) == ({}, {})
     return checked.counts

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from support.live import captured, captured_file
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -24,8 +25,11 @@ from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.real import is_silent
 from pytest_torchprof.core.errors import CaptureError
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.facts import VERSION, Facts, Quantity
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
@@ -117,13 +121,17 @@ def exact(values: dict[str, Value]) -> dict[str, Value]:
 def test_the_exported_file_says_the_same(
     name: str, steps: dict[str, Block], tmp_path: Path
 ) -> None:
-    facts = {"accelerator": None, "wall_ms": 2.5, "cpu_ms": "no rounds", "graph_breaks": 0}
+    facts = Facts(
+        wall_ms=Quantity.of(Sample.of([2.5, 3.5])),
+        cpu_ms=Quantity.of(because(Why.NO_ROUNDS)),
+        graph_breaks=0,
+    )
     trace, path = captured_file(steps[name], tmp_path, facts)
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     for again in (read_trace(path), read_trace(packed)):
         assert measure_all(again) == measure_all(trace)
-        assert again.facts == trace.facts == facts
+        assert again.facts == trace.facts == replace(facts, version=VERSION)
         assert op_rows(again) == op_rows(trace)
         assert kernel_totals(again) == kernel_totals(trace) == {}
         view, known = (t.within(op="aten::mm") for t in (again, trace))
@@ -163,7 +171,7 @@ def test_a_block_whose_session_somebody_ended_is_a_failed_capture(tmp_path: Path
     capture.start()
     capture._profiler.stop()
     with pytest.raises(CaptureError):
-        capture.stop(tmp_path, {})
+        capture.stop(tmp_path, Facts())
     assert captured(lambda: torch.ones(1), tmp_path).region
 
 

@@ -19,6 +19,7 @@ from support.sessions import ADD, run
 from pytest_torchprof.capture.exports import hold, memory_works, passing_file, reserve
 from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.trace.facts import Facts
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -206,5 +207,5 @@ def test_of_a_large_trace_no_text_is_kept_in_memory(
     monkeypatch.setattr("pytest_torchprof.capture.profiler.SMALL_BYTES", limit)
     capture = Capture()
     capture.start()
-    _, path = capture.stop(tmp_path, {})
+    _, path = capture.stop(tmp_path, Facts())
     assert capture.text == (path.read_bytes() if kept else None)

@@ -18,7 +18,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY
+from pytest_torchprof.trace.facts import FACTS_KEY
 
 if TYPE_CHECKING:
     from support.command_line import Say

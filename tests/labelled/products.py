@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY
+from pytest_torchprof.trace.facts import Facts
 
 EXAMPLES = Examples()
 
@@ -67,7 +67,7 @@ def one(
     b = TraceBuilder(device, capability)
     live = allow_tf32 is not None
     if live:
-        b.metadata(FACTS_KEY, {"allow_tf32": allow_tf32})
+        b.facts(Facts(allow_tf32=allow_tf32))
     with b.annotation(REGION) if live else nullcontext():
         product(b, name, left, right, *kernels, dtype=dtype, strides=strides)
     return b

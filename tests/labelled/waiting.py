@@ -10,8 +10,9 @@ from labelled.kineto import OfTheDeviceAlone
 from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES, Event
 
+from pytest_torchprof.capture.stopwatch import NO_COUNTER, Round
+from pytest_torchprof.session.runs.timed_rounds import Rounds
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY
 
 EXAMPLES = Examples()
 
@@ -19,6 +20,11 @@ A100 = "NVIDIA A100-SXM4-40GB"
 RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::relu>"
 READ = ("aten::is_nonzero", "aten::item", "aten::_local_scalar_dense")
 MOVE = ("aten::to", "aten::_to_copy", "aten::copy_")
+
+
+def timed(wall_ms: float) -> Round:
+    wall_ns = round(wall_ms * 1e6)
+    return Round(wall_ns, wall_ns, NO_COUNTER)
 
 
 def gpu() -> TraceBuilder:
@@ -544,7 +550,7 @@ def several_kernels_an_operator():
 @EXAMPLES.positive("launch-bound")
 def the_test_alone_keeps_the_device_idle_too():
     b = gpu()
-    b.metadata(FACTS_KEY, {"wall_ms": 2.0})
+    b.facts(Rounds(timed=[timed(1.9), timed(2.0), timed(2.2)]).facts())
     with b.annotation(REGION):
         launches(b, 100)
     return b
@@ -655,7 +661,7 @@ def copies_one_by_one():
 @EXAMPLES.near_miss("launch-bound")
 def a_slow_profiler_but_a_busy_device():
     b = gpu()
-    b.metadata(FACTS_KEY, {"wall_ms": 0.4})
+    b.facts(Rounds(timed=[timed(0.4)]).facts())
     with b.annotation(REGION):
         launches(b, 100)
     return b

@@ -10,11 +10,12 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Events
+from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Finding
+    from pytest_torchprof.trace.events import Events
 
 SGEMM = "ampere_sgemm_128x64_tn"
 TF32 = 'torch.set_float32_matmul_precision("high"), or autocast to bf16'

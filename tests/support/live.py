@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytest_torchprof.capture.compile_events import CompileCount
+from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.lines import LineTracer
+from pytest_torchprof.capture.machine import probe_machine
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.places.located import Located
+from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
@@ -24,16 +27,22 @@ prime()
 def captured_file(
     block: Callable[[], Any],
     folder: Path,
-    facts: Mapping[str, Any] | None = None,
+    facts: Facts | None = None,
     *,
     tensors: bool = False,
 ) -> tuple[Events, Path]:
-    """The trace of a block that is run once, and its file. What it returns is not kept."""
+    """The trace of a block that is run once, and its file. What it returns is not kept.
+
+    ``facts``: to be noted instead of those that every capture in a session notes.
+    """
+    before = CompileCount.now()
     capture = Capture(tensors=tensors)
     capture.start()
     try:
         block()
-        return capture.stop(folder, facts or {})
+        if facts is None:
+            facts = facts_now(probe_machine(1), CompileCount.now().since(before))
+        return capture.stop(folder, facts)
     finally:
         capture.abandon()
 
@@ -49,7 +58,7 @@ class Compiling:
     def __init__(self, block: Callable[[], Any]) -> None:
         self._block = block
         self._before = CompileCount.now()
-        self._first: dict[str, Any] | None = None
+        self._first: Facts | None = None
 
     def __call__(self) -> None:
         """Run it once."""
@@ -60,13 +69,12 @@ class Compiling:
         """The trace of another run, with the facts of the first."""
         if self._first is None:
             self()
-        first = self._first or {}
         capture = Capture(tensors=True)
         capture.start()
         try:
             self._block()
-            compiled = CompileCount.now().since(self._before)["compiled"]
-            return capture.stop(folder, {**first, "compiled": compiled})[0]
+            compiled = CompileCount.now().since(self._before)
+            return capture.stop(folder, facts_now(probe_machine(1), compiled, self._first))[0]
         finally:
             capture.abandon()
 
@@ -81,7 +89,7 @@ def placing(block: Callable[[], Any], trace: Events, folder: Path) -> Placing:
     capture.start()
     try:
         block()
-        marked, _ = capture.stop(folder, {})
+        marked, _ = capture.stop(folder, Facts())
     finally:
         capture.abandon()
     assert tracer.gap is None, tracer.gap

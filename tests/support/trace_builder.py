@@ -19,6 +19,8 @@ from typing import Any
 
 from support.trace_styles import LAYOUTS, STYLES, Event, Style, layout, times
 
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts
+
 EPOCH_NS = 4_371_580_779_024_418  # of the first host event, after baseTimeNanoseconds
 GAP_NS, LATENCY_NS = 500, 2_000  # between host events; from a launch call to the device
 NO_STREAM, NUM_SMS = 4294967295, 132
@@ -131,6 +133,10 @@ class TraceBuilder:
     def metadata(self, key: str, value: Any) -> None:
         """A top-level key, as `profile.add_metadata_json` writes it."""
         self.extra[key] = value
+
+    def facts(self, facts: Facts) -> None:
+        """What a live capture notes, as it writes it."""
+        self.metadata(FACTS_KEY, json.loads(facts.stored()))
 
     def _host(self, cat: str, name: str, us: float, args: Event) -> Event:
         return _event("X", cat, name, self.pid, self.tid, self.now, dur=round(us * 1000), args=args)

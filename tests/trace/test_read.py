@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,10 +24,13 @@ from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Events
+from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
 
 COLUMNS = ("ts", "dur", "kind", "name", "thread")
 
@@ -200,7 +203,9 @@ def test_metadata() -> None:
     b.metadata("distributedInfo", {"rank": 1, "list": [1, [2]]})
     for style in ((), "compact"):
         trace = parse_trace(b.to_bytes(style))
-        assert trace.facts == facts
+        assert trace.metadata[FACTS_KEY] == facts
+        assert trace.is_live
+        assert trace.facts.accelerator == "Some GPU"
         assert trace.metadata["distributedInfo"] == {"rank": 1, "list": [1, [2]]}
         assert trace.metadata["traceName"] == "trace.json"
         assert "traceEvents" not in trace.metadata

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -23,11 +23,14 @@ from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.samples import Normalised, Sample
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY, Events
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 from pytest_torchprof.work.counting import op_flops
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
 
 FROM_EVENTS = [
     "self_cpu_ms",
@@ -286,6 +289,18 @@ def test_facts_are_values_or_reasons() -> None:
     }
 
 
+@pytest.mark.parametrize("rows", [None, "junk", [{"reason": "a"}, {"reason": 3}]])
+def test_compilations_of_which_not_all_rows_can_be_read_are_not_0(rows: object) -> None:
+    b = TraceBuilder()
+    facts = {"graph_breaks": 2, "recompiles": 2, "breaks": rows, "recompilations": rows}
+    b.metadata(FACTS_KEY, facts)
+    with b.annotation(REGION):
+        pass
+    values = measure_all(whole(b))
+    unknown = NotMeasured(because(Why.ONLY_LIVE))
+    assert (unknown, unknown) == (values["graph_breaks"], values["recompiles"])
+
+
 def test_facts_of_several_rounds_are_samples_and_multiples() -> None:
     """The value is the median; what makes no sense in a file is no sample."""
     rounds = {"n": 3, "median": 2.0, "low": 1.5, "high": 2.5, "minimum": 1.0}
@@ -305,14 +320,14 @@ def test_facts_of_several_rounds_are_samples_and_multiples() -> None:
     assert normalised_of(trace) == expected
 
 
-@given(st.dictionaries(st.sampled_from(["wall_ms", "reference", "instructions"]), JUNK))
+@given(st.dictionaries(st.sampled_from(Facts.__struct_fields__), JUNK))
 def test_whatever_stands_in_the_facts_of_a_file_makes_no_error(facts: dict[str, Any]) -> None:
     b = TraceBuilder()
     b.metadata(FACTS_KEY, facts)
     with b.annotation(REGION):
         pass
     trace = whole(b)
-    assert samples_of(trace).keys() <= {"wall_ms", "instructions"}
+    assert samples_of(trace).keys() <= {"wall_ms", "cpu_ms", "instructions"}
     assert normalised_of(trace) is None or "wall_ms" in samples_of(trace)
     assert measure_all(trace).keys() == METRICS.keys()
 

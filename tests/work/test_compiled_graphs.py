@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +17,10 @@ from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.events import FACTS_KEY
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Graph
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.work.compiled_graphs import Graph, read_graph
+from pytest_torchprof.work.compiled_graphs import read_graph
 from pytest_torchprof.work.counting import op_flops
 
 # ------------------------------------------------------------------------------- graphs
@@ -247,7 +246,7 @@ def test_a_compiled_product_of_one_row(tmp_path: Path) -> None:
     with torch.profiler.profile(activities=[cpu], record_shapes=True) as profile:
         with torch.profiler.record_function(REGION):
             compiled(rows, matrices)
-        profile.add_metadata_json(FACTS_KEY, json.dumps({"torch": "", **graph_facts()}))
+        profile.add_metadata_json(FACTS_KEY, (Facts(torch="") | graph_facts()).stored())
     if not any("CompiledFxGraph" in str(event.name) for event in profile.events()):
         pytest.skip("this torch does not mark the calls of compiled graphs")
     profile.export_chrome_trace(str(tmp_path / "trace.json"))

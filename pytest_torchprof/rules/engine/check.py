@@ -153,7 +153,7 @@ def nothing_seen(trace: Events) -> Reason | None:
     """Why no rule can be checked on a trace: it does not contain what ran."""
     if trace.region is not None:
         return None
-    if trace.facts:
+    if trace.is_live:
         return because(Why.NO_REGION)
     return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NOTHING_TO_CHECK)
 
@@ -162,7 +162,7 @@ def lacks(trace: Events, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
     if not rule.needs:
         return _unready(trace, rule)
-    if "live" in rule.needs and not trace.facts:
+    if "live" in rule.needs and not trace.is_live:
         return because(Why.ONLY_LIVE)
     if "device" in rule.needs and (gap := trace.once(device_gap)) is not None:
         return gap

@@ -107,8 +107,8 @@ def _chip_of(trace: Events, device: int) -> Chip:
 
 def device_type(trace: Events) -> str:
     """The accelerator's name in torch: ``cuda``, also for AMD, unless the trace says otherwise."""
-    noted = trace.facts.get("device_type")
-    if isinstance(noted, str):
+    noted = trace.facts.device_type
+    if noted is not None:
         return noted
     xpu = trace.is_kind(Kind.RUNTIME) & trace.names_where(XPU_CALL.match)
     return "xpu" if xpu.any() else "cuda"

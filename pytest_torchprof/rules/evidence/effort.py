@@ -46,7 +46,7 @@ def effort_ns(trace: Events) -> float:
 
 def guessed(trace: Events, *names: Names) -> Reason | None:
     """Why this size is uncertain, for a rule about events of these names on a CPU."""
-    if trace.facts or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):
+    if trace.is_live or trace.has(Kind.MEMORY, *DEVICE_KINDS) or not count(trace, *names):
         return None
     return because(Why.TRIFLES_GUESSED)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.compile_events import CompileCount
-from pytest_torchprof.capture.inductor import graph_facts
-from pytest_torchprof.capture.machine import Machine, allows_tf32
+from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.priming import device_fault
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -26,9 +24,11 @@ from pytest_torchprof.verdict.profile import values_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_torchprof.capture.machine import Machine
     from pytest_torchprof.core.results import Value
     from pytest_torchprof.session.plan import Plan, RunKind
     from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.facts import Facts
 
 
 class Gatherer:
@@ -71,7 +71,7 @@ class Gatherer:
         self.longest_ns = 0
         self._compiled = CompileCount.now()
         #: What the first run compiled, once it is over.
-        self._compilation: dict[str, Any] | None = None
+        self._compilation: Facts | None = None
         self.replan(plan)
         #: The process state before the test's fixtures were set up.
         self.start = World()
@@ -110,7 +110,7 @@ class Gatherer:
         if brought.first or self.asked.complete:
             self._compilation = self._compiled_so_far()
 
-    def _compiled_so_far(self) -> dict[str, Any]:
+    def _compiled_so_far(self) -> Facts:
         return CompileCount.now().since(self._compiled)
 
     def count_run(self) -> None:
@@ -270,19 +270,7 @@ class Gatherer:
             self._captures.no_lines(self.broke(error))
             return False
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """What to write to the trace's metadata."""
-        return {
-            "environment": self._machine.key,
-            "accelerator": self._machine.accelerator,
-            "device_type": self._machine.device_type,
-            "torch": self._machine.torch_version,
-            **self.rounds.facts(),
-            # Counts of the first run only, since the number of runs is not the test's doing.
-            **(compiled := self._compiled_so_far()),
-            **(self._compilation or {}),
-            "compiled": compiled["compiled"],
-            **graph_facts(),
-            **({"no_device": gap} if (gap := device_fault()) else {}),
-            **({"allow_tf32": tf32} if (tf32 := allows_tf32()) is not None else {}),
-        }
+        now = facts_now(self._machine, self._compiled_so_far(), self._compilation)
+        return self.rounds.facts() | now

@@ -16,6 +16,7 @@ from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.runs.brought import Captured, NoModules, Timed
+from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:
     from pytest_torchprof.session.plan import RunKind
@@ -112,9 +113,8 @@ class Run:
         capture.end_region()
         compiled = self.kind == "profile" and CompileCount.now().compiled_since(self._compiled)
         facts = self.gatherer.facts()
-        facts["packages"] = capture.packages.calls
-        if self.kind == "threads":
-            facts["no_memory"] = _NO_MEMORY
+        no_memory = _NO_MEMORY if self.kind == "threads" else None
+        facts |= Facts(packages=capture.packages.calls, no_memory=no_memory)
         try:
             with passing_file(self.gatherer.folder, small=capture.is_small) as place:
                 trace, path = capture.stop(place, facts)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-from msgspec.structs import asdict
+from typing import TYPE_CHECKING, Literal
 
 from pytest_torchprof.capture.busy import BusyWatch
 from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.reference import Lap, conditions, run_reference
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
+from pytest_torchprof.trace.facts import Facts, Quantity, ReferenceNote
 
 if TYPE_CHECKING:
     from pytest_torchprof.capture.stopwatch import Round
@@ -138,26 +137,30 @@ class Rounds:
         if self._watch is not None:
             self.busy, self._watch = self._watch.explain(), None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """For the trace's metadata: a sample of each quantity, or why there is none."""
         if not self.timed:
-            return dict.fromkeys(("wall_ms", "cpu_ms", "instructions"), NO_ROUNDS)
-        facts: dict[str, Any] = {
-            "wall_ms": _sample(one.wall_ns / 1e6 for one in self.timed),
-            "cpu_ms": _sample(one.cpu_ns / 1e6 for one in self.timed),
-        }
-        counted = [one.instructions for one in self.timed if isinstance(one.instructions, int)]
-        facts["instructions"] = _sample(counted) if counted else self.timed[0].instructions
-        if self.laps:
-            facts["reference"] = {
-                "wall_ms": min(lap.wall_ns for lap in self.laps) / 1e6,
-                "cpu_ms": min(lap.cpu_ns for lap in self.laps) / 1e6,
-                "n": len(self.laps),
-                "conditions": self._conditions,
-                "page_faults": min(one.page_faults for one in self.timed),
-            }
-        return facts
+            none = Quantity.of(NO_ROUNDS)
+            return Facts(wall_ms=none, cpu_ms=none, instructions=none)
+        return Facts(
+            wall_ms=_quantity([one.wall_ns / 1e6 for one in self.timed]),
+            cpu_ms=_quantity([one.cpu_ns / 1e6 for one in self.timed]),
+            instructions=_quantity([one.instructions for one in self.timed]),
+            reference=self._reference() if self.laps else None,
+        )
+
+    def _reference(self) -> ReferenceNote:
+        return ReferenceNote(
+            wall_ms=min(lap.wall_ns for lap in self.laps) / 1e6,
+            cpu_ms=min(lap.cpu_ns for lap in self.laps) / 1e6,
+            n=len(self.laps),
+            conditions=self._conditions,
+            page_faults=min(one.page_faults for one in self.timed),
+        )
 
 
-def _sample(values: Iterable[float]) -> dict[str, float]:
-    return asdict(Sample.of(values))
+def _quantity(values: Sequence[float | Reason]) -> Quantity:
+    """A sample of the numbers; where there are none, the first reason."""
+    known = [value for value in values if not isinstance(value, Reason)]
+    gaps = [value for value in values if isinstance(value, Reason)]
+    return Quantity.of(Sample.of(known) if known else gaps[0])

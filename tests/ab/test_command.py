@@ -329,7 +329,7 @@ def test_nothing_is_left_behind_by_a_run_that_is_ended(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["no-such-branch", "--", "tests"], "no-such-branch"),
         (["--", "tests"], "give a git revision"),
@@ -339,11 +339,11 @@ def test_nothing_is_left_behind_by_a_run_that_is_ended(
     ],
 )
 def test_a_side_that_there_is_not_is_one_line(
-    project: Project, words: list[str], said: str
+    project: Project, words: list[str], message: str
 ) -> None:
     status, out, err = project.run(*words)
     assert (2, "", 1) == (status, out, err.count("\n")), err
-    assert said in err
+    assert message in err
     project.assert_clean()
 
 

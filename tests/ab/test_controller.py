@@ -212,7 +212,7 @@ def compare(
     request = Request(None, a, b, None, None, b, args)
     rows = [] if rows is None else rows
     with sides(request) as (side_a, side_b, janitor):
-        said = run(
+        shown = run(
             side_a,
             side_b,
             janitor,
@@ -221,7 +221,7 @@ def compare(
             rows,
         )
         if notes is not None:
-            notes += said
+            notes += shown
         assert not janitor._watched
     return rows
 
@@ -332,9 +332,9 @@ def test_a_row_says_on_which_side_it_could_not_be_measured(
 
 
 def test_a_test_without_exact_metrics_says_why(rows: dict[str, PairedRow]) -> None:
-    said = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
-    assert said.pop("test_not_profiled") == because(Why.LEFT_OUT_BY_MARKER)
-    assert set(said) <= {"test_two_regions"}
+    shown = {name: row.unprofiled for name, row in rows.items() if row.unprofiled}
+    assert shown.pop("test_not_profiled") == because(Why.LEFT_OUT_BY_MARKER)
+    assert set(shown) <= {"test_two_regions"}
     assert not rows["test_not_profiled"].differences
 
 
@@ -342,8 +342,8 @@ def test_a_worker_that_died_took_with_it_what_it_had_imported(
     rows: dict[str, PairedRow], notes: list[str]
 ) -> None:
     assert rows["test_dies"].verdict == "error"
-    said = "it is not known where B imported modules from while tests ran: its worker died"
-    assert notes == [said]
+    shown = "it is not known where B imported modules from while tests ran: its worker died"
+    assert notes == [shown]
 
 
 def test_each_test_is_one_row(rows: dict[str, PairedRow]) -> None:
@@ -365,7 +365,7 @@ def test_only_the_marked_region_counts(rows: dict[str, PairedRow]) -> None:
         assert sample.median < 1.5  # of more than 2
 
 
-def test_progress_is_told_before_each_test(rows: dict[str, PairedRow], left: list[int]) -> None:
+def test_progress_is_reported_before_each_test(rows: dict[str, PairedRow], left: list[int]) -> None:
     assert left == list(range(len(left)))[::-1]
     assert len(left) == len(rows) - 4
 
@@ -424,8 +424,8 @@ def test_exactly_so_many_rounds_and_tests_that_always_end_their_worker_end_the_r
         "def test_x(n):\n    os.kill(os.getpid(), 9)\n"
     )
     rows: list[PairedRow] = []
-    said = r"3 tests in a row ended their worker.*SIGKILL"
-    with pytest.raises(AbStoppedError, match=said):
+    shown = r"3 tests in a row ended their worker.*SIGKILL"
+    with pytest.raises(AbStoppedError, match=shown):
         compare(tmp_path, tmp_path, rows=rows, options=Options(rounds=9))
     assert [row.verdict == "error" for row in rows] == [False, True, True]
     assert rows[0].decision is not None

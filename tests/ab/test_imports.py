@@ -394,7 +394,7 @@ def told(root: str, **more: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "said"),
+    ("a", "b", "message"),
     [
         (told("/a"), told("/b"), None),
         (told("/a", own={"m": "/a/m.py"}), told("/b", own={"m": "/b/m.py"}), None),
@@ -405,11 +405,11 @@ def told(root: str, **more: dict[str, str]) -> dict[str, Any]:
         (told("/a", installed={"m": "/s/m.py"}), told("/a"), None),
     ],
 )
-def test_both_sides_are_to_be_proven(a: Any, b: Any, said: str | None) -> None:
-    if said is None:
+def test_both_sides_are_to_be_proven(a: Any, b: Any, message: str | None) -> None:
+    if message is None:
         proven(a, b)
     else:
-        with pytest.raises(AbError, match=said):
+        with pytest.raises(AbError, match=message):
             proven(a, b)
 
 

@@ -242,7 +242,7 @@ def test_a_process_that_took_over_the_number_lives() -> None:
         process.kill()
 
 
-def test_a_worker_that_is_no_leader_is_ended_alone(scratch: Path) -> None:
+def test_a_worker_that_leads_no_process_group_is_ended_alone(scratch: Path) -> None:
     janitor = Janitor()
     with subprocess.Popen(["sleep", "1000"]) as process:
         janitor.watch(process.pid)
@@ -250,7 +250,9 @@ def test_a_worker_that_is_no_leader_is_ended_alone(scratch: Path) -> None:
         assert -signal.SIGTERM == process.wait()
 
 
-def test_no_room_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_temporary_folder_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(AbError, match=r"nowhere: cannot create a temporary folder here.*TMPDIR"):
         Janitor()

@@ -16,7 +16,7 @@ from pytest_torchprof.ab.address_space import ENVIRONMENT, same_addresses, same_
 PERSONALITY = Path("/proc/self/personality")
 
 
-def test_what_is_taken_differs_from_turn_to_turn() -> None:
+def test_allocations_differ_from_turn_to_turn() -> None:
     sizes = []
     for _ in range(4):
         held: Any = shaken()
@@ -53,7 +53,7 @@ def test_processes_started_within_have_the_same_addresses_and_others_as_before()
     assert inside == before or len(found) == 1  # where a container forbids it, nothing changes
 
 
-def test_where_the_system_does_not_have_it_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_system_support_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     with same_addresses():
         pass
@@ -69,7 +69,7 @@ def test_where_the_system_does_not_have_it_nothing_happens(monkeypatch: pytest.M
         ({"OMP_NUM_THREADS": "2"}, set(ENVIRONMENT)),
     ],
 )
-def test_what_the_user_has_not_set_is_the_same_for_both_sides(
+def test_settings_that_the_user_left_open_are_equal_on_both_sides(
     users: dict[str, str], ours: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*ENVIRONMENT, "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):

@@ -95,7 +95,7 @@ def test_without_dashes_and_words_pytest_gets_no_arguments(say: Say, fake: Fake)
         ("main -x -- tests", "torchprof ab main -- -x"),
     ],
 )
-def test_words_for_pytest_without_dashes_are_told_their_place(
+def test_pytest_arguments_without_dashes_get_a_hint_where_to_go(
     say: Say, fake: Fake, words: str, advice: str
 ) -> None:
     status, out, err = say(*words.split())
@@ -146,15 +146,15 @@ def test_help_says_where_the_words_for_pytest_stand(say: Say) -> None:
 
 def test_the_table_has_what_needs_attention_first(say: Say, fake: Fake) -> None:
     fake.notes = ("submodule x has uncommitted changes; they are part of B",)
-    fake.said = ("its worker died",)
+    fake.message = ("its worker died",)
     fake.rows = [
         replace(row, unprofiled=words("in B: it profiles itself")) if row is SAME else row
         for row in EVERY
     ]
     _, out, err = say("main")
     table, totals = out.splitlines()[3:15], out.splitlines()[-1]
-    said = "\n".join(line.rstrip() for line in table)
-    assert said == textwrap.dedent(
+    message = "\n".join(line.rstrip() for line in table)
+    assert message == textwrap.dedent(
         """\
         test                                                   A             B  change                     verdict
         ------------------------------------------  ------------  ------------  -------------------------  -------
@@ -259,7 +259,7 @@ def test_many_lines_below_the_table_are_cut(say: Say, fake: Fake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         (Difference("flops", 200, 240), "flops 200 FLOP → 240 FLOP (+20.0 %)"),
         (Difference("ops", 0, 3), "ops 0 → 3 (from 0)"),
@@ -268,11 +268,11 @@ def test_many_lines_below_the_table_are_cut(say: Say, fake: Fake) -> None:
         (Difference("of_a_newer_version", 3, 4), "of_a_newer_version 3 → 4 (+33.3 %)"),
     ],
 )  # fmt: skip
-def test_a_difference_is_in_the_unit_of_its_metric(found: Difference, said: str) -> None:
-    assert said == ab_table.difference(found)
+def test_a_difference_is_in_the_unit_of_its_metric(found: Difference, message: str) -> None:
+    assert message == ab_table.difference(found)
 
 
-def test_too_few_pairs_are_told_with_what_would_help(say: Say, fake: Fake) -> None:
+def test_too_few_pairs_are_reported_with_a_remedy(say: Say, fake: Fake) -> None:
     fake.rows = [BRIEF]
     _, out, _ = say("main", "--rounds", "2")
     assert "tests/test_perf.py::test_jumpy: unclear: 2 pairs of turns\n" in out
@@ -317,7 +317,7 @@ def test_exit_status(
 
 
 @pytest.mark.parametrize(("rows", "status"), [([SAME, SLOWER], 1), ([SAME, DIED], 1), ([SAME], 2)])
-def test_what_was_compared_before_it_had_to_end_is_shown_and_counts(
+def test_comparisons_made_before_an_early_end_are_shown_and_count(
     say: Say, fake: Fake, rows: Sequence[PairedRow], status: int
 ) -> None:
     fake.rows, fake.error = rows, AbStoppedError("3 tests in a row ended their worker")
@@ -397,7 +397,7 @@ def test_a_report_without_a_file_is_refused_before_anything_runs(
     assert "--torchprof-json" in err
 
 
-def test_a_report_that_cannot_be_written_takes_nothing_from_what_is_printed(
+def test_a_report_that_cannot_be_written_does_not_affect_the_output(
     say: Say, fake: Fake, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()

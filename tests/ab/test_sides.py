@@ -217,7 +217,7 @@ def shallow(repo: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("place", "ref", "said"),
+    ("place", "ref", "shown"),
     [
         (lambda repo: repo, "mian", "'mian': no such revision in .*: Did you mean main"),
         (lambda repo: repo, "zzzzzzz", "no such revision in .*; git fetch"),
@@ -232,10 +232,10 @@ def shallow(repo: Path) -> Path:
         (lambda repo: repo, None, "nothing to compare with; give a git revision, --a"),
     ],
 )
-def test_what_has_no_revision_is_told_in_a_line(
-    repo: Path, place: Callable[[Path], Path], ref: str | None, said: str
+def test_an_unknown_revision_is_reported_in_one_line(
+    repo: Path, place: Callable[[Path], Path], ref: str | None, shown: str
 ) -> None:
-    with pytest.raises(AbError, match=said) as caught, sides(request(place(repo), ref)):
+    with pytest.raises(AbError, match=shown) as caught, sides(request(place(repo), ref)):
         pass
     assert "\n" not in str(caught.value)
 
@@ -328,8 +328,8 @@ def test_generated_modules_are_brought_and_told(repo: Path) -> None:
             "code.py",
             *(f"tests/{n}.py" for n in ("_version", "test_gone", "test_old")),
         } == found
-    said = "A uses tests/_version.py from the working tree, because git ignores these files"
-    assert (said,) == a.notes
+    shown = "A uses tests/_version.py from the working tree, because git ignores these files"
+    assert (shown,) == a.notes
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_generated_modules_are_brought_and_told(repo: Path) -> None:
         ("AssertionError", None),
     ],
 )
-def test_a_module_that_is_built_elsewhere_is_said_to_be(
+def test_a_module_built_elsewhere_is_reported(
     tmp_path: Path, text: str, expected: str | None
 ) -> None:
     write(tmp_path / "b", src__pkg__e="")
@@ -386,7 +386,7 @@ def test_a_folder_against_the_working_tree(repo: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "shown"),
     [
         ({"ref": "v1", "a": Path()}, "side A is given twice: revision 'v1' and --a"),
         ({"a": Path("nowhere")}, "--a nowhere: no such folder"),
@@ -397,11 +397,13 @@ def test_a_folder_against_the_working_tree(repo: Path, tmp_path: Path) -> None:
         ({"python_a": "./pretends"}, "--python-a ./pretends: does not run as Python"),
     ],
 )
-def test_what_is_no_side_is_told_in_a_line(repo: Path, given: dict[str, object], said: str) -> None:
+def test_an_invalid_side_is_reported_in_one_line(
+    repo: Path, given: dict[str, object], shown: str
+) -> None:
     pretends = repo / "pretends"
     pretends.write_text("#!/bin/sh\necho hello\n", "utf-8")
     pretends.chmod(0o755)
-    with pytest.raises(AbError, match=said), sides(request(repo, **given)):  # type: ignore[arg-type]
+    with pytest.raises(AbError, match=shown), sides(request(repo, **given)):  # type: ignore[arg-type]
         pass
 
 
@@ -432,7 +434,7 @@ def test_interpreters_are_compared_on_one_tree(
     assert (venv in a.tool.parents, b.python) == (True, sys.executable)
 
 
-def test_an_interpreter_that_lacks_something_is_told_with_the_remedy(
+def test_an_interpreter_that_lacks_something_is_reported_with_the_remedy(
     repo: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -514,7 +516,7 @@ def test_a_side_without_any_of_the_tests_is_empty(repo: Path) -> None:
         ("../t/a.py::x", ["/t"], True),
     ],
 )
-def test_the_tests_that_were_meant_are_told_by_their_ids(
+def test_the_intended_tests_are_recognized_by_their_ids(
     nodeid: str, wanted: list[str], expected: bool
 ) -> None:
     assert expected == matches(nodeid, wanted, Path("/r"))

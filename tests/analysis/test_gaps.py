@@ -93,12 +93,12 @@ def test_a_device_of_an_unread_category_is_named_and_nothing_of_it_is_0() -> Non
         b = step()
         b.metadata(FACTS_KEY, {"accelerator": accelerator, "device_type": "mtia"})
         trace = recorded(b, on_mtia)
-        said = {reason(trace, name) for name in OF_DEVICE}
-        assert said == {
+        message = {reason(trace, name) for name in OF_DEVICE}
+        assert message == {
             "events of MTIA devices are not supported (category mtia_ccp_events in this trace)"
         }
         found = check(trace, RULES.values())
-        assert in_words(found.unchecked["host-sync"]) == said.pop()
+        assert in_words(found.unchecked["host-sync"]) == message.pop()
 
 
 @pytest.mark.parametrize("category", ["hpu_op", "gcu_memcpy", "async_npu"])
@@ -131,19 +131,19 @@ def test_events_without_a_category_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "said"),
+    ("accelerator", "message"),
     [
         (None, f"{in_words(because(Why.NO_DEVICE))}: category q9"),
         ("Q9", "events of this device are not supported: category q9"),
     ],
 )
-def test_categories_that_nobody_knows_are_named_where_nothing_else_is_a_device(
-    accelerator: str | None, said: str
+def test_unknown_categories_are_named_if_nothing_else_is_a_device(
+    accelerator: str | None, message: str
 ) -> None:
     b = step()
     b.metadata(FACTS_KEY, {"accelerator": accelerator})
     trace = recorded(b, categories(kernel="q9", gpu_memcpy="q9", cuda_runtime="q9_runtime"))
-    assert str(reason(trace, "kernels")).startswith(said)
+    assert str(reason(trace, "kernels")).startswith(message)
 
 
 def test_events_of_the_profiler_itself_are_no_unknown_device() -> None:
@@ -302,7 +302,7 @@ def test_rules_that_need_operators_are_not_checked_for_what_graphs_launch(
 ) -> None:
     found = check(replayed(*kernels), RULES.values())
     why = because(Why.KERNELS_FROM_GRAPHS, count=1)
-    assert {code for code, said in found.gaps.items() if said == why} == blind
+    assert {code for code, message in found.gaps.items() if message == why} == blind
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_names_are_shortened_as_asked() -> None:
     assert row.text(lambda name: name[:4]) == "long, mul → fuse"
 
 
-def test_work_is_bounded_and_what_was_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_bounded_and_omissions_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = (ran(*(layers * 100).split()) for layers in (LAYER, FUSED))
     monkeypatch.setattr(room, "_MOST_DIFFERENCES", 3)
     (row,), complete = replacements(before, after)

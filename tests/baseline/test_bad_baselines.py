@@ -159,14 +159,14 @@ def test_signs_of_keys_within_names_and_unknown_numbers_are_no_second_keys(tmp_p
     assert tests == found.data["tests"]
 
 
-def test_bytes_that_are_no_text_are_told(pytester: pytest.Pytester) -> None:
+def test_bytes_that_are_not_text_are_reported(pytester: pytest.Pytester) -> None:
     path = put(pytester, b"\xff\xfe\x00")
     ran = run(pytester, "--torchprof")
     assert {"failed": 1} == ran.outcomes
     assert f"torchprof: baseline {path} cannot be read: " in ran.out
 
 
-def test_a_folder_in_its_place_is_told(pytester: pytest.Pytester) -> None:
+def test_a_folder_in_its_place_is_reported(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     baseline_file(pytester).mkdir(parents=True)
     for option in ("--torchprof", "--accept"):
@@ -175,19 +175,19 @@ def test_a_folder_in_its_place_is_told(pytester: pytest.Pytester) -> None:
         assert f"baseline {baseline_file(pytester)} cannot be read: Is a directory" in ran.out
 
 
-def test_a_pipe_in_its_place_is_told(pytester: pytest.Pytester) -> None:
+def test_a_pipe_in_its_place_is_reported(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     baseline_file(pytester).parent.mkdir()
     os.mkfifo(baseline_file(pytester))
     ran = run(pytester, "--torchprof")
     assert {"failed": 1} == ran.outcomes
-    said = (
+    shown = (
         "cannot be read: it is not a file; restore the file, or name another folder with --torchp"
     )
-    assert f"baseline {baseline_file(pytester)} {said}" in ran.out
+    assert f"baseline {baseline_file(pytester)} {shown}" in ran.out
 
 
-def test_a_file_in_place_of_the_folder_is_told(pytester: pytest.Pytester) -> None:
+def test_a_file_in_place_of_the_folder_is_reported(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     baseline_file(pytester).parent.touch()
     for option in ("--torchprof", "--accept"):
@@ -227,7 +227,7 @@ def refuse_replace(source: Any, target: Any, **rest: Any) -> None:
         ("os.replace", refuse_replace, "Invalid cross-device link"),
     ],
 )
-def test_what_cannot_be_written_is_told_and_the_old_file_stays(
+def test_a_failed_write_is_reported_and_the_old_file_stays(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     call: str,
@@ -364,7 +364,7 @@ def test_without_torch_and_off_tests_run(pytester: pytest.Pytester) -> None:
     assert {"passed": 1} == run(pytester, subprocess=True).outcomes
 
 
-def test_a_folder_that_may_not_be_entered_is_told_and_holds_no_tests(
+def test_an_unreadable_folder_is_reported_and_holds_no_tests(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=ADD)

@@ -171,15 +171,15 @@ def test_quotes_and_prefix_stay(tmp_path: Path, known: str, before: str, after: 
         "*['']", "**{'expected': ''}",
     ],
 )  # fmt: skip
-def test_what_is_no_literal_of_its_own_is_left_and_said(
+def test_an_expectation_that_is_not_a_plain_literal_is_left_and_reported(
     tmp_path: Path, known: str, argument: str
 ) -> None:
     text = f"def test(t):\n    t.assert_expected_inline({argument})\n"
     path = tmp_path / "test_it.py"
-    found, (said,) = accepted(path, text)
+    found, (message,) = accepted(path, text)
     assert text.encode() == found
     if known == "positions":
-        assert said.startswith("has no triple-quoted string to rewrite. Write torchprof.")
+        assert message.startswith("has no triple-quoted string to rewrite. Write torchprof.")
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,7 @@ def test_encodings_stay(tmp_path: Path, start: str, encoding: str) -> None:
     assert (text.replace("HERE", after).encode(encoding), []) == found
 
 
-def test_calls_that_look_the_same_on_a_line_are_told_apart_or_left(
-    tmp_path: Path, known: str
-) -> None:
+def test_equal_looking_calls_on_a_line_are_told_apart_or_left(tmp_path: Path, known: str) -> None:
     path = tmp_path / "test_it.py"
     text = (
         'def test(t):\n    a = b = t\n    a.assert_expected_inline("""x"""); '
@@ -335,7 +333,7 @@ def test_code_without_a_file_is_left_and_said(name: str) -> None:
     assert [problem.what] == fixture.refusals
 
 
-def test_files_of_no_use_are_told_in_a_line(tmp_path: Path) -> None:
+def test_unusable_files_are_reported_in_one_line(tmp_path: Path) -> None:
     for data in (b"\xff", b"# coding: nothing\n", b"x = (", b"\0", b"(" * 9999):
         with pytest.raises(BaselineError, match=r"^cannot be rewritten: [^\n]+$"):
             source_files.SourceFile(data)

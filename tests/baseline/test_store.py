@@ -207,7 +207,7 @@ def test_an_entry_is_that_of_test_and_environment(
     assert expected == entry_of(load(path), test, environment)
 
 
-def test_changes_are_told_with_both_numbers(tmp_path: Path) -> None:
+def test_changes_are_reported_with_both_numbers(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "test_it.json"
     first = update(path, [entry(ops=1, flops=2, kernels=3)], existing=None)
     assert (["test_a"], {}, path) == (first.added, first.changed, first.path)
@@ -326,7 +326,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_what_cannot_be_used_is_told_in_one_short_line(tmp_path: Path, case: str) -> None:
+def test_unusable_files_get_one_short_line(tmp_path: Path, case: str) -> None:
     path = tmp_path / "test_it.json"
     path.write_text(of_entry(ODD[case]), "utf-8")
     for what in (lambda: load(path), lambda: update(path, [entry(ops=1)], existing=[])):
@@ -351,7 +351,7 @@ def test_a_flaw_is_named_with_its_test_and_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"), [("{\n  x}", "line 2, column 3"), ("x", "line 1, column 1")]
 )
-def test_what_is_not_json_is_told_with_line_and_column(
+def test_invalid_json_is_reported_with_line_and_column(
     tmp_path: Path, text: str, place: str
 ) -> None:
     path = tmp_path / "test_it.json"
@@ -448,7 +448,7 @@ def test_a_part_in_conflict_is_settled_among_lines_of_both(tmp_path: Path) -> No
     assert {"flops": 1, "ops": 2} == entry_of(load(path), "test_a", CPU).metrics  # type: ignore[union-attr]
 
 
-def test_a_conflict_of_which_a_side_is_no_baseline_stays(tmp_path: Path) -> None:
+def test_a_conflict_with_a_side_that_is_not_a_baseline_stays(tmp_path: Path) -> None:
     path = tmp_path / "test_it.json"
     text = conflicted(document(), 7)
     path.write_text(text, "utf-8")

@@ -66,7 +66,7 @@ def test_a_machine_that_tells_nothing_is_not_busy(system: System) -> None:
 
 
 @pytest.mark.parametrize(
-    ("user", "own", "said"),
+    ("user", "own", "message"),
     [
         (2.0, 2.0, None),  # our own two threads are no other's
         (3.0, 2.0, None),  # a quarter
@@ -75,28 +75,28 @@ def test_a_machine_that_tells_nothing_is_not_busy(system: System) -> None:
         (0.0, 2.0, None),  # children that we have waited for, all at once
     ],
 )
-def test_cpu_time_of_others(system: System, user: float, own: float, said: str | None) -> None:
+def test_cpu_time_of_others(system: System, user: float, own: float, message: str | None) -> None:
     system.write()
     watch = BusyWatch()
     system.now, system.own, system.cpu[0] = 10**9, own, user
     system.write()
-    assert said == said_by(watch)
+    assert message == said_by(watch)
 
 
 @pytest.mark.parametrize(
-    ("stolen", "said"),
+    ("stolen", "message"),
     [(0.2, None), (0.25, "the hypervisor took about 10% of the CPUs"),
      (1.2, "the hypervisor took about 30% of the CPUs")],
 )  # fmt: skip
-def test_steal(system: System, stolen: float, said: str | None) -> None:
+def test_steal(system: System, stolen: float, message: str | None) -> None:
     system.write()
     watch = BusyWatch()
     system.now, system.cpu[7] = 10**9, stolen
     system.write()
-    assert said == said_by(watch)
+    assert message == said_by(watch)
 
 
-def test_heat_and_a_containers_quota_are_told_together(system: System) -> None:
+def test_heat_and_a_containers_quota_are_reported_together(system: System) -> None:
     system.write(core=3, package=4)
     system.container(100)
     assert after(system) is None

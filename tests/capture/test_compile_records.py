@@ -49,7 +49,7 @@ def dynamo(monkeypatch: pytest.MonkeyPatch) -> Dynamo:
     return utils
 
 
-def test_nothing_is_read_while_nobody_has_used_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_until_dynamo_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_events, "_LOG", compile_events._Log())
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
     before = CompileCount.now()
@@ -106,22 +106,22 @@ def test_a_break_after_which_the_frame_is_left_to_python_is_one(dynamo: Dynamo) 
     assert 1 == CompileCount.now().since(before).graph_breaks
 
 
-@pytest.mark.parametrize("said", ["L['n'] == 4", None])
+@pytest.mark.parametrize("message", ["L['n'] == 4", None])
 def test_older_versions_number_attempts_and_note_guards_apart(
-    dynamo: Dynamo, said: str | None
+    dynamo: Dynamo, message: str | None
 ) -> None:
     before = CompileCount.now()
     code = (lambda: 0).__code__.replace(co_filename="/projects/net.py", co_firstlineno=3)
-    dynamo.guard_failures[code] = [said] if said else []
+    dynamo.guard_failures[code] = [message] if message else []
     for attempt in range(2):
         dynamo.compiled(f"0/{attempt}")
     (row,) = CompileCount.now().since(before).recompilations or ()
-    why = f"{said} does not hold" if said else "a guard failed"
+    why = f"{message} does not hold" if message else "a guard failed"
     assert f"step was recompiled: {why}" == row.reason
 
 
 @pytest.mark.parametrize(
-    ("guard", "said"),
+    ("guard", "message"),
     [
         ("0/0: x == 4    # return x * n  # net.py:5 in step", "x == 4 does not hold"),
         (
@@ -132,12 +132,12 @@ def test_older_versions_number_attempts_and_note_guards_apart(
         ("GLOBAL_STATE changed: grad_mode", "GLOBAL_STATE changed: grad_mode"),
     ],
 )
-def test_the_guard_that_failed_is_told_in_a_line(dynamo: Dynamo, guard: str, said: str) -> None:
+def test_the_failed_guard_is_reported_in_one_line(dynamo: Dynamo, guard: str, message: str) -> None:
     before = CompileCount.now()
     dynamo.compiled("0/0", recompile_reason=None)
     dynamo.compiled("0/1", recompile_reason=guard)
     (row,) = CompileCount.now().since(before).recompilations or ()
-    assert f"step was recompiled: {said}" == row.reason
+    assert f"step was recompiled: {message}" == row.reason
 
 
 WRAPPER = f"{torch.__file__.removesuffix('__init__.py')}_dynamo/external_utils.py"
@@ -149,7 +149,7 @@ TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.co
 
 
 @pytest.mark.parametrize(
-    ("fields", "said", "cause"),
+    ("fields", "message", "cause"),
     [
         ({}, "step was recompiled: x == 4 does not hold", None),
         (
@@ -184,12 +184,12 @@ TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.co
     ],
 )
 def test_what_was_compiled_again_is_called_what_it_is(
-    dynamo: Dynamo, fields: dict[str, str], said: str, cause: str | None
+    dynamo: Dynamo, fields: dict[str, str], message: str, cause: str | None
 ) -> None:
     before = CompileCount.now()
     dynamo.compiled("0/1", **{"recompile_reason": "0/0: x == 4", **fields})
     (row,) = CompileCount.now().since(before).recompilations or ()
-    assert (said, cause) == (row.reason, row.cause)
+    assert (message, cause) == (row.reason, row.cause)
 
 
 def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) -> None:
@@ -199,13 +199,13 @@ def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) 
     why = {"fail_type": "Unsupported", "fail_reason": "Dynamo recompile limit exceeded"}
     dynamo.compiled("0/8", recompile_reason="0/7: n == 7", **nothing, **why)
     facts = CompileCount.now().since(before)
-    said = "dynamo gave up on step after 8 compilations and runs it uncompiled: n == 7 does not"
-    assert [f"{said} hold"] == [row.reason for row in facts.recompilations or ()]
+    message = "dynamo gave up on step after 8 compilations and runs it uncompiled: n == 7 does not"
+    assert [f"{message} hold"] == [row.reason for row in facts.recompilations or ()]
     assert 0 == facts.graph_breaks
 
 
 @pytest.mark.parametrize(
-    ("older", "said"),
+    ("older", "message"),
     [
         (["0/1: n == 2"], "n == 2 does not hold"),
         (["0/1: n == 2", "0/0: n == 1"], "n == 2 does not hold"),  # of the same kind
@@ -217,14 +217,14 @@ def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) 
         (["0/1: n == 2", "0/1: m == 1"], "n == 2 does not hold"),
     ],
 )
-def test_guards_of_other_kinds_that_failed_are_told_too(
-    dynamo: Dynamo, older: list[str], said: str
+def test_failed_guards_of_other_kinds_are_reported_too(
+    dynamo: Dynamo, older: list[str], message: str
 ) -> None:
     before = CompileCount.now()
     dynamo.guard_failures[(lambda: 0).__code__] = older
     dynamo.compiled("0/2", recompile_reason="0/1: n == 2")
     (row,) = CompileCount.now().since(before).recompilations or ()
-    assert f"step was recompiled: {said}" == row.reason
+    assert f"step was recompiled: {message}" == row.reason
 
 
 def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) -> None:
@@ -233,8 +233,8 @@ def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) 
     dynamo.guard_failures[(lambda: 0).__code__] = [threads, "0/0: GLOBAL_STATE changed: grad_mode"]
     dynamo.compiled("0/2", recompile_reason=threads)
     (row,) = CompileCount.now().since(before).recompilations or ()
-    said = "step was recompiled: GLOBAL_STATE changed: grad_mode"
-    assert (said, "grad mode") == (row.reason, row.cause)
+    message = "step was recompiled: GLOBAL_STATE changed: grad_mode"
+    assert (message, "grad mode") == (row.reason, row.cause)
 
 
 def test_the_backward_of_a_later_attempt_is_no_recompilation_of_its_own(dynamo: Dynamo) -> None:
@@ -256,7 +256,7 @@ def test_more_records_are_kept_than_by_default(dynamo: Dynamo) -> None:
     assert 99 == CompileCount.now().since(before).recompiles
 
 
-def test_records_that_were_dropped_are_told(dynamo: Dynamo) -> None:
+def test_dropped_records_are_reported(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     for attempt in range(65):
         dynamo.compiled(f"0/{attempt}")
@@ -288,7 +288,7 @@ def test_breaks_of_earlier_compilations_are_known_by_their_number(dynamo: Dynamo
     }
 
 
-def test_after_a_reset_numbers_begin_anew(dynamo: Dynamo) -> None:
+def test_after_a_reset_numbering_starts_over(dynamo: Dynamo) -> None:
     dynamo.broke("earlier", ("/projects/net.py", 5))
     dynamo.compiled("0/0", restart_reasons={"earlier"})
     CompileCount.now()

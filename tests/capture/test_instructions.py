@@ -112,7 +112,7 @@ def test_they_gate_at_one_percent_whatever_becomes_of_time(
     assert {"failed" if status == "regressed" else "passed": 1} == ran.outcomes
 
 
-def test_a_counter_that_is_gone_since_is_said_and_fails_only_when_strict(
+def test_a_counter_that_vanished_is_reported_and_fails_only_when_strict(
     pytester: pytest.Pytester, install: Callable[[object], None]
 ) -> None:
     pytester.makepyfile(test_it=TEST)

@@ -89,7 +89,7 @@ def test_a_dict_has_another_version_after_a_change_and_only_then(
 
 
 @pytest.mark.parametrize(("name", "offset"), [("cpython", 8), ("cpython", 0), ("other", 24)])
-def test_where_the_number_is_no_version_nobody_is_told_so(
+def test_a_number_that_is_not_a_version_is_not_taken_for_one(
     monkeypatch: pytest.MonkeyPatch, name: str, offset: int
 ) -> None:
     monkeypatch.setattr(versions, "_OFFSET", offset)

@@ -251,7 +251,7 @@ def test_what_only_moved_was_not_replaced(say: Say, tmp_path: Path) -> None:
     assert "Memcpy" not in out
 
 
-def test_a_grouping_that_the_trace_has_nothing_for_is_said(say: Say, tmp_path: Path) -> None:
+def test_a_grouping_the_trace_has_no_data_for_is_reported(say: Say, tmp_path: Path) -> None:
     builder = TraceBuilder()
     builder.op("aten::add")
     trace = builder.save(tmp_path / "x.json")
@@ -265,7 +265,9 @@ def test_a_grouping_that_the_trace_has_nothing_for_is_said(say: Say, tmp_path: P
     assert "gives them" not in say("ops", trace)[1]
 
 
-def test_peaks_of_another_chip_are_said_to_be_unused(say: Say, trace: Path, tmp_path: Path) -> None:
+def test_peaks_of_another_chip_are_reported_as_unused(
+    say: Say, trace: Path, tmp_path: Path
+) -> None:
     peaks = tmp_path / "peaks.json"
     peaks.write_text('{"name": "Other", "peaks": {"bf16": "1 TFLOP/s"}, "bandwidth": "1 TB/s"}')
     _, out, err = say("kernels", trace, "--device-peaks", peaks)
@@ -278,14 +280,14 @@ def test_a_trace_of_the_cpu_has_no_kernels_and_says_so(say: Say, tmp_path: Path)
     assert "no device events in this trace" in say("kernels", trace)[1]
 
 
-def test_kernels_of_a_graph_are_said_to_be_uncounted(say: Say, tmp_path: Path) -> None:
+def test_kernels_of_a_graph_are_reported_as_uncounted(say: Say, tmp_path: Path) -> None:
     builder = TraceBuilder(H100)
     builder.graph_launch(["gemm", "add"])
     trace = builder.save(tmp_path / "x.json")
     for command in ("summary", "kernels"):
-        said = "2 of 2 kernels were replayed from a graph: their FLOPs are not"
-        assert said in say(command, trace)[1]
-        assert said in json.loads(say(command, trace, "--format", "json")[1])["notes"][0]
+        message = "2 of 2 kernels were replayed from a graph: their FLOPs are not"
+        assert message in say(command, trace)[1]
+        assert message in json.loads(say(command, trace, "--format", "json")[1])["notes"][0]
 
 
 def test_kernels_that_nothing_launched_say_so_in_their_row(say: Say, trace: Path) -> None:
@@ -444,7 +446,7 @@ MISSING = "No such file or directory; give a .json or .json.gz trace of torch.pr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("summary", "gone"), f"gone: cannot be read: {MISSING} of them"),
         (("diff", "x.json", "x.json/a"), "x.json/a: cannot be read: Not a directory; give a"),
@@ -461,7 +463,7 @@ def test_a_path_that_is_none_says_what_it_is_and_what_to_give(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pytest_torchprof.core.files._PIPE_S", 0.01)
@@ -471,7 +473,7 @@ def test_a_path_that_is_none_says_what_it_is_and_what_to_give(
     os.mkfifo("pipe")
     status, out, err = say(*arguments)
     assert (2, "", 1) == (status, out, err.count("\n")), err
-    assert said in err
+    assert message in err
     assert "Errno" not in err
 
 
@@ -530,8 +532,8 @@ def test_a_sum_of_flops_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path
     for command in ("ops", "kernels"):
         document = json.loads(say(command, trace, "--format", "json")[1])
         assert document["total"]["flops"] is None
-        said = "no FLOPs total: at least 268 MFLOP: aten::convolution (1 call, "
-        (note,) = (note for note in document["notes"] if note.startswith(said))
+        message = "no FLOPs total: at least 268 MFLOP: aten::convolution (1 call, "
+        (note,) = (note for note in document["notes"] if note.startswith(message))
         assert note.endswith("lacks Concrete Inputs in this trace")
 
 

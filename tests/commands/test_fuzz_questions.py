@@ -75,11 +75,11 @@ def survive(data: bytes) -> None:
         source, target = Path(folder, "damaged.json"), Path(folder, "out.json")
         source.write_bytes(data)
         for command in ("summary", "ops", "kernels", "memory", "lint"):
-            said = io.StringIO()
-            with redirect_stderr(said), redirect_stdout(io.StringIO()):
+            message = io.StringIO()
+            with redirect_stderr(message), redirect_stdout(io.StringIO()):
                 status = cli.main([command, str(source)])
             assert status in {0, 2}
-            assert "internal error" not in said.getvalue()
+            assert "internal error" not in message.getvalue()
         trace: Events | None = None
         with suppress(TraceError):
             trace = read_trace(source)

@@ -139,7 +139,7 @@ def test_the_costliest_come_first(say: Say, trace: Path) -> None:
     assert 4 == len(costs)
 
 
-def test_what_could_not_be_checked_is_said_with_its_reason(say: Say, tmp_path: Path) -> None:
+def test_unchecked_rules_are_reported_with_the_reason(say: Say, tmp_path: Path) -> None:
     b = builder_of()
     b.op("aten::broken")
     trace = b.save(tmp_path / "x.json")
@@ -214,7 +214,7 @@ def test_thresholds_are_set_with_units(say: Say, trace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "expected_text"),
     [
         ("--ignore", "slow-ad", "Did you mean slow-add?"),
         ("--thresholds", "slow-ad.times=3", "Did you mean slow-add?"),
@@ -227,10 +227,12 @@ def test_thresholds_are_set_with_units(say: Say, trace: Path) -> None:
         ("--rank", "3", "rank"),
     ],
 )
-def test_bad_usage_is_one_line(say: Say, trace: Path, option: str, value: str, said: str) -> None:
+def test_bad_usage_is_one_line(
+    say: Say, trace: Path, option: str, value: str, expected_text: str
+) -> None:
     status, out, err = say("lint", trace, option, value)
     assert (2, "", 1) == (status, out, err.count("\n"))
-    assert said in err
+    assert expected_text in err
 
 
 def test_a_limited_table_has_the_costliest_of_each_rule(say: Say, trace: Path) -> None:
@@ -348,7 +350,7 @@ def row(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_a_message_of_all_places_is_said_once() -> None:
+def test_a_message_shared_by_all_places_is_printed_once() -> None:
     text = findings([row(), row(location="b.py:2")], 80)
     assert 1 == text.count("\n  m\n")
     text = findings([row(), row(message="another")], 80)

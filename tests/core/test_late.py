@@ -10,7 +10,7 @@ import pytest_torchprof
 from pytest_torchprof.core.late import _Late, late
 
 
-def test_every_late_expression_of_ours_can_be_compiled() -> None:
+def test_every_late_expression_in_the_package_compiles() -> None:
     found = 0
     for module in pkgutil.walk_packages(pytest_torchprof.__path__, "pytest_torchprof."):
         if module.name.endswith("__main__"):

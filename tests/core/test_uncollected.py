@@ -28,7 +28,7 @@ def test_nothing_is_collected_within_and_the_collector_works_again_after() -> No
     assert gc.isenabled()
 
 
-def test_what_was_made_within_is_old_at_once() -> None:
+def test_objects_made_within_are_old_at_once() -> None:
     """So the next quick collection does not walk through a million objects."""
     with uncollected():
         made: list[object] = [[]]

@@ -457,14 +457,14 @@ def attention(
     key = list(key or query)
     dims = [list(query), key, key, list(mask), [], [], [], []]
     types = [dtype, dtype, dtype, dtype if mask else "", "Scalar", "Scalar", "", "Scalar"]
-    said = ["", "", "", "", dropout, "False", "", "False"]
+    message = ["", "", "", "", dropout, "False", "", "False"]
     flat, keys = [query[-2], query[-1]], [key[-2], key[-1]]
     batch = 1
     for size in query[:-2]:
         batch *= size
     with (
-        b.op("aten::scaled_dot_product_attention", dims, types, said),
-        b.op(form, [*dims, []], [*types, ""], [*said, ""]),
+        b.op("aten::scaled_dot_product_attention", dims, types, message),
+        b.op(form, [*dims, []], [*types, ""], [*message, ""]),
     ):
         if not kernels:
             return

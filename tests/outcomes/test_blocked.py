@@ -85,8 +85,8 @@ LIMIT_S = 2.0
 
 def has_blocked(seen: Session, test: str, what: str) -> None:
     why = seen.statuses[test]
-    said = rf"cannot be run twice: its {what} did not finish within [\d.]+ s; "
-    assert re.fullmatch(said + re.escape(HOW_TO_LEAVE_OUT), why), why
+    message = rf"cannot be run twice: its {what} did not finish within [\d.]+ s; "
+    assert re.fullmatch(message + re.escape(HOW_TO_LEAVE_OUT), why), why
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_further_run_that_blocks_is_ended(pytester: pytest.Pytester) -> None:
     assert "new" == seen.statuses["test_afterwards"]
 
 
-def test_a_test_that_looks_at_alarms_sees_none_of_ours(pytester: pytest.Pytester) -> None:
+def test_a_test_that_looks_at_alarms_sees_none_of_the_plugins(pytester: pytest.Pytester) -> None:
     seen = same(pytester, LOOKS)
     assert {"new"} == set(seen.statuses.values()), seen.statuses
 
@@ -183,5 +183,5 @@ def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytest
     )
     result = pytester.runpytest_subprocess(*NO_OTHER_PLUGINS, "--torchprof", timeout=60)
     assert result.ret not in (0, 1)
-    said = "timed run of test_it.py::test_aborts_later; " + HOW_TO_LEAVE_OUT
-    assert said in result.stderr.str()
+    message = "timed run of test_it.py::test_aborts_later; " + HOW_TO_LEAVE_OUT
+    assert message in result.stderr.str()

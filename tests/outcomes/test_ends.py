@@ -51,7 +51,7 @@ def test_a_test_that_ends_the_session(
 @pytest.mark.parametrize(
     ("late", "which"), [(False, "timed run"), (True, "teardown of an extra run")]
 )
-def test_an_interrupt_in_a_further_run_is_said_to_be_in_one(
+def test_an_interrupt_in_an_extra_run_is_reported_as_such(
     pytester: pytest.Pytester, late: bool, which: str
 ) -> None:
     pytester.makepyfile(
@@ -73,11 +73,11 @@ def test_an_interrupt_in_a_further_run_is_said_to_be_in_one(
     assert pytest.ExitCode.INTERRUPTED == ran.ret
     assert {"test_before": "new"} == ran.statuses
     assert ran.report["interrupted"]
-    said = (
+    message = (
         f"test_it.py::test_interrupted passed, and was interrupted in an extra run by torchprof, "
         f"its {which}; @pytest.mark.torchprof(enabled=False) leaves the test out"
     )
-    assert said in ran.out
+    assert message in ran.out
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_afterwards(): work()
 
 
 @BOTH
-def test_what_a_test_breaks_breaks_nothing_of_ours(
+def test_what_a_test_breaks_does_not_break_the_plugin(
     pytester: pytest.Pytester, args: tuple[str, ...]
 ) -> None:
     seen = same(pytester, BROKEN, *args)

@@ -90,8 +90,8 @@ def test_unittest(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
     assert "new" == seen.statuses["TestAsync::test_awaits"]
     assert "failed" == seen.statuses["TestIt::test_fails"]
     failed = seen.statuses["TestIt::test_failing_subtests"]
-    said = "a debugger was entered" if "--pdb" in args else "has failed subtests"
-    assert failed == (said if SUBTESTS else "failed")
+    message = "a debugger was entered" if "--pdb" in args else "has failed subtests"
+    assert failed == (message if SUBTESTS else "failed")
     if args != ONLY_RUN:
         twice = seen.statuses["TestReruns::test_once"]
         assert twice.startswith("cannot be run twice: AssertionError: 1 != 2")

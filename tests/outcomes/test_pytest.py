@@ -565,7 +565,7 @@ def test_the_order_of_tests_is_not_ours(pytester: pytest.Pytester) -> None:
     same(pytester, FIXTURES, "-v", conftest=conftest)
 
 
-def test_without_the_plugin_nothing_of_it_is_there(pytester: pytest.Pytester) -> None:
+def test_without_the_plugin_nothing_of_it_is_loaded(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(request): assert not hasattr(request.config, 'torchprof')")
     result = pytester.runpytest_subprocess("-p", "no:torchprof")
     result.assert_outcomes(passed=1)

@@ -301,7 +301,7 @@ def test_settings_of_torch(pytester: pytest.Pytester, args: tuple[str, ...]) -> 
 
 
 @BOTH
-def test_what_is_replaced_is_not_called_by_us(
+def test_the_plugin_does_not_call_what_a_test_replaced(
     pytester: pytest.Pytester, args: tuple[str, ...]
 ) -> None:
     source = """

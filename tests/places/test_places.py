@@ -85,7 +85,7 @@ def test_whose_code_a_file_is(file: str, owner: Owner) -> None:
 @pytest.mark.parametrize(
     "name", ["<built-in function linear>", "nn.Module: Linear_0", "aten::mm", "x.py(a): f", ""]
 )
-def test_what_is_no_frame_has_none(name: str) -> None:
+def test_an_event_that_is_not_a_frame_has_none(name: str) -> None:
     assert frame_of(name) is None
 
 
@@ -153,7 +153,7 @@ def test_a_trace_without_stacks_has_the_path_of_operators(tmp_path: Path) -> Non
     assert by_operator(trace, rows)[0] == by_frames(trace, rows)[0]
 
 
-def test_an_event_that_nobody_knows_has_no_place(tmp_path: Path) -> None:
+def test_an_unknown_event_has_no_place(tmp_path: Path) -> None:
     b = TraceBuilder()
     nested(b, FORWARD)
     trace = trace_of(b, tmp_path)

@@ -119,8 +119,8 @@ def test_a_regression_turns_exactly_its_tests_red(names: list[str], tmp_path: Pa
     records, output = profile(copy, tmp_path / "r.json", "--torchprof-rounds=0", *tests)
     red = {test for test, record in records.items() if record["outcome"] == "failed"}
     assert red == set().union(*[CONCERNED[name] for name in names])
-    said = sections(output)
+    shown = sections(output)
     for name in names:
-        words = "".join(said[test] for test in CONCERNED[name])
+        words = "".join(shown[test] for test in CONCERNED[name])
         for word in NAMED[name]:
             assert word in words, name

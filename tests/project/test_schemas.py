@@ -189,7 +189,7 @@ def test_keys_of_later_versions_are_allowed() -> None:
         lambda b: b["tests"].update(test_a=[]),
     ],
 )
-def test_a_baseline_that_is_wrong_is_told(change: Callable[[Any], object]) -> None:
+def test_an_invalid_baseline_is_reported(change: Callable[[Any], object]) -> None:
     wrong = deepcopy(BASELINE)
     change(wrong)
     assert faults("baseline", wrong)
@@ -208,7 +208,7 @@ def test_a_baseline_that_is_wrong_is_told(change: Callable[[Any], object]) -> No
         lambda test: test.update(ab={"verdict": "slower"}),
     ],
 )
-def test_a_report_that_is_wrong_is_told(change: Callable[[Any], object]) -> None:
+def test_an_invalid_report_is_reported(change: Callable[[Any], object]) -> None:
     wrong = deepcopy(REPORT)
     change(wrong["tests"][0])
     assert faults("report", wrong)

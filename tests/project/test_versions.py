@@ -46,7 +46,7 @@ def test_without_its_python_it_is_not_run_which_is_not_green(
     assert not (tmp_path / "none").exists()
 
 
-def test_sizes_are_said_and_a_full_disk_stops_it_before_anything_is_downloaded(
+def test_sizes_are_printed_and_a_full_disk_stops_it_before_any_download(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(versions, "WHERE", tmp_path)

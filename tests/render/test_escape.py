@@ -315,7 +315,7 @@ def test_ab_is_fit_for_a_terminal_and_for_a_comment(
     slower = decided(text, "slower", 1.2, spread=0.4, reason=text, differences=differs)
     slower = dataclasses.replace(slower, unprofiled=words(text))
     rows = [slower, undecided(text, "failed", text, "B"), undecided("x", "error", text, "B")]
-    fake = Fake(rows, notes=(text,), said=(text,))
+    fake = Fake(rows, notes=(text,), message=(text,))
     fake.install(monkeypatch)
     for form, check in (("table", assert_terminal), ("csv", assert_csv), ("json", assert_json)):
         check(say("ab", "main", "--format", form)[1])

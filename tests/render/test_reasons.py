@@ -59,7 +59,7 @@ def test_no_sentence_is_that_of_another_reason() -> None:
     assert [] == [text for text, n in Counter(SENTENCES.values()).items() if n > 1]
 
 
-def test_whoever_gives_a_reason_gives_the_fields_of_its_sentence() -> None:
+def test_every_reason_is_given_the_fields_of_its_sentence() -> None:
     wrong = [
         (member, names, where)
         for member, names, where in given()

@@ -158,7 +158,7 @@ def test_a_rule_without_thresholds_and_needs_says_nothing_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ("Why it is slow", "Why it is bad", "its headings must be"),
         ("Use instead\n    .. code:: python\n\n        y.tolist()\n", "", "its headings must be"),
@@ -169,10 +169,10 @@ def test_a_rule_without_thresholds_and_needs_says_nothing_of_them() -> None:
         ("``min_calls``", "some", "the threshold min_calls is not mentioned"),
     ],
 )
-def test_a_docstring_that_is_no_page_is_faulted(before: str, after: str, said: str) -> None:
+def test_a_docstring_that_is_no_page_is_faulted(before: str, after: str, message: str) -> None:
     assert before in GOOD
     changed = rule_of(GOOD.replace(before, after), min_calls=Threshold(3, "1", ""))
-    assert any(said in fault for fault in page_faults(changed)), page_faults(changed)
+    assert any(message in fault for fault in page_faults(changed)), page_faults(changed)
     assert [] == page_faults(rule_of(GOOD, min_calls=Threshold(3, "1", "")))
 
 

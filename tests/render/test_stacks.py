@@ -83,7 +83,7 @@ def test_python_functions_and_modules_are_frames() -> None:
     }
 
 
-def test_what_no_operator_launched_is_there() -> None:
+def test_events_that_no_operator_launched_are_included() -> None:
     b = TraceBuilder("GPU")
     b.launch("gemm", device_us=5)
     b.kernel_without_runtime("lost", device_us=3)

@@ -117,7 +117,7 @@ def test_nothing_known_is_nothing_added(tmp_path: Path) -> None:
     assert target.read_bytes() == source.read_bytes()
 
 
-def test_what_is_unknown_is_not_there(tmp_path: Path) -> None:
+def test_unknown_values_are_left_out(tmp_path: Path) -> None:
     def some(trace: Events) -> Known:
         known = by_index(trace)
         known.flops[:] = known.done[:] = -1

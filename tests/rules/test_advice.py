@@ -83,7 +83,7 @@ def test_where_tf32_is_as_slow_as_fp32_no_gain_of_it_is_claimed(
 
 
 @pytest.mark.parametrize("capability", [(8, 6), (8, 9), (12, 0)])
-def test_of_an_unknown_card_nobody_knows_what_tf32_gains(capability: tuple[int, int]) -> None:
+def test_for_an_unknown_card_the_gain_of_tf32_is_unknown(capability: tuple[int, int]) -> None:
     finding = product("NVIDIA GeForce RTX 9999", capability, 77, 20)
     assert "if this chip" in finding.fix
     assert finding.cost_ms == 0
@@ -93,7 +93,7 @@ def test_of_an_unknown_card_nobody_knows_what_tf32_gains(capability: tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("torch", "said"),
+    ("torch", "shown"),
     [
         ("2.13.0+cpu", "without set_to_none=False"),
         ("1.13.1", "zero_grad(set_to_none=True)"),
@@ -101,13 +101,13 @@ def test_of_an_unknown_card_nobody_knows_what_tf32_gains(capability: tuple[int, 
         ("main", "zero_grad(set_to_none=True)"),
     ],
 )
-def test_how_gradients_become_none_depends_on_the_version(torch: str | None, said: str) -> None:
+def test_how_gradients_become_none_depends_on_the_version(torch: str | None, shown: str) -> None:
     b = TraceBuilder()
     if torch is not None:
         b.metadata(FACTS_KEY, {"torch": torch})
     with b.annotation(REGION), b.annotation("Optimizer.zero_grad#SGD.zero_grad"):
         b.op("aten::zero_", [[3]])
-    assert said in found(recorded(b), "grad-not-none").fix
+    assert shown in found(recorded(b), "grad-not-none").fix
 
 
 # -------------------------------------------------------------------------------- the arguments
@@ -185,11 +185,14 @@ def test_what_an_optimizer_takes_is_advised_where_it_gains(
 
 
 def test_a_copy_back_is_advised_another_way_than_a_copy_up() -> None:
-    for kind, said in (("HtoD", "pin_memory=True in the DataLoader"), ("DtoH", "synchronize once")):
+    for kind, shown in (
+        ("HtoD", "pin_memory=True in the DataLoader"),
+        ("DtoH", "synchronize once"),
+    ):
         b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
         with b.op("aten::copy_", [[1 << 20], [1 << 20]]):
             b.memcpy(kind, 4 << 20)
-        assert said in found(recorded(b), "pageable-copy").fix
+        assert shown in found(recorded(b), "pageable-copy").fix
 
 
 def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
@@ -201,7 +204,7 @@ def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "shown"),
     [
         (None, "mark what varies: dynamic=True"),
         ("rest", "fix the graph break"),
@@ -210,7 +213,7 @@ def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
     ],
 )
 def test_what_helps_against_a_recompilation_depends_on_its_cause(
-    cause: str | None, said: str
+    cause: str | None, shown: str
 ) -> None:
     row = {"reason": "f was recompiled", "location": None, "id": "0/1", "ms": 2.0}
     facts = {"compiled": ["0/0", "0/1"], "recompiles": 1}
@@ -218,18 +221,18 @@ def test_what_helps_against_a_recompilation_depends_on_its_cause(
     b.metadata(FACTS_KEY, facts | {"recompilations": [row | {"cause": cause}]})
     with b.annotation(REGION):
         b.op("Torch-Compiled Region: 0/1")
-    assert said in found(recorded(b), "recompile").fix
+    assert shown in found(recorded(b), "recompile").fix
 
 
 @pytest.mark.parametrize(
-    ("strides", "said"),
+    ("strides", "shown"),
     [
         ([[512, 1], [1, 512]], "N=30522 is not a multiple of 8"),  # M lies along nothing
         ([[1, 141], [1, 512]], "M=141, N=30522 are not multiples of 8"),
     ],
 )
-def test_only_dimensions_that_do_harm_are_named(strides: list[list[int]], said: str) -> None:
+def test_only_dimensions_that_do_harm_are_named(strides: list[list[int]], shown: str) -> None:
     b = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0))
     with b.op("aten::mm", [[141, 512], [512, 30522]], ["c10::BFloat16"] * 2, strides=strides):
         b.launch("gemm")
-    assert found(recorded(b), "unaligned-matmul").message.endswith(said)
+    assert found(recorded(b), "unaligned-matmul").message.endswith(shown)

@@ -109,7 +109,7 @@ def test_a_rule_that_is_new_to_a_trace_is_asked_too(trace: Events) -> None:
         assert {"new": 1} == check(trace, [always("new", f"aten::{letter}[dm]+$")]).counts
 
 
-def test_what_is_known_of_names_does_not_grow_without_end(
+def test_the_cache_of_names_does_not_grow_forever(
     trace: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NAMES, "_MOST_KNOWN", 1)

@@ -75,13 +75,13 @@ def said_of_an_unknown_device(name: str, kernel: str, style: str) -> dict[str, s
     }
 
 
-def test_attention_and_products_on_a_device_that_nobody_knows_are_not_checked() -> None:
+def test_attention_and_products_on_an_unknown_device_are_not_checked() -> None:
     math, fused = (
         f"aten::_scaled_dot_product_{form}" for form in ("attention_math", "flash_attention")
     )
-    said = said_of_an_unknown_device(math, "volta_sgemm_128x64_nn", "no_properties")
-    assert all("does not say which device" in why for why in said.values())
-    said = said_of_an_unknown_device(fused, "a_kernel", "no_properties")
-    assert set(said.values()) == {""}
-    said = said_of_an_unknown_device(math, "volta_sgemm_128x64_nn", "stray")
-    assert set(said.values()) == {""}
+    shown = said_of_an_unknown_device(math, "volta_sgemm_128x64_nn", "no_properties")
+    assert all("does not say which device" in why for why in shown.values())
+    shown = said_of_an_unknown_device(fused, "a_kernel", "no_properties")
+    assert set(shown.values()) == {""}
+    shown = said_of_an_unknown_device(math, "volta_sgemm_128x64_nn", "stray")
+    assert set(shown.values()) == {""}

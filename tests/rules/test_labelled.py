@@ -45,7 +45,7 @@ def test_a_rule_whose_answer_depends_on_which_tensor_is_which_asks_for_it(theme:
 def test_a_rule_finds_nothing_in_a_trace_that_lacks_what_triggers_it(theme: str) -> None:
     answers = {case.name: corpus.evaluate(case) for case in corpus.themes()[theme]}
     found = {name: corpus.overlooked(answer) for name, answer in answers.items()}
-    assert {} == {name: said for name, said in found.items() if said}
+    assert {} == {name: message for name, message in found.items() if message}
 
 
 @pytest.mark.thorough

@@ -75,7 +75,11 @@ def unlike_without_memory(case: Case, block: Any) -> list[str]:
     """Without memory events a rule says the same, or that it is not checked, or of what part."""
     other = stored(case, block, stacks=False)
     told = {code for code, why in other.checked.partly.items() if "memory" in in_words(why)}
-    return [said for said in differing(case, other) if said.split(": ")[1].split()[0] not in told]
+    return [
+        message
+        for message in differing(case, other)
+        if message.split(": ")[1].split()[0] not in told
+    ]
 
 
 def silent_without_shapes(case: Case, block: Any) -> list[str]:
@@ -98,4 +102,4 @@ def test_a_stored_trace_is_judged_like_the_live_capture_or_says_what_it_lacks(th
         problems["without stacks"] += unlike_live(case, block, stacks=False)
         problems["without memory"] += unlike_without_memory(case, block)
         problems["without shapes"] += silent_without_shapes(case, block)
-    assert {} == {how: said for how, said in problems.items() if said}
+    assert {} == {how: message for how, message in problems.items() if message}

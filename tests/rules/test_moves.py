@@ -29,25 +29,25 @@ Said: TypeAlias = list[tuple[tuple[int, ...], set[int]]]
 class Known:
     """Numbers of tensors as somebody says them, of operators by when they start and their names."""
 
-    said: dict[tuple[int, str], tuple[tuple[int, ...], set[int]]]
+    message: dict[tuple[int, str], tuple[tuple[int, ...], set[int]]]
 
     def taken(self, starts: Iterable[int], names: Iterable[str]) -> list[tuple[Taken, ...]]:
-        return [self.said.get(key, ((), set()))[0] for key in zip(starts, names, strict=True)]
+        return [self.message.get(key, ((), set()))[0] for key in zip(starts, names, strict=True)]
 
     def made(self, starts: Iterable[int], names: Iterable[str]) -> list[frozenset[int]]:
         keys = zip(starts, names, strict=True)
-        return [frozenset(self.said.get(key, ((), set()))[1]) for key in keys]
+        return [frozenset(self.message.get(key, ((), set()))[1]) for key in keys]
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         return [taken[0] for taken in self.taken(starts, names) if isinstance(taken[0], int)]
 
 
-def known(b: TraceBuilder, said: Said) -> Events:
+def known(b: TraceBuilder, message: Said) -> Events:
     """The trace, in which each call, and the ``copy_`` in it, is known to take and to make this."""
     trace = parse_trace(b.to_bytes())
     rows = np.flatnonzero(called(trace))
     found = {}
-    for row, (taken, made) in zip(rows.tolist(), said, strict=True):
+    for row, (taken, made) in zip(rows.tolist(), message, strict=True):
         found[int(trace.ts[row]), trace.names[trace.name[row]]] = (taken, made)
         inside = (trace.ts > trace.ts[row]) & (trace.ts < trace.ts[row] + trace.dur[row])
         for copy in np.flatnonzero(inside & trace.named("aten::copy_") & trace.is_kind(Kind.OP)):

@@ -55,7 +55,7 @@ def test_what_is_kept_side_by_side_is_not(code: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", THROWN_AWAY)
-def test_without_memory_events_nobody_knows(code: str, tmp_path: Path) -> None:
+def test_without_memory_events_nothing_is_found(code: str, tmp_path: Path) -> None:
     x, copy = torch.randn(64), THROWN_AWAY[code]
     trace = captured(lambda: [copy(x) for _ in range(10)] and None, tmp_path)
     assert counted(code, without_memory(trace)) == 0

@@ -238,8 +238,8 @@ def test_entries_of_tests_that_are_gone_are_pruned_after_a_full_run_only(
     )
     ran = accept(pytester, *args)
     assert pruned is ("test_b" not in read_baseline(pytester)["tests"])
-    said = "__torchprof__/test_it.json: test_b pruned here: the test is gone"
-    assert pruned is (said in ran.out)
+    message = "__torchprof__/test_it.json: test_b pruned here: the test is gone"
+    assert pruned is (message in ran.out)
     assert ["test_other"] == list(read_baseline(pytester, "test_other")["tests"])
 
 
@@ -345,14 +345,14 @@ def test_the_baselines_of_a_test_file_that_is_gone_are_named_and_stay(
     (pytester.path / "test_gone.py").unlink()
     (pytester.path / "test_other.txt").write_text(">>> 1\n1\n", "utf-8")
     name = f"{Path(folder).name}/test_gone.json"
-    said = f"{name}: its test file is gone; delete it too"
-    assert [said, f"{Path(folder).name}/test_other.txt.json: 1 new test"] == sorted(
+    message = f"{name}: its test file is gone; delete it too"
+    assert [message, f"{Path(folder).name}/test_other.txt.json: 1 new test"] == sorted(
         after(accept(pytester, option, "--doctest-glob=*.txt").out)
     )
     assert (pytester.path / name).exists()
     for args in (("-k", "test_a"), ("test_it.py::test_a",)):
-        assert said not in accept(pytester, option, *args).out
-    assert said not in run(pytester, "--torchprof", option).out
+        assert message not in accept(pytester, option, *args).out
+    assert message not in run(pytester, "--torchprof", option).out
 
 
 # -------------------------------------------------------------------- inline

@@ -67,7 +67,9 @@ def test_no_antipatterns_of_a_device_is_not_checked_without_one(
     assert "the budget findings[rule=host-sync] could not be checked" in strict.out
 
 
-def test_a_baseline_metric_that_is_gone_or_no_number_is_told(pytester: pytest.Pytester) -> None:
+def test_a_baseline_metric_that_is_gone_or_not_a_number_is_reported(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(test_it="def test_add(): pass")
     accept(pytester)
     doctor(pytester, "test_add", ops="3")

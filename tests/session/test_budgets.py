@@ -93,9 +93,9 @@ def test_an_unmeasured_metric_is_neither_within_nor_over_its_limit(name: str) ->
     (verdict,) = compare(Profile({name: nothing}), None, [Budget(name, 0)], Policy())
     assert ("not_measured", words("no such thing here")) == (verdict.status, verdict.reason)
     assert [] == failures([verdict], Policy(), has_baseline=False, accept=False)
-    said = f"strict: the budget {name} could not be checked: no such thing here"
+    shown = f"strict: the budget {name} could not be checked: no such thing here"
     strict = failures([verdict], Policy(strict=True), has_baseline=True, accept=False)
-    assert [said] == list(map(sentence, strict))
+    assert [shown] == list(map(sentence, strict))
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -321,7 +321,7 @@ def test_a_marker_on_one_parameter_is_for_that_one(pytester: pytest.Pytester) ->
 
 
 @pytest.mark.parametrize(
-    ("marker", "said"),
+    ("marker", "shown"),
     [
         ('max_peak_cpu_bytes("5 ms")', '"5 ms" is not an amount of memory: the unit "ms"; write'),
         ('max_wall_ms("5 B")', '"5 B" is not a time: the unit "B"; write a number in ms, or'),
@@ -351,13 +351,13 @@ def test_a_marker_on_one_parameter_is_for_that_one(pytester: pytest.Pytester) ->
         ("allow_antipatterns('x', reason='y')", "there is no anti-pattern rule 'x'. "),
     ],
 )
-def test_a_marker_that_makes_no_sense_is_an_error_at_collection_that_names_the_test(
-    pytester: pytest.Pytester, marker: str, said: str
+def test_an_invalid_marker_is_a_collection_error_that_names_the_test(
+    pytester: pytest.Pytester, marker: str, shown: str
 ) -> None:
     pytester.makepyfile(test_it=PAYLOAD.format(marker=f"@pytest.mark.{marker}"))
     message = run(pytester, "--torchprof").usage_error()
     assert "ERROR: torchprof: test_it.py::test_it: " in message
-    assert said in message
+    assert shown in message
 
 
 def test_two_limits_for_one_metric_are_an_error_wherever_they_stand(
@@ -383,13 +383,13 @@ def test_two_limits_for_one_operator_are_an_error(pytester: pytest.Pytester) -> 
     assert "max_ops is given twice for ops[op=aten::mm]: 2 and 1" in message
 
 
-def test_somebody_elses_marker_is_left_alone(pytester: pytest.Pytester) -> None:
+def test_another_plugins_marker_is_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nmarkers = max_retries(when): of another plugin")
     pytester.makepyfile(test_it=PAYLOAD.format(marker="@pytest.mark.max_retries('often')"))
     assert 1 == run(pytester, "--torchprof").outcomes["passed"]
 
 
-def test_every_wrong_marker_is_told_at_once(pytester: pytest.Pytester) -> None:
+def test_all_wrong_markers_are_reported_at_once(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""
         import pytest
@@ -400,10 +400,10 @@ def test_every_wrong_marker_is_told_at_once(pytester: pytest.Pytester) -> None:
         """
     )
     ran = run(pytester, "--torchprof")
-    said = ran.err + ran.out
+    shown = ran.err + ran.out
     assert pytest.ExitCode.USAGE_ERROR == ran.ret
-    assert 10 == said.count("max_ops: -1 is not a count")
-    assert "… and 2 more" in said
+    assert 10 == shown.count("max_ops: -1 is not a count")
+    assert "… and 2 more" in shown
 
 
 # -------------------------------------------------------------------- without the device
@@ -425,8 +425,8 @@ def test_on_a_machine_without_a_device_its_metrics_are_not_measured(
         row = ran.metric(name, f"test_{name}")
         assert (None, "not_measured") == (row["value"], row["status"])
         assert "no accelerator in this capture" == row["reason"]
-        said = f"budget max_{name} not checked: no accelerator in this capture (test_it.py::"
-        assert f"{said}test_{name})" in ran.out
+        shown = f"budget max_{name} not checked: no accelerator in this capture (test_it.py::"
+        assert f"{shown}test_{name})" in ran.out
     assert f"{len(DEVICE)} budgets not checked" in ran.out
     strict = run(pytester, "--torchprof", "--torchprof-strict")
     assert {"failed": len(DEVICE)} == strict.outcomes

@@ -311,7 +311,7 @@ def test_a_thread_of_the_run_before_that_ends_late_hides_no_work() -> None:
     assert (True, False) == found.end()
 
 
-def test_workers_of_a_dataloader_are_said_and_the_rest_is_counted(
+def test_dataloader_workers_are_reported_and_the_rest_is_counted(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(

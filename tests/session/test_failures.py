@@ -47,7 +47,7 @@ NET = {"test_forward", "test_step"}
 
 
 @pytest.mark.parametrize(
-    ("change", "red", "said"),
+    ("change", "red", "shown"),
     [
         (
             {"extra": " * 2"},
@@ -73,7 +73,7 @@ NET = {"test_forward", "test_step"}
     ids=["operator", "layer", "copy", "zero_grad"],
 )
 def test_a_change_turns_exactly_the_tests_concerned_red_and_is_named(
-    pytester: pytest.Pytester, change: dict[str, object], red: set[str], said: list[str]
+    pytester: pytest.Pytester, change: dict[str, object], red: set[str], shown: list[str]
 ) -> None:
     pytester.makepyfile(test_it=MODEL.format(**GOOD))
     accept(pytester)
@@ -85,7 +85,7 @@ def test_a_change_turns_exactly_the_tests_concerned_red_and_is_named(
     for name in red:
         lines = messages(ran.out)[name]
         assert len(lines) <= 40, name
-        for words in said:
+        for words in shown:
             assert any(words in line for line in lines), (name, words, lines)
         assert f"To accept the new values: pytest --accept test_it.py::{name}" == lines[-1]
 
@@ -219,7 +219,7 @@ def test_the_accept_command_works_where_it_is_printed(
     assert ('"ops": 1' in path.read_text("utf-8")) is ('"ops": 1' in accepted) is True
 
 
-def test_nothing_is_said_of_accepting_to_one_who_does(pytester: pytest.Pytester) -> None:
+def test_accepting_prints_no_hint_to_accept(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
     doctor(pytester, ops=0, peak_cpu_bytes=1)
@@ -232,7 +232,7 @@ def test_nothing_is_said_of_accepting_to_one_who_does(pytester: pytest.Pytester)
         assert ("To accept the new values" in ran.out) is (option == "--torchprof")
 
 
-def test_several_metrics_are_told_over_budget_first(pytester: pytest.Pytester) -> None:
+def test_several_metrics_are_listed_with_over_budget_first(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
     text = ADD.replace("import torch\n", "import torch, pytest\n")
@@ -396,7 +396,7 @@ def test_a_functional_failure_ends_the_runs_of_a_test(pytester: pytest.Pytester)
     assert "over budget" not in ran.out
 
 
-def test_a_test_that_looks_at_the_number_of_threads_is_told_which_run_it_fails_in(
+def test_a_test_that_depends_on_the_thread_count_learns_which_run_fails(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(

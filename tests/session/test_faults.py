@@ -107,7 +107,7 @@ def test_an_internal_error_in_a_worker_fails_the_run(pytester: pytest.Pytester) 
     assert "ERROR: internal error, please report it: KeyError: 'of ours'" in ran.out
 
 
-def test_what_locates_lines_may_fail_and_fails_the_run_all_the_same(
+def test_an_error_while_locating_lines_fails_only_the_session(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=TESTS)
@@ -140,7 +140,7 @@ def test_a_test_that_an_internal_error_hit_is_not_accepted(
     assert before == baseline_file(pytester).read_bytes()
 
 
-def test_a_rule_of_ours_that_raises_is_a_fault_and_a_users_is_not(
+def test_a_built_in_rule_that_raises_is_a_fault_and_a_users_is_not(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it="import torch\ndef test_add(): torch.ones(1) + 1")
@@ -152,7 +152,7 @@ def test_a_rule_of_ours_that_raises_is_a_fault_and_a_users_is_not(
             ran = run(pytester, "--torchprof")
             ours = code != "odd"
             assert (int(ours), {"passed": 1}) == (ran.ret, ran.outcomes)
-            said = f"{code}: the rule raised KeyError: 'of ours'"
-            assert (f"ERROR: internal error, please report it: {said}" in ran.out) is ours
-            assert said in ran.out
+            message = f"{code}: the rule raised KeyError: 'of ours'"
+            assert (f"ERROR: internal error, please report it: {message}" in ran.out) is ours
+            assert message in ran.out
             known.clear()

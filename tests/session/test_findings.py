@@ -146,7 +146,7 @@ def test_a_test_without_findings_is_not_run_to_locate_them(pytester: pytest.Pyte
     assert "in 3 runs" in ran.out
 
 
-def test_what_was_not_checked_is_said_with_the_reason(pytester: pytest.Pytester) -> None:
+def test_rules_that_were_not_checked_are_listed_with_the_reason(pytester: pytest.Pytester) -> None:
     record, ran = profile(pytester)
     assert {DEVICE: "no accelerator in this capture"} == record["unchecked"]
     assert f"rules not checked here: {DEVICE} (no accelerator in this capture)" in ran.out
@@ -284,7 +284,7 @@ def test_markers_limit_findings(
     assert failed is (ran.ret == 1)
 
 
-def test_a_budget_does_not_care_for_what_the_baseline_accepts(pytester: pytest.Pytester) -> None:
+def test_a_budget_ignores_what_the_baseline_accepts(pytester: pytest.Pytester) -> None:
     write(pytester, mul=1)
     accept(pytester)
     record, ran = profile(pytester, marker="@pytest.mark.no_antipatterns", mul=1)
@@ -302,7 +302,7 @@ def test_no_antipatterns_with_names_counts_only_those(pytester: pytest.Pytester)
 
 
 @pytest.mark.parametrize("names", [DEVICE, f"{DEVICE}', '{MUL}"])
-def test_a_named_rule_that_cannot_be_checked_is_told_and_strict_fails(
+def test_a_named_rule_that_cannot_be_checked_is_reported_and_strict_fails(
     pytester: pytest.Pytester, names: str
 ) -> None:
     write(pytester, f"@pytest.mark.no_antipatterns('{names}')")
@@ -411,14 +411,14 @@ def test_an_ignored_rule_does_not_run(pytester: pytest.Pytester, rules: dict[str
     assert RAISING not in ran.out
     marker = f"@pytest.mark.no_antipatterns('{MUL}')"
     record, _ = profile(pytester, "--torchprof", f"--torchprof-ignore={MUL}", marker=marker)
-    said = record["metrics"][f"findings[rule={MUL}]"]["reason"]
-    assert f"{MUL}: switched off by --torchprof-ignore" == said
+    shown = record["metrics"][f"findings[rule={MUL}]"]["reason"]
+    assert f"{MUL}: switched off by --torchprof-ignore" == shown
 
 
 # -------------------------------------------------------------------- rules that raise
 
 
-def test_a_rule_that_raises_is_said_once_and_breaks_nothing(
+def test_a_rule_that_raises_is_reported_once_and_breaks_nothing(
     pytester: pytest.Pytester, rules: dict[str, Rule]
 ) -> None:
     rules[RAISING] = Rule(RAISING, nothing, "")

@@ -306,7 +306,7 @@ def test_a_callables_stats_and_table_are_there_after_it(pytester: pytest.Pyteste
 
 
 @pytest.mark.parametrize("argument", ["rounds=-1", "warmup=-1", "rounds=1.5", "warmup='2'"])
-def test_a_count_that_makes_no_sense_is_an_error(pytester: pytest.Pytester, argument: str) -> None:
+def test_an_invalid_count_is_an_error(pytester: pytest.Pytester, argument: str) -> None:
     pytester.makepyfile(
         test_it=f"""{HEAD}
     def test_it(torchprof): torchprof(lambda: X + X, {argument})

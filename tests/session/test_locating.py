@@ -660,8 +660,8 @@ def test_the_reason_for_missing_lines_is_in_the_message(pytester: pytest.Pyteste
         """
     )
     lines = messages(run(pytester, "--torchprof").out)["test_it"]
-    said = "  your lines are unknown: cannot be run twice: AssertionError: again"
-    assert any(line.startswith(said) for line in lines), lines
+    message = "  your lines are unknown: cannot be run twice: AssertionError: again"
+    assert any(line.startswith(message) for line in lines), lines
 
 
 @pytest.mark.parametrize("report", [False, True])
@@ -872,7 +872,7 @@ def test_too_many_lines_are_located_up_to_there(
     )
 
 
-def test_torch_compile_does_not_compile_anything_anew(tmp_path: Path) -> None:
+def test_torch_compile_does_not_recompile_anything(tmp_path: Path) -> None:
     from torch._dynamo.utils import counters
 
     @torch.compile(backend="eager")
@@ -1000,7 +1000,7 @@ def test_a_live_blocks_operators_are_at_its_lines(tmp_path: Path) -> None:
     ]
 
 
-def test_a_tracer_that_the_test_sets_for_a_while_hides_its_lines_and_is_told(
+def test_a_tracer_that_the_test_sets_briefly_hides_its_lines_and_is_reported(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(

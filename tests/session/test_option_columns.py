@@ -134,7 +134,7 @@ def test_very_quiet_there_is_nothing(pytester: pytest.Pytester) -> None:
     assert "torchprof" not in run(pytester, "--torchprof", "-qq").out
 
 
-def test_quiet_a_regression_is_told_all_the_same(pytester: pytest.Pytester) -> None:
+def test_a_regression_is_reported_even_in_quiet_mode(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
     doctor(pytester, ops=0)
@@ -168,7 +168,7 @@ def test_there_are_no_colour_codes_when_it_is_not_a_terminal(pytester: pytest.Py
 
 
 @pytest.mark.parametrize(
-    ("option", "text", "said"),
+    ("option", "text", "message"),
     [
         ("columns", "flop", "no such metric: 'flop'. Did you mean flops"),
         ("columns", "flops,peak_cpu", "no such metric: 'peak_cpu'. Did you mean peak_cpu_bytes"),
@@ -179,11 +179,11 @@ def test_there_are_no_colour_codes_when_it_is_not_a_terminal(pytester: pytest.Py
 )
 @pytest.mark.parametrize("where", ["command line", "ini"])
 def test_an_unknown_metric_is_a_usage_error_with_the_near_matches(
-    pytester: pytest.Pytester, option: str, text: str, said: str, where: str
+    pytester: pytest.Pytester, option: str, text: str, message: str, where: str
 ) -> None:
     pytester.makepyfile(test_it=ADD)
     given, source = [f"--torchprof-{option}={text}"], f"--torchprof-{option}"
     if where == "ini":
         pytester.makeini(f"[pytest]\ntorchprof_{option} = {text}")
         given, source = [], f"ini option torchprof_{option}"
-    assert f"ERROR: {source}: {said}" in run(pytester, "--torchprof", *given).usage_error()
+    assert f"ERROR: {source}: {message}" in run(pytester, "--torchprof", *given).usage_error()

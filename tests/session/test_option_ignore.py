@@ -57,7 +57,7 @@ def test_an_ignored_rule_does_not_count_among_the_findings(pytester: pytest.Pyte
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("host-synk", "there is no anti-pattern rule 'host-synk'. Did you mean host-sync?"),
         ("host-sync,fp32", "there is no anti-pattern rule 'fp32'. "),
@@ -66,11 +66,11 @@ def test_an_ignored_rule_does_not_count_among_the_findings(pytester: pytest.Pyte
 )
 @pytest.mark.parametrize("where", ["command line", "ini"])
 def test_an_unknown_rule_is_a_usage_error_with_the_near_matches(
-    pytester: pytest.Pytester, text: str, said: str, where: str
+    pytester: pytest.Pytester, text: str, message: str, where: str
 ) -> None:
     pytester.makepyfile(test_it=ADD)
     given, source = [f"--torchprof-ignore={text}"], "--torchprof-ignore"
     if where == "ini":
         pytester.makeini(f"[pytest]\ntorchprof_ignore = {text}")
         given, source = [], "ini option torchprof_ignore"
-    assert f"ERROR: {source}: {said}" in run(pytester, "--torchprof", *given).usage_error()
+    assert f"ERROR: {source}: {message}" in run(pytester, "--torchprof", *given).usage_error()

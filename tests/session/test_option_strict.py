@@ -97,8 +97,8 @@ def test_a_budget_that_could_not_be_checked_fails_only_under_strict(
         ran.metric("syncs")["status"],
         ran.metric("syncs")["value"],
     )
-    said = "strict: the budget syncs could not be checked: no accelerator in this capture"
-    assert (said in ran.out) is not passes
+    message = "strict: the budget syncs could not be checked: no accelerator in this capture"
+    assert (message in ran.out) is not passes
     assert "1 budget not checked" in ran.out
 
 
@@ -186,6 +186,6 @@ def test_a_limit_beside_the_marker_that_leaves_a_test_out_is_not_checked(
         assert ("not_measured", why) == tuple(
             test["metrics"][metric][key] for key in ("status", "reason")
         )
-        said = f"torchprof: strict: the budget {metric} could not be checked: {why}"
-        assert (said in ran.out) is strict
+        message = f"torchprof: strict: the budget {metric} could not be checked: {why}"
+        assert (message in ran.out) is strict
     assert f"not profiled: {why} (" in ran.out

@@ -120,7 +120,7 @@ def test_times_of_another_machine_only_advise(pytester: pytest.Pytester, mode: s
     assert bool(reason) is (f"time: {reason} (test_it.py::test_add)" in ran.out)
 
 
-def test_a_baseline_from_before_there_were_multiples_only_advises_until_accepted_anew(
+def test_a_baseline_without_multiples_only_advises_until_accepted_again(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(test_it=ADD)
@@ -241,7 +241,7 @@ def test_on_a_busy_machine_time_only_advises_and_nothing_is_accepted_to_gate_on(
         ("@pytest.mark.torchprof(rounds=2)", (), 2),
     ],
 )
-def test_a_gate_takes_its_time_unless_somebody_says_how_many_rounds_there_shall_be(
+def test_a_gate_takes_its_time_unless_the_number_of_rounds_is_given(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     marker: str,
@@ -317,5 +317,5 @@ def test_an_unknown_mode_is_a_usage_error(pytester: pytest.Pytester, where: str)
         pytester.makeini("[pytest]\ntorchprof_time = gated")
         given, source = [], "ini option torchprof_time"
     message = run(pytester, "--torchprof", *given).usage_error()
-    said = "'gated' is not one of advisory, gate, off. Did you mean gate?"
-    assert f"ERROR: {source}: {said}" == message
+    shown = "'gated' is not one of advisory, gate, off. Did you mean gate?"
+    assert f"ERROR: {source}: {shown}" == message

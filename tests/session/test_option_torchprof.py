@@ -101,7 +101,7 @@ def test_off_the_fixture_does_nothing_and_every_comparison_holds(pytester: pytes
     assert {"passed": 1} == run(pytester).outcomes
 
 
-def test_off_an_unknown_metric_is_an_error_all_the_same(pytester: pytest.Pytester) -> None:
+def test_an_unknown_metric_is_an_error_even_when_off(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_it(torchprof): torchprof.stats.kernel <= 3")
     ran = run(pytester)
     assert {"failed": 1} == ran.outcomes

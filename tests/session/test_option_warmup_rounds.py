@@ -82,7 +82,7 @@ def test_the_closest_marker_wins(pytester: pytest.Pytester) -> None:
     assert {"module": 6, "class": 5, "function": 4} == found
 
 
-def test_function_fixtures_are_set_up_anew_for_each_run_and_wider_ones_are_shared(
+def test_function_fixtures_are_set_up_for_each_run_and_wider_ones_are_shared(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(
@@ -181,7 +181,7 @@ def test_a_count_is_a_whole_number_of_0_or_more(
 
 
 @pytest.mark.parametrize(
-    ("marker", "said"),
+    ("marker", "shown"),
     [
         ("torchprof(round=3)", "torchprof has no argument 'round'. Did you mean rounds?"),
         ("torchprof(rounds=-1)", "marker torchprof(rounds=…): '-1' is not a whole number of 0 or"),
@@ -192,9 +192,9 @@ def test_a_count_is_a_whole_number_of_0_or_more(
     ],
 )
 def test_a_wrong_marker_argument_is_an_error_at_collection_that_names_the_test(
-    pytester: pytest.Pytester, marker: str, said: str
+    pytester: pytest.Pytester, marker: str, shown: str
 ) -> None:
     pytester.makepyfile(test_it=COUNTED.format(marker=f"@pytest.mark.{marker}"))
     message = run(pytester, "--torchprof").usage_error()
-    assert f"ERROR: torchprof: test_it.py::test_add: {said}" in message
+    assert f"ERROR: torchprof: test_it.py::test_add: {shown}" in message
     assert 0 == calls(pytester)

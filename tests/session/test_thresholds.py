@@ -59,7 +59,7 @@ def test_thresholds_are_read(text: str, expected: dict[str, dict[str, float]]) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("large-copi.bytes=1", "no anti-pattern rule 'large-copi'. Did you mean large-copy?"),
         ("x.bytes=1", "Known are: large-copy, plain."),
@@ -81,10 +81,10 @@ def test_thresholds_are_read(text: str, expected: dict[str, dict[str, float]]) -
         ("large-copy.bytes=1,000", "'000' is not a threshold"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_would_do(text: str, said: str) -> None:
+def test_invalid_thresholds_are_refused_with_a_hint(text: str, message: str) -> None:
     with pytest.raises(SettingsError) as refused:
         parse_thresholds(text, KNOWN)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @given(st.text(alphabet="largecopy-.bytes=1 MiB,\n", max_size=40))
@@ -126,5 +126,5 @@ def test_an_unknown_threshold_is_a_usage_error_with_its_source(
     if where == "ini":
         pytester.makeini(f"[pytest]\ntorchprof_thresholds = {text}")
         given, source = [], "ini option torchprof_thresholds"
-    said = "there is no anti-pattern rule 'sync-dataloder'. Did you mean sync-dataloader?"
-    assert f"ERROR: {source}: {said}" in run(pytester, "--torchprof", *given).usage_error()
+    message = "there is no anti-pattern rule 'sync-dataloder'. Did you mean sync-dataloader?"
+    assert f"ERROR: {source}: {message}" in run(pytester, "--torchprof", *given).usage_error()

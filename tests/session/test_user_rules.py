@@ -95,7 +95,7 @@ def test_a_rule_may_stand_alone_in_a_list_or_in_a_module() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hooked", "said"),
+    ("hooked", "message"),
     [
         ([("conftest.py", [made("sync-dataloader")])], [BUILT_IN, "conftest.py"]),
         ([("a.py", made()), ("b.py", made())], ["a.py", "b.py", "'mine'"]),
@@ -103,20 +103,20 @@ def test_a_rule_may_stand_alone_in_a_list_or_in_a_module() -> None:
     ],
 )
 def test_a_code_that_is_taken_is_an_error_that_names_both(
-    hooked: list[tuple[str, object]], said: list[str]
+    hooked: list[tuple[str, object]], message: list[str]
 ) -> None:
     with pytest.raises(SettingsError, match="give it another code") as error:
         gather(hooked, [])
-    assert all(word in str(error.value) for word in said)
+    assert all(word in str(error.value) for word in message)
 
 
 @pytest.mark.parametrize("answer", [42, "mine", [made(), len], {"mine": made()}, made])
-def test_what_is_no_rule_is_an_error(answer: object) -> None:
+def test_something_that_is_not_a_rule_is_an_error(answer: object) -> None:
     with pytest.raises(SettingsError, match=r"of conftest\.py is not an anti-pattern rule"):
         gather([("conftest.py", answer)], [])
 
 
-def test_an_entry_point_that_cannot_be_loaded_is_told_and_breaks_nothing() -> None:
+def test_an_entry_point_that_cannot_be_loaded_is_reported_and_breaks_nothing() -> None:
     points = [EntryPoint("mine", "no_such_module:rules", "torchprof.rules")]
     book = gather([("conftest.py", made())], points)
     assert "mine" in book.rules
@@ -140,7 +140,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_told_and_breaks_nothing() -> No
         Matches(np.array([0]), "", count=np.array([1.5])),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_an_error_of_the_rule(answer: object) -> None:
+def test_an_invalid_answer_is_an_error_of_the_rule(answer: object) -> None:
     odd = Rule("odd", lambda _: answer, "")  # type: ignore[arg-type, return-value]
     checked = check(parse_trace(trace_of("aten::add", "aten::mul").to_bytes()), [odd])
     assert {"odd"} == checked.errors.keys()
@@ -181,7 +181,7 @@ def test_an_option_and_a_marker_know_the_rules_of_a_conftest(pytester: pytest.Py
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (
             "[my_rules.additions, 42]",
@@ -195,10 +195,10 @@ def test_an_option_and_a_marker_know_the_rules_of_a_conftest(pytester: pytest.Py
     ],
 )
 def test_rules_that_make_no_sense_are_a_usage_error(
-    pytester: pytest.Pytester, answer: str, said: str
+    pytester: pytest.Pytester, answer: str, message: str
 ) -> None:
     session(pytester, answer)
-    assert said in run(pytester, "--torchprof").usage_error()
+    assert message in run(pytester, "--torchprof").usage_error()
 
 
 def test_a_duplicate_below_names_both_files(pytester: pytest.Pytester) -> None:

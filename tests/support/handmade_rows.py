@@ -93,7 +93,7 @@ class Fake:
     during: Callable[[], object] = lambda: None
     closing: Callable[[], object] = lambda: None
     notes: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
+    message: tuple[str, ...] = ()
     request: Any = None
     options: Any = None
     closed: bool = False
@@ -124,7 +124,7 @@ class Fake:
         self.during()
         if self.error is not None:
             raise self.error
-        return list(self.said)
+        return list(self.message)
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Have the command use it."""

@@ -224,5 +224,5 @@ def test_earlier_versions_noted_text_and_later_ones_may_know_more_reasons() -> N
 
 
 @pytest.mark.parametrize("noted", [None, "", 0, 1.5, True, [], {}, {"why": 3}, {"median": 2.0}])
-def test_what_is_no_reason_is_none(noted: object) -> None:
+def test_something_that_is_not_a_reason_is_none(noted: object) -> None:
     assert reason_of(noted) is None

@@ -146,8 +146,8 @@ def test_calls_of_a_table_of_operators_add_up_and_say_which_are_the_metric(
         b.launch("gemm", 9)
     path = str(b.save(tmp_path / "a.json"))
     main(["ops", path])
-    said = "calls: 2 of operators (the metric ops), 1 of annotations, 1 of runtime calls"
-    assert said in capsys.readouterr()[0]
+    message = "calls: 2 of operators (the metric ops), 1 of annotations, 1 of runtime calls"
+    assert message in capsys.readouterr()[0]
     main(["ops", path, "--format", "json"])
     total = json.loads(capsys.readouterr()[0])["total"]
     main(["summary", path, "--format", "json"])

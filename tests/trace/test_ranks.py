@@ -105,7 +105,7 @@ def test_a_folder_is_all_its_traces_in_natural_order(tmp_path: Path) -> None:
     assert all(trace.warnings == () for _, trace in found)
 
 
-def test_what_is_no_trace_in_a_folder_is_left_out_and_said(tmp_path: Path) -> None:
+def test_files_in_a_folder_that_are_not_traces_are_skipped_and_reported(tmp_path: Path) -> None:
     (tmp_path / "a_report.json").write_text('{"schema": "other"}', "utf-8")
     save(tmp_path / "b.json", 2)
     ((rank, trace),) = read_ranks([tmp_path])
@@ -133,12 +133,12 @@ def test_a_second_file_of_a_rank_gets_a_number_and_a_warning(tmp_path: Path) -> 
     assert found[1][1].warnings == ("2.json claims rank 0 like 1.json: its number is 1",)
 
 
-def test_another_file_of_the_rank_that_is_chosen_is_said_to_be_left_out(tmp_path: Path) -> None:
+def test_another_file_of_the_chosen_rank_is_reported_as_skipped(tmp_path: Path) -> None:
     first, second = (save(tmp_path / f"{n}.json", n, rank=0) for n in (1, 2))
     ((rank, trace),) = read_ranks([first, second], rank=0)
     assert (rank, measure_all(trace)["ops"]) == (0, 1)
-    said = "skipped: 2.json is rank 0 too, from another job or step"
-    assert trace.warnings == (said,)
+    message = "skipped: 2.json is rank 0 too, from another job or step"
+    assert trace.warnings == (message,)
 
 
 def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:

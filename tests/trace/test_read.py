@@ -279,7 +279,7 @@ def test_a_file_of_two_gzip_members_and_one_with_something_behind_it(tmp_path: P
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_progress_is_told_up_to_the_end(
+def test_progress_is_reported_up_to_the_end(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "CHUNK", 1000)

@@ -171,8 +171,8 @@ def test_wall_time_is_compared_as_a_multiple_of_the_reference_kernels(
     baseline, profile = Baseline(times={"wall_ms": 2.0, **stored}), Profile({"wall_ms": 3.0})
     (found,) = compare(replace(profile, normalised=now), baseline, [], GATE)
     assert found.status == status
-    said = None if found.reason is None else in_words(found.reason)
-    assert said is None if reason is None else str(said).startswith(reason)
+    message = None if found.reason is None else in_words(found.reason)
+    assert message is None if reason is None else str(message).startswith(reason)
     compared = status != "advisory" and before and now
     expected = (before.values["wall_ms"], now.values["wall_ms"]) if compared else None  # type: ignore[union-attr]
     assert found.multiples == expected
@@ -181,7 +181,7 @@ def test_wall_time_is_compared_as_a_multiple_of_the_reference_kernels(
     assert (advised.multiples, advised.reason) == (found.multiples, None)
 
 
-def test_a_machine_that_is_busy_is_said_of_a_new_test_too() -> None:
+def test_a_busy_machine_is_reported_for_a_new_test_too() -> None:
     found = verdict(
         "wall_ms", 3.0, policy=Policy(time="gate", time_note=words("the machine was busy"))
     )
@@ -348,14 +348,14 @@ def test_status_and_causes(
     assert status_of(verdicts, has_baseline=has_baseline) == status
     accepted = ("regressed against", BETTER, NONE_YET)
 
-    def said(policy: Policy) -> list[str]:
+    def message(policy: Policy) -> list[str]:
         causes = failures(iter(verdicts), policy, has_baseline=has_baseline, accept=accept)
         return list(map(sentence, causes))
 
     kept = [c for c in causes if not (accept and c.startswith(accepted))]
     kept_strict = [c for c in strict if not (accept and c.startswith(accepted))]
-    assert said(Policy()) == kept
-    assert said(STRICT) == kept + kept_strict
+    assert message(Policy()) == kept
+    assert message(STRICT) == kept + kept_strict
 
 
 def test_an_accepted_metric_that_is_not_measured_any_more_fails_when_strict() -> None:

@@ -57,7 +57,7 @@ def test_an_inline_mismatch_regresses_and_offers_nothing() -> None:
     assert ("regressed", because(Why.INLINE_EXPECTS, expected="3")) == (ops.status, ops.reason)
 
 
-def test_numbers_that_a_test_compares_and_has_not_fail_it_when_strict() -> None:
+def test_missing_numbers_that_a_test_compares_fail_it_when_strict() -> None:
     strict = Terms(strict=True, accept=True)
     found = of_two_operators(strict, Baseline({"ops": 2}), unmeasured=("syncs", "syncs"))
     assert Cause("comparison_unchecked", "syncs") in found.causes
@@ -77,7 +77,7 @@ def test_numbers_that_a_test_compares_and_has_not_fail_it_when_strict() -> None:
         (Terms(strict=True, accept=True), True, ["budget_unchecked", "comparisons_unchecked"]),
     ],
 )
-def test_what_was_not_measured_fails_when_strict_alone(
+def test_an_unmeasured_metric_fails_only_when_strict(
     terms: Terms, has_baseline: bool, kinds: list[str]
 ) -> None:
     missing = Unmeasured(WHY, "cpu", (LIMIT,), stats_asked=True)

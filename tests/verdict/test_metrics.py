@@ -321,7 +321,7 @@ def test_facts_of_several_rounds_are_samples_and_multiples() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(Facts.__struct_fields__), JUNK))
-def test_whatever_stands_in_the_facts_of_a_file_makes_no_error(facts: dict[str, Any]) -> None:
+def test_nothing_in_the_facts_of_a_file_causes_an_error(facts: dict[str, Any]) -> None:
     b = TraceBuilder()
     b.metadata(FACTS_KEY, facts)
     with b.annotation(REGION):

@@ -105,7 +105,7 @@ def test_warmup_and_rounds_of_0_check_it(pytester: pytest.Pytester) -> None:
     assert [(1024, "new")] * 2 == [(row["value"], row["status"]) for row in rows]
 
 
-def test_a_baseline_of_nothing_says_that_nothing_is_meant(pytester: pytest.Pytester) -> None:
+def test_a_baseline_of_nothing_shows_that_nothing_is_intended(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=KEPT.format(marker="@pytest.mark.max_flops(1)"))
     accepting = run(pytester, "--accept", "-k", "cached")
     assert "budget max_flops not checked" in accepting.out

@@ -231,7 +231,7 @@ def test_a_tenth_more_is_found_between_spikes() -> None:
     assert found.count("slower") >= 95
 
 
-def test_the_whole_error_is_left_where_nobody_looked_before() -> None:
+def test_a_first_look_at_the_end_has_the_whole_error() -> None:
     pairs = noisy(200, 1.03)
     never, often = Comparison(), Comparison()
     for a, b in pairs:

@@ -165,7 +165,7 @@ def test_loops_count_what_the_graph_has_and_the_trace_does_not_show(
 
 
 @pytest.mark.parametrize(
-    ("facts", "inside", "said"),
+    ("facts", "inside", "message"),
     [
         ({"graphs": {"fabc": [0, 1, ["aten::bmm"], []]}, "lost_loops": []}, [],
          "aten::bmm (1 call) was compiled to loops whose shapes the trace does not contain"),
@@ -178,12 +178,12 @@ def test_loops_count_what_the_graph_has_and_the_trace_does_not_show(
         ({"packages": 2}, [], "an AOTInductor package (2 calls) does not show the operators"),
     ],
 )  # fmt: skip
-def test_loops_of_which_nothing_is_known_are_named(
-    facts: dict[str, Any] | None, inside: list[tuple[str, Any]], said: str
+def test_unknown_loops_are_named(
+    facts: dict[str, Any] | None, inside: list[tuple[str, Any]], message: str
 ) -> None:
     value = measure(METRICS["flops"], called(facts, *inside))
     assert isinstance(value, NotMeasured)
-    assert said in in_words(value.reason)
+    assert message in in_words(value.reason)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_compiled_product_of_one_row(tmp_path: Path) -> None:
     assert measure(METRICS["flops"], trace) == 2 * 8 * 64 * 32
 
 
-def test_calls_of_packages_are_noticed_while_somebody_watches() -> None:
+def test_calls_of_packages_are_noticed_while_watched() -> None:
     """Their class is as it was afterwards; nothing is imported for it."""
 
     class AOTICompiledModel:

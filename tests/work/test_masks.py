@@ -154,11 +154,13 @@ def test_which_of_the_two_is_shown_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = causal(["", "", "", "0.", "True", "False", ""]).save(tmp_path / "causal.json")
-    said = "TFLOP/s and % of 1 kernel count only what a causal mask keeps; flops counts all pairs"
+    message = (
+        "TFLOP/s and % of 1 kernel count only what a causal mask keeps; flops counts all pairs"
+    )
     main(["kernels", str(path)])
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     main(["kernels", str(path), "--format", "json"])
-    assert any(note.startswith(said) for note in json.loads(capsys.readouterr().out)["notes"])
+    assert any(note.startswith(message) for note in json.loads(capsys.readouterr().out)["notes"])
     api.augment(path, tmp_path / "more.json")
     events = json.loads((tmp_path / "more.json").read_text())["traceEvents"]
     (args,) = (event["args"] for event in events if event.get("cat") == "kernel")

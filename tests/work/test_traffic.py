@@ -522,8 +522,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int | 
         (mark,) = np.flatnonzero(trace.named(f"case {number}"))
         (event,) = np.flatnonzero(trace.parent == mark)
         name = trace.names[trace.name[event]]
-        (said,) = trace.operands(np.array([event]))
-        parts = map(bytes, (said.dims, said.types, said.strides, said.concrete))
+        (message,) = trace.operands(np.array([event]))
+        parts = map(bytes, (message.dims, message.types, message.strides, message.concrete))
         dims, types, strides, concrete = map(decode_part, parts)
         expected = sum(map(in_memory, tensors)) + sum(t.numel() * t.element_size() for t in out)
         found.append((name, compulsory_bytes(name, dims, types, strides, concrete), expected))

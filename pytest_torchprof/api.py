@@ -22,7 +22,9 @@ from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
 from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_work, unlinked_events
 from pytest_torchprof.analysis.trace_diff import DiffRow
 from pytest_torchprof.analysis.uncounted import flops_gap
-from pytest_torchprof.core.results import Finding, NotMeasured, Value
+from pytest_torchprof.core import results
+from pytest_torchprof.core.results import Finding, Number, Value
+from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
 from pytest_torchprof.render import tables
@@ -60,6 +62,20 @@ _ADDS_UP = {
     ),
     KernelRow: ("calls", "total_ms", "flops", "bytes"),
 }
+
+
+class NotMeasured(Frozen, frozen=True):
+    """A metric without a value, and why.
+
+    Attributes:
+        reason: in words.
+        at_hand: a number that is not reproducible, if there is one.
+        at_least: the true value is ``at_hand`` or more.
+    """
+
+    reason: str
+    at_hand: int | None = None
+    at_least: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +148,10 @@ class Trace:
         """What was wrong with the file, such as a missing end."""
         return self.events.warnings
 
-    def metrics(self) -> dict[str, Value]:
+    def metrics(self) -> dict[str, Number | NotMeasured]:
         """Every metric of the plugin by name: a number in its unit, or `NotMeasured`."""
-        return self.events.once(measure_all)
+        values = self.events.once(measure_all)
+        return {name: _in_words(value) for name, value in values.items()}
 
     def samples(self) -> dict[str, Sample]:
         """The spread of the metrics that were measured in timed rounds."""
@@ -142,7 +159,7 @@ class Trace:
 
     def summary(self) -> Rows[MetricRow]:
         """The same as a table."""
-        return metric_rows(self.metrics())
+        return metric_rows(self.events.once(measure_all))
 
     def ops(self, by: averages.By = "name") -> Rows[OpStats]:
         """Key averages of operators, annotations and runtime calls, largest share first.
@@ -251,8 +268,8 @@ def metric_rows(metrics: Mapping[str, Value]) -> Rows[MetricRow]:
     rows = []
     for name, value in metrics.items():
         metric = METRICS[name]
-        known = None if isinstance(value, NotMeasured) else value
-        reason = in_words(value.reason) if isinstance(value, NotMeasured) else None
+        shown = _in_words(value)
+        known, reason = (None, shown.reason) if isinstance(shown, NotMeasured) else (shown, None)
         rows.append(MetricRow(name, known, metric.unit, metric.klass, reason))
     return Rows(rows, fields_of(MetricRow))
 
@@ -283,6 +300,12 @@ def diff(a: Trace, b: Trace, by: comparison.DiffBy = "op") -> Rows[DiffRow]:
     """
     _check("by", by, get_args(comparison.DiffBy))
     return Rows(comparison.diff_rows(a.events, b.events, by=by), fields_of(DiffRow))
+
+
+def _in_words(value: Value) -> Number | NotMeasured:
+    if not isinstance(value, results.NotMeasured):
+        return value
+    return NotMeasured(in_words(value.reason), value.at_hand, value.at_least)
 
 
 def _chips(peaks: Peaks) -> tuple[Device, ...]:

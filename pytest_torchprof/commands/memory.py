@@ -20,6 +20,7 @@ from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text import plural
+from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -63,7 +64,7 @@ def _starts(ranks: Ranks) -> list[str]:
 
 
 def _no_memory(trace: Trace) -> str | None:
-    peak = trace.metrics()["peak_cpu_bytes"]
+    peak = trace.events.once(measure_all)["peak_cpu_bytes"]
     if isinstance(peak, NotMeasured):
         return f"no peak: {in_words(peak.reason)}"
     return None if trace.memory() else "nothing was allocated"

@@ -21,6 +21,7 @@ from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.verdict.comparison import Policy, compare
+from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -35,7 +36,7 @@ Metrics = dict[str, Value]
 def run_summary(options: Namespace) -> int:
     """Every metric of a trace."""
     ranks = load_traces(options.traces, options.rank)
-    values = {rank: trace.metrics() for rank, trace in ranks.items()}
+    values = {rank: trace.events.once(measure_all) for rank, trace in ranks.items()}
     total = _total_metrics(values.values(), ranks.apart)
     samples = next(iter(ranks.values())).samples() if len(ranks) == 1 else {}
     if options.format == "json":

@@ -104,3 +104,12 @@ def test_names_are_there_for_completion_and_a_trace_says_what_it_is(path: Path) 
 def test_a_name_that_is_not_there_is_the_usual_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         pytest_torchprof.nonsense  # noqa: B018 - that is what is tested
+
+
+def test_a_metric_without_a_value_says_why_in_words(path: Path) -> None:
+    missing = Trace.load(path).metrics()["wall_ms"]
+    assert isinstance(missing, pytest_torchprof.NotMeasured)
+    assert (
+        missing.reason == {row.metric: row.reason for row in Trace.load(path).summary()}["wall_ms"]
+    )
+    assert json.loads(json.dumps(missing.reason)) in repr(missing)

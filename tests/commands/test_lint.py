@@ -17,8 +17,8 @@ from support.sessions import replaced_rules
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof import Trace
+from pytest_torchprof.api import NotMeasured
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.render.findings import findings, gaps
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule

@@ -117,7 +117,7 @@ def _gatherer(folder: Path) -> Any:
 def _ours(body: Body, folder: Path) -> float:
     """One profiled run as in a session: capture, export, read, all metrics, operators."""
     from pytest_torchprof.capture.profiler import Capture
-    from pytest_torchprof.session.runs.brought import Captured
+    from pytest_torchprof.session.runs.run_result import Captured
     from pytest_torchprof.verdict.profile import profile_of
 
     gatherer = _gatherer(folder)
@@ -175,7 +175,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     """(ours, the export before it, torch's own) in ms, on one profile."""
     from torch.profiler import record_function
 
-    from pytest_torchprof.session.runs.brought import Captured
+    from pytest_torchprof.session.runs.run_result import Captured
     from pytest_torchprof.trace.event_names import REGION
     from pytest_torchprof.trace.read import read_trace
     from pytest_torchprof.verdict.profile import profile_of

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.ab.pacing import Pace, orders
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.verdict.decision import Comparison
 from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.paired_decision import Comparison
 from pytest_torchprof.verdict.paired_row import Difference, PairedRow
 
 if TYPE_CHECKING:

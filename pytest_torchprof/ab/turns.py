@@ -14,8 +14,8 @@ import pytest
 
 from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.ab.messages import Turn
-from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.session.runs.outcome import functional_failure
 from pytest_torchprof.session.runs.reruns import Runner

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.analysis.device_products import names_fit
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.event_names import SYNC_CALL

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.files import system_message
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 
 _LITERAL = late(r"(?P<prefix>[rRuU]?)(?P<quote>'''|\"\"\")(?:[^\\]|\\.)*?(?P=quote)", re.DOTALL)
 #: Line ends as Python's parser sees them.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pytest_torchprof.capture.user_frames import is_users
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 
 #: Failures after which dynamo silently leaves the frame to Python.
 #: Source: torch/_dynamo/convert_frame.py, ``soft_fail``.

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.errors import StorageError
 from pytest_torchprof.core.files import system_message
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 
 _SAID = r"This process \(pid=\d+\) is multi-threaded, use of \w+\(\) may lead to deadlocks"
 

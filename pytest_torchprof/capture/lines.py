@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.module_names import ModuleNames
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.capture.user_frames import frames_of_test, is_users
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.places.located import LINE, MODULE

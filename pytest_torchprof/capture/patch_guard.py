@@ -15,7 +15,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from pytest_torchprof.capture.originals import NAMES, ROOTS, WATCHED
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.capture.versions import version_of
 
 _MISSING: Any = object()

@@ -10,11 +10,11 @@ from pytest_torchprof.capture.exports import memory_works
 from pytest_torchprof.capture.forking import expect_threads, threads_now
 from pytest_torchprof.capture.machine import accelerator, kineto_quiet, synchronize
 from pytest_torchprof.capture.processes import watch_forks
-from pytest_torchprof.capture.real import muted
 from pytest_torchprof.capture.reference import run_reference
 from pytest_torchprof.capture.stopwatch import counts_instructions
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import learn_silence, new_session, profiler_active
+from pytest_torchprof.capture.unpatched import muted
 from pytest_torchprof.capture.user_frames import foreign
 from pytest_torchprof.core.reasons import Reason, Why, because
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.real import REAL
-from pytest_torchprof.core.late import late
+from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 
 if TYPE_CHECKING:

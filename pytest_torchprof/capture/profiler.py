@@ -23,7 +23,6 @@ from pytest_torchprof.capture.machine import (
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.processes import Children
-from pytest_torchprof.capture.real import REAL, no_collection
 from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import (
@@ -36,6 +35,7 @@ from pytest_torchprof.capture.torch_sessions import (
     sees_threads,
 )
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.capture.unpatched import REAL, no_collection
 from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because

@@ -16,7 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 from pytest_torchprof.capture.machine import real_torch
-from pytest_torchprof.capture.real import REAL, no_collection
+from pytest_torchprof.capture.unpatched import REAL, no_collection
 
 #: Increase with any change of the work, so that times of different work are not compared.
 VERSION = 1

@@ -7,8 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.machine import lend_threads, synchronize
-from pytest_torchprof.capture.real import REAL, muted, no_collection
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.capture.unpatched import REAL, muted, no_collection
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
 

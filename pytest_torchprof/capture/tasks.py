@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 
 #: An OpenMP pool spins for a while after its work; OpenBLAS's spins after its import for 2**26
 #: cycles, or until a fork ends it: 20 to 35 ms that are not the test's.

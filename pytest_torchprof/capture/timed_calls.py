@@ -10,7 +10,7 @@ from itertools import repeat
 from typing import Protocol, TypeVar
 
 from pytest_torchprof.capture.machine import accelerator, synchronize
-from pytest_torchprof.capture.real import REAL, no_collection
+from pytest_torchprof.capture.unpatched import REAL, no_collection
 
 _Result = TypeVar("_Result")
 

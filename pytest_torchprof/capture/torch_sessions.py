@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_torchprof.capture.machine import accelerator, real_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
-from pytest_torchprof.capture.real import REAL, is_silent, muted
+from pytest_torchprof.capture.unpatched import REAL, is_silent, muted
 
 #: Whether sessions write nothing to stderr, once known, so that they need no muting.
 _SILENT: list[bool] = []

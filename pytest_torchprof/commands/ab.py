@@ -16,7 +16,7 @@ from pytest_torchprof.core.errors import AbStoppedError, SettingsError
 from pytest_torchprof.render import ab_page, ab_report, ab_table, escape, streams, tables
 from pytest_torchprof.render.json_report import write_report
 from pytest_torchprof.render.text import shorten
-from pytest_torchprof.verdict.decision import CONFIDENCE
+from pytest_torchprof.verdict.paired_decision import CONFIDENCE
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -11,7 +11,7 @@ import sys
 from enum import IntEnum
 from typing import NamedTuple
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 
 
 class Owner(IntEnum):

@@ -15,8 +15,8 @@ from pytest_torchprof.core.units import (
 )
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.text import plural
-from pytest_torchprof.verdict.decision import CONFIDENCE
 from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.paired_decision import CONFIDENCE
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason

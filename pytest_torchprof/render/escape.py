@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 
 #: Characters that are invisible, move the cursor, change text direction, or are not characters:
 #: controls (C0, DEL, C1), soft hyphen, direction marks and embeddings, line separators, word

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_torchprof.analysis import compile_counts
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
 from pytest_torchprof.trace.facts import CompileNote

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.gaps import blind_kernels
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule

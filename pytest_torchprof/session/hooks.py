@@ -22,7 +22,7 @@ from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors
 from pytest_torchprof.session.judging.own_failure import OwnFailure
-from pytest_torchprof.session.judging.verdicts import Verdicts
+from pytest_torchprof.session.judging.standing import Verdicts
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.plan import Plan, plan_of
 from pytest_torchprof.session.results.accept import accept

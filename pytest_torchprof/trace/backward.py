@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import AutogradArgs, decode
 from pytest_torchprof.trace.kinds import Kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 
 #: The annotation around the measured region of a live capture.
 REGION = "torchprof::call"

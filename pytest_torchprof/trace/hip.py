@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.trace.arguments import CopyArgs, decode
 from pytest_torchprof.trace.kinds import Kind
 

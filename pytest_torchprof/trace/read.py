@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.trace import stream as streams
 from pytest_torchprof.trace.columns import Columns, Event
 from pytest_torchprof.trace.hip import with_directions

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 
 #: A line with a name that may contain quotes, as Kineto prints it since 2021. It did not escape
 #: those of compiled code and of docstrings (pytorch/kineto#1459).

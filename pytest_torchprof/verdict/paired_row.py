@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.samples import Sample
-    from pytest_torchprof.verdict.decision import Decision
+    from pytest_torchprof.verdict.paired_decision import Decision
 
 #: A decision's verdict, or why there is none: the test exists only in B or only in A, fails or is
 #: skipped on a side, or could not be measured.

@@ -6,11 +6,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.verdict.found import findings_within, found_in
+from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, bounded, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 

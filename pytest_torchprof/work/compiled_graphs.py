@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, Final
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.trace.facts import Graph
 from pytest_torchprof.work.flops import FORMULAS, flops
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 
 #: Kernels that do the work of a product, a convolution or attention: cuBLAS, cuDNN, CUTLASS,
 #: Tensile, composable kernel, Triton templates, flash attention.

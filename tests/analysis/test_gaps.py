@@ -18,7 +18,7 @@ from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.read import parse_trace
-from pytest_torchprof.verdict.found import findings_within, found_in
+from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 
 if TYPE_CHECKING:

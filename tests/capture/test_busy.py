@@ -9,7 +9,7 @@ import pytest
 
 from pytest_torchprof.capture import busy
 from pytest_torchprof.capture.busy import PROBES, BusyWatch, Window
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.render.reason_texts import in_words
 
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -23,7 +23,7 @@ from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
 from pytest_torchprof.capture.lean import lean_region
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.capture.real import is_silent
+from pytest_torchprof.capture.unpatched import is_silent
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Value

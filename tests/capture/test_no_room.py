@@ -18,7 +18,7 @@ from support.sessions import ADD, run
 
 from pytest_torchprof.capture.exports import hold, memory_works, passing_file, reserve
 from pytest_torchprof.capture.profiler import Capture
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.trace.facts import Facts
 
 

@@ -7,7 +7,7 @@ import pkgutil
 import re
 
 import pytest_torchprof
-from pytest_torchprof.core.late import _Late, late
+from pytest_torchprof.core.lazy_regex import _Late, late
 
 
 def test_every_late_expression_in_the_package_compiles() -> None:

@@ -25,7 +25,7 @@ PROCESS_WIDE = {
     "capture/processes.py:_STARTS": "code objects are constants of the process",
     "capture/processes.py:_WATCHING": "Python calls hooks of forks by process",
     "capture/profiler.py:Capture.current": "torch has one profiler",
-    "capture/real.py:REAL": "modules of Python that tests patch in place are there once",
+    "capture/unpatched.py:REAL": "modules of Python that tests patch in place are there once",
     "capture/patch_guard.py:PATCH_GUARD": "modules that tests patch in place are there once",
     "capture/tasks.py:PROCESS_TASKS": "threads belong to the process",
     "capture/torch_sessions.py:_SILENT": "file descriptors belong to the process",

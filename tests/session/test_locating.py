@@ -21,7 +21,7 @@ from support.sessions import NO_OTHER_PLUGINS, Ran, accept, calls, replaced_rule
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.capture import lines as tracing
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.places.located import LINE, MODULE, Located, _Run
 from pytest_torchprof.render.call_sites import called_from

@@ -8,9 +8,9 @@ import pytest
 from support.reasons import words
 from support.sessions import calls, run
 
-from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.reference import Lap
 from pytest_torchprof.capture.stopwatch import Round
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.session.runs import timed_rounds
 from pytest_torchprof.session.runs.timed_rounds import MOST_ROUNDS, MOST_TIMES, RecentLaps, Rounds
@@ -19,7 +19,7 @@ from pytest_torchprof.session.runs.timed_rounds import MOST_ROUNDS, MOST_TIMES, 
 COUNTED = """
 import pytest
 from support.sessions import note
-from pytest_torchprof.capture.real import REAL
+from pytest_torchprof.capture.unpatched import REAL
 {marker}
 def test_add():
     note("calls")
@@ -91,7 +91,7 @@ def test_the_fixture_has_it_too(pytester: pytest.Pytester) -> None:
         test_it="""
         import pytest
         from support.sessions import note
-        from pytest_torchprof.capture.real import REAL
+        from pytest_torchprof.capture.unpatched import REAL
 
         def work():
             note("calls")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from support.reasons import words
 
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.verdict.decision import Decision, PairedVerdict
+from pytest_torchprof.verdict.paired_decision import Decision, PairedVerdict
 from pytest_torchprof.verdict.paired_row import Difference, PairedRow, RowVerdict
 
 if TYPE_CHECKING:

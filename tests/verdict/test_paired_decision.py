@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_torchprof.ab.pacing import orders
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.verdict.decision import LOOKS, Comparison, Decision
+from pytest_torchprof.verdict.paired_decision import LOOKS, Comparison, Decision
 
 Pair = tuple[list[int], list[int]]
 MIRRORED = {"slower": "faster", "faster": "slower", "same": "same", "unclear": "unclear"}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_torchprof.analysis.gaps import XPU_CALL
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.devices import table as devices
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.evidence.bodies import IndexedPart, elements, irregular
 
 if TYPE_CHECKING:

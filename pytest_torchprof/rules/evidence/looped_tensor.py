@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.evidence.bodies import elements
 from pytest_torchprof.rules.evidence.ordinary import MARKS, ODD, goes_through_classes, picks

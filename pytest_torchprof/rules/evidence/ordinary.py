@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.evidence.bodies import differs, elements
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.kinds import DEVICE_KINDS

@@ -6,7 +6,7 @@ from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pytest_torchprof.core.late import late
+from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.names import Names, are_named

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.capture.real import muted
+from pytest_torchprof.capture.unpatched import muted
 from pytest_torchprof.session.isolation.logs import no_logs
 
 if TYPE_CHECKING:

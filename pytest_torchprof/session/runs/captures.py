@@ -16,7 +16,7 @@ from pytest_torchprof.trace.kinds import Kind as EventKind
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_torchprof.session.runs.brought import Captured
+    from pytest_torchprof.session.runs.run_result import Captured
     from pytest_torchprof.trace.events import Events
 
 _STARTS_THREADS = because(Why.STARTS_THREADS)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.real import muted
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.capture.unpatched import muted
 from pytest_torchprof.session.isolation.silence import terminal_of, write_to
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.state import World
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
-from pytest_torchprof.session.runs.asked import Asked
-from pytest_torchprof.session.runs.brought import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.captures import Captures
+from pytest_torchprof.session.runs.fixture_requests import Asked
+from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of

@@ -15,7 +15,7 @@ from pytest_torchprof.capture.stopwatch import Stopwatch
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.session.faults import reason_for
-from pytest_torchprof.session.runs.brought import Captured, NoModules, Timed
+from pytest_torchprof.session.runs.run_result import Captured, NoModules, Timed
 from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:

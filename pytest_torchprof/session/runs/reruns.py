@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.state import World
 from pytest_torchprof.capture.undo import Undo
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.render import reason_texts
 from pytest_torchprof.session.isolation.other_plugins import (

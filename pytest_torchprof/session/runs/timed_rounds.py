@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from pytest_torchprof.capture.busy import BusyWatch
-from pytest_torchprof.capture.real import REAL
 from pytest_torchprof.capture.reference import Lap, conditions, run_reference
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.trace.facts import Facts, Quantity, ReferenceNote

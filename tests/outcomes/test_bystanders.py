@@ -117,6 +117,7 @@ def test_a_test_may_replace_what_coverage_is_asked(pytester: pytest.Pytester) ->
     assert {"new"} == set(seen.statuses.values())
 
 
+@pytest.mark.thorough
 def test_nobody_sees_what_keeps_the_profiler_quiet(pytester: pytest.Pytester) -> None:
     source = """
         import os

@@ -289,6 +289,7 @@ def test_hypothesis(pytester: pytest.Pytester) -> None:
     assert {"test_numbers": "new", "test_fails": "failed"} == seen.statuses
 
 
+@pytest.mark.thorough
 def test_tests_that_are_run_again_on_failure(pytester: pytest.Pytester) -> None:
     source = """
         import pytest

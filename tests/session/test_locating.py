@@ -521,6 +521,7 @@ def test_where_the_profiled_run_is_the_only_one_the_message_says_so(
     )
 
 
+@pytest.mark.thorough
 def test_under_xdist_too(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     pytester.makepyfile(

@@ -199,6 +199,7 @@ def run_without_report(pytester: pytest.Pytester) -> pytest.RunResult:
     return pytester.runpytest_inprocess(*NO_OTHER_PLUGINS, *options)
 
 
+@pytest.mark.thorough
 def test_under_xdist_there_is_one_report_of_all_tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD, test_other="def test_fails(): assert 0")
     ran = run(pytester, "--torchprof", "-n2", needs=["xdist"])

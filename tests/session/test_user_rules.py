@@ -262,6 +262,7 @@ def pytest_torchprof_rules(config):
     assert "KeyError: 'of mine'" in test["unchecked"]["unready"]
 
 
+@pytest.mark.thorough
 def test_workers_know_the_rules_too(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     session(pytester)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchprof.core.uncollected import uncollected
 from pytest_torchprof.session import markers, options
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ def _quick_imports() -> Iterator[None]:
     Pytest loads a plugin's modules itself to rewrite their asserts. That is slow, and where it
     cannot cache byte code, it compiles all of them in each session.
     """
+    from pytest_torchprof.core.uncollected import uncollected
+
     sys.meta_path.insert(0, PathFinder)
     try:
         with uncollected():

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import msgspec
 import numpy as np
 
 from pytest_torchprof.analysis.groups import Groups
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, callers_of
 from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.event_names import MODULE
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 
@@ -153,7 +153,7 @@ def _by_shape(trace: Events, events: Ints) -> tuple[Ints, _Labels]:
     dims = (bytes(args.dims) for args in trace.operands(events))
     group = [known.setdefault(raw, len(known)) for raw in dims]
     raws = list(known)
-    return np.array(group, np.int64), lambda i: msgspec.json.decode(raws[i]) if raws[i] else None
+    return np.array(group, np.int64), lambda i: decode_part(raws[i])
 
 
 def _by_stack(trace: Events, events: Ints) -> tuple[Ints, _Labels]:

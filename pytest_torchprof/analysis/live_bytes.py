@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def live_at_start(trace: Events) -> dict[str, int | None]:
             continue
         start = None
         if device_type:
-            args = msgspec.json.decode(bytes(trace.args[events[0]] or b"null"))
+            args = decode_part(trace.args[events[0]] or b"null")
             counts = [_integer(args, key) for key in ("Total Allocated", "Bytes")]
             if counts[0] is not None and counts[1] is not None and counts[0] >= counts[1]:
                 start = counts[0] - counts[1]

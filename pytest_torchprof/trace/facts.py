@@ -23,6 +23,9 @@ VERSION: Final = 1
 
 _Part = TypeVar("_Part", bound=Struct)
 
+#: Older msgspec raises the second for whole numbers beyond 64 bits.
+_UNFIT = (ValidationError, SystemError)
+
 
 class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     """A quantity of the timed rounds: the parts of a `Sample`, or those of a `Reason`.
@@ -175,7 +178,7 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
             return _NOTHING
         try:
             return convert(noted, cls)
-        except ValidationError:
+        except _UNFIT:
             return _by_part(cls, noted)
 
 
@@ -193,7 +196,7 @@ def reason_of(noted: object) -> Reason | None:
         return None
     try:
         return convert(noted, Reason)
-    except ValidationError:
+    except _UNFIT:
         name = noted.get("why")
         return because(Why.UNKNOWN, name=name) if isinstance(name, str) else None
 
@@ -209,7 +212,7 @@ def _by_part(kind: type[_Part], noted: Mapping[str, Any]) -> _Part:
             continue
         try:
             found[name] = getattr(convert({name: noted[name]}, kind), name)
-        except ValidationError:
+        except _UNFIT:
             if other := _OTHERWISE.get(name):
                 found[name] = other(noted[name])
     return kind(**found)
@@ -222,7 +225,7 @@ def _quantity(noted: object) -> Quantity | None:
         return _by_part(Quantity, noted)
     try:
         return Quantity(median=convert(noted, float))
-    except ValidationError:
+    except _UNFIT:
         return None
 
 
@@ -237,7 +240,7 @@ def _graphs(noted: object) -> dict[str, Graph] | None:
     for key, row in noted.items():
         try:
             found[key] = convert(row, Graph)
-        except ValidationError:
+        except _UNFIT:
             continue
     return found
 

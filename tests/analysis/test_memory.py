@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from support.live import captured
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof.analysis import live_bytes
 from pytest_torchprof.analysis.live_bytes import BEFORE, OUTSIDE, Usage, usage
+from pytest_torchprof.trace import read
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
@@ -368,3 +370,11 @@ def test_live_bytes_by_operator(tmp_path: Path) -> None:
         peak_by={"aten::zeros": 400, "aten::mul": 400, "aten::cat": 800},
         leaked_by={"aten::cat": 800},
     )
+
+
+def test_arguments_that_are_no_text_leave_what_was_live_at_the_start_unknown() -> None:
+    event = (
+        b'[{"ph":"i","cat":"cpu_instant_event","name":"[memory]","pid":1,"tid":1,"ts":1,"s":"t","args":'
+        b'{"Total Allocated":20,"Device Type":1,"Device Id":0,"Bytes":20,"Addr":1,"\xd4":0}}]'
+    )
+    assert {None} == set(live_bytes.live_at_start(read.parse_trace(event)).values())

@@ -78,6 +78,26 @@ class NotMeasured(Frozen, frozen=True):
     at_least: bool = False
 
 
+class Linted(Frozen, frozen=True):
+    """What `Trace.lint` found.
+
+    Attributes:
+        counts: how often each rule matched, for rules with matches.
+        unchecked: why a rule could not be checked, in words, for each of these rules.
+        errors: what a rule raised, for each that did.
+        found: the same as values of the rules' engine.
+    """
+
+    counts: Mapping[str, int]
+    unchecked: Mapping[str, str]
+    errors: Mapping[str, str]
+    found: Checked
+
+    def findings(self) -> tuple[Finding, ...]:
+        """One for each rule, message and place, the costliest first."""
+        return self.found.findings()
+
+
 @dataclasses.dataclass(frozen=True)
 class MetricRow:
     """One metric of a trace: its value in ``unit``, or None and the reason."""
@@ -215,11 +235,8 @@ class Trace:
         ignore: str | Iterable[str] = (),
         thresholds: str = "",
         rules: Iterable[Rule] | None = None,
-    ) -> Checked:
+    ) -> Linted:
         """What the anti-pattern rules find, and which rules could not be checked and why.
-
-        ``counts`` of the result has the number of matches of each rule that matches, ``unchecked``
-        the reason for each rule that was not checked, ``errors`` those that raised.
 
         ``ignore``: codes of rules to skip. ``thresholds`` are written as on the command
         line, ``"pageable-copy.bytes=1 MiB"``. ``rules``: these instead of all installed ones, as
@@ -228,17 +245,13 @@ class Trace:
         Raises:
             SettingsError: an unknown rule or threshold, or a wrong unit.
         """
-        text = ignore if isinstance(ignore, str) else ",".join(ignore)
-        known = gather().rules if rules is None else {rule.code: rule for rule in rules}
-        left_out = codes(text, known)
-        values = parse_thresholds(thresholds, known.values())
-        if rules is None and not left_out and not values:
-            return self.events.once(check_all)
-        return check(self.events, known.values(), ignore=left_out, thresholds=values)
+        found = checked(self, ignore, thresholds, rules)
+        unchecked = {code: in_words(why) for code, why in found.unchecked.items()}
+        return Linted(found.counts, unchecked, found.errors, found)
 
     def findings(self, ignore: str | Iterable[str] = (), thresholds: str = "") -> Rows[Finding]:
         """Anti-patterns, the costliest first; see `lint`."""
-        return Rows(self.lint(ignore, thresholds).findings(), fields_of(Finding))
+        return Rows(checked(self, ignore, thresholds).findings(), fields_of(Finding))
 
     def stacks(self, metric: str = "self_cpu_ms") -> list[str]:
         """Folded stacks, ``frame;frame value`` per line, values in whole microseconds.
@@ -248,6 +261,22 @@ class Trace:
         """
         _check("metric", metric, get_args(stacks.StackMetric))
         return list(stacks.fold(self.events, metric))  # type: ignore[arg-type]
+
+
+def checked(
+    trace: Trace,
+    ignore: str | Iterable[str] = (),
+    thresholds: str = "",
+    rules: Iterable[Rule] | None = None,
+) -> Checked:
+    """What `Trace.lint` is made of, with reasons as values; it raises the same."""
+    text = ignore if isinstance(ignore, str) else ",".join(ignore)
+    known = gather().rules if rules is None else {rule.code: rule for rule in rules}
+    left_out = codes(text, known)
+    values = parse_thresholds(thresholds, known.values())
+    if rules is None and not left_out and not values:
+        return trace.events.once(check_all)
+    return check(trace.events, known.values(), ignore=left_out, thresholds=values)
 
 
 def augment(source: str | Path, target: str | Path, peaks: Peaks = ()) -> Augmented:

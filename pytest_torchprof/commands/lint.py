@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from pytest_torchprof import api
 from pytest_torchprof.api import fields_of
 from pytest_torchprof.commands.inputs import heading_of, load_traces, rule_book
 from pytest_torchprof.commands.printing import (
@@ -46,7 +47,7 @@ def run_lint(options: Namespace) -> int:
     ignored = codes(options.ignore, book)
     parse_thresholds(options.thresholds, book.values())  # report errors before a long read
     ranks = load_traces(options.traces, options.rank)
-    checked = {rank: t.lint(ignored, options.thresholds) for rank, t in ranks.items()}
+    checked = {rank: api.checked(t, ignored, options.thresholds) for rank, t in ranks.items()}
     rows = _rows(ranks, checked)
     gaps = {
         rank: {rule: in_words(why) for rule, why in found.gaps.items()}

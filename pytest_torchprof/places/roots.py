@@ -54,4 +54,5 @@ class CallSites:
             location = self._roots.relative(places[place].location)
             if location is not None and calls_there:
                 count[location, places[place].module] += calls_there
-        return [(*where, n) for where, n in sorted(count.items(), key=lambda c: (-c[1], c[0]))]
+        found = [(location, module, calls) for (location, module), calls in count.items()]
+        return sorted(found, key=lambda row: (-row[2], row[0], row[1] or ""))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.one_product import builder_of
 from support.sessions import ADD, run
+from support.trace_builder import TraceBuilder
 
 import pytest_torchprof
 from pytest_torchprof import Trace, diff, load_ranks
@@ -114,3 +115,11 @@ def test_a_metric_without_a_value_says_why_in_words(path: Path) -> None:
         missing.reason == {row.metric: row.reason for row in Trace.load(path).summary()}["wall_ms"]
     )
     assert json.loads(json.dumps(missing.reason)) in repr(missing)
+
+
+def test_a_rule_that_was_not_checked_says_why_in_words(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    builder.op("aten::mm", 5)
+    found = Trace.load(builder.save(tmp_path / "host.json")).lint()
+    assert {"no accelerator in this capture"} <= set(found.unchecked.values())
+    assert () == found.findings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -444,3 +445,29 @@ def test_two_modules_may_regress_apart(pytester: pytest.Pytester, tmp_path: Path
     ran = run(pytester, "--torchprof")
     found = {test["nodeid"]: test["status"] for test in ran.report["tests"]}
     assert {"test_it.py::test_add": "regressed", "test_other.py::test_add": "ok"} == found
+
+
+def test_a_line_that_calls_an_operator_within_a_module_and_outside_of_any(
+    pytester: pytest.Pytester,
+) -> None:
+    source = """
+        import torch
+
+        class Twice(torch.nn.Module):
+            def forward(self, x):
+                return double(x)
+
+        def double(x):
+            for _ in range({times}): x = x.mul(2)
+            return x
+
+        def test_it():
+            double(torch.ones(8))
+            Twice()(torch.ones(8))
+    """
+    pytester.makepyfile(test_it=textwrap.dedent(source.format(times=1)))
+    accept(pytester)
+    pytester.makepyfile(test_it=textwrap.dedent(source.format(times=3)))
+    ran = run(pytester, "--torchprof")
+    assert {"test_it": "regressed"} == ran.statuses, ran.out
+    assert "aten::mul  2 → 6  test_it.py:8 (6×)" in ran.out

@@ -141,4 +141,4 @@ def self_cpu_ns(trace: Events) -> int:
     operators, annotations and runtime calls, each without nested events.
     """
     chosen = trace.selection & trace.is_kind(*HOST_KINDS)
-    return int(trace.self_ns[chosen].sum())
+    return int(trace.self_ns[chosen].sum()) if chosen.any() else 0

@@ -77,8 +77,9 @@ def _unseen_casts(trace: Events) -> Reason | None:
     neither gradients nor memory events tell the number of weights.
     """
     gap = blind_kernels(trace, _CAST_KERNEL.search)
-    if gap is None and trace.tensors is None and not len(trace.memory.event):
-        above = trace.parent[selected_operators(trace, "aten::_to_copy")]
+    casts = selected_operators(trace, "aten::_to_copy")
+    if gap is None and trace.tensors is None and len(casts) and not len(trace.memory.event):
+        above = trace.parent[casts]
         above = np.concatenate([above, trace.parent[above[above >= 0]]])
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(selected_operators(trace, "torch::autograd::AccumulateGrad")):

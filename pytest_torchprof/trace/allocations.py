@@ -30,6 +30,8 @@ class Memory(Frozen, frozen=True, dict=True):
     @classmethod
     def of(cls, rows: Ints, args: Arguments) -> Memory:
         """From the arguments of these events."""
+        if not len(rows):
+            return _EMPTY
         decoded = decode(MemoryArgs, args)
         addresses = [a.addr for a in decoded]
         types = int64_column([a.device_type for a in decoded])
@@ -56,3 +58,7 @@ class Memory(Frozen, frozen=True, dict=True):
         """Some of the rows."""
         addr = None if self.addr is None else self.addr[keep]
         return Memory(self.event[keep], addr, self.bytes[keep], self.place[keep])
+
+
+_NONE: Ints = np.zeros(0, np.int64)
+_EMPTY = Memory(_NONE, _NONE, _NONE, np.zeros((0, 2), np.int64))

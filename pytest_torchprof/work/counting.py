@@ -113,6 +113,8 @@ def unknown_flops(trace: Events) -> Bools:
 def _formula_ops(trace: Events) -> tuple[Ints, list[OpArgs]]:
     formula = trace.names_where(FORMULAS.__contains__)
     rows = (trace.is_kind(Kind.OP) & formula).nonzero()[0]
+    if not len(rows):
+        return rows, []
     return rows, decode(OpArgs, trace.args[rows])
 
 

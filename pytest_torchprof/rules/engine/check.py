@@ -160,8 +160,8 @@ def nothing_seen(trace: Events) -> Reason | None:
 
 def lacks(trace: Events, rule: Rule) -> Reason | None:
     """What the rule needs and the trace lacks."""
-    if not rule.needs:
-        return _unready(trace, rule)
+    if not rule.needs and rule.ready is None:
+        return None
     if "live" in rule.needs and not trace.is_live:
         return because(Why.ONLY_LIVE)
     if "device" in rule.needs and (gap := trace.once(device_gap)) is not None:

@@ -39,7 +39,10 @@ def watch() -> int:
 
 
 def clock() -> int:
-    """A pytest session: wall time in ms of each test's protocol, and resident MiB after each."""
+    """A pytest session: wall time in ms of each test's protocol, and resident MiB after each.
+
+    In mode ``bare``, each test is called within a bare profiler session.
+    """
     import time
     from collections.abc import Generator
 
@@ -47,6 +50,17 @@ def clock() -> int:
 
     times: list[float] = []
     resident: list[float] = []
+
+    class BareProfiler:
+        """Starts and stops torch's profiler around each test's call; its results are not read."""
+
+        @pytest.hookimpl(wrapper=True, trylast=True)
+        def pytest_runtest_call(self) -> Generator[None, object, object]:
+            """Profile one call."""
+            from benchmarks.payloads import session
+
+            with session():
+                return (yield)
 
     class Clock:
         """Times everything that belongs to one test."""
@@ -60,7 +74,13 @@ def clock() -> int:
             resident.append(resident_mib())
             return result
 
-    status = int(pytest.main(sys.argv[3:], plugins=[Clock()]))
+    plugins: list[object] = [Clock()]
+    if MODE == "bare":
+        import torch
+
+        torch.set_num_threads(1)
+        plugins.append(BareProfiler())
+    status = int(pytest.main(sys.argv[3:], plugins=plugins))
     report({"times": times, "resident": resident})
     return status
 
@@ -90,25 +110,6 @@ def sessions() -> int:
     return 0
 
 
-def bare() -> int:
-    """Empty profiler sessions whose results are not read: the ms each takes to start and stop."""
-    import time
-
-    import torch
-
-    from benchmarks.payloads import session
-
-    torch.set_num_threads(1)
-    times = []
-    for _ in range(int(sys.argv[3])):
-        start = time.perf_counter()
-        with session():
-            pass
-        times.append((time.perf_counter() - start) * 1000)
-    report({"times": times})
-    return 0
-
-
 def resident_mib() -> float:
     """Resident memory now; its peak so far if the system does not tell."""
     import resource
@@ -122,4 +123,4 @@ def resident_mib() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit({"watch": watch, "clock": clock, "sessions": sessions, "bare": bare}[MODE]())
+    sys.exit({"watch": watch, "clock": clock, "bare": clock, "sessions": sessions}[MODE]())

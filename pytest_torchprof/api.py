@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 from pytest_torchprof.analysis import averages
 from pytest_torchprof.analysis import trace_diff as comparison
 from pytest_torchprof.analysis.averages import OpStats
+from pytest_torchprof.analysis.kernel_rows import (
+    KernelRow,
+    kernel_rows,
+    kernel_work,
+    unlinked_events,
+)
 from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
-from pytest_torchprof.analysis.roofline import KernelRow, kernel_rows, kernel_work, unlinked_events
 from pytest_torchprof.analysis.trace_diff import DiffRow
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.core import results

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof import api
-from pytest_torchprof.analysis import roofline
+from pytest_torchprof.analysis import kernel_rows
 from pytest_torchprof.analysis.attribution import replayed
-from pytest_torchprof.analysis.roofline import UNLINKED
+from pytest_torchprof.analysis.kernel_rows import UNLINKED
 from pytest_torchprof.analysis.uncounted import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import SettingsError
@@ -192,7 +192,7 @@ def uncounted_note(trace: Trace) -> str:
 
 def masked_note(trace: Trace) -> str:
     """A note on causal attention, whose rates exclude masked FLOPs; empty if there is none."""
-    less, unknown, untold = roofline.masked_kernels(trace.events)
+    less, unknown, untold = kernel_rows.masked_kernels(trace.events)
     texts = [
         f"{what.format(plural(count, 'kernel'))}"
         for count, what in (

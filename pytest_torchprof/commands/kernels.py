@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.roofline import UNLINKED
+from pytest_torchprof.analysis.kernel_rows import UNLINKED
 from pytest_torchprof.commands.inputs import (
     extra_chips,
     load_traces,

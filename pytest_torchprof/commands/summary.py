@@ -20,8 +20,8 @@ from pytest_torchprof.core.results import NotMeasured, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.render import tables
 from pytest_torchprof.render.json_report import metrics_of
+from pytest_torchprof.verdict.decision import Policy, compare
 from pytest_torchprof.verdict.metrics import measure_all
-from pytest_torchprof.verdict.status import Policy, compare
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -14,8 +14,8 @@ from pytest_torchprof.core.results import (
 )
 from pytest_torchprof.render.ab_table import row_cells, row_note
 from pytest_torchprof.render.json_report import noise_of, test_of
+from pytest_torchprof.verdict.decision import status_of
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.status import status_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.samples import Sample

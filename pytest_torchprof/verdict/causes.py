@@ -11,7 +11,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.verdict.status import Policy
+    from pytest_torchprof.verdict.decision import Policy
 
 #: All but the first two fail a test only under ``--torchprof-strict``.
 CauseKind = Literal[

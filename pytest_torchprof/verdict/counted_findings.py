@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.rules.engine.check import lacks
-from pytest_torchprof.verdict.status import new_findings
+from pytest_torchprof.verdict.decision import new_findings
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Value

@@ -22,15 +22,15 @@ from pytest_torchprof.core.results import (
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.causes import Cause, failures
 from pytest_torchprof.verdict.counted_findings import offered, placed
-from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.profile import profile_of
-from pytest_torchprof.verdict.status import (
+from pytest_torchprof.verdict.decision import (
     GATED_TIMES,
     Policy,
     compare,
     new_findings,
     status_of,
 )
+from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.profile import profile_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.roots import Roots

@@ -18,8 +18,8 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.decision import Policy, compare, status_of
 from pytest_torchprof.verdict.metrics import METRICS, measure
-from pytest_torchprof.verdict.status import Policy, compare, status_of
 
 GPU = "NVIDIA H100 80GB HBM3"
 MM = ("aten::mm", [[4, 5], [5, 6]])  # 240 FLOP

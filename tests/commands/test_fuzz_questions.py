@@ -21,9 +21,9 @@ from support.numbered import by_index
 
 from pytest_torchprof import cli
 from pytest_torchprof.analysis.averages import GROUPINGS, op_stats
+from pytest_torchprof.analysis.kernel_rows import kernel_rows, kernel_work
 from pytest_torchprof.analysis.live_bytes import memory_peaks
 from pytest_torchprof.analysis.replacements import replacements
-from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work
 from pytest_torchprof.analysis.trace_diff import diff_rows, growth
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.render.export import write_augmented

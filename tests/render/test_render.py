@@ -32,8 +32,8 @@ from pytest_torchprof.render.session_table import session_totals, summary_table
 from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.decision import Policy, compare
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.status import Policy, compare
 
 BEFORE = Baseline(
     metrics={"flops": 2_359_296_000, "ops": 312, "kernels": 40, "peak_cuda_bytes": 512 << 20},

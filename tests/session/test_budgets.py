@@ -9,8 +9,8 @@ from support.sessions import Ran, accept, run
 from pytest_torchprof.core.results import Budget, NotMeasured, Profile
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.decision import Policy, compare, status_of
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.status import Policy, compare, status_of
 
 #: Two additions of 4 floats: a result is 16 B, the first is kept and the second dropped. With
 #: `PRODUCT`, a 2×3 by 3×2 product too: 24 FLOP, and some operators that depend on torch's version.

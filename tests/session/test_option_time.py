@@ -13,7 +13,7 @@ from pytest_torchprof.capture.busy import Probe
 from pytest_torchprof.core import settings
 from pytest_torchprof.core.results import Baseline, Budget, Profile
 from pytest_torchprof.core.samples import Normalised
-from pytest_torchprof.verdict.status import Policy, compare
+from pytest_torchprof.verdict.decision import Policy, compare
 
 #: Accepted times so many times what they were: the tests are faster, or slower, than accepted.
 FASTER, SLOWER = 10.0**6, 1e-6

@@ -8,8 +8,8 @@ from support.sessions import accept, run
 from pytest_torchprof.core.results import Baseline, Budget, Profile
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.causes import failures
+from pytest_torchprof.verdict.decision import Policy, compare
 from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.status import Policy, compare
 from pytest_torchprof.verdict.vacuous import NO_PRODUCT, NOTHING, NOTHING_ON_DEVICE
 
 KEPT = """

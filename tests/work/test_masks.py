@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof import api
-from pytest_torchprof.analysis.roofline import kernel_rows
+from pytest_torchprof.analysis.kernel_rows import kernel_rows
 from pytest_torchprof.cli import main
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure

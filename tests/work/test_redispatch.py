@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils.flop_counter import FlopCounterMode
 from zoo.halved import Halved
 
-from pytest_torchprof.analysis.roofline import kernel_rows
+from pytest_torchprof.analysis.kernel_rows import kernel_rows
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.read import parse_trace

@@ -14,7 +14,7 @@ from support.trace_builder import TraceBuilder
 from support.trace_styles import STYLES
 
 from pytest_torchprof.analysis.attribution import attribute
-from pytest_torchprof.analysis.roofline import kernel_rows, kernel_work, unlinked_events
+from pytest_torchprof.analysis.kernel_rows import kernel_rows, kernel_work, unlinked_events
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.work.counting import op_flops

@@ -24,14 +24,14 @@ from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.causes import Cause, failures
-from pytest_torchprof.verdict.metrics import METRICS
-from pytest_torchprof.verdict.status import (
+from pytest_torchprof.verdict.decision import (
     GATED_TIMES,
     TIME_TOLERANCE,
     Policy,
     compare,
     status_of,
 )
+from pytest_torchprof.verdict.metrics import METRICS
 
 GATE, OFF, STRICT = Policy(time="gate"), Policy(time="off"), Policy(strict=True)
 
@@ -284,7 +284,7 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([0, 10, 50, 250]))
 def test_a_tolerance_is_met_exactly(value: int, accepted: int, per_mille: int) -> None:
-    from pytest_torchprof.verdict.status import _against
+    from pytest_torchprof.verdict.decision import _against
 
     off = 1000 * (value - accepted)
     allowed = accepted * per_mille

@@ -1,4 +1,4 @@
-"""Compare measured with accepted values: one `Verdict` per metric, and the test's status."""
+"""Decide on each metric: a `Verdict` from measured and accepted values; and the test's status."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
-from pytest_torchprof.core.kept import kept
+from pytest_torchprof.core.cached import cached
 from pytest_torchprof.work.counting import op_flops, unknown_flops
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Groups:
             np.add.at(out, self.at, values)
         return out
 
-    @kept
+    @cached
     def outermost(self) -> Bools:
         """Which host events are not nested in another of their group, which includes them."""
         return ~inside_itself(self.trace, self.events, self.at)

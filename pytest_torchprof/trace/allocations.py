@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.core.kept import kept
+from pytest_torchprof.core.cached import cached
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.arguments import MemoryArgs, decode, int64_column, whole_number
 
@@ -43,7 +43,7 @@ class Memory(Frozen, frozen=True, dict=True):
             np.stack([types, indices], 1),
         )
 
-    @kept
+    @cached
     def on_device(self) -> Bools:
         """Whether it is the accelerator's memory, not the host's."""
         return np.not_equal(self.place[:, 0], 0)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.core.kept import kept
+from pytest_torchprof.core.cached import cached
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.allocations import Memory
 from pytest_torchprof.trace.arguments import (
@@ -74,7 +74,7 @@ class Events:
     def __len__(self) -> int:
         return len(self.ts)
 
-    @kept
+    @cached
     def facts(self) -> Facts:
         """What a live capture knows beyond its events; all unknown for traces of other tools."""
         return Facts.read(self.metadata.get(FACTS_KEY))
@@ -99,12 +99,12 @@ class Events:
         """Whether there is an event of any of these kinds: a cheap check before a search."""
         return any(map(self._has.__getitem__, kinds))
 
-    @kept
+    @cached
     def _has(self) -> list[bool]:
         there: list[bool] = (np.bincount(self.kind, minlength=len(Kind)) > 0).tolist()
         return there
 
-    @kept
+    @cached
     def device_rows(self) -> Ints:
         """Kernels, copies and memsets."""
         return self.is_kind(*DEVICE_KINDS).nonzero()[0] if self.has(*DEVICE_KINDS) else _NONE
@@ -114,7 +114,7 @@ class Events:
         verdicts = [bool(found) for found in map(predicate, self.names)]
         return np.array(verdicts)[self.name] if True in verdicts else np.zeros(len(self), bool)
 
-    @kept
+    @cached
     def shown_names(self) -> tuple[list[str], Ints]:
         """Names to group by, and for each of `names` its index among them: all steps share one."""
         shown: dict[str, int] = {}
@@ -130,7 +130,7 @@ class Events:
 
     # ---------------------------------------------------------------- region and selection
 
-    @kept
+    @cached
     def region(self) -> tuple[int, int] | None:
         """(start, end) in ns of the measured region of a live capture; None for other traces."""
         marks = self._region_marks[self.dur[self._region_marks] > 0]
@@ -138,13 +138,13 @@ class Events:
             return None
         return int(self.ts[marks].min()), int((self.ts[marks] + self.dur[marks]).max())
 
-    @kept
+    @cached
     def _region_marks(self) -> Ints:
         marks = self.named(REGION).nonzero()[0]
         found: Ints = marks[self.kind[marks] == Kind.ANNOTATION]
         return found
 
-    @kept
+    @cached
     def in_region(self) -> Bools:
         """Events of the measured region; device events by the call that launched them."""
         if self.region is None:
@@ -158,7 +158,7 @@ class Events:
             inside[device] = np.where(launch >= 0, inside[launch], inside[device])
         return inside
 
-    @kept
+    @cached
     def selection(self) -> Bools:
         """Events that count."""
         if self.scope is None:
@@ -191,20 +191,20 @@ class Events:
 
     @property
     def whole(self) -> Events:
-        """The trace without a scope: the place for answers that do not depend on one."""
+        """The trace without a scope: the place to cache what does not depend on one."""
         return vars(self).get("_whole", self)  # type: ignore[no-any-return]
 
-    @kept
-    def _answers(self) -> dict[Any, Any]:
+    @cached
+    def _computed(self) -> dict[Any, Any]:
         return {}
 
-    def once(self, question: Callable[..., _Shared], *options: Any) -> _Shared:
-        """The answer to a question about this trace, computed the first time it is asked."""
-        key = (question, *options)
-        answers = self._answers
-        if key not in answers:
-            answers[key] = question(self, *options)
-        return answers[key]  # type: ignore[no-any-return]
+    def once(self, compute: Callable[..., _Shared], *options: Any) -> _Shared:
+        """``compute(self, *options)``, called once for each trace and options."""
+        key = (compute, *options)
+        computed = self._computed
+        if key not in computed:
+            computed[key] = compute(self, *options)
+        return computed[key]  # type: ignore[no-any-return]
 
     # ---------------------------------------------------------------- nesting
 
@@ -217,11 +217,11 @@ class Events:
         depth[rows] = level
         return parent, depth
 
-    @kept
+    @cached
     def _host_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS)
 
-    @kept
+    @cached
     def _python_nest(self) -> tuple[Ints, Ints]:
         return self._nest(*HOST_KINDS, Kind.PYTHON)
 
@@ -240,7 +240,7 @@ class Events:
         """Like (`parent`, `depth`), but Python functions and modules count as enclosing events."""
         return self._python_nest if self.has(Kind.PYTHON) else self._host_nest
 
-    @kept
+    @cached
     def self_ns(self) -> Ints:
         """Duration less the duration of direct children (host events)."""
         own = self.dur.copy()
@@ -254,18 +254,18 @@ class Events:
             self.ts, self.ts + self.dur, self.parent, self._host_rows, self.thread, events
         )
 
-    @kept
+    @cached
     def _host_rows(self) -> Ints:
         return (self.depth >= 0).nonzero()[0]
 
     # ---------------------------------------------------------------- device links
 
-    @kept
+    @cached
     def _device_args(self) -> tuple[Ints, list[DeviceArgs]]:
         rows = self.is_kind(Kind.RUNTIME, *DEVICE_KINDS).nonzero()[0]
         return rows, decode(DeviceArgs, self.args[rows])
 
-    @kept
+    @cached
     def correlation(self) -> Ints:
         """CUPTI's correlation id, which a runtime call shares with its work on the device.
 
@@ -278,7 +278,7 @@ class Events:
             out[rows] = int64_column([a.correlation for a in decode(FormerIds, self.args[rows])])
         return out
 
-    @kept
+    @cached
     def device(self) -> Ints:
         """Index of the device that a device event ran on; from its process if args lack it."""
         out = np.full(len(self), -1, np.int64)
@@ -291,7 +291,7 @@ class Events:
         out[~self.is_kind(*DEVICE_KINDS)] = -1
         return out
 
-    @kept
+    @cached
     def launch(self) -> Ints:
         """For a device event, the runtime call that caused it, by correlation id; else -1."""
         out, device = np.full(len(self), -1, np.int64), self.device_rows
@@ -306,7 +306,7 @@ class Events:
             out[device] = np.where(hit, calls[at], -1)
         return out
 
-    @kept
+    @cached
     def bytes(self) -> Ints:
         """Bytes that a copy or memset moved; -1 if unknown."""
         out = np.full(len(self), -1, np.int64)
@@ -316,7 +316,7 @@ class Events:
 
     # ---------------------------------------------------------------- memory
 
-    @kept
+    @cached
     def memory(self) -> Memory:
         """All allocations and frees of the trace, selected or not."""
         rows = (self.is_kind(Kind.MEMORY) & self.named("[memory]")).nonzero()[0]
@@ -324,7 +324,7 @@ class Events:
 
     # ---------------------------------------------------------------- operands
 
-    @kept
+    @cached
     def records_shapes(self) -> bool:
         """Whether operators carry ``Input Dims``; true if there are no operators."""
         if self.region is not None and self.metadata.get("record_shapes"):
@@ -334,7 +334,7 @@ class Events:
         first, more = ops[:_FIRST], ops[_FIRST:]
         return not len(ops) or any(len(a.dims) for p in (first, more) for a in self.operands(p))
 
-    @kept
+    @cached
     def has_strides(self) -> bool:
         """Whether operators carry ``Input Strides``, as torch records them since 2024."""
         ops = np.flatnonzero(self.is_kind(Kind.OP))[:_SOME]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
-from pytest_torchprof.core.kept import kept
+from pytest_torchprof.core.cached import cached
 from pytest_torchprof.trace.kinds import Kind
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class _Index:
         self._name: Final = trace.name
         self.is_operator: Final = trace.kind == OPERATOR
 
-    @kept
+    @cached
     def _ordered(self) -> tuple[Ints, list[int]]:
         """Events sorted by name, and where each name's events end."""
         # Numbers of 16 bits are sorted in linear time.

@@ -136,9 +136,9 @@ def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
     from pytest_torchprof.analysis import gaps
     from pytest_torchprof.work.counting import has_shapes
 
-    questions = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
-    for need, question in {**questions, "calls": gaps.waits_gap}.items():
-        if need in needs and (reason := trace.once(question)):
+    of_device = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
+    for need, gap in {**of_device, "calls": gaps.waits_gap}.items():
+        if need in needs and (reason := trace.once(gap)):
             return reason
     if "shapes" in needs and not has_shapes(trace):
         return because(Why.NO_SHAPES)

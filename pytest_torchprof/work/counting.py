@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode, decode_part, int64_column
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.question import question
+from pytest_torchprof.trace.once_per_trace import once_per_trace
 from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.flops import FORMULAS, flops
 from pytest_torchprof.work.redispatch import broken_off, ran, sums
@@ -32,7 +32,7 @@ def has_shapes(trace: Events) -> bool:
     return not len(rows) or any(len(a.dims) for a in args)
 
 
-@question
+@once_per_trace
 def _ran(trace: Events) -> Ran:
     rows, counts = trace.whole.once(_formulas)
     flops = np.full(len(trace), -1, np.int64)
@@ -55,7 +55,7 @@ def only_shapes(trace: Events) -> Bools:
     return _ran(trace).fake
 
 
-@question
+@once_per_trace
 def op_flops(trace: Events) -> Ints:
     """FLOPs of the operators whose FLOPs count; 0 elsewhere."""
     out = np.zeros(len(trace), np.int64)
@@ -69,13 +69,13 @@ def op_flops(trace: Events) -> Ints:
     return out
 
 
-@question
+@once_per_trace
 def graphs(trace: Events) -> Mapping[str, Graph]:
     """Compiled graphs with products, as a live capture recorded them, by inductor's key."""
     return trace.facts.graphs or {}
 
 
-@question
+@once_per_trace
 def graph_calls(trace: Events) -> dict[str, Ints]:
     """The selected calls of these graphs."""
     if not graphs(trace):
@@ -89,7 +89,7 @@ def graph_calls(trace: Events) -> dict[str, Ints]:
     }
 
 
-@question
+@once_per_trace
 def unknown_flops(trace: Events) -> Bools:
     """Selected operators with unknown FLOPs: they have a formula, but no number.
 

@@ -380,11 +380,11 @@ def test_parts_share_what_was_worked_out_and_keep_their_own_answers() -> None:
     assert trace.once(asked) > view.once(asked) > trace.within(op="no").once(asked) == 0
 
 
-def test_a_question_is_answered_once() -> None:
+def test_a_function_of_a_trace_is_computed_once() -> None:
     asked = itertools.count()
-    question: Callable[[Events, int], int] = lambda _, more: next(asked) + more  # noqa: E731
+    compute: Callable[[Events, int], int] = lambda _, more: next(asked) + more  # noqa: E731
     trace = modules_trace()
-    assert [trace.once(question, 10), trace.once(question, 10), trace.once(question, 20)] == [
+    assert [trace.once(compute, 10), trace.once(compute, 10), trace.once(compute, 20)] == [
         10,
         10,
         21,

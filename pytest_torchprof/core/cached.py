@@ -8,11 +8,11 @@ from typing import Any, Generic, TypeVar, overload
 _Value = TypeVar("_Value")
 
 
-class kept(Generic[_Value]):  # noqa: N801 - a decorator
+class cached(Generic[_Value]):  # noqa: N801 - a decorator
     """Like `functools.cached_property`, without the lock of Python 3.11 and earlier.
 
     >>> class Circle:
-    ...     @kept
+    ...     @cached
     ...     def area(self) -> float:
     ...         print("once")
     ...         return 3.14
@@ -30,10 +30,10 @@ class kept(Generic[_Value]):  # noqa: N801 - a decorator
         self._name = name
 
     @overload
-    def __get__(self, one: None, _: type) -> kept[_Value]: ...
+    def __get__(self, one: None, _: type) -> cached[_Value]: ...
     @overload
     def __get__(self, one: object, _: type) -> _Value: ...
-    def __get__(self, one: object | None, _: type) -> kept[_Value] | _Value:
+    def __get__(self, one: object | None, _: type) -> cached[_Value] | _Value:
         if one is None:
             return self
         value = one.__dict__[self._name] = self._compute(one)

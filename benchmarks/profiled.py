@@ -176,7 +176,7 @@ def _both(body: Body, folder: Path, *, ours_first: bool) -> tuple[float, float, 
     from torch.profiler import record_function
 
     from pytest_torchprof.session.runs.run_result import Captured
-    from pytest_torchprof.trace.event_names import REGION
+    from pytest_torchprof.trace.known_names import REGION
     from pytest_torchprof.trace.read import read_trace
     from pytest_torchprof.verdict.profile import profile_of
 

@@ -19,8 +19,8 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import OpArgs, decode_part
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.work import masks
 from pytest_torchprof.work.counting import counts_flops, op_flops
 from pytest_torchprof.work.devices.device import DTYPES

@@ -13,8 +13,8 @@ from pytest_torchprof.analysis.groups import Groups
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR, callers_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.event_names import MODULE
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
+from pytest_torchprof.trace.known_names import MODULE
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -8,8 +8,8 @@ import numpy as np
 
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import REGION
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -11,8 +11,8 @@ from pytest_torchprof.analysis.device_products import names_fit
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import SYNC_CALL
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.known_names import SYNC_CALL
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

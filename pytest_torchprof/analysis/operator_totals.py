@@ -12,8 +12,8 @@ from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.uncounted import uncounted_operators
 from pytest_torchprof.core.structs import Mutable
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.tree import operators_around, parents
 from pytest_torchprof.work.counting import unknown_flops
 

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.trace.event_names import MODULE_MARK
+from pytest_torchprof.trace.known_names import MODULE_MARK
 
 
 class ModuleTracer(LineTracer):

@@ -39,8 +39,8 @@ from pytest_torchprof.capture.unpatched import REAL, no_collection
 from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.libraries import Owner, frame_of, owner_of
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import MODULE
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import MODULE
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

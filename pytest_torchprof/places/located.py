@@ -21,8 +21,8 @@ from pytest_torchprof.places.place import (
     shared,
 )
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.known_names import REGION
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -9,8 +9,8 @@ import numpy as np
 
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import ALL_STEPS, REGION, shown_name
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import ALL_STEPS, REGION, shown_name
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -13,8 +13,8 @@ from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
 from pytest_torchprof.core.errors import not_onto_itself, not_written
 from pytest_torchprof.core.files import replacing, same_file, system_message
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import REGION, STEP
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
+from pytest_torchprof.trace.known_names import REGION, STEP
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -16,7 +16,7 @@ from pytest_torchprof.rules.evidence.accelerator import FUSED_TYPES, chip_of
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.name_index import selected_operators
 from pytest_torchprof.work.dtypes import SHORT
 
 if TYPE_CHECKING:

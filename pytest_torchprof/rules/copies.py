@@ -18,8 +18,8 @@ from pytest_torchprof.rules.evidence.device_moves import (
     what_is_copied,
 )
 from pytest_torchprof.rules.evidence.filled import filled
-from pytest_torchprof.trace.event_names import D2H, H2D
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import D2H, H2D
 from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:

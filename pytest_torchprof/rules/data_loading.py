@@ -8,7 +8,7 @@ import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
 from pytest_torchprof.trace.levels import are_engine_steps
-from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named
+from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, marks_named
 from pytest_torchprof.trace.tree import outermost, within
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pytest_torchprof.rules.evidence.passes import begun_by, pass_of
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import are_engine_steps, engine_steps
-from pytest_torchprof.trace.names import are_named, operators_named, selected_operators
+from pytest_torchprof.trace.name_index import are_named, operators_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import within
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES

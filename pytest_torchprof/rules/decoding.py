@@ -15,7 +15,7 @@ from pytest_torchprof.rules.evidence.bodies import call_of
 from pytest_torchprof.rules.evidence.chains import JOIN
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls, engine_steps
-from pytest_torchprof.trace.names import Names, are_named, operators_named
+from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:

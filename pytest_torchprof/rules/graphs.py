@@ -20,9 +20,9 @@ from pytest_torchprof.rules.evidence.nodes import (
 )
 from pytest_torchprof.rules.evidence.weights import PRODUCT, kept_bytes, running_again
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import STEP
+from pytest_torchprof.trace.known_names import STEP
 from pytest_torchprof.trace.levels import BACKWARD, FETCH, are_gradchecked
-from pytest_torchprof.trace.names import Names, are_named, marks_named
+from pytest_torchprof.trace.name_index import Names, are_named, marks_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from pytest_torchprof.rules.evidence.calls import called
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import compiled
-from pytest_torchprof.trace.names import (
+from pytest_torchprof.trace.name_index import (
     OPERATOR,
     Names,
     are_named,

@@ -16,7 +16,7 @@ from pytest_torchprof.rules.evidence.effort import effort_ns, guessed
 from pytest_torchprof.rules.evidence.nodes import numbers
 from pytest_torchprof.rules.evidence.shapes import mean_elements
 from pytest_torchprof.trace.levels import engine_steps, frames_around
-from pytest_torchprof.trace.names import Names, are_named, marks_named, selected_operators
+from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.tree import has_frames, marked
 
 if TYPE_CHECKING:

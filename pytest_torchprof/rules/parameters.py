@@ -30,7 +30,7 @@ from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.optimizers import optimizer_steps
 from pytest_torchprof.trace.levels import calls
-from pytest_torchprof.trace.names import Names, are_named, events_named, operators_named
+from pytest_torchprof.trace.name_index import Names, are_named, events_named, operators_named
 from pytest_torchprof.trace.tree import are_free
 
 if TYPE_CHECKING:

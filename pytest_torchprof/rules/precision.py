@@ -14,7 +14,7 @@ from pytest_torchprof.rules.evidence.calls import called, sizes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps
-from pytest_torchprof.trace.names import Names, are_named, operators_named
+from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.work.dtypes import torch_name
 

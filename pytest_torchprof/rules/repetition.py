@@ -21,7 +21,7 @@ from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, 
 from pytest_torchprof.rules.evidence.effort import BYTE_NS, CALL_NS, effort_ns, guessed
 from pytest_torchprof.rules.evidence.same_tensor import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
-from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, torch_name
 
 if TYPE_CHECKING:

@@ -10,7 +10,13 @@ from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.rules.evidence.nodes import engine_nodes, forward_calls
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
-from pytest_torchprof.trace.names import OPERATOR, Names, are_named, marks_named, selected_operators
+from pytest_torchprof.trace.name_index import (
+    OPERATOR,
+    Names,
+    are_named,
+    marks_named,
+    selected_operators,
+)
 from pytest_torchprof.trace.tree import marked
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import engine_steps
-from pytest_torchprof.trace.names import Names, marks_named, operators_named
+from pytest_torchprof.trace.name_index import Names, marks_named, operators_named
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_outermost
 

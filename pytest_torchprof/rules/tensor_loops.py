@@ -18,7 +18,7 @@ from pytest_torchprof.rules.evidence.stretches import APART, Sequence, Stretch, 
 from pytest_torchprof.rules.evidence.write_only_loops import is_written_only
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.levels import are_gradchecked
-from pytest_torchprof.trace.names import Names, operators_named
+from pytest_torchprof.trace.name_index import Names, operators_named
 from pytest_torchprof.trace.tree import are_outermost
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, r
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.levels import are_engine_steps, calls, engine_steps
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.name_index import Names, are_named
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:

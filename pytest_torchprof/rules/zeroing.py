@@ -12,7 +12,7 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls, frames_around
-from pytest_torchprof.trace.names import Names, are_named, marks_named, selected_operators
+from pytest_torchprof.trace.name_index import Names, are_named, marks_named, selected_operators
 from pytest_torchprof.trace.nesting import distinct
 from pytest_torchprof.trace.tree import are_free, are_outermost, has_frames, marked
 

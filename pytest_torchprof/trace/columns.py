@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.trace.arguments import Arguments, starts
-from pytest_torchprof.trace.event_names import MODULE_MARK
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
+from pytest_torchprof.trace.known_names import MODULE_MARK
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints

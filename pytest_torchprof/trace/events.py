@@ -25,10 +25,10 @@ from pytest_torchprof.trace.arguments import (
     decode_list,
     int64_column,
 )
-from pytest_torchprof.trace.event_names import MODULE, MODULE_MARK, REGION, shown_name
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
-from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK, REGION, shown_name
+from pytest_torchprof.trace.name_index import selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
@@ -183,7 +183,7 @@ class Events:
         """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
         scope = ("op", op) if op is not None else ("module", module or "")
         part = replace(self, scope=scope)
-        own = ("scope", "selection", "_answers")
+        own = ("scope", "selection", "_computed")
         # Reuse what does not depend on the scope.
         vars(part).update({k: v for k, v in vars(self).items() if k not in own})
         vars(part)["_whole"] = self.whole

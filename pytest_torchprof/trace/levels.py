@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.names import (
+from pytest_torchprof.trace.name_index import (
     ANNOTATION,
     Names,
     are_named,

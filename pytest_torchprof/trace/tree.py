@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.names import OPERATOR, Names, events_named, named
+from pytest_torchprof.trace.name_index import OPERATOR, Names, events_named, named
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -213,10 +213,10 @@ def _kernels(trace: Events) -> Value:
 
 def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
-        from pytest_torchprof.trace import event_names
+        from pytest_torchprof.trace import known_names
         from pytest_torchprof.trace.kinds import Kind
 
-        direction: re.Pattern[str] = getattr(event_names, pattern)
+        direction: re.Pattern[str] = getattr(known_names, pattern)
         chosen = trace.selection & trace.is_kind(Kind.MEMCPY)
         chosen &= trace.names_where(direction.search)
         if not in_bytes:
@@ -230,8 +230,8 @@ def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
 
 
 def _syncs(trace: Events) -> Value:
-    from pytest_torchprof.trace.event_names import SYNC_CALL
     from pytest_torchprof.trace.kinds import Kind
+    from pytest_torchprof.trace.known_names import SYNC_CALL
 
     calls = trace.selection & trace.is_kind(Kind.RUNTIME)
     return int((calls & trace.names_where(SYNC_CALL.search)).sum())

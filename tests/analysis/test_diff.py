@@ -28,7 +28,7 @@ from pytest_torchprof.analysis.trace_diff import (
     growth,
 )
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS
 

@@ -15,8 +15,8 @@ from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all

@@ -17,7 +17,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.analysis import live_bytes
 from pytest_torchprof.analysis.live_bytes import BEFORE, OUTSIDE, Usage, usage
 from pytest_torchprof.trace import read
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

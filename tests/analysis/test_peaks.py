@@ -24,7 +24,7 @@ from pytest_torchprof.analysis.live_bytes import (
     memory_peaks,
     usage,
 )
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 

@@ -15,7 +15,7 @@ from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Profile
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.decision import Policy, compare, status_of

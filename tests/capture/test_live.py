@@ -28,9 +28,9 @@ from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.samples import Sample
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import VERSION, Facts, Quantity
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 

@@ -17,8 +17,8 @@ from support.one_product import BF16, H100, builder_of
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.cli import COMMANDS
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY
+from pytest_torchprof.trace.known_names import REGION
 
 if TYPE_CHECKING:
     from support.command_line import Say

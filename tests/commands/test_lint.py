@@ -22,7 +22,7 @@ from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render.findings import findings, gaps
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
-from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.name_index import selected_operators
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

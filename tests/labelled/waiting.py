@@ -12,7 +12,7 @@ from support.trace_styles import STYLES, Event
 
 from pytest_torchprof.capture.stopwatch import NO_COUNTER, Round
 from pytest_torchprof.session.runs.timed_rounds import Rounds
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 
 EXAMPLES = Examples()
 

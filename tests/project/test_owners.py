@@ -29,8 +29,8 @@ PROCESS_WIDE = {
     "capture/patch_guard.py:PATCH_GUARD": "modules that tests patch in place are there once",
     "capture/tasks.py:PROCESS_TASKS": "threads belong to the process",
     "capture/torch_sessions.py:_SILENT": "file descriptors belong to the process",
-    "trace/names.py:_ALL": "rules have expressions as constants, made while modules are imported",
-    "trace/names.py:_KNOWN": "a cache, by name",
+    "trace/name_index.py:_ALL": "rules have expressions as constants, made at import",
+    "trace/name_index.py:_KNOWN": "a cache, by name",
 }
 
 #: Objects of pytest and of Python: what we change of them is undone, or is how they are used.

@@ -29,7 +29,7 @@ from pytest_torchprof.render.failure import MAX_LINES, failure_message, inline_m
 from pytest_torchprof.render.json_report import test_of as report_of
 from pytest_torchprof.render.ops_table import OPS_COLUMNS, ops_table
 from pytest_torchprof.render.session_table import session_totals, summary_table
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.decision import Policy, compare

@@ -19,7 +19,7 @@ from support.trace_builder import TraceBuilder
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.render.folded_stacks import StackMetric, _whole_us, fold, write_stacks
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 

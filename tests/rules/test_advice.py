@@ -9,8 +9,8 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.places.place import NO_PARTS, Parts, Place
 from pytest_torchprof.rules.engine.check import check, nothing_seen
 from pytest_torchprof.rules.engine.rule import Matches, Rule, Threshold, rule
-from pytest_torchprof.trace.event_names import REGION
-from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.name_index import selected_operators
 from pytest_torchprof.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
 
 #: In its package, its function hides it.
-NAMES = import_module("pytest_torchprof.trace.names")
+NAMES = import_module("pytest_torchprof.trace.name_index")
 
 
 def always(code: str, triggers: Triggers, needs: str = "") -> Rule:

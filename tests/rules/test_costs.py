@@ -18,9 +18,9 @@ from pytest_torchprof.analysis.idle import idle, idle_by_waits
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Matches, Rule
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.facts import FACTS_KEY
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 
 A100 = "NVIDIA A100-SXM4-40GB"

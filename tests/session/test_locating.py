@@ -26,9 +26,9 @@ from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.places.located import LINE, MODULE, Located, _Run
 from pytest_torchprof.render.call_sites import called_from
 from pytest_torchprof.rules.engine.rule import Matches, Rule
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.name_index import selected_operators
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:

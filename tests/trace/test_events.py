@@ -14,9 +14,9 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import Arguments
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.work.counting import has_shapes, op_flops
 
@@ -366,7 +366,7 @@ def test_within_an_annotation() -> None:
     assert names(view, np.flatnonzero(view.selection)) == ["step", "aten::add"]
 
 
-def test_parts_share_what_was_worked_out_and_keep_their_own_answers() -> None:
+def test_parts_share_what_was_worked_out_and_keep_their_own_results() -> None:
     trace = modules_trace()
     whole = trace.parent, trace.selection, trace.once(lambda t: t.selection.sum())
     view = trace.within(op="aten::mm")

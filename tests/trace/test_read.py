@@ -23,9 +23,9 @@ from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure_all
 

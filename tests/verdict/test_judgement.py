@@ -11,7 +11,7 @@ from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Baseline, Budget
 from pytest_torchprof.places.roots import Roots
 from pytest_torchprof.rules.engine.check import check
-from pytest_torchprof.trace.event_names import REGION
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.judgement import Judged, Terms, compared, judged, not_profiled

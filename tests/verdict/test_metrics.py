@@ -22,8 +22,8 @@ from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Value
 from pytest_torchprof.core.samples import Normalised, Sample
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of

@@ -16,8 +16,8 @@ from pytest_torchprof.capture.inductor import Packages, graph_facts, look_for_gr
 from pytest_torchprof.capture.undo import Undo
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.trace.event_names import REGION
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Graph
+from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
 from pytest_torchprof.work.compiled_graphs import read_graph

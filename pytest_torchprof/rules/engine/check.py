@@ -19,7 +19,7 @@ from pytest_torchprof.places.place import PlacedEvents
 from pytest_torchprof.rules.engine.grouping import grouped, within_span
 from pytest_torchprof.rules.engine.rule import Matches, Rule, matches_of
 from pytest_torchprof.trace.kinds import HOST_KINDS
-from pytest_torchprof.trace.names import Names, count, names_of, present
+from pytest_torchprof.trace.name_index import Names, count, names_of, present
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing

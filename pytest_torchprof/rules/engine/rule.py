@@ -12,7 +12,7 @@ from msgspec import field
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.core.units import SCALES
-from pytest_torchprof.trace.names import names_of
+from pytest_torchprof.trace.name_index import names_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason

@@ -9,7 +9,7 @@ import numpy as np
 from pytest_torchprof.rules.evidence.calls import called, sizes, step_of
 from pytest_torchprof.rules.evidence.copy_runs import by_kind, freed, held
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import selected_operators
+from pytest_torchprof.trace.name_index import selected_operators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

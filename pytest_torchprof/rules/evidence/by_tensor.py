@@ -11,7 +11,7 @@ import numpy as np
 from pytest_torchprof.rules.evidence.calls import are_called
 from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.rules.graphs import LAYER
-from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.event_names import STEP
-from pytest_torchprof.trace.names import (
+from pytest_torchprof.trace.known_names import STEP
+from pytest_torchprof.trace.name_index import (
     OPERATOR,
     Names,
     are_named,

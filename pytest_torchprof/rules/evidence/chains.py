@@ -12,7 +12,7 @@ from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.evidence.bodies import BodyCall, call_of
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.name_index import Names, are_named
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.bodies import Shape

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.rules.evidence.copied_again import CopiedTensor
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import Names, are_named, selected_operators
+from pytest_torchprof.trace.name_index import Names, are_named, selected_operators
 from pytest_torchprof.trace.tree import marked
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 

@@ -10,9 +10,9 @@ import numpy as np
 from pytest_torchprof.rules.evidence.calls import called, sizes
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.event_names import D2H, H2D
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.known_names import D2H, H2D
+from pytest_torchprof.trace.name_index import Names, are_named
 from pytest_torchprof.trace.tree import parents
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from pytest_torchprof.analysis.live_bytes import ALLOCATORS
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.evidence.shapes import shapes
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.names import count
+from pytest_torchprof.trace.name_index import count
 from pytest_torchprof.trace.tree import outermost
 from pytest_torchprof.work.counting import op_flops
 from pytest_torchprof.work.views import IDLE
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.names import Names
+    from pytest_torchprof.trace.name_index import Names
 
 #: The time to call an operator, and one nested in it; a FLOP; to allocate a byte of memory and to
 #: write it. Fitted to 50 scripts and models of seven libraries, with torch 2.13 on one CPU thread,

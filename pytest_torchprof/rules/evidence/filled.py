@@ -17,8 +17,8 @@ from pytest_torchprof.rules.evidence.device_moves import (
 )
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.event_names import H2D
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import H2D
 from pytest_torchprof.work.dtypes import torch_name
 
 if TYPE_CHECKING:

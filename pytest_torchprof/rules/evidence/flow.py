@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.rules.evidence.nodes import forward_calls, recorded
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.name_index import Names, are_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

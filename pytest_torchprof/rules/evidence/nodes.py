@@ -14,7 +14,7 @@ import numpy as np
 from pytest_torchprof.analysis.unprofiled import slowdown_share
 from pytest_torchprof.trace.arguments import AutogradArgs, decode
 from pytest_torchprof.trace.levels import are_engine_steps, calls, compiled
-from pytest_torchprof.trace.names import OPERATOR, Names, are_named, operators_named
+from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, operators_named
 from pytest_torchprof.trace.tree import are_outermost, within
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.trace.levels import are_engine_steps, compiled
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.name_index import Names, are_named
 from pytest_torchprof.trace.tree import outermost
 
 if TYPE_CHECKING:

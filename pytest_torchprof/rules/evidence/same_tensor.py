@@ -14,7 +14,7 @@ from pytest_torchprof.rules.evidence.calls import called, sizes
 from pytest_torchprof.rules.evidence.copied_again import COPIES, READS, SAME_MEMORY
 from pytest_torchprof.rules.evidence.copy_runs import by_kind
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import Names, are_named, operators_named, selected_operators
+from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
 from pytest_torchprof.work.views import PARTS
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.event_names import STEP
+from pytest_torchprof.trace.known_names import STEP
 from pytest_torchprof.trace.levels import BACKWARD, FETCH, calls
-from pytest_torchprof.trace.names import Names, are_named, marks_named
+from pytest_torchprof.trace.name_index import Names, are_named, marks_named
 from pytest_torchprof.trace.tree import within
 
 if TYPE_CHECKING:

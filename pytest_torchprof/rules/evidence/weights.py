@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.names import Names, are_named
+from pytest_torchprof.trace.name_index import Names, are_named
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.trace import names
-from pytest_torchprof.trace.names import Names, are_named, events_named, operators_named
+from pytest_torchprof.trace import name_index
+from pytest_torchprof.trace.name_index import Names, are_named, events_named, operators_named
 from pytest_torchprof.trace.read import parse_trace
 
 
@@ -15,8 +15,8 @@ from pytest_torchprof.trace.read import parse_trace
 def test_each_of_more_expressions_than_a_number_has_bits_is_told_apart(
     repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names, "_ALL", [])
-    monkeypatch.setattr(names, "_KNOWN", {})
+    monkeypatch.setattr(name_index, "_ALL", [])
+    monkeypatch.setattr(name_index, "_KNOWN", {})
     words = [f"aten::word{number}" for number in range(150)]
     known = [Names(f"{word}$") for word in words]
     b = TraceBuilder()
@@ -30,5 +30,5 @@ def test_each_of_more_expressions_than_a_number_has_bits_is_told_apart(
         expected = [] if number % 30 else [words[number]] * repeats
         assert expected == [trace.names[trace.name[row]] for row in operators_named(trace, one)]
         assert len(expected) == np.count_nonzero(are_named(trace, every, one))
-    names._joined.cache_clear()
+    name_index._joined.cache_clear()
     assert 2 * repeats == len(events_named(trace, known[0], known[120], known[121]))

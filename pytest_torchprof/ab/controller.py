@@ -18,7 +18,7 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.paired_row import PairedRow
 
 if TYPE_CHECKING:
-    from pytest_torchprof.ab.janitor import Janitor
+    from pytest_torchprof.ab.cleanup import Cleanup
     from pytest_torchprof.ab.sides import Side
 
 _NO_TESTS = 5
@@ -32,7 +32,7 @@ TestProgress = Callable[[str, int, int], None]
 def run(
     a: Side,
     b: Side,
-    janitor: Janitor,
+    cleanup: Cleanup,
     options: Options,
     progress: TestProgress,
     rows: list[PairedRow],
@@ -47,7 +47,7 @@ def run(
         AbError: there is nothing to compare, one side would run the other's code, or several tests
             in a row ended their worker.
     """
-    with _pair(a, b, janitor) as pair:
+    with _pair(a, b, cleanup) as pair:
         for row in _Run(pair, options, progress).rows():
             rows.append(row)  # noqa: PERF402 - each at once, whatever comes next
     return pair.notes
@@ -59,7 +59,7 @@ class _Pair:
 
     a: Worker
     b: Worker
-    janitor: Janitor
+    cleanup: Cleanup
     found: tuple[Collection, Collection] = field(init=False)
     number: int = 1
     #: Sides of which a process died before it reported its imports.
@@ -97,7 +97,7 @@ class _Pair:
         worker.kill()
         self._lost(worker)
         self.number += 1
-        new = Worker(worker.side, self.janitor, self.number)
+        new = Worker(worker.side, self.cleanup, self.number)
         if worker is self.a:
             self.a = new
         else:
@@ -140,8 +140,8 @@ class _Pair:
 
 
 @contextmanager
-def _pair(a: Side, b: Side, janitor: Janitor) -> Iterator[_Pair]:
-    pair = _Pair(Worker(a, janitor), Worker(b, janitor), janitor)
+def _pair(a: Side, b: Side, cleanup: Cleanup) -> Iterator[_Pair]:
+    pair = _Pair(Worker(a, cleanup), Worker(b, cleanup), cleanup)
     try:
         pair.start()
         yield pair

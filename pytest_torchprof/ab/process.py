@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from pytest_torchprof.ab.address_space import same_addresses, same_environment
-from pytest_torchprof.ab.generated import unbuilt
+from pytest_torchprof.ab.generated_files import unbuilt
 from pytest_torchprof.ab.messages import Collection, End, Profiled, Turn
 from pytest_torchprof.core.errors import AbError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.render.reason_texts import in_words
 
 if TYPE_CHECKING:
-    from pytest_torchprof.ab.janitor import Janitor
+    from pytest_torchprof.ab.cleanup import Cleanup
     from pytest_torchprof.ab.sides import Side
 
 #: Runs in the worker. Paths first: neither the working folder nor ours may hide a module.
@@ -56,9 +56,9 @@ class WorkerDied(Exception):  # noqa: N818 - it is an event
 class Worker:
     """One side's process. Methods raise `WorkerDied` if the process is gone."""
 
-    def __init__(self, side: Side, janitor: Janitor, number: int = 0) -> None:
+    def __init__(self, side: Side, cleanup: Cleanup, number: int = 0) -> None:
         self.side = side
-        self._janitor = janitor
+        self._cleanup = cleanup
         self._number = number
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - as long as the worker
         self._gateway: Any = None
@@ -91,9 +91,9 @@ class Worker:
             ) from None
         self._group = group
         self.pid = int(self._gateway._io.popen.pid)  # noqa: SLF001 - execnet hands it out nowhere
-        self._janitor.watch(self.pid)
+        self._cleanup.watch(self.pid)
         self._channel = self._gateway.remote_exec(_START)
-        folder = self._janitor.folder / f"{self.side.name}{self._number}"
+        folder = self._cleanup.folder / f"{self.side.name}{self._number}"
         self._tell(
             {
                 "name": self.side.name,
@@ -125,7 +125,7 @@ class Worker:
             _end_group(self.pid)
         self._group.terminate(timeout=3.0)
         _end_group(self.pid)  # what tests have left behind
-        self._janitor.forget(self.pid)
+        self._cleanup.forget(self.pid)
         self._gateway = self._channel = None
         self._log.close()
 

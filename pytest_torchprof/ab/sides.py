@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pytest_torchprof.ab.generated import bring
+from pytest_torchprof.ab.cleanup import Cleanup
+from pytest_torchprof.ab.generated_files import bring
 from pytest_torchprof.ab.interpreters import Interpreter, interpreter, ours
-from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.selection import Fitted, Tree, fitted
 from pytest_torchprof.ab.submodules import fill
 from pytest_torchprof.ab.worktree import Repository, check_out, repository, resolve, state
@@ -67,8 +67,8 @@ class _Tree:
 
 
 @contextmanager
-def sides(request: Request) -> Iterator[tuple[Side, Side, Janitor]]:
-    """Make A and B, with the worktree and the janitor; undo everything on exit.
+def sides(request: Request) -> Iterator[tuple[Side, Side, Cleanup]]:
+    """Make A and B, with the worktree, and their cleanup; undo everything on exit.
 
     Raises `AbError` if there is nothing to compare, or something asked for does not exist.
     """
@@ -77,16 +77,16 @@ def sides(request: Request) -> Iterator[tuple[Side, Side, Janitor]]:
         ours() if given is None else interpreter(given, option, request.cwd)
         for given, option in ((request.python_a, "--python-a"), (request.python_b, "--python-b"))
     )
-    janitor = Janitor()
+    cleanup = Cleanup()
     try:
-        a, b, checkout = _trees(request, janitor)
+        a, b, checkout = _trees(request, cleanup)
         yield (
             _side("A", request, (a, b), checkout, python_a),
             _side("B", request, (b, a), checkout, python_b),
-            janitor,
+            cleanup,
         )
     finally:
-        janitor.close()
+        cleanup.close()
 
 
 def _check(request: Request) -> None:
@@ -99,7 +99,7 @@ def _check(request: Request) -> None:
         raise AbError("nothing to compare with", next_step="give a git revision, --a or --python-a")
 
 
-def _trees(request: Request, janitor: Janitor) -> tuple[_Tree, _Tree, Path | None]:
+def _trees(request: Request, cleanup: Cleanup) -> tuple[_Tree, _Tree, Path | None]:
     """The trees of A and B, and the user's checkout."""
     try:
         repo = repository(request.cwd)
@@ -110,8 +110,8 @@ def _trees(request: Request, janitor: Janitor) -> tuple[_Tree, _Tree, Path | Non
     b = _given(request.b, "--b", request) or _working_tree(repo, request.cwd)
     if request.ref is not None and repo is not None:
         commit = resolve(repo, request.ref)
-        place = check_out(repo, commit, janitor)
-        notes = fill(repo, commit.sha, place, janitor) + bring(repo, place)
+        place = check_out(repo, commit, cleanup)
+        notes = fill(repo, commit.sha, place, cleanup) + bring(repo, place)
         a = _Tree(commit.label, place, notes)
     else:
         a = _given(request.a, "--a", request) or _working_tree(repo, request.cwd)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.ab.worktree import GitError, Repository, environment, git
 
 if TYPE_CHECKING:
-    from pytest_torchprof.ab.janitor import Janitor
+    from pytest_torchprof.ab.cleanup import Cleanup
 
 _LINK = "160000"  # git's mode of a submodule
 
@@ -22,15 +22,15 @@ class _Submodule:
     commit: str
 
 
-def fill(repo: Repository, sha: str, tree: Path, janitor: Janitor) -> tuple[str, ...]:
+def fill(repo: Repository, sha: str, tree: Path, cleanup: Cleanup) -> tuple[str, ...]:
     """Check out a commit's submodules into its worktree; return notes on those not available.
 
     They come from the user's own checkouts and from ``.git/modules``, never from the network.
     """
-    return tuple(_fill(repo.top, repo.common, sha, tree, janitor))
+    return tuple(_fill(repo.top, repo.common, sha, tree, cleanup))
 
 
-def _fill(top: Path, store: Path, sha: str, tree: Path, janitor: Janitor) -> Iterator[str]:
+def _fill(top: Path, store: Path, sha: str, tree: Path, cleanup: Cleanup) -> Iterator[str]:
     """Submodules may be checked out below ``top``; ``store`` is the git folder of their parent."""
     for module in _submodules(store, sha):
         place = tree / module.path
@@ -41,8 +41,8 @@ def _fill(top: Path, store: Path, sha: str, tree: Path, janitor: Janitor) -> Ite
                 " here (`git submodule update --init`, or `git fetch` in it)"
             )
             continue
-        _write(inner, module.commit, place, janitor)
-        notes = _fill(top / module.path, inner, module.commit, place, janitor)
+        _write(inner, module.commit, place, cleanup)
+        notes = _fill(top / module.path, inner, module.commit, place, cleanup)
         yield from (note.replace("submodule ", f"submodule {module.path}/", 1) for note in notes)
 
 
@@ -81,12 +81,12 @@ def _repository(top: Path, store: Path, module: _Submodule) -> Path | None:
     return None
 
 
-def _write(store: Path, commit: str, place: Path, janitor: Janitor) -> None:
+def _write(store: Path, commit: str, place: Path, cleanup: Cleanup) -> None:
     """Write the commit's files like a checkout, but without a worktree of the submodule."""
     place.mkdir(parents=True, exist_ok=True)
-    index = janitor.folder / f"index-{commit}"
+    index = cleanup.folder / f"index-{commit}"
     env = environment(GIT_INDEX_FILE=str(index))
     there = (f"--git-dir={store}", f"--work-tree={place}")
-    git(place, *there, "read-tree", commit, janitor=janitor, env=env)
-    git(place, *there, "checkout-index", "--all", "--force", janitor=janitor, env=env)
+    git(place, *there, "read-tree", commit, cleanup=cleanup, env=env)
+    git(place, *there, "checkout-index", "--all", "--force", cleanup=cleanup, env=env)
     index.unlink()

@@ -51,13 +51,13 @@ def serve(channel: Any, side: Mapping[str, Any]) -> None:
     import pytest
 
     from pytest_torchprof.ab.messages import End
-    from pytest_torchprof.ab.served import Served
+    from pytest_torchprof.ab.worker_plugin import WorkerPlugin
     from pytest_torchprof.core.reasons import Why, because
 
     folder = Path(side["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     found: Callable[[], dict[str, Any]] = lambda: imports.origins(root, others)  # noqa: E731
-    plugin = Served(line.exchange, folder, found, side["wanted"])
+    plugin = WorkerPlugin(line.exchange, folder, found, side["wanted"])
     args = ["-o", f"cache_dir={folder / 'cache'}", *side["args"]]
     sys.argv = ["pytest", *side["args"]]
     error = None

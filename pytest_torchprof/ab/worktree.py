@@ -1,6 +1,6 @@
 """Check out a git revision into a folder, and explain when git cannot.
 
-Nothing is fetched, no hook runs, and no other worktree is touched. The janitor removes what is
+Nothing is fetched, no hook runs, and no other worktree is touched. `Cleanup` removes what is
 created here.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.core.errors import AbError, near
 
 if TYPE_CHECKING:
-    from pytest_torchprof.ab.janitor import Janitor
+    from pytest_torchprof.ab.cleanup import Cleanup
 
 # In a hook, git sets these to the repository it works on, which may not be the one we ask about.
 # Its configuration variables stay: CI sets safe.directory in them.
@@ -71,11 +71,11 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def git(
-    folder: Path, *words: str, janitor: Janitor | None = None, env: dict[str, str] | None = None
+    folder: Path, *words: str, cleanup: Cleanup | None = None, env: dict[str, str] | None = None
 ) -> str:
     """Git's output in a folder; names in it may hold any bytes. Raises `GitError`.
 
-    Pass the janitor to a git that writes files into its folder.
+    Pass ``cleanup`` to a git that writes files into its folder.
     """
     try:
         done = subprocess.run(  # noqa: S603 - git, with the user's revision as one word
@@ -85,7 +85,7 @@ def git(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
-            pass_fds=janitor.held if janitor else (),
+            pass_fds=cleanup.held if cleanup else (),
         )
     except FileNotFoundError:
         raise GitError(
@@ -168,14 +168,14 @@ def _unknown(repo: Repository, ref: str) -> AbError:
     return AbError(what, near(ref, names, listed=True), "git fetch may bring it")
 
 
-def check_out(repo: Repository, commit: Commit, janitor: Janitor) -> Path:
-    """Check a commit out as a worktree in the janitor's folder; return its top.
+def check_out(repo: Repository, commit: Commit, cleanup: Cleanup) -> Path:
+    """Check a commit out as a worktree in the folder of ``cleanup``; return its top.
 
     It has the name of the user's own top folder, because that may itself be a package.
     """
-    janitor.worktrees_of(repo.common)
-    place = janitor.folder / (repo.top.name or "tree")
-    git(repo.top, "worktree", "add", "--detach", "--", str(place), commit.sha, janitor=janitor)
+    cleanup.worktrees_of(repo.common)
+    place = cleanup.folder / (repo.top.name or "tree")
+    git(repo.top, "worktree", "add", "--detach", "--", str(place), commit.sha, cleanup=cleanup)
     return place
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_torchprof.ab.cleanup import Cleanup
 from pytest_torchprof.ab.controller import Options, run
-from pytest_torchprof.ab.janitor import Janitor
 from pytest_torchprof.ab.sides import Request, sides
 from pytest_torchprof.core.errors import AbError, AbStoppedError
 from pytest_torchprof.core.reasons import Why, because
@@ -211,18 +211,18 @@ def compare(
     """Rows of two folders."""
     request = Request(None, a, b, None, None, b, args)
     rows = [] if rows is None else rows
-    with sides(request) as (side_a, side_b, janitor):
+    with sides(request) as (side_a, side_b, cleanup):
         shown = run(
             side_a,
             side_b,
-            janitor,
+            cleanup,
             options or Options(min_time_s=0.05),
             lambda _, number, total: told.append(total - number) if told is not None else None,
             rows,
         )
         if notes is not None:
             notes += shown
-        assert not janitor._watched
+        assert not cleanup._watched
     return rows
 
 
@@ -437,13 +437,13 @@ def test_an_interrupt_ends_the_workers_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids: list[int] = []
-    watch = Janitor.watch
+    watch = Cleanup.watch
 
-    def noted(janitor: Janitor, pid: int) -> None:
+    def noted(cleanup: Cleanup, pid: int) -> None:
         pids.append(pid)
-        watch(janitor, pid)
+        watch(cleanup, pid)
 
-    monkeypatch.setattr(Janitor, "watch", noted)
+    monkeypatch.setattr(Cleanup, "watch", noted)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -451,9 +451,9 @@ def test_an_interrupt_ends_the_workers_at_once(
     request = Request(None, folder / "a", folder / "b", None, None, folder / "b", ())
     with (
         pytest.raises(KeyboardInterrupt),
-        sides(request) as (side_a, side_b, janitor),
+        sides(request) as (side_a, side_b, cleanup),
     ):
-        run(side_a, side_b, janitor, Options(), interrupt, [])
+        run(side_a, side_b, cleanup, Options(), interrupt, [])
     assert len(pids) == 2
     for pid in pids:
         with pytest.raises(ProcessLookupError):

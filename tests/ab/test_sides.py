@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchprof import __version__
-from pytest_torchprof.ab.generated import unbuilt
+from pytest_torchprof.ab.generated_files import unbuilt
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.sides import Request, Side, sides
 from pytest_torchprof.core.errors import AbError
@@ -93,9 +93,9 @@ def both(asked: Request) -> tuple[Side, Side]:
     worktrees = asked.cwd.exists() and subprocess.run(
         ["git", "worktree", "list"], cwd=asked.cwd, capture_output=True, check=False
     )
-    with sides(asked) as (a, b, janitor):
+    with sides(asked) as (a, b, cleanup):
         assert a.root.is_dir()
-    assert not janitor.folder.exists()
+    assert not cleanup.folder.exists()
     after = subprocess.run(
         ["git", "worktree", "list"], cwd=asked.cwd, capture_output=True, check=False
     )
@@ -107,11 +107,11 @@ def both(asked: Request) -> tuple[Side, Side]:
 @pytest.mark.parametrize("ref", ["v1", "HEAD~1", "main^", "refs/tags/v1"])
 def test_a_is_the_revision_and_b_the_working_tree(repo: Path, ref: str) -> None:
     sha = git(repo, "rev-parse", "--short", "v1")
-    with sides(request(repo, ref)) as (a, b, janitor):
+    with sides(request(repo, ref)) as (a, b, cleanup):
         assert "N = 1" == (a.root / "code.py").read_text("utf-8")
         assert (a.name, a.label) == ("A", f"{ref} ({sha})")
         assert (b.name, b.label, b.root, b.cwd) == ("B", "working tree", repo, repo)
-        assert janitor.folder in a.root.parents
+        assert cleanup.folder in a.root.parents
         assert repo.name == a.root.name  # which the top needs that is a package itself
         assert (a.others, b.others) == ((repo,), (a.root,))
         assert sys.executable == a.python == b.python

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_torchprof.ab.neutral import NEUTRAL, neutralize, refuse
+from pytest_torchprof.ab.neutral_options import NEUTRAL, neutralize, refuse
 from pytest_torchprof.ab.one_test import differences
 from pytest_torchprof.ab.process import complaint
-from pytest_torchprof.ab.served import outcome_of
+from pytest_torchprof.ab.worker_plugin import outcome_of
 from pytest_torchprof.core.errors import AbError
 from pytest_torchprof.render.reason_texts import in_words
 

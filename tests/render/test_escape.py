@@ -159,7 +159,7 @@ _DOORS = {
 #: What a test itself has printed, what only our own processes read, and names of our own options.
 _FREE = {
     "render/streams.py",
-    "ab/sweeping.py",
+    "ab/cleanup_process.py",
     "ab/interpreters.py",
     "session/isolation/silence.py",
     "session/options.py",

@@ -114,7 +114,7 @@ class Fake:
             self.closing()
 
     def run(
-        self, a: Any, b: Any, janitor: Any, options: Any, progress: Any, rows: list[PairedRow]
+        self, a: Any, b: Any, cleanup: Any, options: Any, progress: Any, rows: list[PairedRow]
     ) -> list[str]:
         """As `ab.controller.run`."""
         self.options = options

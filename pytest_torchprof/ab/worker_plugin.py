@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchprof.ab.messages import Collection, Profiled
-from pytest_torchprof.ab.neutral import neutralize, refuse
+from pytest_torchprof.ab.neutral_options import neutralize, refuse
 from pytest_torchprof.ab.selection import matches
 from pytest_torchprof.ab.turns import TurnRunner, WorkerCommand, error_line
 from pytest_torchprof.capture.machine import Machine, probe_machine
@@ -45,7 +45,7 @@ class _Once(Plan, frozen=True):
         return self
 
 
-class Served(RunningHooks):
+class WorkerPlugin(RunningHooks):
     """Replaces our own session's plugin: profiles each test, compares nothing, and times it."""
 
     settings: Settings

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from pytest_torchprof.ab import sweeping
+from pytest_torchprof.ab import cleanup_process
 from pytest_torchprof.core.errors import AbError
 
 _CLEANING_S = 60.0
 
 
-class Janitor:
+class Cleanup:
     """A small process in its own session that makes our temporary folder, and removes it.
 
     It waits for the end of a pipe that the controller holds. Then it ends the processes that it was
@@ -33,7 +33,7 @@ class Janitor:
             raise AbError("no temporary folder", str(error), "set TMPDIR") from None
         flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
         self._process = subprocess.Popen(  # noqa: S603 - our own file
-            [sys.executable, "-I", "-S", sweeping.__file__, str(parent)],
+            [sys.executable, "-I", "-S", cleanup_process.__file__, str(parent)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -62,7 +62,7 @@ class Janitor:
 
         Call it right after the process is started. It may become the leader of its group later.
         """
-        self._watched[pid] = sweeping.started(pid)
+        self._watched[pid] = cleanup_process.started(pid)
         self._tell(f"watch {pid}")
 
     def forget(self, pid: int) -> None:
@@ -79,7 +79,7 @@ class Janitor:
     def held(self) -> tuple[int, ...]:
         """File descriptors for ``pass_fds`` of a process that fills `folder`.
 
-        If the controller is killed, the janitor waits for such a process: otherwise files could
+        If the controller is killed, the process waits for such a process: otherwise files could
         appear after the cleanup.
         """
         return () if sys.platform == "win32" else (self._pipe.fileno(),)
@@ -88,7 +88,7 @@ class Janitor:
         """Clean up, and wait until that is done. Further calls do nothing."""
         if self._pipe.closed:
             return
-        self._tell("sweep")
+        self._tell("clean")
         with suppress(OSError):
             self._pipe.close()
         try:
@@ -96,8 +96,8 @@ class Janitor:
         except subprocess.TimeoutExpired:
             return  # it continues alone
         if code:  # it was killed, or a file could not be removed
-            sweeping.end(self._watched)
-            sweeping.clear(str(self.folder), self._repositories)
+            cleanup_process.end(self._watched)
+            cleanup_process.clear(str(self.folder), self._repositories)
 
     def _tell(self, line: str) -> None:
         with suppress(OSError):  # it was killed: `close` cleans up itself

@@ -1,4 +1,4 @@
-"""The janitor's process: waits until the controller is gone, then removes everything.
+"""The process of `cleanup`: waits until the controller is gone, then removes everything.
 
 Standard library only and nothing of this package: it is started as a file, without site-packages,
 so that it starts in a few milliseconds and cannot import the code under test. On Windows the
@@ -158,11 +158,11 @@ def _remove(folder: str) -> None:
         shutil.rmtree(folder, onerror=unlock)
 
 
-def sweep(parent: str) -> int:
+def clean_up(parent: str) -> int:
     """Make a folder in ``parent``, print its path, obey lines of stdin, clean up at their end.
 
     Returns 0 if all was removed. Lines are ``watch PID``, ``forget PID``, ``repository PATH`` and
-    ``sweep`` (now, as at the end); paths in JSON.
+    ``clean`` (now, as at the end); paths in JSON.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):  # it must not end before the controller
@@ -178,7 +178,7 @@ def sweep(parent: str) -> int:
         print(json.dumps({"folder": folder}), flush=True)  # noqa: T201 - to the controller
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")
-            if word == "sweep":
+            if word == "clean":
                 break
             if word == "watch":
                 processes[int(rest)] = started(int(rest))
@@ -191,4 +191,4 @@ def sweep(parent: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(sweep(sys.argv[1]))
+    sys.exit(clean_up(sys.argv[1]))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import pytest_torchprof
-from pytest_torchprof.ab import sweeping
-from pytest_torchprof.ab.janitor import Janitor
+from pytest_torchprof.ab import cleanup_process
+from pytest_torchprof.ab.cleanup import Cleanup
 from pytest_torchprof.core.errors import AbError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups")
@@ -32,18 +32,18 @@ from pytest_torchprof.ab.sides import Request, sides
 os.environ["CONTROLLER"] = str(os.getpid())
 if sys.argv[1] == "signal":
     time.sleep(1000)
-with sides(Request("HEAD", None, None, None, None, Path.cwd(), ())) as (a, b, janitor):
+with sides(Request("HEAD", None, None, None, None, Path.cwd(), ())) as (a, b, cleanup):
     pids = []
     for script in sys.argv[2:]:
         # As those of ours: it ends by itself if its controller is killed before all is ready.
         script = "read ready || exit; " + script
         worker = subprocess.Popen(
             ["sh", "-c", script], stdin=subprocess.PIPE, cwd=a.cwd, start_new_session=True)
-        janitor.watch(worker.pid)
+        cleanup.watch(worker.pid)
         worker.stdin.write(b"ready\\n")
         worker.stdin.flush()
         pids.append(worker.pid)
-    print(janitor._process.pid, *pids, flush=True)
+    print(cleanup._process.pid, *pids, flush=True)
     if sys.argv[1] == "wait":
         time.sleep(1000)
 """
@@ -144,7 +144,7 @@ def pids(controller: subprocess.Popen[str]) -> list[int]:
 def test_a_killed_controller_leaves_nothing(
     start: Start, repo: Path, scratch: Path, number: str
 ) -> None:
-    """As Ctrl-C does, the signal goes to all of the group, but the janitor is in its own."""
+    """As Ctrl-C does, the signal goes to all of the group; our process is in its own."""
     controller = start("wait", OBEYS)
     groups = pids(controller)
     assert not nothing_left(repo, scratch, *groups)
@@ -211,42 +211,42 @@ def test_a_controller_killed_at_any_moment_leaves_nothing(
     until(lambda: nothing_left(repo, scratch, *groups))
 
 
-def test_a_janitor_that_was_killed_is_replaced_at_the_end(scratch: Path) -> None:
-    janitor = Janitor()
+def test_a_cleanup_process_that_was_killed_is_replaced_at_the_end(scratch: Path) -> None:
+    cleanup = Cleanup()
     worker = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    janitor.watch(worker.pid)
-    janitor._process.kill()
-    janitor._process.wait()
-    (janitor.folder / "file").touch()
-    janitor.forget(0)
-    janitor.close()
+    cleanup.watch(worker.pid)
+    cleanup._process.kill()
+    cleanup._process.wait()
+    (cleanup.folder / "file").touch()
+    cleanup.forget(0)
+    cleanup.close()
     assert [] == list(scratch.iterdir())
     assert -signal.SIGTERM == worker.wait()
 
 
 def test_a_process_that_is_forgotten_lives(scratch: Path) -> None:
-    janitor = Janitor()
+    cleanup = Cleanup()
     with subprocess.Popen(["sleep", "1000"]) as process:
-        janitor.watch(process.pid)
-        janitor.forget(process.pid)
-        janitor.close()
-        janitor.close()
+        cleanup.watch(process.pid)
+        cleanup.forget(process.pid)
+        cleanup.close()
+        cleanup.close()
         assert process.poll() is None
         process.kill()
 
 
 def test_a_process_that_took_over_the_number_lives() -> None:
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:
-        sweeping.end({process.pid: "1"})
+        cleanup_process.end({process.pid: "1"})
         assert process.poll() is None
         process.kill()
 
 
 def test_a_worker_that_leads_no_process_group_is_ended_alone(scratch: Path) -> None:
-    janitor = Janitor()
+    cleanup = Cleanup()
     with subprocess.Popen(["sleep", "1000"]) as process:
-        janitor.watch(process.pid)
-        janitor.close()
+        cleanup.watch(process.pid)
+        cleanup.close()
         assert -signal.SIGTERM == process.wait()
 
 
@@ -255,7 +255,7 @@ def test_a_missing_temporary_folder_is_reported_in_one_line(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(AbError, match=r"nowhere: cannot create a temporary folder here.*TMPDIR"):
-        Janitor()
+        Cleanup()
 
 
 def test_entries_of_other_worktrees_stay(repo: Path, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_entries_of_other_worktrees_stay(repo: Path, tmp_path: Path) -> None:
         words = ["worktree", "add", "-q", "--detach", str(place)]
         subprocess.run(["git", *words], cwd=repo, check=True)
     (tmp_path / "theirs").rename(tmp_path / "away")
-    assert sweeping.clear(str(tmp_path / "ours"), [str(repo / ".git")])
+    assert cleanup_process.clear(str(tmp_path / "ours"), [str(repo / ".git")])
     assert 3 == worktrees(repo)
     assert not (tmp_path / "ours").exists()
     assert (tmp_path / "ours-too" / "tree").exists()

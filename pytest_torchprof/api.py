@@ -26,7 +26,7 @@ from pytest_torchprof.analysis.kernel_rows import (
 )
 from pytest_torchprof.analysis.live_bytes import PeakMemory, memory_peaks
 from pytest_torchprof.analysis.trace_diff import DiffRow
-from pytest_torchprof.analysis.uncounted import flops_gap
+from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.core import results
 from pytest_torchprof.core.results import Finding, Number, Value
 from pytest_torchprof.core.structs import Frozen

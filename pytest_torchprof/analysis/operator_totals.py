@@ -9,7 +9,7 @@ import numpy as np
 
 from pytest_torchprof.analysis.groups import Groups
 from pytest_torchprof.analysis.live_bytes import usage
-from pytest_torchprof.analysis.uncounted import uncounted_operators
+from pytest_torchprof.analysis.uncounted_flops import uncounted_operators
 from pytest_torchprof.core.structs import Mutable
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import HOST_KINDS, Kind

@@ -3,7 +3,7 @@
 Whether a child may have run torch is judged by what is known about it. A fork of this process has
 torch loaded. A program that was started must import torch first, which takes a while, and a running
 program can be inspected for what it has loaded. A DataLoader's workers are handled separately: see
-`analysis.elsewhere`.
+`analysis.work_elsewhere`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pytest_torchprof import api
 from pytest_torchprof.analysis import kernel_rows
 from pytest_torchprof.analysis.attribution import replayed
 from pytest_torchprof.analysis.kernel_rows import UNLINKED
-from pytest_torchprof.analysis.uncounted import flops_gap
+from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import SettingsError
 from pytest_torchprof.render import escape, streams

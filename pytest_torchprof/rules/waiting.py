@@ -9,7 +9,7 @@ import numpy as np
 from pytest_torchprof.analysis.gaps import absent_gap, waits_gap
 from pytest_torchprof.analysis.idle import idle_by_waits
 from pytest_torchprof.analysis.launches import launches
-from pytest_torchprof.analysis.unprofiled import wall_ns
+from pytest_torchprof.analysis.unprofiled_time import wall_ns
 from pytest_torchprof.analysis.waits import Waits, waits
 from pytest_torchprof.rules.engine.rule import Matches, Threshold, rule
 from pytest_torchprof.rules.products import LAUNCHES

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from pytest_torchprof.analysis.elsewhere import uses_workers
 from pytest_torchprof.analysis.trace_diff import COLUMN_OF, deltas
+from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import (
     Baseline,

@@ -92,9 +92,9 @@ def bounded(metric: Metric, value: Value, trace: Events) -> Value:
     """The value; a lower bound if other processes or finalizers did work for the test."""
     if not (metric.of_region and trace.is_live):
         return value
-    from pytest_torchprof.analysis.elsewhere import elsewhere
+    from pytest_torchprof.analysis.work_elsewhere import work_elsewhere
 
-    if (gap := trace.once(elsewhere)) is None:
+    if (gap := trace.once(work_elsewhere)) is None:
         return value
     at_hand = value if isinstance(value, int) else getattr(value, "at_hand", None)
     return _unknown(gap, at_hand, at_least=True)
@@ -238,7 +238,7 @@ def _syncs(trace: Events) -> Value:
 
 
 def _flops(trace: Events) -> Value:
-    from pytest_torchprof.analysis.uncounted import uncounted_flops
+    from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
 
     if (gap := uncounted_flops(trace)) is not None:
         return _unknown(gap.reason, gap.at_least, at_least=True)
@@ -284,7 +284,7 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
 def _host_peak(trace: Events) -> Value:
     """The peak, unless it depends on how far ahead a DataLoader's workers are."""
     peak = _memory("peak_bytes", on_device=False)(trace)
-    from pytest_torchprof.analysis.elsewhere import uses_workers
+    from pytest_torchprof.analysis.work_elsewhere import uses_workers
 
     if uses_workers(trace):
         from pytest_torchprof.core.reasons import Why, because

@@ -17,7 +17,7 @@ import pytest
 from support.real_traces import CORPUS
 
 from pytest_torchprof.analysis.operator_totals import OpRow, kernel_totals, op_rows
-from pytest_torchprof.analysis.uncounted import uncounted_flops
+from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
 from pytest_torchprof.core.errors import TraceError
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.trace.read import read_trace

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.analysis.unprofiled import slowdown_share
+from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.results import Finding
 from pytest_torchprof.trace import nesting

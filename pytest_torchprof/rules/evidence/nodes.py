@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from pytest_torchprof.analysis.unprofiled import slowdown_share
+from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.trace.arguments import AutogradArgs, decode
 from pytest_torchprof.trace.levels import are_engine_steps, calls, compiled
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, operators_named

@@ -9,7 +9,7 @@ from support.reasons import value_in_words, words
 from support.sessions import run
 from support.trace_builder import TraceBuilder
 
-from pytest_torchprof.analysis.uncounted import uncounted_flops
+from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
 from pytest_torchprof.core.reasons import because
 from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Profile
 from pytest_torchprof.render.failure import sentence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WORKERS = late(r"^enumerate\(DataLoader\)#_MultiProcessing")
 
 
-def elsewhere(trace: Events) -> Reason | None:
+def work_elsewhere(trace: Events) -> Reason | None:
     """Why numbers of a live capture are lower bounds; None if it is complete."""
     if trace.region is None:
         return None

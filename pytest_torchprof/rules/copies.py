@@ -17,7 +17,7 @@ from pytest_torchprof.rules.evidence.device_moves import (
     model_moves,
     what_is_copied,
 )
-from pytest_torchprof.rules.evidence.filled import filled
+from pytest_torchprof.rules.evidence.host_filled_tensors import host_filled_tensors
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.known_names import D2H, H2D
 from pytest_torchprof.work.dtypes import torch_name
@@ -65,7 +65,7 @@ def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
 
             mask = torch.ones(n, n, device="cuda")
     """
-    found = [f for f in trace.once(filled) if f.bytes < 0 or f.bytes >= bytes]
+    found = [f for f in trace.once(host_filled_tensors) if f.bytes < 0 or f.bytes >= bytes]
     if not found:
         return NO_MATCHES
     event, maker, size = np.array([(f.call, f.maker, f.bytes) for f in found], np.int64).T
@@ -143,7 +143,7 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     up = trace.names_where(H2D.search)[copies]
     large &= up | trace.names_where(D2H.search)[copies]
     if trace.records_shapes and large.any():
-        large &= ~np.isin(copies, [f.copy for f in trace.once(filled)])
+        large &= ~np.isin(copies, [f.copy for f in trace.once(host_filled_tensors)])
     if large.any():
         large &= ~np.isin(copies, trace.once(model_moves))
     copies, up = copies[large], up[large]

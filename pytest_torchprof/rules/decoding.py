@@ -11,15 +11,15 @@ import numpy as np
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.bodies import call_of
 from pytest_torchprof.rules.evidence.chains import JOIN
+from pytest_torchprof.rules.evidence.loop_bodies import call_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls, engine_steps
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 from pytest_torchprof.work.counting import op_flops
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import BodyCall, Shape
+    from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, Shape
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 

@@ -11,8 +11,8 @@ import numpy as np
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.bodies import call_of
 from pytest_torchprof.rules.evidence.chains import JOIN, between, chains
+from pytest_torchprof.rules.evidence.loop_bodies import call_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
@@ -20,8 +20,8 @@ from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_torchprof.rules.evidence.bodies import BodyCall
     from pytest_torchprof.rules.evidence.chains import Chain, Link
+    from pytest_torchprof.rules.evidence.loop_bodies import BodyCall
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 

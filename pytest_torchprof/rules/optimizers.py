@@ -12,7 +12,7 @@ from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.effort import effort_ns, guessed
+from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
 from pytest_torchprof.rules.evidence.nodes import numbers
 from pytest_torchprof.rules.evidence.shapes import mean_elements
 from pytest_torchprof.trace.levels import engine_steps, frames_around
@@ -218,7 +218,7 @@ def single_tensor_optimizer(
         on_cpu += [] if device else [(step, saved)]
     if not kept:
         return NO_MATCHES
-    if len(on_cpu) == len(kept) and not _save(trace, on_cpu, cpu_share * effort_ns(trace)):
+    if len(on_cpu) == len(kept) and not _save(trace, on_cpu, cpu_share * estimated_cpu_ns(trace)):
         return NO_MATCHES
     rows = np.array(kept, np.int64)
     ends = trace.ts[rows] + trace.dur[rows]

@@ -25,7 +25,7 @@ from pytest_torchprof.rules.evidence.by_tensor import (
     repeated,
     shapes_of,
 )
-from pytest_torchprof.rules.evidence.effort import effort_ns, guessed
+from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
 from pytest_torchprof.rules.evidence.shapes import mean_elements, shapes
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.rules.optimizers import optimizer_steps
@@ -145,7 +145,7 @@ def per_parameter_loop(
     if not found:
         return NONE_SO_FAR if wants else NO_MATCHES
     called = sum(0 if loop.on_device else loop.called_ns for loop in found)
-    if called < cpu_share * effort_ns(trace) and not any(loop.on_device for loop in found):
+    if called < cpu_share * estimated_cpu_ns(trace) and not any(loop.on_device for loop in found):
         return NONE_SO_FAR if wants else NO_MATCHES
     first, last = (np.array([loop.rows[at] for loop in found], np.int64) for at in (0, -1))
     since, until = trace.ts[first], trace.ts[last] + trace.dur[last]

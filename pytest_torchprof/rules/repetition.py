@@ -18,7 +18,12 @@ from pytest_torchprof.rules.evidence.autocast import WEIGHTS, casts_of_weights, 
 from pytest_torchprof.rules.evidence.calls import are_called, are_closed, in_backward, passes
 from pytest_torchprof.rules.evidence.copy_kinds import chain, kinds_of_casts, kinds_of_clones
 from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, held
-from pytest_torchprof.rules.evidence.effort import BYTE_NS, CALL_NS, effort_ns, guessed
+from pytest_torchprof.rules.evidence.estimated_cpu_time import (
+    BYTE_NS,
+    CALL_NS,
+    estimated_cpu_ns,
+    guessed,
+)
 from pytest_torchprof.rules.evidence.same_tensor import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
@@ -385,7 +390,7 @@ def _matches(
     cost, moved_bytes = trace.dur[event], np.array(moved, np.int64)
     if trace.has(*DEVICE_KINDS):
         cost = cost + trace.once(launched_ns)[event]
-    elif len(event) * CALL_NS + moved_bytes.sum() * BYTE_NS < share * effort_ns(trace):
+    elif len(event) * CALL_NS + moved_bytes.sum() * BYTE_NS < share * estimated_cpu_ns(trace):
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
     return Matches(
         event, message, None, cost, moved_bytes, None, fix, reach(trace, event), wants_tensors

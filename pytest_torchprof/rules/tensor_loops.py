@@ -9,11 +9,11 @@ import numpy as np
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.bodies import Body, elements, pieces
-from pytest_torchprof.rules.evidence.carried import is_carried
-from pytest_torchprof.rules.evidence.joins import may_carry
+from pytest_torchprof.rules.evidence.loop_bodies import Body, elements, pieces
+from pytest_torchprof.rules.evidence.loop_carried_shapes import may_carry
+from pytest_torchprof.rules.evidence.loop_carried_tensors import is_carried
 from pytest_torchprof.rules.evidence.looped_tensor import Movers
-from pytest_torchprof.rules.evidence.ordinary import is_apart, works_on_more
+from pytest_torchprof.rules.evidence.non_tensor_loops import is_apart, works_on_more
 from pytest_torchprof.rules.evidence.stretches import APART, Sequence, Stretch, sequence, stretches
 from pytest_torchprof.rules.evidence.write_only_loops import is_written_only
 from pytest_torchprof.rules.graphs import LAYER
@@ -22,7 +22,7 @@ from pytest_torchprof.trace.name_index import Names, operators_named
 from pytest_torchprof.trace.tree import are_outermost
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import Pieces, Shape
+    from pytest_torchprof.rules.evidence.loop_bodies import Pieces, Shape
     from pytest_torchprof.rules.evidence.looped_tensor import Moving
     from pytest_torchprof.trace.events import Events
 

@@ -9,13 +9,13 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.evidence.bodies import BodyCall, call_of
+from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, call_of
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import Shape
+    from pytest_torchprof.rules.evidence.loop_bodies import Shape
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken

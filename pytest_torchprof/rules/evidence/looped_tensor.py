@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.rules.evidence.bodies import elements
-from pytest_torchprof.rules.evidence.ordinary import MARKS, ODD, goes_through_classes, picks
+from pytest_torchprof.rules.evidence.loop_bodies import elements
+from pytest_torchprof.rules.evidence.non_tensor_loops import MARKS, ODD, goes_through_classes, picks
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import Body, BodyCall, Pieces, Shape
+    from pytest_torchprof.rules.evidence.loop_bodies import Body, BodyCall, Pieces, Shape
     from pytest_torchprof.rules.evidence.stretches import Sequence
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.tensors import Taken

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.evidence.bodies import differs, elements
+from pytest_torchprof.rules.evidence.loop_bodies import differs, elements
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import Body
+    from pytest_torchprof.rules.evidence.loop_bodies import Body
     from pytest_torchprof.trace.tensors import Taken
 
 _STORE: Final = late(r"aten::(copy_|fill_)$")

@@ -46,7 +46,7 @@ _MOVES = _aten("to _to_copy copy_ cuda")
 _MOST_PASSED = 4
 
 
-class Filled(NamedTuple):
+class HostFilledTensor(NamedTuple):
     """A copy to the device of what was just filled on the host."""
 
     call: int  # that copies
@@ -57,7 +57,7 @@ class Filled(NamedTuple):
     fix: str
 
 
-def filled(trace: Events) -> list[Filled]:
+def host_filled_tensors(trace: Events) -> list[HostFilledTensor]:
     """The copies to the device of what was just filled on the host."""
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     copies = copies[trace.names_where(H2D.search)[copies]]
@@ -81,7 +81,9 @@ def filled(trace: Events) -> list[Filled]:
             name = trace.names[trace.name[maker]]
             words = f"{list(copied[0])} {torch_name(copied[1])} by {name}"
             fix = f"create it on the device: {_there(name, device)}"
-            out.append(Filled(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix))
+            out.append(
+                HostFilledTensor(int(top[i]), maker, int(trace.bytes[copy]), copy, words, fix)
+            )
     return out
 
 

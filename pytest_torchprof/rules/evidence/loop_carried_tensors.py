@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.evidence.bodies import IndexedPart, elements, irregular
+from pytest_torchprof.rules.evidence.loop_bodies import IndexedPart, elements, irregular
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import Body, BodyCall, Shape
+    from pytest_torchprof.rules.evidence.loop_bodies import Body, BodyCall, Shape
 
 #: Where a tensor is read or written, by the shape that was indexed; None: anywhere.
 _Where: TypeAlias = Mapping["Shape", frozenset[tuple[int, int, int]]] | None

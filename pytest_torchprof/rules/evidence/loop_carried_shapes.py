@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.evidence.bodies import irregular
+from pytest_torchprof.rules.evidence.loop_bodies import irregular
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import Body, BodyCall, Shape
+    from pytest_torchprof.rules.evidence.loop_bodies import Body, BodyCall, Shape
 
 #: Layers that take one tensor, besides their parameters.
 _UNARY: Final = late(r"aten::(linear|_?conv\w*|\w+_norm|embedding(_bag)?)$")

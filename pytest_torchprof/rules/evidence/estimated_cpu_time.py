@@ -35,13 +35,13 @@ _FLOAT_BYTES: Final = 4
 _TIMES: Final = 3
 
 
-def effort_ns(trace: Events) -> float:
+def estimated_cpu_ns(trace: Events) -> float:
     """The approximate time of all selected operators on a CPU, from calls, FLOPs and memory.
 
     It is what a match is compared with to decide if it is too small to report. It is too high for a
     bare loop of operators, and too low for scripts that do much besides.
     """
-    return trace.once(_effort)
+    return trace.once(_estimate)
 
 
 def guessed(trace: Events, *names: Names) -> Reason | None:
@@ -51,7 +51,7 @@ def guessed(trace: Events, *names: Names) -> Reason | None:
     return because(Why.TRIFLES_GUESSED)
 
 
-def _effort(trace: Events) -> float:
+def _estimate(trace: Events) -> float:
     operators = trace.selection & trace.is_kind(Kind.OP)
     return (
         int(np.count_nonzero(operators[outermost(trace)])) * CALL_NS

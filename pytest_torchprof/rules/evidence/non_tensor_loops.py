@@ -6,12 +6,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.evidence.bodies import differs, elements
+from pytest_torchprof.rules.evidence.loop_bodies import differs, elements
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.rules.evidence.bodies import Body, BodyCall
+    from pytest_torchprof.rules.evidence.loop_bodies import Body, BodyCall
 
 #: Cells of recurrent models: each step needs the previous result.
 _CELL: Final = late(r"aten::\w+_cell$")

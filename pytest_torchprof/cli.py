@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.version import __version__
@@ -35,6 +36,7 @@ class _Parser(argparse.ArgumentParser):
         super().exit(status, message and f"{escape.line(message.rstrip())}\n")
 
 
+R = TypeVar("R", int, float)
 Add = Callable[[argparse.ArgumentParser], object]
 
 
@@ -58,41 +60,52 @@ def _argument(*names: str, **options: object) -> Add:
     return lambda parser: parser.add_argument(*names, **options)  # type: ignore[arg-type]
 
 
+def _refused(text: str, wanted: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"{reprlib.repr(text)} is not {wanted}")
+
+
+def _number(kind: type[R], text: str, suffix: str = "") -> R | None:
+    """The finite number in a text; None for anything else."""
+    try:
+        value = kind(text.strip().removesuffix(suffix))
+    except ValueError:
+        return None
+    return value if -float("inf") < value < float("inf") else None
+
+
 def _percent(text: str) -> float:
-    value = float(text.strip().removesuffix("%"))
-    if not 0 <= value < float("inf"):
-        raise ValueError
+    value = _number(float, text, "%")
+    if value is None or value < 0:
+        raise _refused(text, "a percentage of 0 or more")
     return value
 
 
 def _count(text: str) -> int:
-    if (value := int(text)) < 0:
-        raise ValueError
+    value = _number(int, text)
+    if value is None or value < 0:
+        raise _refused(text, "a whole number of 0 or more")
     return value
 
 
 def _some(text: str) -> int:
-    if not (value := _count(text)):
-        raise ValueError
+    value = _number(int, text)
+    if value is None or value < 1:
+        raise _refused(text, "a whole number of 1 or more")
     return value
 
 
 def _seconds(text: str) -> float:
-    if not 0 < (value := float(text.strip().removesuffix("s"))) < float("inf"):
-        raise ValueError
+    value = _number(float, text, "s")
+    if value is None or value <= 0:
+        raise _refused(text, "a number of seconds above 0")
     return value
 
 
 def _name(text: str) -> str:
-    if not text:  # an unset shell variable, not the current folder
-        raise ValueError
+    if not text.strip():  # an unset shell variable, not the current folder
+        raise argparse.ArgumentTypeError("the name is empty; give a file or folder")
     return text
 
-
-# argparse uses these names in its errors.
-_name.__name__ = "file name"
-_percent.__name__, _count.__name__ = "percentage", "count"
-_some.__name__, _seconds.__name__ = "number of 1 or more", "time in seconds"
 
 _TRACES = _argument("traces", nargs="+", type=_name, metavar="TRACE", help=_PATHS)
 _FORMAT = _argument(
@@ -248,8 +261,10 @@ COMMANDS = (
                       help="a source tree for side A, instead of REF"),
             _argument("--b", type=_name, metavar="PATH",
                       help="a source tree for side B (default: the working tree)"),
-            _argument("--python-a", metavar="PY", help="Python of side A (default: this one)"),
-            _argument("--python-b", metavar="PY", help="Python of side B (default: this one)"),
+            _argument("--python-a", type=_name, metavar="PY",
+                      help="Python of side A (default: this one)"),
+            _argument("--python-b", type=_name, metavar="PY",
+                      help="Python of side B (default: this one)"),
             _argument("--min-time", type=_seconds, default=1.0, metavar="S", help="seconds of "
                       "measured calls per test and side, at most (default: 1)"),
             _argument("--rounds", type=_some, metavar="N",

@@ -85,9 +85,13 @@ def _seconds(text: str) -> float:
 def _threads(text: str) -> int | None:
     if text == "keep":
         return None
-    if (count := _count(text)) == 0:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
         raise SettingsError(f"{text!r} is not a number of threads, 1 or more, or 'keep'")
-    return count
+    return value
 
 
 def _file(text: str) -> str:

@@ -42,6 +42,34 @@ def test_an_unknown_argument_is_one_line_on_stderr(capsys: pytest.CaptureFixture
     assert "--nonsense" in err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("ab --rounds 0", "argument --rounds: '0' is not a whole number of 1 or more"),
+        ("ab --rounds -1", "argument --rounds: '-1' is not a whole number of 1 or more"),
+        ("ab --rounds 1.5", "argument --rounds: '1.5' is not a whole number of 1 or more"),
+        ("ab --min-time 0", "argument --min-time: '0' is not a number of seconds above 0"),
+        ("ab --min-time inf", "argument --min-time: 'inf' is not a number of seconds above 0"),
+        ("ab --min-time 5m", "argument --min-time: '5m' is not a number of seconds above 0"),
+        ("ab --threshold nan", "argument --threshold: 'nan' is not a percentage of 0 or more"),
+        (
+            "diff a b --fail-over=-1%",
+            "argument --fail-over: '-1%' is not a percentage of 0 or more",
+        ),
+        ("ops t --limit -1", "argument --limit: '-1' is not a whole number of 0 or more"),
+        ("ops t --rank x", "argument --rank: 'x' is not a whole number of 0 or more"),
+        ("ab --a=", "argument --a: the name is empty; give a file or folder"),
+        ("ab --python-b=", "argument --python-b: the name is empty; give a file or folder"),
+    ],
+)
+def test_a_wrong_value_is_shown_with_what_is_allowed(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"torchprof {words.partition(" ")[0]}"
+    expected = f"{command}: {message}; see {command} --help\n"
+    assert (2, "", expected) == outcome(capsys, *words.split())
+
+
 def test_the_package_runs_as_the_command() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest_torchprof", "--version"],

@@ -98,7 +98,7 @@ def test_the_fixture_has_it_too(pytester: pytest.Pytester) -> None:
             REAL.clock.now += 10**7
 
         def test_add(torchprof):
-            with pytest.raises(ValueError, match="min_time must be seconds, 0 or more, not -1"):
+            with pytest.raises(ValueError, match="must be a number of seconds, 0 or more, not -1"):
                 torchprof(work, min_time=-1)
             torchprof(work, min_time=0.05)
             assert 10 == torchprof.stats.wall_ms

@@ -202,10 +202,11 @@ def test_an_empty_name_is_a_usage_error(pytester: pytest.Pytester, option: str) 
     result.stderr.fnmatch_lines(["*the name of the file or folder is empty*"])
 
 
-def test_no_threads_are_a_usage_error(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_a_wrong_number_of_threads_is_a_usage_error(pytester: pytest.Pytester, text: str) -> None:
     pytester.makepyfile(test_it=TESTS)
-    message = run(pytester, "--torchprof", "--torchprof-threads=0").usage_error()
-    assert "'0' is not a number of threads, 1 or more, or 'keep'" in message
+    message = run(pytester, "--torchprof", f"--torchprof-threads={text}").usage_error()
+    assert f"{text!r} is not a number of threads, 1 or more, or 'keep'" in message
 
 
 def test_a_name_of_many_bytes_is_cut_and_stays_its_own(pytester: pytest.Pytester) -> None:

@@ -18,7 +18,6 @@ from pytest_torchprof.baseline import store
 from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Finding, Record, Verdict
-from pytest_torchprof.render import rule_page
 from pytest_torchprof.render.json_report import REPORT_SCHEMA, test_of
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.fixture.handle import Torchprof
@@ -33,6 +32,8 @@ _WIDTH = 88
 #: Types that users create; the others are returned to them.
 _MADE = {"Matches", "Threshold"}
 #: Sections of Google-style docstrings.
+_CODE = re.compile(r"\.\. code(?:-block)?:: *(\w*) *$")
+_ROLE = re.compile(r"(?::\w+:)?(`{1,2})([^`]+)\1")
 _SECTION = re.compile(r"^(Attributes|Raises):\n((?:    .*(?:\n|$)|\n)+)", re.MULTILINE)
 
 
@@ -250,7 +251,43 @@ def _split(text: str) -> list[str]:
 
 def _doc(value: object) -> str:
     """A docstring as Markdown, its sections as lists."""
-    return rule_page.section_markdown(_SECTION.sub(_listed, inspect.getdoc(value) or ""))
+    return _markdown(_SECTION.sub(_listed, inspect.getdoc(value) or ""))
+
+
+def _markdown(text: str) -> str:
+    r"""A section as Markdown: ``.. code::`` becomes fenced, double backquotes become single.
+
+    >>> print(_markdown("As ``x``:\n\n.. code:: python\n\n    x = 1\n\nend"))
+    As `x`:
+    <BLANKLINE>
+    ```python
+    x = 1
+    ```
+    <BLANKLINE>
+    end
+    """
+    out, lines = list[str](), text.splitlines()
+    while lines:
+        line = lines.pop(0)
+        if (found := _CODE.fullmatch(line.strip())) is None:
+            out.append(_inline(line))
+            continue
+        code = _taken(lines, len(line) - len(line.lstrip()))
+        out += [f"```{found[1]}".rstrip(), code, "```", ""]
+    return "\n".join(out).strip("\n")
+
+
+def _taken(lines: list[str], indent: int) -> str:
+    """Take the leading lines that are indented more, and dedent them."""
+    block = list[str]()
+    while lines and (not lines[0].strip() or len(lines[0]) - len(lines[0].lstrip()) > indent):
+        block.append(lines.pop(0))
+    return textwrap.dedent("\n".join(block)).strip("\n")
+
+
+def _inline(text: str) -> str:
+    """Markdown of a line: roles and double backquotes become single backquotes."""
+    return _ROLE.sub(r"`\2`", text)
 
 
 def _listed(section: re.Match[str]) -> str:
@@ -264,9 +301,7 @@ def _listed(section: re.Match[str]) -> str:
 
 
 def _summary(function: Callable[..., object]) -> str:
-    return rule_page.inline(
-        (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-    )
+    return _inline((inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " "))
 
 
 def baseline_example() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import textwrap
 from collections.abc import Iterable, Iterator
 
 from pytest_torchprof.core.units import format_quantity
@@ -20,8 +19,7 @@ NEEDS = {
     "device": "an accelerator",
     "live": "a live test",
 }
-_CODE = re.compile(r"\.\. code(?:-block)?:: *(\w*) *$")
-_ROLE = re.compile(r"(?::\w+:)?(`{1,2})([^`]+)\1")
+_CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def page_of(code: str) -> str | None:
@@ -31,11 +29,8 @@ def page_of(code: str) -> str | None:
 
 def page(rule: Rule) -> str:
     """The whole page."""
-    parts = [MARK, f"# {rule.code}", inline(rule.summary)]
-    for name, body in sections(rule.page):
-        text = section_markdown(body)
-        parts.append(f"## {name}\n\n{text}" if name else text)
-    parts += [f"In short: {inline(rule.fix)}.", "## What it needs\n\n" + _needs(rule)]
+    parts = [MARK, f"# {rule.code}", rule.summary, rule.page.partition("\n\n")[2].strip("\n")]
+    parts += [f"In short: {rule.fix}.", "## What it needs\n\n" + _needs(rule)]
     if rule.thresholds:
         parts.append("## Thresholds\n\n" + _thresholds(rule))
     parts.append("## If it is intended\n\n" + _accepting(rule))
@@ -49,7 +44,7 @@ def index(rules: Iterable[Rule]) -> str:
         needs = ", ".join([*sorted(rule.needs), *(["see its page"] if rule.ready else [])]) or "–"
         values = ", ".join(f"`{line}`" for line in defaults(rule)) or "–"
         link = f"[{rule.code}]({rule.code}.md)"
-        table.append(f"| {link} | {inline(rule.summary)} | {needs} | {values} |")
+        table.append(f"| {link} | {rule.summary} | {needs} | {values} |")
     return "\n".join([MARK, "# Anti-pattern rules", "", _INDEX, "", *table]) + "\n"
 
 
@@ -68,51 +63,20 @@ def defaults(rule: Rule) -> list[str]:
 def sections(text: str) -> Iterator[tuple[str, str]]:
     r"""The parts of a docstring below its first paragraph: heading (or none yet) and text.
 
-    >>> list(sections("Sum.\n\nMore.\n\nExample\n    One."))
+    >>> list(sections("Sum.\n\nMore.\n\n## Example\n\nOne."))
     [('', 'More.'), ('Example', 'One.')]
     """
-    name, lines = "", list[str]()
-    for line in [*text.partition("\n\n")[2].splitlines(), None]:
-        if line is not None and line.rstrip() not in HEADINGS:
-            lines.append(line)
-            continue
-        body = textwrap.dedent("\n".join(lines)).strip("\n")
-        if name or body.strip():
-            yield name, body
-        name, lines = (line or "").rstrip(), []
-
-
-def section_markdown(text: str) -> str:
-    r"""A section as Markdown: ``.. code::`` becomes fenced, double backquotes become single.
-
-    >>> print(section_markdown("As ``x``:\n\n.. code:: python\n\n    x = 1\n\nend"))
-    As `x`:
-    <BLANKLINE>
-    ```python
-    x = 1
-    ```
-    <BLANKLINE>
-    end
-    """
-    out, lines = list[str](), text.splitlines()
-    while lines:
-        line = lines.pop(0)
-        if (found := _CODE.fullmatch(line.strip())) is None:
-            out.append(inline(line))
-            continue
-        code = _taken(lines, len(line) - len(line.lstrip()))
-        out += [f"```{found[1]}".rstrip(), code, "```", ""]
-    return "\n".join(out).strip("\n")
+    before, *parts = re.split(r"^## +", text.partition("\n\n")[2], flags=re.MULTILINE)
+    if before.strip():
+        yield "", before.strip("\n")
+    for part in parts:
+        name, _, body = part.partition("\n")
+        yield name.rstrip(), body.strip("\n")
 
 
 def examples(rule: Rule) -> list[str]:
     """The code of a page, block by block."""
-    found, lines = [], rule.page.splitlines()
-    while lines:
-        line = lines.pop(0)
-        if _CODE.fullmatch(line.strip()):
-            found.append(_taken(lines, len(line) - len(line.lstrip())))
-    return found
+    return _CODE.findall(rule.page)
 
 
 def page_faults(rule: Rule) -> list[str]:
@@ -123,7 +87,7 @@ def page_faults(rule: Rule) -> list[str]:
         found.append(f"its headings must be {', '.join(HEADINGS)}, in this order")
     found += [f"nothing below {name!r}" for name, body in parts if not body.strip()]
     for name, body in parts:
-        if name in HEADINGS[2:] and ".. code" not in body:
+        if name in HEADINGS[2:] and not _CODE.search(body):
             found.append(f"no code below {name!r}")
     for code in examples(rule):
         try:
@@ -135,19 +99,6 @@ def page_faults(rule: Rule) -> list[str]:
         if name.replace("_", " ") not in words and "threshold" not in words:
             found.append(f"the threshold {name} is not mentioned")
     return found
-
-
-def _taken(lines: list[str], indent: int) -> str:
-    """Take the leading lines that are indented more, and dedent them."""
-    block = list[str]()
-    while lines and (not lines[0].strip() or len(lines[0]) - len(lines[0].lstrip()) > indent):
-        block.append(lines.pop(0))
-    return textwrap.dedent("\n".join(block)).strip("\n")
-
-
-def inline(text: str) -> str:
-    """Markdown of a line: roles and double backquotes become single backquotes."""
-    return _ROLE.sub(r"`\2`", text)
 
 
 def _needs(rule: Rule) -> str:
@@ -163,7 +114,7 @@ def _thresholds(rule: Rule) -> str:
     lines = ["| name | default | why |", "|---|---|---|"]
     for name, threshold in rule.thresholds.items():
         default = format_quantity(threshold.default, threshold.unit)
-        lines.append(f"| `{name}` | {default} | {inline(threshold.why)} |")
+        lines.append(f"| `{name}` | {default} | {threshold.why} |")
     setting = f"{rule.code}.{next(iter(defaults(rule)))}"
     lines += ["", f'To set another value, use `--torchprof-thresholds="{setting}"`, or']
     lines += [

@@ -52,32 +52,36 @@ def _unseen_attention(trace: Events) -> Reason | None:
 def math_attention(trace: Events) -> Matches:
     """Attention runs as separate products and a softmax, though the device has a fused kernel.
 
-    What it does
-        Counts calls of ``scaled_dot_product_attention`` that used its math form, on a device for
-        which torch has a fused kernel: an NVIDIA device of compute capability 5.0 or later (8.0 for
-        bf16), AMD's MI200 and MI300, or any device that ran a fused kernel in the same trace.
-        Inputs that no fused kernel supports, such as fp64, are not counted.
+    ## What it does
 
-    Why it is slow
-        The math form writes the scores of each query against each key to memory, reads them for
-        the softmax and again for the product with the values, and computes fp16 and bf16 in fp32. A
-        fused kernel keeps them on the chip, so memory grows linearly with the sequence length
-        instead of quadratically.
+    Counts calls of `scaled_dot_product_attention` that used its math form, on a device for
+    which torch has a fused kernel: an NVIDIA device of compute capability 5.0 or later (8.0 for
+    bf16), AMD's MI200 and MI300, or any device that ran a fused kernel in the same trace.
+    Inputs that no fused kernel supports, such as fp64, are not counted.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            # 3 dimensions: the fused kernels require (batch, heads, length, size)
-            q = k = v = torch.rand(8, 1024, 64, device="cuda", dtype=torch.bfloat16)
-            torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    The math form writes the scores of each query against each key to memory, reads them for
+    the softmax and again for the product with the values, and computes fp16 and bf16 in fp32. A
+    fused kernel keeps them on the chip, so memory grows linearly with the sequence length
+    instead of quadratically.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            # leave out unneeded masks and dropout; torch gives its reasons with
-            # torch.backends.cuda.can_use_flash_attention(params, debug=True)
-            q, k, v = (x.unsqueeze(1) for x in (q, k, v))
-            torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    ```python
+    # 3 dimensions: the fused kernels require (batch, heads, length, size)
+    q = k = v = torch.rand(8, 1024, 64, device="cuda", dtype=torch.bfloat16)
+    torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    ```
+
+    ## Use instead
+
+    ```python
+    # leave out unneeded masks and dropout; torch gives its reasons with
+    # torch.backends.cuda.can_use_flash_attention(params, debug=True)
+    q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+    torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    ```
     """
     calls = selected_operators(trace, MATH_ATTENTION)
     kernel, time = launched_in(trace, calls)

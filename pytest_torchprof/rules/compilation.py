@@ -69,34 +69,38 @@ def _is_ready_for_recompilations(trace: Events) -> Reason | None:
 def graph_break(trace: Events) -> Matches:
     """torch.compile gives up on a graph, and the rest runs from Python or is not compiled at all.
 
-    What it does
-        Counts the graph breaks that dynamo reports while it compiles what the first run of the test
-        calls, each with dynamo's reason and the line. A frame that is skipped entirely, because
-        it breaks in a loop or a ``try``, counts as one. So does a break that raised because of
-        ``fullgraph=True``, in a test that expects it: dynamo reports both alike. In a stored trace
-        of another tool, it is recognized by the functions with which Python resumes, if stacks were
-        recorded. The cost is the time to compile the broken frame.
+    ## What it does
 
-    Why it is slow
-        Each piece is a separate graph: it is called from Python, nothing is fused across the
-        break, and values return to Python between the two. In a loop, nothing is compiled.
+    Counts the graph breaks that dynamo reports while it compiles what the first run of the test
+    calls, each with dynamo's reason and the line. A frame that is skipped entirely, because
+    it breaks in a loop or a `try`, counts as one. So does a break that raised because of
+    `fullgraph=True`, in a test that expects it: dynamo reports both alike. In a stored trace
+    of another tool, it is recognized by the functions with which Python resumes, if stacks were
+    recorded. The cost is the time to compile the broken frame.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            @torch.compile
-            def step(x):
-                y = x.sin()
-                print(y.mean())
-                return y.cos()
+    Each piece is a separate graph: it is called from Python, nothing is fused across the
+    break, and values return to Python between the two. In a loop, nothing is compiled.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            @torch.compile(fullgraph=True)
-            def step(x):
-                y = x.sin()
-                return y.cos(), y.mean()
+    ```python
+    @torch.compile
+    def step(x):
+        y = x.sin()
+        print(y.mean())
+        return y.cos()
+    ```
+
+    ## Use instead
+
+    ```python
+    @torch.compile(fullgraph=True)
+    def step(x):
+        y = x.sin()
+        return y.cos(), y.mean()
+    ```
     """
     if trace.facts.compiled is not None:
         return _noted(trace, trace.once(compile_counts.graph_breaks))
@@ -112,40 +116,44 @@ def graph_break(trace: Events) -> Matches:
 def recompile(trace: Events) -> Matches:
     """torch.compile compiles the same function again.
 
-    What it does
-        Counts the recompilations of the first run of the test, each with the guard that failed and
-        the function; where guards of different kinds failed for earlier compilations, with one
-        of each kind. The attempt at which dynamo gives up compiles nothing and is counted too: it
-        is not a graph break, and its message says that the function runs as plain Python from then
-        on. Dynamo compiles by function, not by object. Models of one class share their ``forward``,
-        so two of different sizes are a recompilation, and torch's own modules that are compiled
-        one by one share torch's wrapper. What resumes after a graph break is a function too.
-        Training and evaluation need one graph each, so a compilation for a new gradient mode does
-        not count. Nor does the first one in a test of a function that was compiled earlier, on
-        import, by another test or by a fixture that was set up for another test: in isolation, it
-        would not happen, or would differ. What the fixtures compile that are set up for the test
-        belongs to the test. The metric ``recompiles`` includes both.
+    ## What it does
 
-        In a stored trace of another tool, these are the compiled regions whose number
-        is not their function's first. The cost is the time to compile.
+    Counts the recompilations of the first run of the test, each with the guard that failed and
+    the function; where guards of different kinds failed for earlier compilations, with one
+    of each kind. The attempt at which dynamo gives up compiles nothing and is counted too: it
+    is not a graph break, and its message says that the function runs as plain Python from then
+    on. Dynamo compiles by function, not by object. Models of one class share their `forward`,
+    so two of different sizes are a recompilation, and torch's own modules that are compiled
+    one by one share torch's wrapper. What resumes after a graph break is a function too.
+    Training and evaluation need one graph each, so a compilation for a new gradient mode does
+    not count. Nor does the first one in a test of a function that was compiled earlier, on
+    import, by another test or by a fixture that was set up for another test: in isolation, it
+    would not happen, or would differ. What the fixtures compile that are set up for the test
+    belongs to the test. The metric `recompiles` includes both.
 
-    Why it is slow
-        Compiling takes seconds where a call takes milliseconds; after eight compilations dynamo
-        gives up, and the function runs as plain Python.
+    In a stored trace of another tool, these are the compiled regions whose number
+    is not their function's first. The cost is the time to compile.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            scale = torch.compile(lambda x, factor: x * factor)
-            for factor in (0.1, 0.2, 0.3):
-                scale(x, factor)
+    Compiling takes seconds where a call takes milliseconds; after eight compilations dynamo
+    gives up, and the function runs as plain Python.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            scale = torch.compile(lambda x, factor: x * factor)
-            for factor in torch.tensor([0.1, 0.2, 0.3]):
-                scale(x, factor)
+    ```python
+    scale = torch.compile(lambda x, factor: x * factor)
+    for factor in (0.1, 0.2, 0.3):
+        scale(x, factor)
+    ```
+
+    ## Use instead
+
+    ```python
+    scale = torch.compile(lambda x, factor: x * factor)
+    for factor in torch.tensor([0.1, 0.2, 0.3]):
+        scale(x, factor)
+    ```
     """
     if trace.facts.compiled is not None:
         known = trace.once(compile_counts.recompilations).rows

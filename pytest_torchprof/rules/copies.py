@@ -41,29 +41,33 @@ _PAGEABLE = late(r"Pageable")
 def extra_cuda_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     """A tensor is filled or drawn on the CPU, and then moved to the device.
 
-    What it does
-        Looks for a tensor that the preceding operator filled (``zeros``, ``full``, ``arange``,
-        ``fill_`` …) or drew (``rand``, ``randn``, ``normal_`` …), and that is then copied to the
-        device: a real copy of at least ``bytes``, with its shape and dtype. A view or
-        ``pin_memory`` may come in between, a computation or a cast may not, but ``.to`` may cast
-        as it moves. Data from Python, from a file or a loader, a move within the host or to
-        ``meta``, and the parameters of a module that is moved do not match. A live test is
-        captured once more to find out whether this tensor is moved, or another one of its shape,
-        such as a batch.
+    ## What it does
 
-    Why it is slow
-        The CPU writes the tensor, the bus transfers it, and the host usually waits for that; the
-        device would have filled it in one short kernel.
+    Looks for a tensor that the preceding operator filled (`zeros`, `full`, `arange`,
+    `fill_` …) or drew (`rand`, `randn`, `normal_` …), and that is then copied to the
+    device: a real copy of at least `bytes`, with its shape and dtype. A view or
+    `pin_memory` may come in between, a computation or a cast may not, but `.to` may cast
+    as it moves. Data from Python, from a file or a loader, a move within the host or to
+    `meta`, and the parameters of a module that is moved do not match. A live test is
+    captured once more to find out whether this tensor is moved, or another one of its shape,
+    such as a batch.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            mask = torch.ones(n, n).cuda()
+    The CPU writes the tensor, the bus transfers it, and the host usually waits for that; the
+    device would have filled it in one short kernel.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            mask = torch.ones(n, n, device="cuda")
+    ```python
+    mask = torch.ones(n, n).cuda()
+    ```
+
+    ## Use instead
+
+    ```python
+    mask = torch.ones(n, n, device="cuda")
+    ```
     """
     found = [f for f in trace.once(host_filled_tensors) if f.bytes < 0 or f.bytes >= bytes]
     if not found:
@@ -111,31 +115,35 @@ _PINNED_BACK = (
 def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     """A large copy between the device and pageable memory of the host.
 
-    What it does
-        Counts copies of more than ``bytes`` from or to pageable memory, as the profiler names them.
-        Where the name does not say so, as on AMD, or has no size, there is no match. A copy that
-        ``extra-cuda-copy`` finds is left to that rule, because pinned memory would not fix it. The
-        weights of a model that is moved, or saved, once are ignored: what ``torch.nn.Module.to``
-        moves, and six tensors or more, of at least four sizes, that are moved in a row and not
-        again in that direction.
+    ## What it does
 
-    Why it is slow
-        The driver first copies through a pinned buffer of its own, piece by piece, so the bus is
-        not saturated, and the host waits in spite of ``non_blocking``. CUDA's programming guide
-        ("Asynchronous Concurrent Execution") exempts host-to-device copies of up to 64 KiB from
-        the wait; its API reference ("API synchronization behavior") describes the other waits.
+    Counts copies of more than `bytes` from or to pageable memory, as the profiler names them.
+    Where the name does not say so, as on AMD, or has no size, there is no match. A copy that
+    `extra-cuda-copy` finds is left to that rule, because pinned memory would not fix it. The
+    weights of a model that is moved, or saved, once are ignored: what `torch.nn.Module.to`
+    moves, and six tensors or more, of at least four sizes, that are moved in a row and not
+    again in that direction.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for batch in DataLoader(dataset, batch_size=256, num_workers=4):
-                step(batch.cuda())
+    The driver first copies through a pinned buffer of its own, piece by piece, so the bus is
+    not saturated, and the host waits in spite of `non_blocking`. CUDA's programming guide
+    ("Asynchronous Concurrent Execution") exempts host-to-device copies of up to 64 KiB from
+    the wait; its API reference ("API synchronization behavior") describes the other waits.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            for batch in DataLoader(dataset, batch_size=256, num_workers=4, pin_memory=True):
-                step(batch.cuda(non_blocking=True))
+    ```python
+    for batch in DataLoader(dataset, batch_size=256, num_workers=4):
+        step(batch.cuda())
+    ```
+
+    ## Use instead
+
+    ```python
+    for batch in DataLoader(dataset, batch_size=256, num_workers=4, pin_memory=True):
+        step(batch.cuda(non_blocking=True))
+    ```
     """
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection)
     large = trace.bytes[copies] > bytes
@@ -177,30 +185,34 @@ def pageable_copy(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
 def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     """A tensor is copied from the device to the host, and back to the device.
 
-    What it does
-        Pairs, within a step (of `torch.profiler`, of a DataLoader, or that an optimizer ends) and
-        thread, each copy to the device with the latest earlier copy from it of the same size, and
-        of the same shape and dtype if the trace has them, from ``bytes`` on. A live test is
-        captured once more to find out whether what is copied back is what was copied out, or was
-        computed from it. A stored trace does not tell, so there is no match if the host makes any
-        new tensor in between, as ``from_numpy`` does. Nor is there one if the data's origin is
-        unknown, as after NumPy, and the first copy of that size in a step goes to the device:
-        batches and their results follow that pattern. Deliberately offloaded activations are round
-        trips too.
+    ## What it does
 
-    Why it is slow
-        The host waits for the device to finish, the bus transfers everything twice, and the device
-        is idle until the data is back.
+    Pairs, within a step (of `torch.profiler`, of a DataLoader, or that an optimizer ends) and
+    thread, each copy to the device with the latest earlier copy from it of the same size, and
+    of the same shape and dtype if the trace has them, from `bytes` on. A live test is
+    captured once more to find out whether what is copied back is what was copied out, or was
+    computed from it. A stored trace does not tell, so there is no match if the host makes any
+    new tensor in between, as `from_numpy` does. Nor is there one if the data's origin is
+    unknown, as after NumPy, and the first copy of that size in a step goes to the device:
+    batches and their results follow that pattern. Deliberately offloaded activations are round
+    trips too.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            scores = torch.from_numpy(scores.cpu().numpy().clip(0, 1)).cuda()
+    The host waits for the device to finish, the bus transfers everything twice, and the device
+    is idle until the data is back.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            scores = scores.clamp(0, 1)
+    ```python
+    scores = torch.from_numpy(scores.cpu().numpy().clip(0, 1)).cuda()
+    ```
+
+    ## Use instead
+
+    ```python
+    scores = scores.clamp(0, 1)
+    ```
     """
     copies = np.flatnonzero(trace.is_kind(Kind.MEMCPY) & trace.selection & (trace.launch >= 0))
     up = trace.names_where(H2D.search)[copies]

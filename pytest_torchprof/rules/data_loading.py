@@ -51,49 +51,53 @@ _PERSISTENT: Final = (
 def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) -> Matches:
     """Batches are loaded in the process that trains, while the device waits.
 
-    What it does
-        Counts the fetches of a ``DataLoader`` without workers, including the one that finds the
-        loader exhausted, if workers would pay off: there are three fetches or more, the median one
-        takes ``fetch`` (5 ms) or more, and two workers would save at least ``share`` (0.1) of it
-        and a step: what they load during the steps and in parallel, less a millisecond per batch
-        and ``start`` (50 ms) once. The first batch of each iterator is waited for in any case, so
-        workers save nothing if each iterator is asked for only one, as in ``next(iter(loader))``.
-        With several iterators, as for epochs, workers start only once if they persist, which the
-        fix then says; otherwise they cost ``start`` in every epoch. Data in memory takes much less
-        time: there, workers made an epoch 14 to 85 times slower. A loader that reads from another
-        one counts as one loader; fetches that end in the same operator belong to one loader. Not
-        counted are fetches in a thread that does nothing else while another one computes. It is not
-        seen if a dataset uses the model that is trained, as for rollouts of a policy, so that no
-        worker could load it.
+    ## What it does
 
-        Only time distinguishes reading and decoding from a look-up, so time decides here whether
-        there is a match. Therefore it is not compared with a baseline: a test never fails because
-        of it, unless a marker forbids it (``no_antipatterns("sync-dataloader")``).
+    Counts the fetches of a `DataLoader` without workers, including the one that finds the
+    loader exhausted, if workers would pay off: there are three fetches or more, the median one
+    takes `fetch` (5 ms) or more, and two workers would save at least `share` (0.1) of it
+    and a step: what they load during the steps and in parallel, less a millisecond per batch
+    and `start` (50 ms) once. The first batch of each iterator is waited for in any case, so
+    workers save nothing if each iterator is asked for only one, as in `next(iter(loader))`.
+    With several iterators, as for epochs, workers start only once if they persist, which the
+    fix then says; otherwise they cost `start` in every epoch. Data in memory takes much less
+    time: there, workers made an epoch 14 to 85 times slower. A loader that reads from another
+    one counts as one loader; fetches that end in the same operator belong to one loader. Not
+    counted are fetches in a thread that does nothing else while another one computes. It is not
+    seen if a dataset uses the model that is trained, as for rollouts of a policy, so that no
+    worker could load it.
 
-    Why it is slow
-        Reading, decoding and collating a batch takes place between two steps, and nothing else runs
-        at that time. The cost is what two workers would save, less their start and the hand-over.
+    Only time distinguishes reading and decoding from a look-up, so time decides here whether
+    there is a match. Therefore it is not compared with a baseline: a test never fails because
+    of it, unless a marker forbids it (`no_antipatterns("sync-dataloader")`).
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for batch in DataLoader(pictures, batch_size=32):
-                step(batch)
+    Reading, decoding and collating a batch takes place between two steps, and nothing else runs
+    at that time. The cost is what two workers would save, less their start and the hand-over.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            for batch in DataLoader(pictures, batch_size=32, num_workers=4):
-                step(batch)
+    ```python
+    for batch in DataLoader(pictures, batch_size=32):
+        step(batch)
+    ```
 
-        For several epochs, workers that start once:
+    ## Use instead
 
-        .. code:: python
+    ```python
+    for batch in DataLoader(pictures, batch_size=32, num_workers=4):
+        step(batch)
+    ```
 
-            loader = DataLoader(pictures, batch_size=32, num_workers=4, persistent_workers=True)
-            for _ in range(epochs):
-                for batch in loader:
-                    step(batch)
+    For several epochs, workers that start once:
+
+    ```python
+    loader = DataLoader(pictures, batch_size=32, num_workers=4, persistent_workers=True)
+    for _ in range(epochs):
+        for batch in loader:
+            step(batch)
+    ```
     """
     rows = marks_named(trace, _FETCH)
     rows = rows[trace.selection[rows]]

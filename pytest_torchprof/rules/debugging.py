@@ -55,36 +55,40 @@ _FILL_FIX: Final = (
 def debug_left_on(trace: Events, *, passes: float, filled: float) -> Matches:
     """A debugging mode was left on.
 
-    What it does
-        Counts backward passes in which anomaly detection (``torch.autograd.set_detect_anomaly``)
-        checked the gradients for NaN: ``passes`` (3) or more of them, or any if it was already on
-        when the measured region of a live test began. Also counts new tensors of 4 KiB or more that
-        deterministic mode (``torch.use_deterministic_algorithms``) filled with NaN or the largest
-        number, if they are ``filled`` (1 MiB) or more in total. A test of one step that turns
-        anomaly detection on itself is about it, and does not match. Not detected: anomaly detection
-        with ``check_nan=False``, and deterministic algorithms that are slower.
+    ## What it does
 
-    Why it is slow
-        Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth
-        value back for each gradient: a step of a small model takes five times as long.
-        Deterministic mode writes all memory of new tensors one extra time.
+    Counts backward passes in which anomaly detection (`torch.autograd.set_detect_anomaly`)
+    checked the gradients for NaN: `passes` (3) or more of them, or any if it was already on
+    when the measured region of a live test began. Also counts new tensors of 4 KiB or more that
+    deterministic mode (`torch.use_deterministic_algorithms`) filled with NaN or the largest
+    number, if they are `filled` (1 MiB) or more in total. A test of one step that turns
+    anomaly detection on itself is about it, and does not match. Not detected: anomaly detection
+    with `check_nan=False`, and deterministic algorithms that are slower.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            torch.autograd.set_detect_anomaly(True)  # left over from a search for a NaN
-            for batch in loader:
-                optimizer.zero_grad()
-                model(batch).sum().backward()
-                optimizer.step()
+    Anomaly detection keeps a Python traceback for each node of the graph, and reads a truth
+    value back for each gradient: a step of a small model takes five times as long.
+    Deterministic mode writes all memory of new tensors one extra time.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            for batch in loader:
-                optimizer.zero_grad()
-                model(batch).sum().backward()
-                optimizer.step()
+    ```python
+    torch.autograd.set_detect_anomaly(True)  # left over from a search for a NaN
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+    ```
+
+    ## Use instead
+
+    ```python
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+    ```
     """
     found = [one for one in (_anomalies(trace, passes), _fills(trace, filled)) if one is not None]
     if not found:

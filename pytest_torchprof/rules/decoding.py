@@ -50,40 +50,44 @@ _FLOP_NS, _BYTE_NS = 0.0085, 0.09
 def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
     """A model generates, and recomputes all earlier positions for each new one.
 
-    What it does
-        Counts runs of ``repeats`` (16) steps or more in which a layer's input grows each time by
-        the same 1 to 8 positions, in the sequence dimension, and which in between join something to
-        a tensor of that length (``cat``), or write into a buffer at that position, of which the
-        next step takes as much.
+    ## What it does
 
-        Not counted: inputs of one position, as with a cache; a window of constant length; batches
-        of different lengths that do not depend on the previous step; a batch that gets more
-        samples; images that get larger; steps with a backward pass between them. Models that
-        process all positions again, such as diffusion over a whole text or an encoder, cannot use a
-        cache: their input usually does not grow. Positions in a Python list that is converted to a
-        tensor in each step (``torch.tensor(ids)``, ``torch.stack(embeddings)``) are not detected.
+    Counts runs of `repeats` (16) steps or more in which a layer's input grows each time by
+    the same 1 to 8 positions, in the sequence dimension, and which in between join something to
+    a tensor of that length (`cat`), or write into a buffer at that position, of which the
+    next step takes as much.
 
-        The place is the line that calls the model in each step; if the loop is in the model's own
-        forward, the line that calls that.
+    Not counted: inputs of one position, as with a cache; a window of constant length; batches
+    of different lengths that do not depend on the previous step; a batch that gets more
+    samples; images that get larger; steps with a backward pass between them. Models that
+    process all positions again, such as diffusion over a whole text or an encoder, cannot use a
+    cache: their input usually does not grow. Positions in a Python list that is converted to a
+    tensor in each step (`torch.tensor(ids)`, `torch.stack(embeddings)`) are not detected.
 
-    Why it is slow
-        Step n does the work for n positions, though all but one were computed before: n²/2 in
-        total, and more for attention.
+    The place is the line that calls the model in each step; if the loop is in the model's own
+    forward, the line that calls that.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for _ in range(steps):
-                logits = model(ids)
-                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    Step n does the work for n positions, though all but one were computed before: n²/2 in
+    total, and more for attention.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            logits, cache = model(ids, cache=None)
-            for _ in range(steps):
-                token = logits[:, -1:].argmax(-1)
-                logits, cache = model(token, cache=cache)
+    ```python
+    for _ in range(steps):
+        logits = model(ids)
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    ```
+
+    ## Use instead
+
+    ```python
+    logits, cache = model(ids, cache=None)
+    for _ in range(steps):
+        token = logits[:, -1:].argmax(-1)
+        logits, cache = model(token, cache=cache)
+    ```
     """
     rows = operators_named(trace, _LAYER)
     if np.count_nonzero(trace.selection[rows]) < repeats:

@@ -64,49 +64,53 @@ def missing_no_grad(
 ) -> Matches:
     """A forward pass records a graph for a backward pass that never comes.
 
-    What it does
-        Looks for stretches of layers (products, convolutions, normalizations, embeddings,
-        attention, compiled code) that autograd recorded and that no backward pass in the trace
-        used. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end a
-        stretch; forward passes with none of these between them are one stretch. It counts
+    ## What it does
 
-        - if layers with the same weights run ``repeats`` times (3) in it: validation, sampling,
-          a preview, a teacher;
-        - next to training (an optimizer's step, or ``repeats`` backward passes) from ``layers`` (2)
-          on, without products, if such stretches are ``share`` (0.1) of everything recorded;
-        - if its layers, except the first, keep ``bytes`` (16 MiB) of their inputs.
+    Looks for stretches of layers (products, convolutions, normalizations, embeddings,
+    attention, compiled code) that autograd recorded and that no backward pass in the trace
+    used. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end a
+    stretch; forward passes with none of these between them are one stretch. It counts
 
-        In a training step whose backward pass uses other layers, a stretch always needs ``layers``.
-        Not counted: a test that calls a model once or twice and checks the result; what
-        ``torch.autograd.gradcheck`` repeats; layers that run again within one pass, like the cell
-        of a recurrent network, or a head on one feature after the other. (A step that continues
-        with the result of the previous one is a sampling step if it draws samples, or if it has six
-        layers.) Products are layers if their second factor is the same tensor each time, which only
-        a live test knows. In a stored trace, weights are distinguished by their shapes: a stretch
-        is repeated if at least two layers are, and all of them.
+    - if layers with the same weights run `repeats` times (3) in it: validation, sampling,
+      a preview, a teacher;
+    - next to training (an optimizer's step, or `repeats` backward passes) from `layers` (2)
+      on, without products, if such stretches are `share` (0.1) of everything recorded;
+    - if its layers, except the first, keep `bytes` (16 MiB) of their inputs.
 
-        The place is the innermost line around the whole stretch, with all repetitions, that is
-        outside of any module's ``forward``: ``no_grad`` belongs there, or around the loop that
-        contains the line. The module is the outermost one.
+    In a training step whose backward pass uses other layers, a stretch always needs `layers`.
+    Not counted: a test that calls a model once or twice and checks the result; what
+    `torch.autograd.gradcheck` repeats; layers that run again within one pass, like the cell
+    of a recurrent network, or a head on one feature after the other. (A step that continues
+    with the result of the previous one is a sampling step if it draws samples, or if it has six
+    layers.) Products are layers if their second factor is the same tensor each time, which only
+    a live test knows. In a stored trace, weights are distinguished by their shapes: a stretch
+    is repeated if at least two layers are, and all of them.
 
-    Why it is slow
-        Every operator makes a node of the graph, and the activations are kept until the result is
-        dropped: more memory, often several times as much, and some time for each operator.
+    The place is the innermost line around the whole stretch, with all repetitions, that is
+    outside of any module's `forward`: `no_grad` belongs there, or around the loop that
+    contains the line. The module is the outermost one.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            model.eval()
-            for batch in loader:
-                predictions.append(model(batch).argmax(1))
+    Every operator makes a node of the graph, and the activations are kept until the result is
+    dropped: more memory, often several times as much, and some time for each operator.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            model.eval()
-            with torch.inference_mode():
-                for batch in loader:
-                    predictions.append(model(batch).argmax(1))
+    ```python
+    model.eval()
+    for batch in loader:
+        predictions.append(model(batch).argmax(1))
+    ```
+
+    ## Use instead
+
+    ```python
+    model.eval()
+    with torch.inference_mode():
+        for batch in loader:
+            predictions.append(model(batch).argmax(1))
+    ```
     """
     if all_used(trace, LAYER):
         return NO_MATCHES

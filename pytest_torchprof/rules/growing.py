@@ -56,39 +56,43 @@ _ALLOCATE: Final = (
 def growing_cat(trace: Events, *, repeats: float, operators: float, bytes: float) -> Matches:  # noqa: A002
     """A tensor grows by being copied as a whole each time.
 
-    What it does
-        Counts tensors that ``cat``, ``hstack``, ``vstack`` and so on, or ``pad``, extended
-        ``repeats`` (10) times or more, each time from the previous result; and growing lists of
-        tensors that are joined again each time. A live test identifies the tensors; in a stored
-        trace, the shapes must fit each time.
+    ## What it does
 
-        A tensor counts if ``bytes`` (1 MiB) or more were copied again in total, as for a cache of
-        keys and values that attention takes, longer by one each time: from there on, a tensor that
-        is allocated once is faster. Where almost nothing else takes the tensor in between, except
-        to write the new part, parts were only collected: a list can do that, so it counts at any
-        size, if at most ``operators`` (50) run in each iteration. A list that is joined again each
-        time is needed each time: it counts only from ``bytes`` on.
+    Counts tensors that `cat`, `hstack`, `vstack` and so on, or `pad`, extended
+    `repeats` (10) times or more, each time from the previous result; and growing lists of
+    tensors that are joined again each time. A live test identifies the tensors; in a stored
+    trace, the shapes must fit each time.
 
-        Not counted: a list that is joined once; a moving window of constant length; features for
-        each of which layers have parameters, as in DenseNet, where this is the architecture; a
-        tensor that doubles each time, or gets most of its size at once, so that little of it is
-        copied again; tensors that grow in one graph of ``torch.compile``.
+    A tensor counts if `bytes` (1 MiB) or more were copied again in total, as for a cache of
+    keys and values that attention takes, longer by one each time: from there on, a tensor that
+    is allocated once is faster. Where almost nothing else takes the tensor in between, except
+    to write the new part, parts were only collected: a list can do that, so it counts at any
+    size, if at most `operators` (50) run in each iteration. A list that is joined again each
+    time is needed each time: it counts only from `bytes` on.
 
-    Why it is slow
-        Each time, everything so far is copied, and memory for it is allocated: for n parts, n²/2
-        are copied.
+    Not counted: a list that is joined once; a moving window of constant length; features for
+    each of which layers have parameters, as in DenseNet, where this is the architecture; a
+    tensor that doubles each time, or gets most of its size at once, so that little of it is
+    copied again; tensors that grow in one graph of `torch.compile`.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            out = torch.empty(0, 8)
-            for batch in batches:
-                out = torch.cat([out, model(batch)])
+    Each time, everything so far is copied, and memory for it is allocated: for n parts, n²/2
+    are copied.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            out = torch.cat([model(batch) for batch in batches])
+    ```python
+    out = torch.empty(0, 8)
+    for batch in batches:
+        out = torch.cat([out, model(batch)])
+    ```
+
+    ## Use instead
+
+    ```python
+    out = torch.cat([model(batch) for batch in batches])
+    ```
     """
     found, messages, fix, cost, moved = [], [], [], [], []
     for chain in chains(trace, int(repeats)):

@@ -74,37 +74,41 @@ def _unseen_norms(trace: Events) -> Reason | None:
 def conv_bias_batchnorm(trace: Events) -> Matches:
     """A convolution adds a bias that the batch norm after it subtracts right away.
 
-    What it does
-        Counts convolutions and linear layers with a bias whose result goes directly into a training
-        batch norm (one that uses the statistics of the batch), and nowhere else: the next operator
-        that the same code calls, on that tensor. The bias is not redundant in evaluation, nor if
-        something else takes the result too, as in ``norm(y) + y``, nor if the layer is also called
-        without a norm after it. In old traces that do not say whether the norm trains, a match
-        requires that its module counted the batch.
-        It does not matter if the norm has no bias of its own (``affine=False``): the layer's still
-        has no effect.
+    ## What it does
 
-        A live test identifies tensors, except for what ``torch.func`` wraps (``grad``, ``vjp``,
-        ``vmap``). There, and in a stored trace, shapes decide; other users of the result are
-        recognized by the gradients that the backward pass adds up there. Without a backward pass, a
-        later operator that takes two tensors, one of that shape, may be such a user: then there is
-        no match. A norm of the layer's input, if that has the result's shape, looks like a norm of
-        the result unless the input needs no gradient: ``conv(x) + norm(x)`` matches in a stored
-        trace, inside of a model.
+    Counts convolutions and linear layers with a bias whose result goes directly into a training
+    batch norm (one that uses the statistics of the batch), and nowhere else: the next operator
+    that the same code calls, on that tensor. The bias is not redundant in evaluation, nor if
+    something else takes the result too, as in `norm(y) + y`, nor if the layer is also called
+    without a norm after it. In old traces that do not say whether the norm trains, a match
+    requires that its module counted the batch.
+    It does not matter if the norm has no bias of its own (`affine=False`): the layer's still
+    has no effect.
 
-    Why it is slow
-        A batch norm subtracts the mean of each channel, and with it the bias: adding it, its
-        gradient, and its optimizer state are wasted.
+    A live test identifies tensors, except for what `torch.func` wraps (`grad`, `vjp`,
+    `vmap`). There, and in a stored trace, shapes decide; other users of the result are
+    recognized by the gradients that the backward pass adds up there. Without a backward pass, a
+    later operator that takes two tensors, one of that shape, may be such a user: then there is
+    no match. A norm of the layer's input, if that has the result's shape, looks like a norm of
+    the result unless the input needs no gradient: `conv(x) + norm(x)` matches in a stored
+    trace, inside of a model.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64))
+    A batch norm subtracts the mean of each channel, and with it the bias: adding it, its
+    gradient, and its optimizer state are wasted.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64))
+    ```python
+    nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64))
+    ```
+
+    ## Use instead
+
+    ```python
+    nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64))
+    ```
     """
 
     def are_convolutions(events: Ints) -> Bools:

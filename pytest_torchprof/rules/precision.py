@@ -92,37 +92,41 @@ class _Call(Frozen, frozen=True):
 def float64(trace: Events, *, elements: float) -> Matches:
     """A model runs in float32, and code around it in float64, because of a NumPy array.
 
-    What it does
-        Counts operators that combine float32 and float64 tensors, both with dimensions, and at
-        least ``elements`` (16,384) elements: everything is then computed in float64, including the
-        operators that take the result. If there are none, it counts operators on float64 tensors
-        whose result is later cast to float32, such as those of a picture that is normalized before
-        it is cast; and operators that combine integer tensors, like a picture's, with float64
-        tensors of any size. There must be layers in float32.
+    ## What it does
 
-        Not counted, because double precision is intended: layers in float64; float32 tensors that
-        are cast to float64; decompositions and other linear algebra in float64 (a Fourier transform
-        is none); tensors that torch creates in float64, unless they meet float32; a difference of
-        tensors of one shape without a backward pass, as when a test compares with a reference;
-        differences with int64 or int32, such as of times, which float32 may not represent. Numbers
-        and tensors without dimensions do not promote others. What a DataLoader's dataset computes
-        is ignored.
+    Counts operators that combine float32 and float64 tensors, both with dimensions, and at
+    least `elements` (16,384) elements: everything is then computed in float64, including the
+    operators that take the result. If there are none, it counts operators on float64 tensors
+    whose result is later cast to float32, such as those of a picture that is normalized before
+    it is cast; and operators that combine integer tensors, like a picture's, with float64
+    tensors of any size. There must be layers in float32.
 
-    Why it is slow
-        Each element takes twice the memory, and a processor handles half as many at a time; on most
-        GPUs, a 32nd or a 64th.
+    Not counted, because double precision is intended: layers in float64; float32 tensors that
+    are cast to float64; decompositions and other linear algebra in float64 (a Fourier transform
+    is none); tensors that torch creates in float64, unless they meet float32; a difference of
+    tensors of one shape without a backward pass, as when a test compares with a reference;
+    differences with int64 or int32, such as of times, which float32 may not represent. Numbers
+    and tensors without dimensions do not promote others. What a DataLoader's dataset computes
+    is ignored.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            mean = torch.from_numpy(np.array([0.485, 0.456, 0.406]))[:, None, None]
-            loss = criterion(model((images - mean).float()), target)
+    Each element takes twice the memory, and a processor handles half as many at a time; on most
+    GPUs, a 32nd or a 64th.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
-            loss = criterion(model(images - mean), target)
+    ```python
+    mean = torch.from_numpy(np.array([0.485, 0.456, 0.406]))[:, None, None]
+    loss = criterion(model((images - mean).float()), target)
+    ```
+
+    ## Use instead
+
+    ```python
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    loss = criterion(model(images - mean), target)
+    ```
     """
     rows = np.flatnonzero(called(trace) & trace.selection)
     args = trace.args[rows].tolist()

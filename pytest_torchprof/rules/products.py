@@ -92,35 +92,39 @@ def _unseen_16_bits(trace: Events) -> Reason | None:
 def fp32_matmul(trace: Events, *, smallest_dimension: float) -> Matches:
     """Matrix products run in full fp32 on a device whose tensor cores could do them in TF32.
 
-    What it does
-        Counts calls of ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` (``linear``, ``matmul`` and
-        ``einsum`` are made of them) on fp32 matrices, on an NVIDIA device of compute capability 8.0
-        or later, that ran without TF32. The names of the kernels decide; if a name is inconclusive,
-        the flag ``torch.backends.cuda.matmul.allow_tf32`` does, which live captures record; without
-        either, there is no match. If TF32 is on, or most fp32 products of a trace use it, cuBLAS
-        itself chose fp32 for the others, so they do not count. Nor do products with a dimension
-        below ``smallest_dimension`` (8), which are products with vectors, and those of the math
-        form of attention and its backward pass, see ``math-attention``. Traces have no operators
-        for products in CUDA graphs: there the rule is not checked.
+    ## What it does
 
-    Why it is slow
-        Tensor cores of data center chips compute TF32 products 2 to 16 times as fast as the other
-        units compute fp32. TF32 has the range of fp32 and 10 bits of its fraction, sums are in
-        fp32, and it is off by default. On GeForce cards and similar ones (RTX 3090, RTX 4090, A10G,
-        L40) TF32 is as slow as fp32: there the match has no cost, and bf16 helps instead. The gain
-        of TF32 is from the table of devices.
+    Counts calls of `mm`, `addmm`, `bmm` and `baddbmm` (`linear`, `matmul` and
+    `einsum` are made of them) on fp32 matrices, on an NVIDIA device of compute capability 8.0
+    or later, that ran without TF32. The names of the kernels decide; if a name is inconclusive,
+    the flag `torch.backends.cuda.matmul.allow_tf32` does, which live captures record; without
+    either, there is no match. If TF32 is on, or most fp32 products of a trace use it, cuBLAS
+    itself chose fp32 for the others, so they do not count. Nor do products with a dimension
+    below `smallest_dimension` (8), which are products with vectors, and those of the math
+    form of attention and its backward pass, see `math-attention`. Traces have no operators
+    for products in CUDA graphs: there the rule is not checked.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            x = torch.ones(1024, 1024, device="cuda")
-            x @ x
+    Tensor cores of data center chips compute TF32 products 2 to 16 times as fast as the other
+    units compute fp32. TF32 has the range of fp32 and 10 bits of its fraction, sums are in
+    fp32, and it is off by default. On GeForce cards and similar ones (RTX 3090, RTX 4090, A10G,
+    L40) TF32 is as slow as fp32: there the match has no cost, and bf16 helps instead. The gain
+    of TF32 is from the table of devices.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            torch.set_float32_matmul_precision("high")
-            x @ x
+    ```python
+    x = torch.ones(1024, 1024, device="cuda")
+    x @ x
+    ```
+
+    ## Use instead
+
+    ```python
+    torch.set_float32_matmul_precision("high")
+    x @ x
+    ```
     """
     products = device_products(trace)
     allowed = trace.facts.allow_tf32
@@ -207,43 +211,47 @@ def _on_tf32_device(trace: Events, products: DeviceProducts) -> Bools:
 def unaligned_matmul(trace: Events, *, multiple: float, smallest_dimension: float) -> Matches:
     """fp16 or bf16 matrix products have a dimension that is not a multiple of 8.
 
-    What it does
-        Counts calls of ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` on fp16 or bf16 matrices, on any
-        accelerator, in which M, N or K is not a multiple of ``multiple`` (8); the batch of ``bmm``
-        does not matter. A dimension counts, and is named, only if a matrix or the result is
-        contiguous along it, which the strides tell: M, the number of rows or tokens, usually is
-        not. A trace without strides (torch until 2024) only tells this for N, along which the
-        result is contiguous; there M and K count if a kernel's name says that it loads less than
-        whole vectors.
+    ## What it does
 
-        It does not count if the kernel's name says that it loads whole vectors anyway (``align8``,
-        ``ldg8``), or if according to the strides all rows begin at a multiple of 8, as in
-        ``padded[:, :50257]`` of rows of 50304, and no kernel's name says that it loads less
-        (``align1``, ``ldg2``). cuBLAS requires such strides and addresses, and also a multiple of
-        8; whether it then does without the latter is not in a trace. Nor is the address at which a
-        matrix begins.
+    Counts calls of `mm`, `addmm`, `bmm` and `baddbmm` on fp16 or bf16 matrices, on any
+    accelerator, in which M, N or K is not a multiple of `multiple` (8); the batch of `bmm`
+    does not matter. A dimension counts, and is named, only if a matrix or the result is
+    contiguous along it, which the strides tell: M, the number of rows or tokens, usually is
+    not. A trace without strides (torch until 2024) only tells this for N, along which the
+    result is contiguous; there M and K count if a kernel's name says that it loads less than
+    whole vectors.
 
-        A product with a dimension below ``smallest_dimension`` (2) is a product with a vector, as
-        in decoding one token, and is not counted; nor are those of the math form of attention and
-        its backward pass, see ``math-attention``.
+    It does not count if the kernel's name says that it loads whole vectors anyway (`align8`,
+    `ldg8`), or if according to the strides all rows begin at a multiple of 8, as in
+    `padded[:, :50257]` of rows of 50304, and no kernel's name says that it loads less
+    (`align1`, `ldg2`). cuBLAS requires such strides and addresses, and also a multiple of
+    8; whether it then does without the latter is not in a trace. Nor is the address at which a
+    matrix begins.
 
-    Why it is slow
-        Tensor cores are fed with loads of 16 bytes. Rows whose length is not a multiple of that
-        begin at unaligned addresses, and the library picks a kernel with narrower loads, often an
-        older one, at half the speed or less. The number of rows (M) only wastes the rest of its
-        last tile.
+    A product with a dimension below `smallest_dimension` (2) is a product with a vector, as
+    in decoding one token, and is not counted; nor are those of the math form of attention and
+    its backward pass, see `math-attention`.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            vocabulary = 50257
-            torch.nn.Linear(768, vocabulary, device="cuda", dtype=torch.bfloat16)(x)
+    Tensor cores are fed with loads of 16 bytes. Rows whose length is not a multiple of that
+    begin at unaligned addresses, and the library picks a kernel with narrower loads, often an
+    older one, at half the speed or less. The number of rows (M) only wastes the rest of its
+    last tile.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            vocabulary = 50304  # the next multiple of 64; the last 47 tokens do not occur
-            torch.nn.Linear(768, vocabulary, device="cuda", dtype=torch.bfloat16)(x)
+    ```python
+    vocabulary = 50257
+    torch.nn.Linear(768, vocabulary, device="cuda", dtype=torch.bfloat16)(x)
+    ```
+
+    ## Use instead
+
+    ```python
+    vocabulary = 50304  # the next multiple of 64; the last 47 tokens do not occur
+    torch.nn.Linear(768, vocabulary, device="cuda", dtype=torch.bfloat16)(x)
+    ```
     """
     products = device_products(trace)
     odd = [_odd(product, multiple, smallest_dimension) for _, product in products.distinct]

@@ -111,58 +111,62 @@ def _unseen_copies(trace: Events) -> Reason | None:
 def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is cast between the same dtypes again and again.
 
-    What it does
-        Looks in each step for at least ``repeats`` casts of one tensor, or of the same part of it,
-        to one dtype, which the code requested with ``.to(…)``, ``.half()`` and so on, while nothing
-        wrote to the tensor in between. A test in which enough casts look alike is captured once
-        more to identify the tensors. A tensor that is cast to another dtype and immediately back
-        counts as itself: casting it again counts as a repeated cast. Under autocast only weights
-        count, which it casts again if its cache does not keep them: in a context for each call,
-        with ``cache_enabled=False``, weights with ``requires_grad=False``, and always in
-        ``torch.inference_mode()``. The casts after the first one are counted. A step ends with an
-        optimizer's step, with a backward pass that computes gradients, with a fetch of a
-        DataLoader, and with a step of `torch.profiler`.
+    ## What it does
 
-        In a stored trace, which does not identify tensors, casts of one shape count if no operator
-        in between can have made another such tensor; several existing tensors that are cast one by
-        one then look like one. Under autocast they count if gradients, or memory events of its
-        cache, tell the number of weights.
+    Looks in each step for at least `repeats` casts of one tensor, or of the same part of it,
+    to one dtype, which the code requested with `.to(…)`, `.half()` and so on, while nothing
+    wrote to the tensor in between. A test in which enough casts look alike is captured once
+    more to identify the tensors. A tensor that is cast to another dtype and immediately back
+    counts as itself: casting it again counts as a repeated cast. Under autocast only weights
+    count, which it casts again if its cache does not keep them: in a context for each call,
+    with `cache_enabled=False`, weights with `requires_grad=False`, and always in
+    `torch.inference_mode()`. The casts after the first one are counted. A step ends with an
+    optimizer's step, with a backward pass that computes gradients, with a fetch of a
+    DataLoader, and with a step of `torch.profiler`.
 
-        Ignored are tensors of fewer than ``elements`` elements; on a CPU, casts that are less than
-        ``cpu_share`` (0.005) of everything that the test does, decided by counts, not times; one
-        cast per step, as of a batch, or of the same targets; a cast whose result is written to,
-        unless the very next call writes all of it, once, with an arithmetic operator that could
-        make a new tensor instead, as in ``x.float().div_(255)``; ``x.data``, which is another
-        object each time; and the casts that operators, backward passes, optimizers and loaders make
-        internally. Writes by NumPy in between are not seen; each ``torch.from_numpy`` counts as a
-        separate tensor.
+    In a stored trace, which does not identify tensors, casts of one shape count if no operator
+    in between can have made another such tensor; several existing tensors that are cast one by
+    one then look like one. Under autocast they count if gradients, or memory events of its
+    cache, tell the number of weights.
 
-    Why it is slow
-        Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
-        weight is cast to the same numbers every time.
+    Ignored are tensors of fewer than `elements` elements; on a CPU, casts that are less than
+    `cpu_share` (0.005) of everything that the test does, decided by counts, not times; one
+    cast per step, as of a batch, or of the same targets; a cast whose result is written to,
+    unless the very next call writes all of it, once, with an arithmetic operator that could
+    make a new tensor instead, as in `x.float().div_(255)`; `x.data`, which is another
+    object each time; and the casts that operators, backward passes, optimizers and loaders make
+    internally. Writes by NumPy in between are not seen; each `torch.from_numpy` counts as a
+    separate tensor.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for x in batches:
-                y = F.linear(x, weight.to(torch.bfloat16))
+    Each cast reads and writes the whole tensor and, on an accelerator, launches a kernel. A
+    weight is cast to the same numbers every time.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            weight_bf16 = weight.to(torch.bfloat16)
-            for x in batches:
-                y = F.linear(x, weight_bf16)
+    ```python
+    for x in batches:
+        y = F.linear(x, weight.to(torch.bfloat16))
+    ```
 
-        Under autocast, ``torch.no_grad()`` rather than ``torch.inference_mode()``, or a model that
-        is cast once:
+    ## Use instead
 
-        .. code:: python
+    ```python
+    weight_bf16 = weight.to(torch.bfloat16)
+    for x in batches:
+        y = F.linear(x, weight_bf16)
+    ```
 
-            model = model.to(torch.bfloat16).eval()
-            with torch.inference_mode():
-                for x in batches:
-                    y = model(x.to(torch.bfloat16))
+    Under autocast, `torch.no_grad()` rather than `torch.inference_mode()`, or a model that
+    is cast once:
+
+    ```python
+    model = model.to(torch.bfloat16).eval()
+    with torch.inference_mode():
+        for x in batches:
+            y = model(x.to(torch.bfloat16))
+    ```
     """
     rows = operators_named(trace, _TO_COPY)
     rows = rows[trace.selection[rows]]
@@ -224,43 +228,47 @@ def repeated_cast(trace: Events, *, repeats: float, elements: float, cpu_share: 
 def contiguous_copy(trace: Events, *, repeats: float, elements: float, cpu_share: float) -> Matches:
     """The same tensor is made contiguous, or cloned, again and again.
 
-    What it does
-        Looks in each step (see ``repeated-cast``) for at least ``repeats`` copies of one tensor, or
-        of the same part of it with the same strides, which the code requested with ``contiguous``,
-        ``clone``, or a ``reshape`` or ``flatten`` that has to copy, while nothing wrote to it in
-        between. A test in which enough copies look alike is captured once more to identify the
-        tensors: activations that each layer copies, batches, and states of a trajectory are other
-        tensors each time. The copies after the first one are counted.
+    ## What it does
 
-        In a stored trace, which does not identify tensors, copies of one shape, strides and dtype
-        count if no operator in between can have made another such tensor; several existing tensors
-        that are copied one by one then look like one.
+    Looks in each step (see `repeated-cast`) for at least `repeats` copies of one tensor, or
+    of the same part of it with the same strides, which the code requested with `contiguous`,
+    `clone`, or a `reshape` or `flatten` that has to copy, while nothing wrote to it in
+    between. A test in which enough copies look alike is captured once more to identify the
+    tensors: activations that each layer copies, batches, and states of a trajectory are other
+    tensors each time. The copies after the first one are counted.
 
-        Ignored are tensors of fewer than ``elements`` elements; on a CPU, copies that are less than
-        ``cpu_share`` (0.005) of everything that the test does, decided by counts, not times; one
-        copy per step; clones that exist side by side, even if only because a graph records them;
-        copies that are written to, which makes them necessary, as in a model that works in place.
-        However, a copy counts if the very next call writes all of it, once, with an arithmetic
-        operator that could make a new tensor instead: ``x.clone().add_(y)`` is ``x.add(y)``. Also
-        ignored are ``x.data``, which is another object each time; and the copies that operators,
-        backward passes, optimizers and loaders make internally. Writes by NumPy in between are not
-        seen; each ``torch.from_numpy`` counts as a separate tensor.
+    In a stored trace, which does not identify tensors, copies of one shape, strides and dtype
+    count if no operator in between can have made another such tensor; several existing tensors
+    that are copied one by one then look like one.
 
-    Why it is slow
-        Each copy allocates memory, and reads and writes the whole tensor, with strided access.
+    Ignored are tensors of fewer than `elements` elements; on a CPU, copies that are less than
+    `cpu_share` (0.005) of everything that the test does, decided by counts, not times; one
+    copy per step; clones that exist side by side, even if only because a graph records them;
+    copies that are written to, which makes them necessary, as in a model that works in place.
+    However, a copy counts if the very next call writes all of it, once, with an arithmetic
+    operator that could make a new tensor instead: `x.clone().add_(y)` is `x.add(y)`. Also
+    ignored are `x.data`, which is another object each time; and the copies that operators,
+    backward passes, optimizers and loaders make internally. Writes by NumPy in between are not
+    seen; each `torch.from_numpy` counts as a separate tensor.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for x in batches:
-                y = x @ weight.t().contiguous()
+    Each copy allocates memory, and reads and writes the whole tensor, with strided access.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            transposed = weight.t().contiguous()
-            for x in batches:
-                y = x @ transposed
+    ```python
+    for x in batches:
+        y = x @ weight.t().contiguous()
+    ```
+
+    ## Use instead
+
+    ```python
+    transposed = weight.t().contiguous()
+    for x in batches:
+        y = x @ transposed
+    ```
     """
     rows = selected_operators(trace, "aten::clone")
     least = int(repeats)

@@ -45,29 +45,33 @@ _KEEPS: Final = "aten::clone"
 def backward_twice(trace: Events, *, nodes: float) -> Matches:
     """A backward pass goes through a graph again, to add to the same gradients.
 
-    What it does
-        Counts the backward passes that run ``nodes`` (4) or more nodes of a graph that an earlier
-        pass has run, and add the result to the gradients of that pass. Not counted if something
-        takes the earlier pass's results before the later one begins, a hook keeps a gradient, the
-        gradients are set to None or to zero, or an optimizer steps: then each loss needs its own
-        pass. Nor does ``torch.autograd.grad`` count, each call of which returns separate gradients,
-        such as the rows of a Jacobian, nor what follows a pass with ``create_graph=True``. The
-        place is the line that leads to the later pass, and not to the first one.
+    ## What it does
 
-    Why it is slow
-        The gradient of a sum is the sum of the gradients, so one pass over what the losses share
-        gives the same. Until the last pass, the graph keeps all activations.
+    Counts the backward passes that run `nodes` (4) or more nodes of a graph that an earlier
+    pass has run, and add the result to the gradients of that pass. Not counted if something
+    takes the earlier pass's results before the later one begins, a hook keeps a gradient, the
+    gradients are set to None or to zero, or an optimizer steps: then each loss needs its own
+    pass. Nor does `torch.autograd.grad` count, each call of which returns separate gradients,
+    such as the rows of a Jacobian, nor what follows a pass with `create_graph=True`. The
+    place is the line that leads to the later pass, and not to the first one.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            loss_of_labels.backward(retain_graph=True)
-            loss_of_boxes.backward()
+    The gradient of a sum is the sum of the gradients, so one pass over what the losses share
+    gives the same. Until the last pass, the graph keeps all activations.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            (loss_of_labels + loss_of_boxes).backward()
+    ```python
+    loss_of_labels.backward(retain_graph=True)
+    loss_of_boxes.backward()
+    ```
+
+    ## Use instead
+
+    ```python
+    (loss_of_labels + loss_of_boxes).backward()
+    ```
     """
     passes = _passes(trace)
     if len(passes) < 2:

@@ -50,34 +50,38 @@ _MANY: Final = 10_000
 def accumulated_graph(trace: Events, *, steps: float) -> Matches:
     """A loss is summed over steps with its graph, which keeps the graphs of all steps.
 
-    What it does
-        Counts sums that autograd recorded, that no backward pass in the trace used, and whose terms
-        were made in ``steps`` (3) steps or more, by the same operator. Between two training steps
-        there is a backward pass, and an optimizer's step if there are any; two evaluation steps run
-        the same layers, and the later one takes nothing that was computed before. A sum is ``+=``,
-        a moving average, or ``sum`` or ``torch.stack`` of a list. Not counted: losses that are
-        summed for one backward pass, of heads, of batches or of time steps; what is detached. What
-        is summed depends on the identity of tensors, so only live tests are checked.
+    ## What it does
 
-    Why it is slow
-        As long as the sum exists, no node of any step's graph is freed, nor what a node keeps:
-        memory grows with each step. After a backward pass that is little of each, without one it is
-        all activations. The cost is that of the sum's own nodes; the cost of memory cannot be
-        told from a trace.
+    Counts sums that autograd recorded, that no backward pass in the trace used, and whose terms
+    were made in `steps` (3) steps or more, by the same operator. Between two training steps
+    there is a backward pass, and an optimizer's step if there are any; two evaluation steps run
+    the same layers, and the later one takes nothing that was computed before. A sum is `+=`,
+    a moving average, or `sum` or `torch.stack` of a list. Not counted: losses that are
+    summed for one backward pass, of heads, of batches or of time steps; what is detached. What
+    is summed depends on the identity of tensors, so only live tests are checked.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for batch, target in loader:
-                loss = step(batch, target)
-                total += loss
+    As long as the sum exists, no node of any step's graph is freed, nor what a node keeps:
+    memory grows with each step. After a backward pass that is little of each, without one it is
+    all activations. The cost is that of the sum's own nodes; the cost of memory cannot be
+    told from a trace.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            for batch, target in loader:
-                loss = step(batch, target)
-                total += loss.detach()
+    ```python
+    for batch, target in loader:
+        loss = step(batch, target)
+        total += loss
+    ```
+
+    ## Use instead
+
+    ```python
+    for batch, target in loader:
+        loss = step(batch, target)
+        total += loss.detach()
+    ```
     """
     if not _may_repeat(trace, steps) or not len(joins := _unused_joins(trace)):
         return NO_MATCHES

@@ -58,58 +58,62 @@ def for_loop_indexing(
 ) -> Matches:
     """A Python loop goes through a tensor element by element.
 
-    What it does
-        Counts loops: the same operators ``repeats`` (10) times or more in a row, at most
-        ``operators`` (24) per iteration, each of which selects another part of a tensor of one
-        shape, of at most ``elements`` (65,536) elements: by an index or slice (``x[i]``,
-        ``narrow``, ``x[[i]]``, ``index_select`` of one element), as a piece of a tensor that was
-        split earlier (``for row in x``, ``zip(x, y)``, ``unbind``, ``split``, ``chunk``), or by a
-        mask of one class, or range of numbers, after the other (``x[labels == c]``, also by
-        ``where`` or ``nonzero``) to which a reduction is applied.
+    ## What it does
 
-        Not counted if an iteration needs what an earlier one made, as in a recurrence, an
-        integration, a recursion over a table, a rollout, layers that share one weight tensor, or a
-        buffer that is taken as a whole while each iteration writes a part (``ring[t] = x;
-        model(ring)``). A live test decides that by identifying tensors. A sum, a product or a
-        maximum over the iterations counts, if it is updated once or several times in each, is used
-        nowhere else in the loop, and each of its values goes into one addition (not a tree). A
-        stored trace only has shapes: if an operator joins the part with a tensor of its result's
-        shape, there is no match.
+    Counts loops: the same operators `repeats` (10) times or more in a row, at most
+    `operators` (24) per iteration, each of which selects another part of a tensor of one
+    shape, of at most `elements` (65,536) elements: by an index or slice (`x[i]`,
+    `narrow`, `x[[i]]`, `index_select` of one element), as a piece of a tensor that was
+    split earlier (`for row in x`, `zip(x, y)`, `unbind`, `split`, `chunk`), or by a
+    mask of one class, or range of numbers, after the other (`x[labels == c]`, also by
+    `where` or `nonzero`) to which a reduction is applied.
 
-        Not counted if parts are only written, with data from outside: a parsed record, an image, a
-        drawn sample, a model's output (``data[n] = row``). It counts if what is written is computed
-        from a part of a tensor, from ranges of numbers, or from the same tensors in each iteration,
-        like ``y[i] = x * i``, which a live test knows; and if one number fills a part of several
-        elements.
+    Not counted if an iteration needs what an earlier one made, as in a recurrence, an
+    integration, a recursion over a table, a rollout, layers that share one weight tensor, or a
+    buffer that is taken as a whole while each iteration writes a part (``ring[t] = x;
+    model(ring)``). A live test decides that by identifying tensors. A sum, a product or a
+    maximum over the iterations counts, if it is updated once or several times in each, is used
+    nowhere else in the loop, and each of its values goes into one addition (not a tree). A
+    stored trace only has shapes: if an operator joins the part with a tensor of its result's
+    shape, there is no match.
 
-        Not counted either: the same part each time, such as the last token's or each layer's;
-        pieces of different sizes, including growing ones; shifts with which a stencil selects most
-        of a tensor, and all pieces of one but one; blocks from which a picture is assembled; the
-        items of a DataLoader; steps of training, and of an optimizer; slices of several elements
-        that go through layers, which are batches, and parts of several rows likewise, unless a
-        ``stack`` or ``y[i] = …`` collects the results; schedules that a model's steps look up; a
-        tensor that is printed; rows that a test compares (``allclose``, ``assert x[i] > 0``), and
-        ``if`` statements, which look the same; ``torch.autograd.gradcheck``; and two cheap cases,
-        numbers on the CPU that are only read one by one (``int(i) for i in x``), and parts that are
-        only kept in a list (``[x[i] for i in ids]``) without a ``stack``.
-        What iterations pass on outside of tensors (``h = x.tolist()``) is not seen, except for an
-        index that Python read. If the trace does not say which part is selected, iterations of at
-        most 8 operators count that have no layers and make no new tensor.
+    Not counted if parts are only written, with data from outside: a parsed record, an image, a
+    drawn sample, a model's output (`data[n] = row`). It counts if what is written is computed
+    from a part of a tensor, from ranges of numbers, or from the same tensors in each iteration,
+    like `y[i] = x * i`, which a live test knows; and if one number fills a part of several
+    elements.
 
-    Why it is slow
-        Each iteration pays again for its Python code, its calls and its launches, for the work on
-        one element.
+    Not counted either: the same part each time, such as the last token's or each layer's;
+    pieces of different sizes, including growing ones; shifts with which a stencil selects most
+    of a tensor, and all pieces of one but one; blocks from which a picture is assembled; the
+    items of a DataLoader; steps of training, and of an optimizer; slices of several elements
+    that go through layers, which are batches, and parts of several rows likewise, unless a
+    `stack` or `y[i] = …` collects the results; schedules that a model's steps look up; a
+    tensor that is printed; rows that a test compares (`allclose`, `assert x[i] > 0`), and
+    `if` statements, which look the same; `torch.autograd.gradcheck`; and two cheap cases,
+    numbers on the CPU that are only read one by one (`int(i) for i in x`), and parts that are
+    only kept in a list (`[x[i] for i in ids]`) without a `stack`.
+    What iterations pass on outside of tensors (`h = x.tolist()`) is not seen, except for an
+    index that Python read. If the trace does not say which part is selected, iterations of at
+    most 8 operators count that have no layers and make no new tensor.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for i in range(len(x)):
-                y[i] = x[i] * i
+    Each iteration pays again for its Python code, its calls and its launches, for the work on
+    one element.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            y = x * torch.arange(len(x))[:, None]
+    ```python
+    for i in range(len(x)):
+        y[i] = x[i] * i
+    ```
+
+    ## Use instead
+
+    ```python
+    y = x * torch.arange(len(x))[:, None]
+    ```
     """
     some = operators_named(trace, _INDEX)
     some = some[trace.selection[some]]

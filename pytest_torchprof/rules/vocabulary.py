@@ -60,32 +60,36 @@ _ALL: Final = -1
 def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
     """A product with a vocabulary is computed for all positions, and one is used.
 
-    What it does
-        Counts products (``linear``, ``matmul``, ``mm``, ``addmm``, ``einsum``) of sequences with at
-        least ``vocabulary`` (4) times as many outputs as inputs, of whose result only one position
-        is taken, by an index or a slice: ``logits[:, -1]``. Casts or scaling of all of it, or a
-        softmax, may come in between. The rest of the result must be ``wasted`` (64 KiB) or more.
-        Not counted: results of which anything takes more, such as a loss or two positions; one
-        sample of a batch, ``logits[0]``, unless it is the only one; positions that a tensor
-        selects, one for each sample. Positions are the second-to-last dimension of three or more,
-        also if a matrix of all rows is viewed that way right after the product. Other rows of a
-        matrix, and a first dimension, may just as well be the samples of a batch.
+    ## What it does
 
-    Why it is slow
-        The vocabulary is the widest layer of a language model: a prompt of 1,000 tokens costs 1,000
-        times as much as its last position, in time and in memory.
+    Counts products (`linear`, `matmul`, `mm`, `addmm`, `einsum`) of sequences with at
+    least `vocabulary` (4) times as many outputs as inputs, of whose result only one position
+    is taken, by an index or a slice: `logits[:, -1]`. Casts or scaling of all of it, or a
+    softmax, may come in between. The rest of the result must be `wasted` (64 KiB) or more.
+    Not counted: results of which anything takes more, such as a loss or two positions; one
+    sample of a batch, `logits[0]`, unless it is the only one; positions that a tensor
+    selects, one for each sample. Positions are the second-to-last dimension of three or more,
+    also if a matrix of all rows is viewed that way right after the product. Other rows of a
+    matrix, and a first dimension, may just as well be the samples of a batch.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            logits = lm_head(hidden)
-            next_token = logits[:, -1].argmax(-1)
+    The vocabulary is the widest layer of a language model: a prompt of 1,000 tokens costs 1,000
+    times as much as its last position, in time and in memory.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            logits = lm_head(hidden[:, -1])
-            next_token = logits.argmax(-1)
+    ```python
+    logits = lm_head(hidden)
+    next_token = logits[:, -1].argmax(-1)
+    ```
+
+    ## Use instead
+
+    ```python
+    logits = lm_head(hidden[:, -1])
+    next_token = logits.argmax(-1)
+    ```
     """
     rows = calls(trace)
     rows = rows[trace.selection[rows]]

@@ -46,40 +46,44 @@ _LEAVE_OUT: Final = (
 def host_sync(trace: Events) -> Matches:
     """The host waits for the device, to read a value or by request.
 
-    What it does
-        Counts copies from the device that the host waits for, each as one with its synchronization,
-        and calls that synchronize with the device, a stream or an event without a copy. The
-        innermost operator identifies them: ``item``, ``tolist``, ``if tensor`` lead to
-        ``_local_scalar_dense``; masks as indices, ``unique`` and ``where`` with one argument to
-        ``nonzero``; ``.cpu()``, ``.numpy()`` and ``print`` to ``copy_``. Not counted are copies to
-        pinned memory that the host does not wait for, copies to the device, waits of one stream for
-        another, those in collective operations, and those of DDP's own time log; nor is a
-        synchronization that delays nothing: one after the last work of the device, at the end of
-        benchmarks and the profiler, even if copies follow that the host waits for anyway; and one
-        with nothing to wait for, before the first work or with none launched since the whole device
-        was last synchronized. On XPU, torch's profiler records no synchronizing calls: only copies
-        count there.
+    ## What it does
 
-        A wait costs at most the time in which no device had anything to do, during it and until the
-        next kernel: while the device works, waiting for it loses nothing.
+    Counts copies from the device that the host waits for, each as one with its synchronization,
+    and calls that synchronize with the device, a stream or an event without a copy. The
+    innermost operator identifies them: `item`, `tolist`, `if tensor` lead to
+    `_local_scalar_dense`; masks as indices, `unique` and `where` with one argument to
+    `nonzero`; `.cpu()`, `.numpy()` and `print` to `copy_`. Not counted are copies to
+    pinned memory that the host does not wait for, copies to the device, waits of one stream for
+    another, those in collective operations, and those of DDP's own time log; nor is a
+    synchronization that delays nothing: one after the last work of the device, at the end of
+    benchmarks and the profiler, even if copies follow that the host waits for anyway; and one
+    with nothing to wait for, before the first work or with none launched since the whole device
+    was last synchronized. On XPU, torch's profiler records no synchronizing calls: only copies
+    count there.
 
-    Why it is slow
-        The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
-        and the device is idle until the host has launched more.
+    A wait costs at most the time in which no device had anything to do, during it and until the
+    next kernel: while the device works, waiting for it loses nothing.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for batch in batches:
-                loss = step(batch)
-                total += loss.item()
+    The host runs ahead of the device and queues its work. When it waits, the queue runs empty,
+    and the device is idle until the host has launched more.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            for batch in batches:
-                total += step(batch).detach()  # stays on the device
-            print(total.item())
+    ```python
+    for batch in batches:
+        loss = step(batch)
+        total += loss.item()
+    ```
+
+    ## Use instead
+
+    ```python
+    for batch in batches:
+        total += step(batch).detach()  # stays on the device
+    print(total.item())
+    ```
     """
     found = waits(trace)
     first = np.where(found.call >= 0, found.call, found.last)
@@ -133,32 +137,36 @@ def _sentence(operator: str | None, call: str | None, *, copies: bool) -> str:
 def launch_bound(trace: Events, *, kernels: float, idle_share: float, pause: float) -> Matches:
     """The device is idle for most of the time while the host launches kernels one by one.
 
-    What it does
-        Matches once for a device on which at least ``kernels`` (50) kernels were launched one by
-        one, if they take less time than the host takes from launch to launch (by the medians), if
-        most of them found the device with nothing to do, and if it was idle in this way for
-        ``idle_share`` (0.5) or more of the time in which it was either busy or idle in this way.
-        Idle time does not count if the host waited for the device or loaded data before the launch,
-        or launched nothing for ``pause`` (1 ms): then it was busy with something else. A graph of
-        kernels is one launch, and its kernels do not count. In a live test, the device must also be
-        idle for such a share of the unprofiled time, since the profiler makes launches slower.
+    ## What it does
 
-        Times decide here, so the matches may change with the machine.
+    Matches once for a device on which at least `kernels` (50) kernels were launched one by
+    one, if they take less time than the host takes from launch to launch (by the medians), if
+    most of them found the device with nothing to do, and if it was idle in this way for
+    `idle_share` (0.5) or more of the time in which it was either busy or idle in this way.
+    Idle time does not count if the host waited for the device or loaded data before the launch,
+    or launched nothing for `pause` (1 ms): then it was busy with something else. A graph of
+    kernels is one launch, and its kernels do not count. In a live test, the device must also be
+    idle for such a share of the unprofiled time, since the profiler makes launches slower.
 
-    Why it is slow
-        Each operator takes the host 5 to 50 us, of which a launch is a few. A kernel that is
-        done sooner leaves the device with nothing to do.
+    Times decide here, so the matches may change with the machine.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            for weight in weights:  # a thousand of them, all small
-                weight.mul_(0.9)
+    Each operator takes the host 5 to 50 us, of which a launch is a few. A kernel that is
+    done sooner leaves the device with nothing to do.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            torch._foreach_mul_(weights, 0.9)  # or torch.compile(mode="reduce-overhead")
+    ```python
+    for weight in weights:  # a thousand of them, all small
+        weight.mul_(0.9)
+    ```
+
+    ## Use instead
+
+    ```python
+    torch._foreach_mul_(weights, 0.9)  # or torch.compile(mode="reduce-overhead")
+    ```
     """
     events, messages, costs = [], [], []
     for device, mine in launches(trace).items():

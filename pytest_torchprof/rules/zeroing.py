@@ -60,32 +60,36 @@ _BY_HAND: Final = "set them to None: parameter.grad = None, or zero_grad()"
 def grad_not_none(trace: Events, *, gradients: float) -> Matches:
     """Gradients are filled with zeros, where they could just be dropped.
 
-    What it does
-        Counts how often gradients were filled with zeros before another backward pass (in a live
-        test with backward passes, not after the last one, when nothing is added to the zeros): by
-        an optimizer's ``zero_grad``, according to torch's annotation; by hand or by a module's, if
-        ``gradients`` (2) or more are filled this way in the trace, or one as often. By hand means
-        ``zero_``, ``fill_(0)``, ``*= 0``, ``grad[:] = 0`` and
-        ``grad = torch.zeros_like(parameter)``, of one gradient or of a list.
-        A live test recognizes gradients as the tensors that backward passes have stored; in a
-        stored trace, only annotations and frames tell. Not counted: parts of a gradient, gradients
-        that are zeroed between a backward pass and the optimizer's step, which then leaves their
-        parameters unchanged, and any other tensor, whatever its shape. Before torch 2.0,
-        ``zero_grad()`` itself filled them.
+    ## What it does
 
-    Why it is slow
-        Each gradient is written once to become zero, and read and added to in the next backward
-        pass, which would otherwise just store it. Until then its memory stays allocated.
+    Counts how often gradients were filled with zeros before another backward pass (in a live
+    test with backward passes, not after the last one, when nothing is added to the zeros): by
+    an optimizer's `zero_grad`, according to torch's annotation; by hand or by a module's, if
+    `gradients` (2) or more are filled this way in the trace, or one as often. By hand means
+    `zero_`, `fill_(0)`, `*= 0`, `grad[:] = 0` and
+    `grad = torch.zeros_like(parameter)`, of one gradient or of a list.
+    A live test recognizes gradients as the tensors that backward passes have stored; in a
+    stored trace, only annotations and frames tell. Not counted: parts of a gradient, gradients
+    that are zeroed between a backward pass and the optimizer's step, which then leaves their
+    parameters unchanged, and any other tensor, whatever its shape. Before torch 2.0,
+    `zero_grad()` itself filled them.
 
-    Example
-        .. code:: python
+    ## Why it is slow
 
-            optimizer.zero_grad(set_to_none=False)
+    Each gradient is written once to become zero, and read and added to in the next backward
+    pass, which would otherwise just store it. Until then its memory stays allocated.
 
-    Use instead
-        .. code:: python
+    ## Example
 
-            optimizer.zero_grad()  # before torch 2.0: zero_grad(set_to_none=True)
+    ```python
+    optimizer.zero_grad(set_to_none=False)
+    ```
+
+    ## Use instead
+
+    ```python
+    optimizer.zero_grad()  # before torch 2.0: zero_grad(set_to_none=True)
+    ```
     """
     fills = selected_operators(trace, *_ZEROES)
     if not len(fills) and not are_free(trace, selected_operators(trace, *_SETS, *_MAKES)).any():

@@ -37,8 +37,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "traces.md"
 def slow_add(trace: Events, *, times: float) -> Matches:
     """Many additions, the threshold is their number.
 
-    What it does
-        Finds ``aten::add``.
+    ## What it does
+
+    Finds `aten::add`.
     """
     found = selected_operators(trace, "aten::add")
     found = found if len(found) >= times else found[:0]
@@ -49,8 +50,9 @@ def slow_add(trace: Events, *, times: float) -> Matches:
 def large_copy(trace: Events, *, size: float) -> Matches:
     """Large copies.
 
-    What it does
-        Finds ``aten::copy_`` above a threshold.
+    ## What it does
+
+    Finds `aten::copy_` above a threshold.
     """
     found = selected_operators(trace, "aten::copy_")
     moved = np.full(len(found), 8192)

@@ -24,7 +24,7 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 #: Pages whose examples are run by another test.
 ELSEWHERE = {"README", "tutorial", "writing-rules"}
-_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^( *`{3,})(\w*)\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]\n]+(?:\n[^\]\n]+)?\]\(([^)\s]+)\)")
 _OURS = re.compile(r"--torchprof[\w-]*")
 

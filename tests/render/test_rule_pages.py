@@ -17,7 +17,6 @@ from pytest_torchprof.render.rule_page import (
     page,
     page_faults,
     page_of,
-    section_markdown,
 )
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.rules.engine.rule import Rule, Threshold, rule
@@ -27,27 +26,31 @@ ROOT = Path(__file__).parents[2]
 GOOD = """One sentence
 on two lines.
 
-What it does
-    Finds ``x``, more than ``min_calls`` of them.
+## What it does
 
-Why it is slow
-    - Because.
+Finds `x`, more than `min_calls` of them.
 
-Example
-    Like this:
+## Why it is slow
 
-    .. code:: python
+- Because.
 
-        for x in y:
+## Example
 
-            x.item()
+Like this:
 
-    or not.
+```python
+for x in y:
 
-Use instead
-    .. code:: python
+    x.item()
+```
 
-        y.tolist()
+or not.
+
+## Use instead
+
+```python
+y.tolist()
+```
 """
 
 
@@ -134,7 +137,7 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 
 
 def test_a_page_has_all_that_is_known_of_a_rule() -> None:
-    text = page(rule_of(GOOD, min_calls=Threshold(3, "1", "a ``few`` are fine")))
+    text = page(rule_of(GOOD, min_calls=Threshold(3, "1", "a `few` are fine")))
     assert text.startswith(f"{rule_page.MARK}\n\n# some-rule\n\nOne sentence on two lines.\n\n")
     assert "## What it does\n\nFinds `x`, more than `min_calls` of them.\n\n## Why" in text
     assert "Like this:\n\n```python\nfor x in y:\n\n    x.item()\n```\n\nor not.\n" in text
@@ -161,12 +164,12 @@ def test_a_rule_without_thresholds_and_needs_says_nothing_of_them() -> None:
     ("before", "after", "message"),
     [
         ("Why it is slow", "Why it is bad", "its headings must be"),
-        ("Use instead\n    .. code:: python\n\n        y.tolist()\n", "", "its headings must be"),
-        ("Use instead\n", "", "its headings must be"),
-        ("    - Because.\n", "", "nothing below 'Why it is slow'"),
+        ("## Use instead\n\n```python\ny.tolist()\n```\n", "", "its headings must be"),
+        ("## Use instead\n", "", "its headings must be"),
+        ("- Because.\n", "", "nothing below 'Why it is slow'"),
         ("x.item()", "x.item(", "not Python"),
-        (".. code:: python\n\n        y.tolist()", "``y.tolist()``", "no code below 'Use instead'"),
-        ("``min_calls``", "some", "the threshold min_calls is not mentioned"),
+        ("```python\ny.tolist()\n```", "`y.tolist()`", "no code below 'Use instead'"),
+        ("`min_calls`", "some", "the threshold min_calls is not mentioned"),
     ],
 )
 def test_a_docstring_that_is_no_page_is_faulted(before: str, after: str, message: str) -> None:
@@ -176,6 +179,9 @@ def test_a_docstring_that_is_no_page_is_faulted(before: str, after: str, message
     assert [] == page_faults(rule_of(GOOD, min_calls=Threshold(3, "1", "")))
 
 
-def test_roles_and_code_are_markdown() -> None:
-    assert "`x` and `y` and `z`" == section_markdown("``x`` and :func:`y` and `z`")
-    assert ["for x in y:\n\n    x.item()", "y.tolist()"] == examples(rule_of(GOOD))
+def test_the_examples_of_a_page_are_its_blocks_of_python() -> None:
+    assert ["for x in y:\n\n    x.item()\n", "y.tolist()\n"] == examples(rule_of(GOOD))
+
+
+def test_a_docstring_is_the_page_word_by_word() -> None:
+    assert GOOD.partition("\n\n")[2].strip() in page(rule_of(GOOD))

@@ -285,7 +285,8 @@ def test_an_entry_point_names_a_module_with_rules(pytester: pytest.Pytester) -> 
 
 
 def test_the_examples_of_the_page_run(pytester: pytest.Pytester) -> None:
-    for example in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL):
+    fenced = r"^(`{3,})python\n(.*?)^\1$"
+    for _, example in re.findall(fenced, PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE):
         name, _, text = example.partition("\n")
         (pytester.path / name.removeprefix("# ")).write_text(text, "utf-8")
     pytester.syspathinsert()

@@ -26,7 +26,7 @@ RuleNeed = Literal["shapes", "device", "live"]
 #: `Rule.triggers`.
 Triggers: TypeAlias = str | Mapping[str, float | str] | None
 
-#: The headings of a rule's docstring, in order; its page is generated from them.
+#: The headings of a rule's docstring, which is the Markdown of its page, in order.
 HEADINGS = ("What it does", "Why it is slow", "Example", "Use instead")
 
 _CODE = late(r"[a-z0-9]+(-[a-z0-9]+)*")

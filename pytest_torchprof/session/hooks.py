@@ -21,17 +21,22 @@ from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors
+from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
 from pytest_torchprof.session.judging.own_failure import OwnFailure
-from pytest_torchprof.session.judging.standing import Verdicts
 from pytest_torchprof.session.known_rules import rules_of
 from pytest_torchprof.session.plan import Plan, plan_of
-from pytest_torchprof.session.results.accept import accept
-from pytest_torchprof.session.results.baseline_files import BaselineFiles
-from pytest_torchprof.session.results.collected import Collected
-from pytest_torchprof.session.results.report_file import begin_report, end_report
-from pytest_torchprof.session.results.reports import Attachment, Results, has_attachment, has_news
-from pytest_torchprof.session.results.terminal_summary import summarize
-from pytest_torchprof.session.results.worker_output import WorkerOutput
+from pytest_torchprof.session.reporting.accept import accept
+from pytest_torchprof.session.reporting.baseline_files import BaselineFiles
+from pytest_torchprof.session.reporting.collected import Collected
+from pytest_torchprof.session.reporting.json_report_file import begin_report, end_report
+from pytest_torchprof.session.reporting.report_attachments import (
+    Attachment,
+    Results,
+    has_attachment,
+    has_news,
+)
+from pytest_torchprof.session.reporting.terminal_summary import summarize
+from pytest_torchprof.session.reporting.worker_output import WorkerOutput
 from pytest_torchprof.session.runs.gather import Gatherer
 from pytest_torchprof.session.runs.outcome import hide_own_frames, is_strict_xfail
 from pytest_torchprof.session.runs.rerun_hooks import RunningHooks
@@ -65,7 +70,7 @@ class TorchprofSession(RunningHooks):
         #: While accepting: the sources of the test files, where inline expectations are rewritten.
         self.sources = Sources(settings.started_ns) if settings.accept else None
         self._laps = RecentLaps()
-        self.verdicts = Verdicts(config, settings, self._baselines.of, is_worker=self.is_worker)
+        self.verdicts = ItemVerdicts(config, settings, self._baselines.of, is_worker=self.is_worker)
 
     # ---------------------------------------------------------------- who and where
 
@@ -241,9 +246,9 @@ class TorchprofSession(RunningHooks):
             with self.errors.careful:
                 plan, attached = item.stash.get(PLAN, None), Attachment()
                 if has_news(report) and plan is not None:
-                    standing, ours = self.verdicts.final(item, call, report, plan, gatherer)
+                    verdict, ours = self.verdicts.final(item, call, report, plan, gatherer)
                     runs = gatherer.runs if gatherer and call.when == "call" else 0
-                    attached = Attachment(standing.record, standing.offer, ours, runs)
+                    attached = Attachment(verdict.record, verdict.offer, ours, runs)
                 if faulty is not None and faulty.has_faults:
                     # Also to the teardown's report: the last rerun ends in that phase.
                     attached = replace(attached, faults=tuple(dict.fromkeys(faulty.take_faults())))

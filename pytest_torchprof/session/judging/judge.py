@@ -17,8 +17,8 @@ from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import CallSites, Roots
 from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
+from pytest_torchprof.session.judging.accept_offer import Offer
 from pytest_torchprof.session.judging.kept_traces import KeptTraces
-from pytest_torchprof.session.judging.offer import Offer
 from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,

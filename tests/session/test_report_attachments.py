@@ -11,9 +11,13 @@ from execnet.gateway_base import dumps, loads
 from pytest_torchprof.baseline.inline import Edit
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Record, Verdict
-from pytest_torchprof.session.judging.offer import Offer
-from pytest_torchprof.session.results.reports import Attachment, Results, has_attachment
-from pytest_torchprof.session.results.worker_output import WorkerOutput
+from pytest_torchprof.session.judging.accept_offer import Offer
+from pytest_torchprof.session.reporting.report_attachments import (
+    Attachment,
+    Results,
+    has_attachment,
+)
+from pytest_torchprof.session.reporting.worker_output import WorkerOutput
 
 GAP = because(Why.NO_SHAPES)
 BUDGET = Budget("kernels", 2, op="aten::mm")

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.judging.offer import Offer
+    from pytest_torchprof.session.judging.accept_offer import Offer
     from pytest_torchprof.session.plan import Plan
     from pytest_torchprof.session.runs.gather import Gatherer
     from pytest_torchprof.verdict.measured import Measured
 
 
-class Standing(Frozen, frozen=True):
+class ItemVerdict(Frozen, frozen=True):
     """The result for a test: record, offer for ``--accept``, and whether the plugin fails it."""
 
     record: Record | None = None
@@ -44,11 +44,11 @@ class Standing(Frozen, frozen=True):
     failed: bool = False
 
 
-_STANDING = pytest.StashKey[Standing]()
+_VERDICT = pytest.StashKey[ItemVerdict]()
 _SUBJECT = pytest.StashKey[Subject]()
 
 
-class Verdicts:
+class ItemVerdicts:
     """The verdicts on the tests of a session; ``baseline_of`` a test file is its baseline file."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Verdicts:
 
     def begin(self, item: pytest.Item) -> Callable[[Measured], bool]:
         """Start a test without a verdict; return what decides later whether to locate lines."""
-        item.stash[_STANDING] = Standing()
+        item.stash[_VERDICT] = ItemVerdict()
         return partial(self._judge.wants_lines, self._subject(item))
 
     def load(self, item: pytest.Item) -> None:
@@ -75,7 +75,7 @@ class Verdicts:
 
     def judge(self, item: pytest.Item, gatherer: Gatherer) -> str | None:
         """Compare what was measured, store the verdict, and return the failure message, if any."""
-        standing, message = Standing(), None
+        verdict, message = ItemVerdict(), None
         try:
             judged = self._judge.judge(
                 self._subject(item),
@@ -84,23 +84,23 @@ class Verdicts:
                 export=gatherer.export,
             )
             gatherer.blame(*judged.faults)
-            standing, message = Standing(judged.record, judged.offer), judged.message
+            verdict, message = ItemVerdict(judged.record, judged.offer), judged.message
         except BaselineError as error:
             gatherer.refuse(reason_for(error))
             message = escape.line(f"torchprof: {error}")
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
-        item.stash[_STANDING] = replace(standing, failed=message is not None)
+        item.stash[_VERDICT] = replace(verdict, failed=message is not None)
         return message
 
     def mark_failed(self, item: pytest.Item) -> None:
         """Record that an inline expectation failed the test, whatever else was measured."""
-        item.stash[_STANDING] = replace(item.stash[_STANDING], failed=True)
+        item.stash[_VERDICT] = replace(item.stash[_VERDICT], failed=True)
 
     def leave_out(self, item: pytest.Item, plan: Plan) -> str | None:
         """The failure message of a test excluded from profiling that has limits, if it fails."""
         message = self._judge.left_out(plan)
-        item.stash[_STANDING] = Standing(failed=message is not None)
+        item.stash[_VERDICT] = ItemVerdict(failed=message is not None)
         return message
 
     def forget(self) -> None:
@@ -114,15 +114,15 @@ class Verdicts:
         report: pytest.TestReport,
         plan: Plan,
         gatherer: Gatherer | None,
-    ) -> tuple[Standing, bool]:
+    ) -> tuple[ItemVerdict, bool]:
         """The result for the test at this report, and whether the plugin failed it."""
-        standing = item.stash.get(_STANDING, Standing())
+        verdict = item.stash.get(_VERDICT, ItemVerdict())
         own = call.excinfo is not None and isinstance(call.excinfo.value, OwnFailure)
-        ours = own and standing.failed
+        ours = own and verdict.failed
         if call.when == "call" and report.failed and not ours:
             # Something else failed it: a strict xfail that passed, or another plugin's checks.
-            item.stash[_STANDING] = standing = Standing(failed=standing.failed)
-        if standing.record is None:
+            item.stash[_VERDICT] = verdict = ItemVerdict(failed=verdict.failed)
+        if verdict.record is None:
             left_out = because(Why.LEFT_OUT) if plan.left_out else None
             reason = (gatherer.reason if gatherer else left_out) or _why_not(report)
             record = Record(
@@ -133,8 +133,8 @@ class Verdicts:
                 # A test that failed in its own comparison of measured numbers has one.
                 trace=self._keep_trace(item.nodeid, gatherer, failed=report.failed),
             )
-            standing = replace(standing, record=record)
-        return standing, ours
+            verdict = replace(verdict, record=record)
+        return verdict, ours
 
     def _keep_trace(self, nodeid: str, gatherer: Gatherer | None, *, failed: bool) -> str | None:
         """Keep the trace of a test that was not judged; return its path."""

@@ -10,7 +10,7 @@ from pytest_torchprof.core.results import Record  # noqa: TC001 - msgspec reads 
 from pytest_torchprof.core.structs import Sendable
 from pytest_torchprof.render.session_table import raised_rules
 from pytest_torchprof.rules.engine.registry import CODES
-from pytest_torchprof.session.judging.offer import Offer  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.session.judging.accept_offer import Offer  # noqa: TC001 - msgspec reads it
 
 if TYPE_CHECKING:
     import pytest

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.baseline import store
-from pytest_torchprof.session.results.accept import shown
+from pytest_torchprof.session.reporting.accept import shown
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.results.collected import Collected
+    from pytest_torchprof.session.reporting.collected import Collected
 
 
 class BaselineFiles:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_torchprof.core.settings import Settings
-    from pytest_torchprof.session.results.reports import Results
+    from pytest_torchprof.session.reporting.report_attachments import Results
 
 
 def summarize(

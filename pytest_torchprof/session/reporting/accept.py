@@ -14,7 +14,7 @@ from pytest_torchprof.render.text import plural
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
-    from pytest_torchprof.session.judging.offer import Offer
+    from pytest_torchprof.session.judging.accept_offer import Offer
 
 
 def accept(

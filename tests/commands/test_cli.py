@@ -65,7 +65,7 @@ def test_an_unknown_argument_is_one_line_on_stderr(capsys: pytest.CaptureFixture
 def test_a_wrong_value_is_shown_with_what_is_allowed(
     words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = f"torchprof {words.partition(" ")[0]}"
+    command = f"torchprof {words.split(None, 1)[0]}"
     expected = f"{command}: {message}; see {command} --help\n"
     assert (2, "", expected) == outcome(capsys, *words.split())
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_torchprof.trace.ranks import rank_in_name, rank_of
+from pytest_torchprof.trace.ranks import rank_in_name, rank_of, short_names
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
+
+#: A trace, and its name in a message.
+_Named: TypeAlias = "tuple[str, Events]"
 
 #: Ranks of one job are recorded together; their hosts' clocks differ by less than this.
 _APART_NS = 60 * 10**9
@@ -25,11 +28,13 @@ def several_jobs(traces: Sequence[Events]) -> str:
     """
     if len(traces) < 2:
         return ""
-    return next(filter(None, (check(traces) for check in _CHECKS)), "")
+    named = list(zip(_names(traces), traces, strict=True))
+    return next(filter(None, (check(named) for check in _CHECKS)), "")
 
 
-def _name(trace: Events) -> str:
-    return Path(trace.source).name or "a trace"
+def _names(traces: Sequence[Events]) -> list[str]:
+    names = short_names([Path(trace.source) for trace in traces])
+    return [name if trace.source else "a trace" for name, trace in zip(names, traces, strict=True)]
 
 
 def _rank(trace: Events) -> int | None:
@@ -47,20 +52,21 @@ def _world(trace: Events) -> int | None:
     return size if type(size) is int and size > 0 else None
 
 
-def _twice(traces: Sequence[Events]) -> str:
+def _twice(traces: Sequence[_Named]) -> str:
     by_rank: dict[int, list[str]] = {}
-    for trace in traces:
+    for name, trace in traces:
         if (rank := _rank(trace)) is not None:
-            by_rank.setdefault(rank, []).append(_name(trace))
+            by_rank.setdefault(rank, []).append(name)
     for rank, (first, *others) in sorted(by_rank.items()):
+        if others[1:]:
+            return f"{first}, {others[0]} and {len(others) - 1} more all claim rank {rank}"
         if others:
-            more = f" and {len(others) - 1} more" if others[1:] else ""
-            return f"{first}, {others[0]}{more} all claim rank {rank}"
+            return f"{first} and {others[0]} both claim rank {rank}"
     return ""
 
 
-def _sizes(traces: Sequence[Events]) -> str:
-    known = [(size, _name(trace)) for trace in traces if (size := _world(trace)) is not None]
+def _sizes(traces: Sequence[_Named]) -> str:
+    known = [(size, name) for name, trace in traces if (size := _world(trace)) is not None]
     for (size, name), (other, second) in combinations(known, 2):
         if size != other:
             return f"{name} belongs to a job of size {size}, {second} to one of size {other}"
@@ -70,17 +76,17 @@ def _sizes(traces: Sequence[Events]) -> str:
     return ""
 
 
-def _mixed(traces: Sequence[Events]) -> str:
-    ranked = [trace for trace in traces if _info(trace)]
-    alone = [trace for trace in traces if _rank(trace) is None]
+def _mixed(traces: Sequence[_Named]) -> str:
+    ranked = [name for name, trace in traces if _info(trace)]
+    alone = [name for name, trace in traces if _rank(trace) is None]
     if ranked and alone:
-        return f"{_name(ranked[0])} belongs to a distributed job, {_name(alone[0])} does not"
+        return f"{ranked[0]} belongs to a distributed job, {alone[0]} does not"
     return ""
 
 
-def _times(traces: Sequence[Events]) -> str:
-    spans = sorted((*_span(trace), _name(trace)) for trace in traces if len(trace))
-    ranked = all(_rank(trace) is not None for trace in traces)
+def _times(traces: Sequence[_Named]) -> str:
+    spans = sorted((*_span(trace), name) for name, trace in traces if len(trace))
+    ranked = all(_rank(trace) is not None for _, trace in traces)
     allowed = _APART_NS if ranked else 0
     until, last = None, ""
     for start, end, name in spans:
@@ -110,4 +116,4 @@ def _lasting(ns: int) -> str:
     return f"{ns / 1e6:.3g} ms"
 
 
-_CHECKS: tuple[Callable[[Sequence[Events]], str], ...] = (_twice, _sizes, _mixed, _times)
+_CHECKS: tuple[Callable[[Sequence[_Named]], str], ...] = (_twice, _sizes, _mixed, _times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -78,17 +79,27 @@ def read_ranks(
     if not chosen:
         known = ", ".join(str(number) for number, _ in numbered)
         raise TraceError(f"there is no rank {rank}", f"the ranks are {known}", "choose one of them")
-    twins = [f.path.name for f in found if rank is not None and f.claim == rank]
+    twins = [f.path for f in found if rank is not None and f.claim == rank]
     if skipped or twins[1:]:
         number, first = chosen[0]
         notes = tuple(f"left out: {error}" for error in skipped)
         notes += tuple(
             f"skipped: {name} is rank {rank} too, from another job or step"
-            for name in twins
-            if name != Path(first.source).name
+            for path, name in zip(twins, short_names(twins), strict=True)
+            if path != Path(first.source)
         )
         chosen[0] = number, replace(first, warnings=(*first.warnings, *notes))
     return chosen
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The names of these files, with their folders where two files have the same name.
+
+    >>> short_names([Path("a/0.json"), Path("b/0.json"), Path("b/1.json")])
+    ['a/0.json', 'b/0.json', '1.json']
+    """
+    times = Counter(path.name for path in paths)
+    return [path.name if times[path.name] == 1 else str(path) for path in paths]
 
 
 def rank_of(metadata: Mapping[str, Any]) -> int | None:
@@ -149,6 +160,8 @@ def _numbered(found: Sequence[_Found]) -> list[tuple[int, Events | None]]:
     for path, claim, _ in found:
         if claim is not None:
             taken.setdefault(claim, path)
+    paths = [path for path, _, _ in found]
+    names = dict(zip(paths, short_names(paths), strict=True))
     numbered = []
     for path, claim, given in found:
         number, trace = claim, given
@@ -156,8 +169,8 @@ def _numbered(found: Sequence[_Found]) -> list[tuple[int, Events | None]]:
             number = next(n for n in count() if n not in taken)
             taken[number] = path
             if claim is not None and trace is not None:
-                note = f"{path.name} claims rank {claim} like {taken[claim].name}: its number is "
-                trace = replace(trace, warnings=(*trace.warnings, f"{note}{number}"))
+                note = f"it claims rank {claim} like {names[taken[claim]]}: its number is {number}"
+                trace = replace(trace, warnings=(*trace.warnings, note))
         numbered.append((number, trace))
     return sorted(numbered, key=itemgetter(0))
 

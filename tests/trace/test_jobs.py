@@ -44,7 +44,7 @@ def of(rank: int, size: int | None = 2) -> dict[str, int]:
         ({"rank0": (None, 0), "rank1": (None, 0)}, ""),
         ({"a": (None, 0), "b": (None, 0)}, ""),
         ({"a": (of(0), 0), "rank1": (None, 0)}, ""),
-        ({"a": (of(0), 0), "b": (of(0), 0)}, "a.json, b.json all claim rank 0"),
+        ({"a": (of(0), 0), "b": (of(0), 0)}, "a.json and b.json both claim rank 0"),
         (
             {"a": (of(1, 8), 0), "b": (of(1, 8), 0), "c": (of(1, 8), 0)},
             "a.json, b.json and 1 more all claim rank 1",
@@ -81,7 +81,7 @@ def test_traces_of_several_jobs_have_no_total_and_are_called_by_their_files(
         save(tmp_path / f"{name}.json", of(0))
     assert main([command, str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert "warning: not the ranks of one job: a.json, b.json all claim rank 0;" in err
+    assert "warning: not the ranks of one job: a.json and b.json both claim rank 0;" in err
     assert "total" not in {line.partition(" ")[0] for line in out.splitlines()}
     assert "rank" not in out.replace("ranks of", "")
     assert main([command, str(tmp_path), "--format", "json"]) == 0
@@ -91,11 +91,28 @@ def test_traces_of_several_jobs_have_no_total_and_are_called_by_their_files(
     if command == "summary":
         assert {"a.json", "b.json"} == document["by_trace"].keys()
         assert document["metrics"]["ops"]["value"] is None
-        assert "all claim rank 0" in document["metrics"]["ops"]["reason"]
+        assert "both claim rank 0" in document["metrics"]["ops"]["reason"]
     elif command in ("ops", "kernels"):
         assert {"a.json", "b.json"} == {row["trace"] for row in document["rows"]}
     if command == "ops":
         assert sum(row["share"] for row in document["rows"]) == pytest.approx(2)
+
+
+def test_files_of_the_same_name_are_named_with_their_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / name / "t.json" for name in "ab"]
+    for path in paths:
+        path.parent.mkdir()
+        save(path, of(0))
+    assert main(["summary", *map(str, paths)]) == 0
+    first, second = paths
+    warnings = capsys.readouterr()[1].splitlines()
+    assert warnings == [
+        f"torchprof: warning: {second}: it claims rank 0 like {first}: its number is 1",
+        f"torchprof: warning: not the ranks of one job: {first} and {second} both claim rank 0; "
+        "each stands alone, and there is no total",
+    ]
 
 
 def test_sides_of_several_jobs_are_not_compared(
@@ -104,7 +121,10 @@ def test_sides_of_several_jobs_are_not_compared(
     for name in "ab":
         save(tmp_path / f"{name}.json", of(0))
     assert main(["diff", str(tmp_path), str(tmp_path)]) == 2
-    assert "not the ranks of one job: a.json, b.json" in capsys.readouterr()[1].splitlines()[-1]
+    assert (
+        "not the ranks of one job: a.json and b.json both"
+        in capsys.readouterr()[1].splitlines()[-1]
+    )
 
 
 # -------------------------------------------------------------------- what a number is of

@@ -130,7 +130,7 @@ def test_a_second_file_of_a_rank_gets_a_number_and_a_warning(tmp_path: Path) -> 
     found = read_ranks([first, second])
     assert seen(found) == [(0, 1), (1, 2)]
     assert found[0][1].warnings == ()
-    assert found[1][1].warnings == ("2.json claims rank 0 like 1.json: its number is 1",)
+    assert found[1][1].warnings == ("it claims rank 0 like 1.json: its number is 1",)
 
 
 def test_another_file_of_the_chosen_rank_is_reported_as_skipped(tmp_path: Path) -> None:
@@ -139,6 +139,19 @@ def test_another_file_of_the_chosen_rank_is_reported_as_skipped(tmp_path: Path) 
     assert (rank, measure_all(trace)["ops"]) == (0, 1)
     message = "skipped: 2.json is rank 0 too, from another job or step"
     assert trace.warnings == (message,)
+
+
+def test_a_second_file_of_the_same_name_is_told_from_the_first_by_its_folder(
+    tmp_path: Path,
+) -> None:
+    first, second = (
+        save(tmp_path / name / "t.json", n, rank=0) for n, name in ((1, "a"), (2, "b"))
+    )
+    (_, (_, trace)) = read_ranks([first, second])
+    assert trace.warnings == (f"it claims rank 0 like {first}: its number is 1",)
+    ((_, chosen),) = read_ranks([first, second], rank=0)
+    message = f"skipped: {second} is rank 0 too, from another job or step"
+    assert chosen.warnings == (message,)
 
 
 def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:

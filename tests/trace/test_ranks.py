@@ -144,9 +144,10 @@ def test_another_file_of_the_chosen_rank_is_reported_as_skipped(tmp_path: Path) 
 def test_a_second_file_of_the_same_name_is_told_from_the_first_by_its_folder(
     tmp_path: Path,
 ) -> None:
-    first, second = (
-        save(tmp_path / name / "t.json", n, rank=0) for n, name in ((1, "a"), (2, "b"))
-    )
+    first, second = tmp_path / "a" / "t.json", tmp_path / "b" / "t.json"
+    for path in (first, second):
+        path.parent.mkdir()
+        save(path, 1, rank=0)
     (_, (_, trace)) = read_ranks([first, second])
     assert trace.warnings == (f"it claims rank 0 like {first}: its number is 1",)
     ((_, chosen),) = read_ranks([first, second], rank=0)

@@ -32,7 +32,7 @@ from pytest_torchprof.core.results import Finding, Number, Value
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.render import export as write
 from pytest_torchprof.render import folded_stacks as stacks
-from pytest_torchprof.render import tables
+from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import Checked, check
 from pytest_torchprof.rules.engine.gathering import check_all, gather
@@ -140,10 +140,10 @@ class Rows(list[R], Generic[R]):
 
     def __str__(self) -> str:
         """The table as the command prints it, without cutting anything."""
-        return tables.text_table(self.to_dicts(), self.fields)
+        return row_formats.text_table(self.to_dicts(), self.fields)
 
     def _repr_html_(self) -> str:
-        return tables.text_table(self.to_dicts(), self.fields, style="html")
+        return row_formats.text_table(self.to_dicts(), self.fields, style="html")
 
 
 class Trace:

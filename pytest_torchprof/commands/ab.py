@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.core.errors import AbStoppedError, SettingsError
-from pytest_torchprof.render import ab_page, ab_report, ab_table, escape, streams, tables
+from pytest_torchprof.render import ab_page, ab_report, ab_table, escape, row_formats, streams
 from pytest_torchprof.render.json_report import write_report
-from pytest_torchprof.render.text import shorten
+from pytest_torchprof.render.text_width import shorten
 from pytest_torchprof.verdict.paired_decision import CONFIDENCE
 
 if TYPE_CHECKING:
@@ -192,9 +192,9 @@ def _show(options: Namespace, found: Found) -> None:
     rows, left = limited(options, [{"row": row} for row in found.rows])
     shown: list[PairedRow] = [row["row"] for row in rows]
     if options.format == "json":
-        write(tables.to_json(_document(options, found, shown, left)))
+        write(row_formats.to_json(_document(options, found, shown, left)))
     elif options.format == "csv":
-        write(tables.to_csv([ab_table.row_cells(row) for row in shown], ab_table.FIELDS))
+        write(row_formats.to_csv([ab_table.row_cells(row) for row in shown], ab_table.FIELDS))
     else:
         page = ab_page.Page(
             heading=[f"{side.name}: {side.label}" for side in found.sides or ()],

@@ -19,9 +19,9 @@ from pytest_torchprof.commands.printing import (
     with_rank,
 )
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.core.units import format_change, format_pair
+from pytest_torchprof.core.units import format_change, format_pair, plural
 from pytest_torchprof.render.short_kernel_names import readable_kernel
-from pytest_torchprof.render.text import plural, shorten
+from pytest_torchprof.render.text_width import shorten
 
 if TYPE_CHECKING:
     from argparse import Namespace

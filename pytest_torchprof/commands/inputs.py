@@ -16,9 +16,9 @@ from pytest_torchprof.analysis.kernel_rows import UNLINKED
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.api import Trace
 from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import escape, streams
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind

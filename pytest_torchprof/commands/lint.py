@@ -21,11 +21,11 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.core.results import Finding
+from pytest_torchprof.core.units import plural
 from pytest_torchprof.render import findings as text
-from pytest_torchprof.render import tables
+from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.render.rule_page import page_of
-from pytest_torchprof.render.text import plural
 from pytest_torchprof.rules.engine.thresholds import codes, parse_thresholds
 from pytest_torchprof.trace.kinds import Kind
 
@@ -67,7 +67,7 @@ def run_lint(options: Namespace) -> int:
     }
     parts["notes"] = blind
     if options.format == "json":
-        write(tables.to_json(document("lint", ranks, parts)))
+        write(row_formats.to_json(document("lint", ranks, parts)))
     elif options.format == "table":
         width = terminal_width()
         body = text.findings(shown, width, rows) if rows else "no findings\n"

@@ -16,10 +16,9 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.core.results import NotMeasured
-from pytest_torchprof.core.units import format_quantity
-from pytest_torchprof.render import tables
+from pytest_torchprof.core.units import format_quantity, plural
+from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.text import plural
 from pytest_torchprof.verdict.metrics import measure_all
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def run_memory(options: Namespace) -> int:
         starts = {str(ranks.value(rank)): live_at_start(ranks[rank].events) for rank in ranks}
         start = starts if len(ranks) > 1 else next(iter(starts.values()))
         parts = {"rows": rows, "start_bytes": start, "notes": _starts(ranks)}
-        return write(tables.to_json(document("memory", ranks, parts)))
+        return write(row_formats.to_json(document("memory", ranks, parts)))
     flat = [
         {**{k: v for k, v in row.items() if k != "rows"}, **live}
         for row in rows

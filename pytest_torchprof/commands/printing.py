@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.api import Rows, Trace
 from pytest_torchprof.commands.inputs import heading_of
 from pytest_torchprof.core.errors import SettingsError
-from pytest_torchprof.render import escape, streams, tables
-from pytest_torchprof.render.text import plural
+from pytest_torchprof.core.units import plural
+from pytest_torchprof.render import escape, row_formats, streams
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -104,10 +104,10 @@ def _over_peak(rows: Sequence[TableRow]) -> Iterator[str]:
     over = [row for row in rows if (row.get("compute_pct") or 0) > 100]
     if over:
         most = max(over, key=lambda row: row["compute_pct"])
-        name = tables.cell("kernel", most["kernel"])
+        name = row_formats.cell("kernel", most["kernel"])
         yield (
             f"warning: {plural(len(over), 'row')} over 100 % of peak compute, the highest {name} "
-            f"({tables.cell('compute_pct', most['compute_pct'])}): its FLOPs or the peak are "
+            f"({row_formats.cell('compute_pct', most['compute_pct'])}): its FLOPs or the peak are "
             "wrong, unless its algorithm needs fewer (Winograd, FFT) or the trace counts whole "
             "microseconds; please report it, with the trace"
         )
@@ -125,7 +125,7 @@ def sorted_rows(rows: list[TableRow], field: str | None, fields: Sequence[str]) 
     if field is None:
         return rows
     # A table's heading is accepted too.
-    field = {tables.heading(name): name for name in fields}.get(field, field)
+    field = {row_formats.heading(name): name for name in fields}.get(field, field)
     if field not in fields:
         raise SettingsError(f"--sort {field}: no such field", "", f"one of {', '.join(fields)}")
     known = [row for row in rows if row[field] is not None]
@@ -160,7 +160,7 @@ def show(
     if options.format == "json":
         parts = {"rows": shown, **({"total": total} if total else {}), "left_out": left}
         parts |= {**(extra or {}), "notes": list(notes)}
-        write(tables.to_json(document(options.command, ranks, parts)))
+        write(row_formats.to_json(document(options.command, ranks, parts)))
         return
     rest = "" if ranks.apart else _rest(rows, shown)
     lines = [f"… and {plural(left, 'more row')}{rest}: --limit 0 shows all"]
@@ -183,7 +183,7 @@ def _rest(rows: Sequence[TableRow], shown: Sequence[TableRow]) -> str:
             whole = sum(row[field] or 0 for row in rows)
             part = whole - sum(row[field] or 0 for row in shown)
             what = "the device time" if _has_device(rows) else "the self CPU time"
-            return f" ({tables.cell('share', part / whole)} of {what})" if whole else ""
+            return f" ({row_formats.cell('share', part / whole)} of {what})" if whole else ""
     return ""
 
 
@@ -215,13 +215,13 @@ def print_table(
 ) -> int:
     """Print rows in the requested format; return the status of success."""
     if options.format == "json":
-        return write(tables.to_json({"schema": f"torchprof-{schema}/1", "rows": rows}))
+        return write(row_formats.to_json({"schema": f"torchprof-{schema}/1", "rows": rows}))
     if options.format == "csv":
-        return write(tables.to_csv(rows, fields))
+        return write(row_formats.to_csv(rows, fields))
     if options.format == "markdown":
-        text = tables.markdown_table(rows, fields, total=total)
-        return write(tables.markdown_page(head.splitlines(), text, notes))
-    text = tables.text_table(rows, fields, total=total, width=terminal_width())
+        text = row_formats.markdown_table(rows, fields, total=total)
+        return write(row_formats.markdown_page(head.splitlines(), text, notes))
+    text = row_formats.text_table(rows, fields, total=total, width=terminal_width())
     head = f"{head}\n\n" if head else ""
     tail = "\n" + "".join(f"{escape.line(note)}\n" for note in notes) if notes else ""
     return write(head + text + tail)

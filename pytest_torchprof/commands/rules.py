@@ -8,7 +8,7 @@ from pytest_torchprof.commands.inputs import rule_book
 from pytest_torchprof.commands.printing import TableRow, print_table, terminal_width, write
 from pytest_torchprof.core.errors import SettingsError, near
 from pytest_torchprof.render import findings as text
-from pytest_torchprof.render import tables
+from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.rule_page import defaults, page, page_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run_rules(options: Namespace) -> int:
     if options.format == "json":
         if options.code is not None:
             rows[0]["text"] = page(chosen[0])
-        return write(tables.to_json({"schema": "torchprof-rules/1", "rows": rows}))
+        return write(row_formats.to_json({"schema": "torchprof-rules/1", "rows": rows}))
     if options.code is not None and options.format != "csv":
         return write(page(chosen[0]).partition("\n\n")[2])
     for row, rule in zip(rows, chosen, strict=True):

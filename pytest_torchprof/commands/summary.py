@@ -18,7 +18,7 @@ from pytest_torchprof.commands.printing import (
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import NotMeasured, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
-from pytest_torchprof.render import tables
+from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.verdict.decision import Policy, compare
 from pytest_torchprof.verdict.metrics import measure_all
@@ -45,7 +45,7 @@ def run_summary(options: Namespace) -> int:
         if len(ranks) > 1:
             each = {str(ranks.value(rank)): _reported(values[rank]) for rank in ranks}
             parts["by_trace" if ranks.apart else "ranks"] = each
-        return write(tables.to_json(document("summary", ranks, parts)))
+        return write(row_formats.to_json(document("summary", ranks, parts)))
     rows = rows_by_rank(ranks, Trace.summary)
     if len(ranks) > 1 and not ranks.apart:
         rows += [{"rank": "total", **row} for row in api.metric_rows(total).to_dicts()]

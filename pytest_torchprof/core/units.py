@@ -234,6 +234,11 @@ def format_spread(spread: float | None) -> str:
     return f"±{percent:,} %" if percent or not spread else "±<1 %"
 
 
+def plural(count: int, noun: str) -> str:
+    """``1 test``, ``2 tests``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _parse_text(text: str, unit: str) -> Fraction:
     match = _WRITTEN.fullmatch(text.strip())
     if match is None:

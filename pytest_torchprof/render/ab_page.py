@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.samples import NOISY
-from pytest_torchprof.render import ab_table, escape, tables
+from pytest_torchprof.core.units import plural
+from pytest_torchprof.render import ab_table, escape, row_formats
 from pytest_torchprof.render.findings import wrapped
-from pytest_torchprof.render.text import plural, shorten
+from pytest_torchprof.render.text_width import shorten
 
 if TYPE_CHECKING:
     from pytest_torchprof.render.ab_table import _Line
@@ -41,7 +42,7 @@ def text(page: Page, width: int) -> str:
     cells, columns = ab_table.cells_of(page.rows, width)
     blocks = [wrapped(page.heading, width)]
     left = "".join(f"{line}\n" for line in _left(page))
-    blocks.append(tables.text_table(cells, columns, width=width) + left)
+    blocks.append(row_formats.text_table(cells, columns, width=width) + left)
     for head, lines in _below(page):
         joined = [_joined(line, _short, str) for line in lines]
         indented = [f"  {line}" for line in joined] if head else joined
@@ -56,10 +57,10 @@ def page_markdown(page: Page) -> str:
     cells, columns = ab_table.cells_of(page.rows, None)
     for cell in cells:
         if cell["verdict"] in _BAD:
-            cell["verdict"] = tables.strong(cell["verdict"])
+            cell["verdict"] = row_formats.strong(cell["verdict"])
     blocks = [
         _listed(map(escape.escape_markdown, page.heading)),
-        tables.markdown_table(cells, columns),
+        row_formats.markdown_table(cells, columns),
     ]
     blocks += [escape.escape_markdown(line) for line in _left(page)]
     for head, lines in _below(page):

@@ -12,9 +12,9 @@ from pytest_torchprof.core.units import (
     format_pair,
     format_quantity,
     format_spread,
+    plural,
 )
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.text import plural
 from pytest_torchprof.verdict.metrics import METRICS
 from pytest_torchprof.verdict.paired_decision import CONFIDENCE
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.core.units import format_quantity
-from pytest_torchprof.render.text import plural
+from pytest_torchprof.core.units import format_quantity, plural
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.results import Finding

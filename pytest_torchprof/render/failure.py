@@ -12,7 +12,7 @@ from pytest_torchprof.core.units import format_change, format_pair, format_quant
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.text import shorten
+from pytest_torchprof.render.text_width import shorten
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_torchprof.core.units import UNKNOWN, format_quantity
+from pytest_torchprof.core.units import UNKNOWN, format_quantity, plural
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.text import end_of, plural, shorten, width_of
+from pytest_torchprof.render.text_width import end_of, shorten, width_of
 
 FindingRow = Mapping[str, Any]
 

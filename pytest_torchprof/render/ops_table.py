@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.analysis.operator_totals import OpRow, op_rows
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.grid import Align, grid
-from pytest_torchprof.render.text import shorten
+from pytest_torchprof.render.aligned_columns import Align, aligned_columns
+from pytest_torchprof.render.text_width import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ def ops_table(trace: Events, sort_by: str, limit: int) -> str:
     cells = [[_cell(row, column) for column in columns] for row in shown]
     body = [[name, *row] for name, row in zip(names, cells, strict=True)]
     align: list[Align] = ["left", *["right"] * len(columns)]  # type: ignore[list-item]
-    text = "\n".join(grid(["operator", *columns], body, align, padding=2))
+    text = "\n".join(aligned_columns(["operator", *columns], body, align, padding=2))
     left = len(rows) - len(shown)
     return f"{text}\n… and {left} more\n" if left else f"{text}\n"
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.core.reasons import Why
 from pytest_torchprof.core.results import NotMeasured
 from pytest_torchprof.core.samples import NOISY
-from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread
+from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread, plural
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.grid import Align, grid
+from pytest_torchprof.render.aligned_columns import Align, aligned_columns
 from pytest_torchprof.render.reason_texts import in_words
-from pytest_torchprof.render.text import plural, shorten, width_of
+from pytest_torchprof.render.text_width import shorten, width_of
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def summary_table(
         for r, row in zip(shown, cells, strict=True)
     ]
     align: list[Align] = ["right" if h in columns else "left" for h in headers]
-    lines = grid(headers, body, align, padding=_PADDING)
+    lines = aligned_columns(headers, body, align, padding=_PADDING)
     if left := len(ordered) - len(shown):
         lines.append(f"… and {plural(left, 'more test')}: --torchprof-top=0 shows all")
     return list(map(escape.line, [*lines, *_notes(shown, folder)]))

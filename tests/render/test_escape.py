@@ -29,7 +29,7 @@ from pytest_torchprof.cli import main
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Baseline, Budget, Finding, Profile, Record, Verdict
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.render import escape, ops_table, session_table, tables
+from pytest_torchprof.render import escape, ops_table, row_formats, session_table
 from pytest_torchprof.render.failure import failure_message, inline_mismatch
 from pytest_torchprof.verdict.causes import Cause
 from pytest_torchprof.verdict.paired_row import Difference
@@ -279,13 +279,15 @@ def test_a_hostile_trace_is_harmless_in_every_format(
 
 @pytest.mark.parametrize("text", [EVERY, *HOSTILE])
 def test_any_row_is_harmless_in_every_format(text: str) -> None:
-    fields = [*tables._TEXTS, "calls", "total_ms"]
+    fields = [*row_formats._TEXTS, "calls", "total_ms"]
     rows = [{**dict.fromkeys(fields, text), "calls": -1, "shapes": [[1], text], "total_ms": -2.5}]
-    assert_terminal(tables.text_table(rows, fields, total=rows[0]))
-    assert_terminal(tables.text_table(rows, fields, width=80))
-    assert_markdown(tables.markdown_page([text], tables.markdown_table(rows, fields), [text]))
-    assert {"-1", "-2.5"} <= set(assert_csv(tables.to_csv(rows, fields))[1])
-    document = assert_json(tables.to_json({"rows": rows}))
+    assert_terminal(row_formats.text_table(rows, fields, total=rows[0]))
+    assert_terminal(row_formats.text_table(rows, fields, width=80))
+    assert_markdown(
+        row_formats.markdown_page([text], row_formats.markdown_table(rows, fields), [text])
+    )
+    assert {"-1", "-2.5"} <= set(assert_csv(row_formats.to_csv(rows, fields))[1])
+    document = assert_json(row_formats.to_json({"rows": rows}))
     assert {text} == set(leaves(list(document["rows"][0].values())))
     assert (-1, -2.5) == (document["rows"][0]["calls"], document["rows"][0]["total_ms"])
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.baseline import inline, store
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.units import format_pair
+from pytest_torchprof.core.units import format_pair, plural
 from pytest_torchprof.render.failure import inline_changes
-from pytest_torchprof.render.text import plural
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:

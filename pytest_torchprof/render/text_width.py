@@ -1,4 +1,4 @@
-"""Text helpers that several outputs share."""
+"""How wide a text is in a terminal, and cutting it to a width."""
 
 from __future__ import annotations
 
@@ -53,8 +53,3 @@ def shorten(text: str, width: int) -> str:
     head = (width - 1) // 2
     tail = width - 1 - head
     return f"{start_of(text, head)}…{end_of(text, tail)}"
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 test``, ``2 tests``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

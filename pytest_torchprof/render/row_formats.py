@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.render import escape
-from pytest_torchprof.render.grid import Align, grid
+from pytest_torchprof.render.aligned_columns import Align, aligned_columns
 from pytest_torchprof.render.short_kernel_names import readable_kernel
-from pytest_torchprof.render.text import end_of, shorten, width_of
+from pytest_torchprof.render.text_width import end_of, shorten, width_of
 
 Format = Literal["table", "json", "csv", "markdown"]
 
@@ -158,7 +158,7 @@ def text_table(
     headers = [heading(field) for field in shown]
     align: list[Align] = ["left" if f in _TEXTS else "right" for f in shown]
     if style == "simple":
-        lines = grid(headers, body, align)
+        lines = aligned_columns(headers, body, align)
         if total:
             lines.insert(len(lines) - 1, lines[1])
     else:

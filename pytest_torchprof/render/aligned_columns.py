@@ -1,18 +1,18 @@
-"""Align the columns of a text table, including wide characters."""
+"""The lines of a text table with aligned columns, including wide characters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
 
-from pytest_torchprof.render.text import width_of
+from pytest_torchprof.render.text_width import width_of
 
 Align = Literal["left", "right"]
 
 _GAP = "  "
 
 
-def grid(
+def aligned_columns(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     align: Sequence[Align],
@@ -21,7 +21,8 @@ def grid(
 ) -> list[str]:
     r"""Lines: headers, a rule, rows. A column is at least as wide as its header and ``padding``.
 
-    >>> print("\n".join(grid(["name", "n"], [["テスト", "12"], ["a", "3"]], ["left", "right"])))
+    >>> rows = [["テスト", "12"], ["a", "3"]]
+    >>> print("\n".join(aligned_columns(["name", "n"], rows, ["left", "right"])))
     name     n
     ------  --
     テスト  12

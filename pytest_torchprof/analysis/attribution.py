@@ -26,8 +26,8 @@ from pytest_torchprof.work.counting import counts_flops, op_flops
 from pytest_torchprof.work.devices.device import DTYPES
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES, PEAK
 from pytest_torchprof.work.flops import FORMULAS
-from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
 from pytest_torchprof.work.masks import MASKS
+from pytest_torchprof.work.product_kernels import FP32_KERNEL, TF32_KERNEL, is_main
 from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
 
 if TYPE_CHECKING:

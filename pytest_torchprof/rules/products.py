@@ -18,7 +18,7 @@ from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.backward import forward_of
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.work.dtypes import SHORT
-from pytest_torchprof.work.kernel_names import FP32_KERNEL, TF32_KERNEL, is_main
+from pytest_torchprof.work.product_kernels import FP32_KERNEL, TF32_KERNEL, is_main
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.accelerator import Chip

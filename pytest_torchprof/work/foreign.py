@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from pytest_torchprof.work.kernel_names import is_main
+from pytest_torchprof.work.product_kernels import is_main
 
 #: Never products, whatever else is in the name: inductor's elementwise work, reductions and copies
 #: (`triton_poi_fused_convolution_22` adds a bias), collectives, and moves of an attention cache.

@@ -1,4 +1,4 @@
-"""The page on the architecture names files that exist, and every folder."""
+"""The page on the architecture and the README name files that exist; the page, every folder."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def test_every_path_of_the_page_exists() -> None:
     inside = ("tests/", "pytest_torchprof/", "evidence/", "engine/")
     missing = [p for p in paths if not (p.startswith(inside) or (PACKAGE / p).exists())]
     assert [] == missing
+
+
+def test_every_path_of_the_readme_s_table_exists() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    table = readme[readme.index("Where to change what") :]
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", table)
+    assert len(paths) > 6
+    assert [] == [p for p in paths if p != "pytest_torchprof/" and not (PACKAGE / p).exists()]
 
 
 def test_every_folder_is_in_the_table_in_the_order_of_the_layers() -> None:

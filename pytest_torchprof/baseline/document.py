@@ -90,7 +90,11 @@ def read_baseline(path: Path, *, merging: bool = False) -> Document | None:
 
 def _checked(path: Path, text: bytes, mend: str) -> dict[str, Any]:
     data = _decoded(path, text.removeprefix(b"\xef\xbb\xbf"), mend)
-    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(data, dict):
+        raise BaselineError(f"baseline {path} is {_short(data)}, not a JSON object. {mend}")
+    if "schema" not in data:
+        raise BaselineError(f"baseline {path} has no schema; expected {BASELINE_SCHEMA!r}. {mend}")
+    schema = data["schema"]
     if schema != BASELINE_SCHEMA:
         if isinstance(schema, str) and schema.startswith(f"{_FAMILY}/"):
             mend = "A newer pytest-torchprof wrote it: upgrade, or delete it and accept again."
@@ -195,8 +199,14 @@ def _within(value: Any) -> Iterator[int | float]:
 
 
 def _short(value: object) -> str:
-    """Foreign text, shortened to one line."""
-    text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    """A foreign value, shortened to one line.
+
+    >>> _short("a b"), _short(None), _short([1, 2]), _short({})
+    ("'a b'", 'null', 'a list', 'an object')
+    """
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = repr(value) if isinstance(value, str) else dumped(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 

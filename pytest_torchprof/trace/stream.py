@@ -137,8 +137,7 @@ class Stream:
         for magic, what in _FOREIGN.items():
             if start.startswith(magic):
                 raise TraceError(f"{self.source}: not a Chrome trace", what, _EXPECTED)
-        found = f"begins with {start[:12]!r}, which is not a JSON object or list"
-        raise TraceError(f"{self.source}: not a Chrome trace", found, _EXPECTED)
+        raise TraceError(f"{self.source}: not a Chrome trace", _beginning(start), _EXPECTED)
 
     def beyond_memory(self) -> TraceError:
         """The error for running out of memory."""
@@ -180,6 +179,19 @@ class Text(Stream):
             return
         for at in range(0, len(self._data), CHUNK):
             yield bytes(memoryview(self._data)[at : at + CHUNK])
+
+
+def _beginning(start: bytes) -> str:
+    r"""What a text that is not a trace begins with.
+
+    >>> _beginning(b"null\n"), _beginning(b"\x01\x02")
+    ('it begins with "null", not with a JSON object or list', 'binary data')
+    """
+    text = start[:24].decode(errors="replace").splitlines()[0]
+    # The cut may be within the last character.
+    if not text.isprintable() or "\N{REPLACEMENT CHARACTER}" in text[:-1]:
+        return "binary data"
+    return f'it begins with "{text[:20].rstrip()}", not with a JSON object or list'
 
 
 def free_bytes() -> int | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
-import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,8 @@ _KEYS = (
 )
 #: No table of devices is this large, and some special files never end.
 _LARGEST = 2**24
+#: Characters of a wrong value that an error shows.
+_WIDEST = 40
 _EXAMPLE = '{"name": "X1", "bandwidth": "3.35 TB/s", "peaks": {"bf16": "989.4 TFLOP/s"}}'
 
 
@@ -115,7 +117,7 @@ class _Entry:
             if word not in known:
                 close = difflib.get_close_matches(word[:40], known, n=3)
                 hint = f"did you mean {' or '.join(close)}?" if close else f"use {', '.join(known)}"
-                raise SettingsError(f"{self._at(key)}unknown key", reprlib.repr(word), hint)
+                raise SettingsError(f"{self._at(key)}unknown key", _shown(word), hint)
         return value
 
     def _peaks(self, value: object) -> Mapping[str, float]:
@@ -132,6 +134,8 @@ class _Entry:
         return int(self._quantity(key, value, "B"))
 
     def _quantity(self, key: str, value: object, unit: str) -> float:
+        if value is None or isinstance(value, bool | list | dict):
+            raise self._refusal(key, value, f"write a number in {unit}, or a string with its unit")
         try:
             quantity = parse_quantity(value, unit)
         except UnitError as error:
@@ -171,10 +175,18 @@ class _Entry:
         raise self._refusal(key, value, "write a whole number above 0")
 
     def _refusal(self, key: str, value: object, next_step: str) -> SettingsError:
-        return SettingsError(f"{self._at(key)}this cannot be", reprlib.repr(value), next_step)
+        return SettingsError(f"{self._at(key)}this cannot be", _shown(value), next_step)
 
     def _at(self, key: str) -> str:
         return f"{self.place}: {key}: " if key else f"{self.place}: "
 
     def _has(self) -> str:
         return f"it has {', '.join(self.entry)}" if self.entry else "it is empty"
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, shortened."""
+    if value and isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"

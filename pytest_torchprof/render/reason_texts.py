@@ -157,7 +157,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.SPARSE_OPERAND: "has a sparse operand, and only its shape is in this trace",
     Why.ODD_ARGUMENTS: "has arguments that its formula does not support in this trace",
     # rules
-    Why.RULE_RAISED: "the rule raised {error}",
+    Why.RULE_RAISED: "the rule failed: {error}",
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",
     Why.OF_RULES: "{rules:, }: {why}",
     Why.NOTHING_TO_CHECK: "no operators in this trace",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.rules.engine.answers import fault_of
 from pytest_torchprof.rules.engine.check import lacks
 from pytest_torchprof.verdict.decision import new_findings
 
@@ -35,7 +36,7 @@ def found_in(
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-            why = because(Why.RULE_RAISED, error=f"{type(error).__name__}: {error}")
+            why = because(Why.RULE_RAISED, error=fault_of(error))
         if why is not None:
             unchecked[rule.code] = why
     counts = checked.counts

@@ -98,7 +98,7 @@ def test_every_reason_is_given_somewhere() -> None:
         ),
         (
             because(Why.AT_LEAST, value=2048, unit="B", why=because(Why.RULE_RAISED, error="{x}")),
-            "at least 2 KiB: the rule raised {x}",
+            "at least 2 KiB: the rule failed: {x}",
         ),
         (
             because(Why.MACHINE_BUSY, signs=(because(Why.OTHERS_BUSY, share=0.3),)),

@@ -125,26 +125,75 @@ def test_an_entry_point_that_cannot_be_loaded_is_reported_and_breaks_nothing() -
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "found", "wanted"),
     [
-        None,
-        [99],
-        np.array([True, False]),
-        ["zero"],
-        Matches(np.array([0.5]), ""),
-        Matches(np.array([0, 1]), ["one"]),
-        Matches(np.array([0]), "", count=np.array([1, 2])),
-        Matches(np.array([[0]]), ""),
-        Matches(np.array([0]), [None]),  # type: ignore[list-item]
-        Matches(np.array([0]), "", cost_ns=np.array(["a"])),
-        Matches(np.array([0]), "", count=np.array([1.5])),
+        (None, "None", "Matches, or the indices of events"),
+        (3, "a value of type int", "Matches, or the indices of events"),
+        ("zero", "a value of type str", "Matches, or the indices of events"),
+        (["zero"], "a list that is not a column of whole numbers", "Matches, or the indices"),
+        ([0.5], "a list that is not a column of whole numbers", "Matches, or the indices"),
+        ([[0], [0, 1]], "a list that is not a column of whole numbers", "Matches, or the indices"),
+        ([99], "the event 99", "events from 0 to 1, or -1"),
+        ([-7], "the event -7", "events from 0 to 1, or -1"),
+        (np.array([True, False]), "a mask", "the indices of events: np.flatnonzero(mask)"),
+        ([True, False], "a mask", "the indices of events: np.flatnonzero(mask)"),
+        (Matches(np.array([0.5]), ""), "Matches with events of 1 dimensions and type float64", "o"),
+        (Matches(None, ""), "Matches with events of 0 dimensions and type object", "one column"),  # type: ignore[arg-type]
+        (Matches(np.array([0, 1]), ["one"]), "2 events, but 1 values of message", "one value for"),
+        (Matches(np.array([0]), "", count=np.array([1, 2])), "1 events, but 2 values of count", ""),
+        (Matches(np.array([0]), "", count=4), "a value of type int as count", "one value for each"),  # type: ignore[arg-type]
+        (Matches(np.array([[0]]), ""), "Matches with events of 2 dimensions", ""),
+        (Matches(np.array([0]), [None]), "None as a message", "each message as text"),  # type: ignore[list-item]
+        (Matches(np.array([0]), None), "None as message", ""),  # type: ignore[arg-type]
+        (Matches(np.array([0]), "", location=[5]), "a value of type int as a location", "each loc"),  # type: ignore[list-item]
+        (
+            Matches(np.array([0]), "", cost_ns=np.array(["a"])),
+            "cost_ns of type <U1",
+            "cost_ns as a",
+        ),
+        (Matches(np.array([0]), "", count=np.array([1.5])), "count of type float64", "count as a "),
+        (Matches(np.array([0]), "", parts=[None]), "Matches that cannot be read (", "columns with"),  # type: ignore[list-item]
     ],
 )
-def test_an_invalid_answer_is_an_error_of_the_rule(answer: object) -> None:
-    odd = Rule("odd", lambda _: answer, "")  # type: ignore[arg-type, return-value]
+def test_a_wrong_answer_of_a_rule_is_an_error_with_the_place_of_the_rule(
+    answer: object, found: str, wanted: str
+) -> None:
+    def find(_: object) -> object:
+        return answer
+
+    odd = Rule("odd", find, "")  # type: ignore[arg-type]
     checked = check(parse_trace(trace_of("aten::add", "aten::mul").to_bytes()), [odd])
-    assert {"odd"} == checked.errors.keys()
+    (error,) = checked.errors.values()
+    assert error.startswith(f"it returned {found}")
+    assert f", but must return {wanted}" in error
+    assert error.endswith(f" ({__file__}:{find.__code__.co_firstlineno})")
     assert () == checked.findings()
+
+
+def test_an_iterator_that_raises_is_an_error_with_the_line_that_raised() -> None:
+    def find(_: object) -> Iterator[int]:
+        yield 1 // 0
+
+    checked = check(parse_trace(trace_of("aten::add").to_bytes()), [Rule("odd", find, "")])
+    line = find.__code__.co_firstlineno + 1
+    where = f"({__file__}:{line})"
+    assert {
+        "odd": f"ZeroDivisionError: integer division or modulo by zero {where}"
+    } == checked.errors
+
+
+@pytest.mark.parametrize("of", ["ready", "blind"])
+def test_a_condition_that_returns_no_words_is_an_error_with_its_place(of: str) -> None:
+    def condition(_: object) -> bool:
+        return True
+
+    odd = Rule("odd", lambda _: [], "", **{of: condition})  # type: ignore[arg-type]
+    checked = check(parse_trace(trace_of("aten::add").to_bytes()), [odd])
+    place = f"{__file__}:{condition.__code__.co_firstlineno}"
+    message = (
+        f"it returned a value of type bool, but must return a reason in words, or None ({place})"
+    )
+    assert {"odd": message} == checked.errors
 
 
 def test_thresholds_of_users_rules_can_be_set() -> None:
@@ -341,4 +390,4 @@ def test_a_rule_decides_no_outcome_and_changes_no_number(
     test = ran.tests["test_it"]
     assert (0, "passed") == (ran.ret, test["outcome"])
     assert before["metrics"]["ops"] == test["metrics"]["ops"]
-    assert test["unchecked"]["odd"].startswith("the rule raised ")
+    assert test["unchecked"]["odd"].startswith("the rule failed: ")

@@ -16,13 +16,14 @@ from pytest_torchprof.core.results import Finding
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.frames import by_frames
 from pytest_torchprof.places.place import PlacedEvents
+from pytest_torchprof.rules.engine.answers import fault_of, matches_of, reason_of
 from pytest_torchprof.rules.engine.grouping import grouped, within_span
-from pytest_torchprof.rules.engine.rule import Matches, Rule, matches_of
 from pytest_torchprof.trace.kinds import HOST_KINDS
 from pytest_torchprof.trace.name_index import Names, count, names_of, present
 
 if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
+    from pytest_torchprof.rules.engine.rule import Matches, Rule
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
 
@@ -115,14 +116,14 @@ def check(
                     unchecked[rule.code] = why
                 continue
             if rule.blind is not None and (blind := trace.once(rule.blind)) is not None:
-                partly[rule.code] = _reason(blind)
+                partly[rule.code] = reason_of(blind, rule.blind)
             if not triggered:
                 continue
-            found = matches_of(rule.find(trace, **values), trace, rule)
+            found = matches_of(trace, rule, values)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - not even pytest.skip may decide a test
-            errors[rule.code] = _fault(error)
+            errors[rule.code] = fault_of(error)
             continue
         wants_tensors |= found.wants_tensors
         if len(found):
@@ -136,17 +137,6 @@ def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, Reason]) -> Reason
     """Why another run may be ready for a rule that this one was not ready for."""
     gated = {rule.code for rule in rules if unchecked and rule.gated_by is not None}
     return next((why for code, why in unchecked.items() if code in gated), None)
-
-
-def _fault(error: BaseException) -> str:
-    """The error, and the line that raised it."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    code = at.tb_frame.f_code if at is not None else None
-    line = f" ({code.co_filename}:{at.tb_lineno})" if code is not None and at is not None else ""
-    text = str(error).partition("\n")[0]
-    return f"{type(error).__name__}{': ' if text else ''}{text}{line}"
 
 
 def nothing_seen(trace: Events) -> Reason | None:
@@ -172,13 +162,9 @@ def lacks(trace: Events, rule: Rule) -> Reason | None:
 
 
 def _unready(trace: Events, rule: Rule) -> Reason | None:
-    why = None if rule.ready is None else rule.ready(trace)
-    return None if why is None else _reason(why)
-
-
-def _reason(said: Reason | str) -> Reason:
-    """A reason; rules of users' own say it in words."""
-    return said if isinstance(said, Reason) else because(Why.SOMEBODY_SAID, text=str(said))
+    if rule.ready is None or (why := rule.ready(trace)) is None:
+        return None
+    return reason_of(why, rule.ready)
 
 
 class _Candidate(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from msgspec import field
@@ -90,16 +90,6 @@ class Matches(Frozen, frozen=True):
         return len(self.event)
 
 
-#: Columns of matches, and the kinds of their numbers.
-_COLUMNS: Final = (
-    ("message", ""),
-    ("count", "iu"),
-    ("cost_ns", "iuf"),
-    ("bytes", "iu"),
-    ("location", ""),
-    ("fix", ""),
-    ("parts", ""),
-)
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")
 #: No matches by what is known, but a capture that identifies tensors may have some.
 NONE_SO_FAR = Matches(np.zeros(0, np.int64), "", wants_tensors=True)
@@ -204,37 +194,3 @@ def rule(
         )
 
     return make
-
-
-def matches_of(found: Matches | Iterable[int], trace: Events, by: Rule) -> Matches:
-    """A rule's result in full; a plain list of events gets the rule's summary as its message.
-
-    Raises:
-        TypeError: it is neither, or a mask, or a column has the wrong type.
-        ValueError: columns of different lengths.
-        IndexError: events that the trace does not have.
-    """
-    if found is NO_MATCHES or found is NONE_SO_FAR:
-        return found
-    if not isinstance(found, Matches):
-        if isinstance(found, np.ndarray) and found.dtype.kind == "b":
-            raise TypeError("a rule returns event indices, not a mask: use np.flatnonzero(…)")
-        found = Matches(np.fromiter(found, np.int64), by.summary)
-    events = np.asarray(found.event)
-    if events.ndim != 1 or events.dtype.kind not in "iu":
-        raise TypeError(f"events must be one column of integers, not {events.dtype}")
-    for name, kinds in _COLUMNS:
-        column = getattr(found, name)
-        if column is None or isinstance(column, str):
-            continue
-        if len(column) != len(events):
-            raise ValueError(f"{len(events)} events, but {len(column)} values of {name}")
-        if kinds and np.asarray(column).dtype.kind not in kinds:
-            raise TypeError(f"{name} must be a column of numbers, not {np.asarray(column).dtype}")
-    messages = (found.message,) if isinstance(found.message, str) else found.message
-    if not all(isinstance(said, str) for said in messages):
-        raise TypeError("a message must be text")
-    every = events if found.parts is None else np.concatenate([events, *found.parts])
-    if len(every) and (every.min() < -1 or every.max() >= len(trace)):
-        raise IndexError(f"event {int(every.max())} of a trace of {len(trace)}")
-    return found

@@ -302,7 +302,7 @@ def test_the_same_code_twice_has_no_confirmed_change(project: Project, tmp_path:
         pytest.param("SIGKILL", -9, marks=pytest.mark.thorough),
     ],
 )
-def test_nothing_is_left_behind_by_a_run_that_is_ended(
+def test_an_ended_run_leaves_no_files(
     project: Project, tmp_path: Path, name: str, status: int
 ) -> None:
     project.mark.unlink(missing_ok=True)
@@ -338,9 +338,7 @@ def test_nothing_is_left_behind_by_a_run_that_is_ended(
         (["v1", "--python-b", "no-such-python"], "no-such-python"),
     ],
 )
-def test_a_side_that_there_is_not_is_one_line(
-    project: Project, words: list[str], message: str
-) -> None:
+def test_a_missing_side_is_one_line(project: Project, words: list[str], message: str) -> None:
     status, out, err = project.run(*words)
     assert (2, "", 1) == (status, out, err.count("\n")), err
     assert message in err
@@ -354,7 +352,7 @@ def test_outside_of_a_repository_a_revision_is_refused(project: Project, tmp_pat
 
 
 @pytest.mark.thorough
-def test_nothing_to_compare_is_no_success(project: Project) -> None:
+def test_having_nothing_to_compare_is_not_a_success(project: Project) -> None:
     status, out, err = project.run("v1", "--min-time", "0.1", "--", "tests", "-k", "new")
     assert (2, 1) == (status, err.count("\n")), out + err
     assert "nothing was compared: every test is only in B" in err
@@ -364,7 +362,7 @@ def test_nothing_to_compare_is_no_success(project: Project) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_folder_that_only_one_side_has_is_no_crash(project: Project, inside: bool) -> None:
+def test_a_folder_on_only_one_side_does_not_crash(project: Project, inside: bool) -> None:
     folder = project.root / "perf"
     folder.mkdir()
     (folder / "test_first.py").write_text("def test_first(): sum(range(9))\n", "utf-8")

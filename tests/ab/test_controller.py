@@ -338,7 +338,7 @@ def test_a_test_without_exact_metrics_says_why(rows: dict[str, PairedRow]) -> No
     assert not rows["test_not_profiled"].differences
 
 
-def test_a_worker_that_died_took_with_it_what_it_had_imported(
+def test_imports_of_a_dead_worker_are_reported_as_unknown(
     rows: dict[str, PairedRow], notes: list[str]
 ) -> None:
     assert rows["test_dies"].verdict == "error"

@@ -66,7 +66,7 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 # -------------------------------------------------------------------- arguments
 
 
-def test_what_follows_two_dashes_goes_to_pytest_as_it_is(say: Say, fake: Fake) -> None:
+def test_arguments_after_two_dashes_go_to_pytest_unchanged(say: Say, fake: Fake) -> None:
     rest = ("tests/perf", "-k", "a or b", "-x", "--rounds=3", "--", "--format", "json")
     status, out, _ = say("main", "--rounds", "7", "--", *rest)
     assert (rest, "main", 7) == (fake.request.args, fake.request.ref, fake.options.rounds)
@@ -129,7 +129,7 @@ def test_a_bad_option_is_one_line(say: Say, fake: Fake, words: str) -> None:
     assert fake.request is None
 
 
-def test_dashes_stay_what_they_are_for_other_commands(say: Say) -> None:
+def test_two_dashes_are_not_special_for_other_commands(say: Say) -> None:
     with pytest.raises(SystemExit):
         main(["summary"])
     assert 2 == main(["summary", "--", "no-such-trace.json"])

@@ -316,7 +316,7 @@ def test_a_submodule_has_revisions_of_its_own(parent: Path) -> None:
 # What a build made
 
 
-def test_generated_modules_are_brought_and_told(repo: Path) -> None:
+def test_generated_modules_are_copied_and_reported(repo: Path) -> None:
     """And neither environments nor what is compiled, nor what the revision has itself."""
     (repo / ".git" / "info" / "exclude").write_text("_*.py\nenv/\n*.so\n__pycache__", "utf-8")
     write(repo, tests___version="N = 'B'", env___more="", later___made="")

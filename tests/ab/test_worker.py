@@ -38,7 +38,9 @@ def test_names_of_pytest_s_own_options_are_right(pytestconfig: pytest.Config) ->
     ("args", "accepts", "has_us"),
     [(["--accept"], False, True), ([], True, True), (["-p", "no:torchprof"], False, False)],
 )
-def test_what_makes_no_sense_is_refused(args: list[str], accepts: bool, has_us: bool) -> None:
+def test_values_that_make_no_sense_are_refused(
+    args: list[str], accepts: bool, has_us: bool
+) -> None:
     with pytest.raises(AbError):
         refuse(args, accepts=accepts, has_us=has_us)
     refuse(["-q"], accepts=False, has_us=True)
@@ -59,7 +61,7 @@ def test_what_makes_no_sense_is_refused(args: list[str], accepts: bool, has_us: 
         ("ERROR a\nERROR b\nlast", "ERROR b"),
     ],
 )
-def test_the_line_of_the_output_that_says_what_is_wrong(output: str, expected: str | None) -> None:
+def test_the_line_of_the_output_with_the_error(output: str, expected: str | None) -> None:
     assert complaint(output) == expected
 
 
@@ -86,7 +88,7 @@ def report(when: Any, outcome: Any, text: Any = None, **more: Any) -> pytest.Tes
         ([report("call", "passed", "", wasxfail="it passed")], "passed", None),
     ],
 )
-def test_what_became_of_a_test(
+def test_the_outcome_of_a_test(
     reports: list[pytest.TestReport], outcome: str, said: str | None
 ) -> None:
     found = outcome_of(reports)

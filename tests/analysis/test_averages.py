@@ -77,7 +77,7 @@ def test_the_parts_are_the_whole(by: By) -> None:
         ("module", "module", ["Net_0.Linear_0", "Net_0.Linear_1"]),
     ],
 )
-def test_calls_are_told_apart_by_what_was_asked(by: By, field: str, expected: list[Any]) -> None:
+def test_calls_are_grouped_as_requested(by: By, field: str, expected: list[Any]) -> None:
     rows = [row for row in op_stats(trace_of(model()), by) if row.name == "aten::add"]
     assert expected == sorted(getattr(row, field) for row in rows)
 

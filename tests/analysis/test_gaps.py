@@ -107,7 +107,7 @@ def test_other_devices_are_named(category: str) -> None:
     assert category in str(reason(trace, "kernels"))
 
 
-def test_an_npu_is_told_by_the_arrows_to_its_events_which_have_no_category() -> None:
+def test_an_npu_is_recognized_by_flow_arrows_to_events_without_a_category() -> None:
     def change(document: Event) -> Event:
         for event in document["traceEvents"]:
             if event.get("cat") == "kernel":
@@ -146,7 +146,7 @@ def test_unknown_categories_are_named_if_nothing_else_is_a_device(
     assert str(reason(trace, "kernels")).startswith(message)
 
 
-def test_events_of_the_profiler_itself_are_no_unknown_device() -> None:
+def test_events_of_the_profiler_itself_are_not_an_unknown_device() -> None:
     b = TraceBuilder()
     b.overhead()
     b.op("aten::mm", [[2, 2], [2, 2]])
@@ -309,7 +309,7 @@ def test_rules_that_need_operators_are_not_checked_for_what_graphs_launch(
     ("device", "facts"),
     [("AMD Instinct MI300X", {}), ("Tesla V100-SXM2-16GB", {}), (A100, {"allow_tf32": True})],
 )
-def test_fp32_in_graphs_is_no_question_without_tf32_or_where_it_is_on(
+def test_fp32_in_graphs_is_not_flagged_without_tf32_or_with_tf32_enabled(
     device: str, facts: dict[str, object]
 ) -> None:
     trace = replayed("some_gemm", device=device, **facts)

@@ -205,7 +205,7 @@ def test_the_operators_of_a_convolution_keep_their_own_bytes() -> None:
     assert found["Memset (Device)"].bytes == 64
 
 
-def test_an_operator_nobody_knows_passes_on_what_is_around_it() -> None:
+def test_an_unknown_operator_inherits_from_its_caller() -> None:
     """As a backend's own operator within aten's, unless other parts say what they moved."""
     b = builder()
     with b.op(*MM), b.op("mine::product"):
@@ -344,7 +344,7 @@ def test_the_dtype_that_a_kernel_computed_in(types: str, kernel: str, dtype: str
 @pytest.mark.parametrize(
     ("kernel", "dtype"), [("mystery", "tf32"), ("volta_sgemm_128x64_nn", "fp32")]
 )
-def test_flags_tell_the_dtype_where_the_name_does_not(kernel: str, dtype: str) -> None:
+def test_flags_give_the_dtype_where_the_name_does_not(kernel: str, dtype: str) -> None:
     b = builder()
     with b.op("aten::mm", [[4, 5], [5, 6]]):
         b.launch(kernel)

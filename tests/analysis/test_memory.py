@@ -372,7 +372,7 @@ def test_live_bytes_by_operator(tmp_path: Path) -> None:
     )
 
 
-def test_arguments_that_are_no_text_leave_what_was_live_at_the_start_unknown() -> None:
+def test_non_text_arguments_leave_the_memory_at_the_start_unknown() -> None:
     event = (
         b'[{"ph":"i","cat":"cpu_instant_event","name":"[memory]","pid":1,"tid":1,"ts":1,"s":"t","args":'
         b'{"Total Allocated":20,"Device Type":1,"Device Id":0,"Bytes":20,"Addr":1,"\xd4":0}}]'

@@ -61,7 +61,7 @@ FUSED = "mm triton_mul_add norm gelu "
         ]),
     ],
 )  # fmt: skip
-def test_what_took_the_place_of_what(
+def test_replacements_of_operators(
     before: str, after: str, expected: list[str], by: DiffBy
 ) -> None:
     assert replaced(before, after, by) == expected
@@ -75,7 +75,7 @@ def test_a_region_larger_than_the_search_nearby_is_bridged() -> None:
     assert row.text() == "op0, op1, op2, op3, op4, op5, … and 114 more → fused"
 
 
-def test_programs_that_have_nothing_in_common_are_no_replacement() -> None:
+def test_unrelated_programs_have_no_replacements() -> None:
     one, other = (" ".join(f"{kind}{i}" for i in range(150)) for kind in "ab")
     assert replaced(one, other) == []
 

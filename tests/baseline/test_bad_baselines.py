@@ -153,7 +153,7 @@ def test_a_conflict_is_accepted_away_and_both_sides_tests_stay(pytester: pytest.
     assert "ok" == run(pytester, "--torchprof").statuses["test_add"]
 
 
-def test_signs_of_keys_within_names_and_unknown_numbers_are_no_second_keys(tmp_path: Path) -> None:
+def test_key_like_text_in_names_and_unknown_numbers_is_not_a_repeated_key(tmp_path: Path) -> None:
     path = tmp_path / "test_it.json"
     tests: dict[str, Any] = {f"test_a[{name}]": {} for name in ('x":y', 'x\\":', '" :')}
     data = {"schema": "torchprof-baseline/1", "tests": tests, "newer": 10**30}
@@ -311,7 +311,9 @@ def test_permissions_and_links_survive(pytester: pytest.Pytester) -> None:
 
 
 @pytest.mark.parametrize("option", ["--torchprof", "--accept"])
-def test_two_tests_of_one_name_are_refused_and_said(pytester: pytest.Pytester, option: str) -> None:
+def test_two_tests_with_the_same_name_are_refused_with_a_message(
+    pytester: pytest.Pytester, option: str
+) -> None:
     pytester.makepyfile(test_it=ADD, test_other="def test_other(): pass")
     files = ("test_it.py", "test_other.py", "test_it.py")
     ran = run(pytester, option, "--keep-duplicates", *files)
@@ -389,7 +391,7 @@ def test_an_unreadable_folder_is_reported_and_holds_no_tests(
         assert f"baseline {inside / 'test_it.json'} cannot be read: Permission denied" in ran.out
 
 
-def test_a_file_name_that_is_no_text_has_baseline_trace_and_report(
+def test_an_undecodable_file_name_gets_a_baseline_trace_and_report(
     pytester: pytest.Pytester,
 ) -> None:
     name = os.fsdecode(b"test_\xff.py")

@@ -195,7 +195,9 @@ def test_encodings_stay(tmp_path: Path, start: str, encoding: str) -> None:
     assert (text.replace("HERE", after).encode(encoding), []) == found
 
 
-def test_equal_looking_calls_on_a_line_are_told_apart_or_left(tmp_path: Path, known: str) -> None:
+def test_equal_calls_on_one_line_are_distinguished_or_left_alone(
+    tmp_path: Path, known: str
+) -> None:
     path = tmp_path / "test_it.py"
     text = (
         'def test(t):\n    a = b = t\n    a.assert_expected_inline("""x"""); '
@@ -216,7 +218,7 @@ def test_equal_looking_calls_on_a_line_are_told_apart_or_left(tmp_path: Path, kn
         }
 
 
-def test_one_site_with_different_values_is_left_and_said(tmp_path: Path) -> None:
+def test_a_site_with_different_values_is_left_alone_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "test_it.py"
     text = 'def test(t):\n    for _ in range(2): t.assert_expected_inline("""""")\n'
     fixture = Fixture()
@@ -308,7 +310,7 @@ def test_two_accepts_of_one_file_at_once_lose_neither(tmp_path: Path) -> None:
     assert expected == path.read_text("utf-8")
 
 
-def test_a_file_of_which_the_code_is_not_is_left(tmp_path: Path) -> None:
+def test_a_file_without_the_running_code_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "test_it.py"
     path.write_text(f"\n{TWO}", "utf-8")
     names: dict[str, Any] = {}
@@ -321,7 +323,7 @@ def test_a_file_of_which_the_code_is_not_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["<string>", "gone.py", "a\0b"])
-def test_code_without_a_file_is_left_and_said(name: str) -> None:
+def test_code_without_a_file_is_left_alone_and_reported(name: str) -> None:
     names: dict[str, Any] = {}
     if "\0" in name:
         pytest.skip("no code has such a file name")

@@ -216,7 +216,7 @@ def test_changes_are_reported_with_both_numbers(tmp_path: Path) -> None:
     assert ([], {"test_a": expected}) == (second.added, second.changed)
 
 
-def test_changes_of_findings_are_told_by_rule(tmp_path: Path) -> None:
+def test_changes_of_findings_are_listed_by_rule(tmp_path: Path) -> None:
     before, now = Baseline(findings={"a": 1, "b": 2}), Baseline(findings={"a": 3, "b": 2})
     path = tmp_path / "test_it.json"
     update(path, [Entry("test_a", CPU, before)], existing=None)
@@ -391,7 +391,7 @@ def test_no_value_in_any_place_makes_reading_fail_in_another_way(
             assert getattr(found, section) == value
 
 
-def test_a_name_that_is_no_text_is_stored_and_found(tmp_path: Path) -> None:
+def test_an_undecodable_name_is_stored_and_found(tmp_path: Path) -> None:
     path, name = tmp_path / "test_it.json", "test_a[\udcff]"
     update(path, [Entry(name, CPU, Baseline(metrics={"ops": 1, "\udcfe": 2}))], existing=[name])
     assert Baseline(metrics={"ops": 1, "\\udcfe": 2}) == entry_of(load(path), name, CPU)

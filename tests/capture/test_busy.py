@@ -61,7 +61,7 @@ def said_by(watch: BusyWatch) -> str | None:
     return ", ".join(map(in_words, watch.explain())) or None
 
 
-def test_a_machine_that_tells_nothing_is_not_busy(system: System) -> None:
+def test_a_machine_without_load_counters_does_not_count_as_busy(system: System) -> None:
     assert after(system) is None
 
 

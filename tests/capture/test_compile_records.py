@@ -183,7 +183,7 @@ TYPE = "0/0: ___check_type_id(fn, 94712345678), type=<class 'torch.nn.modules.co
         ),
     ],
 )
-def test_what_was_compiled_again_is_called_what_it_is(
+def test_a_recompiled_graph_is_named_correctly(
     dynamo: Dynamo, fields: dict[str, str], message: str, cause: str | None
 ) -> None:
     before = CompileCount.now()
@@ -192,7 +192,7 @@ def test_what_was_compiled_again_is_called_what_it_is(
     assert (message, cause) == (row.reason, row.cause)
 
 
-def test_the_attempt_at_which_dynamo_gives_up_is_no_compilation(dynamo: Dynamo) -> None:
+def test_an_attempt_that_dynamo_abandons_is_not_a_compilation(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     dynamo.compiled("0/0", recompile_reason=None)
     nothing = {"co_name": None, "co_filename": None, "co_firstlineno": None}
@@ -227,7 +227,7 @@ def test_failed_guards_of_other_kinds_are_reported_too(
     assert f"step was recompiled: {message}" == row.reason
 
 
-def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) -> None:
+def test_guards_on_thread_counts_of_the_profiled_run_are_not_reported(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     threads = "0/1: GLOBAL_STATE changed: num_threads "
     dynamo.guard_failures[(lambda: 0).__code__] = [threads, "0/0: GLOBAL_STATE changed: grad_mode"]
@@ -237,7 +237,7 @@ def test_guards_on_the_threads_of_the_profiled_run_are_not_told(dynamo: Dynamo) 
     assert (message, "grad mode") == (row.reason, row.cause)
 
 
-def test_the_backward_of_a_later_attempt_is_no_recompilation_of_its_own(dynamo: Dynamo) -> None:
+def test_the_backward_of_a_later_attempt_is_not_another_recompilation(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     for attempt, reason in enumerate([None, "0/0: x == 4"]):
         dynamo.compiled(f"0/{attempt}", is_forward=True, recompile_reason=reason)

@@ -25,7 +25,7 @@ def warned() -> list[str]:
     return [os.path.basename(one.filename) for one in found]  # noqa: PTH119 - as in the warning
 
 
-def test_the_profilers_threads_are_no_reason_to_warn_and_others_are() -> None:
+def test_only_threads_other_than_the_profilers_cause_a_warning() -> None:
     end = threading.Event()
     threads = [threading.Thread(target=end.wait) for _ in "12"]
     try:

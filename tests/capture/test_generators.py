@@ -57,7 +57,7 @@ def test_a_rerun_draws_the_same_numbers(before: int) -> None:
     assert second == drawn()
 
 
-def test_bytes_tell_here() -> None:
+def test_state_bytes_show_whether_a_generator_was_used() -> None:
     assert generators._python_tells()
     assert generators._numpy_tells()
     assert not generators._tells(lambda: (1,), [drawn], drawn)

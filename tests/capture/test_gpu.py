@@ -110,7 +110,7 @@ def test_fp32_products_are_found_while_tf32_is_off(tmp_path: Path) -> None:
 
 @needs_tf32
 @pytest.mark.usefixtures("tf32_off")
-def test_products_in_tf32_or_another_dtype_are_no_fp32_products(tmp_path: Path) -> None:
+def test_products_in_tf32_or_another_dtype_do_not_count_as_fp32(tmp_path: Path) -> None:
     x = torch.ones(512, 512, device="cuda")
     others = [x.to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)]
 
@@ -172,7 +172,7 @@ def test_values_read_back_and_synchronisations_are_found(tmp_path: Path) -> None
     assert found(block, tmp_path, "host-sync") == {"host-sync": 5}
 
 
-def test_what_does_not_wait_is_no_host_sync(tmp_path: Path) -> None:
+def test_a_call_that_does_not_wait_is_not_a_host_sync(tmp_path: Path) -> None:
     x = torch.ones(100, device="cuda")
     pinned = torch.ones(100).pin_memory()
     other = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -103,7 +103,7 @@ def test_copy_round_trip(
     assert counted("copy-round-trip", lambda: body(x), tmp_path) == expected
 
 
-def test_uploads_and_downloads_in_turn_are_no_round_trips(tmp_path: Path) -> None:
+def test_alternating_uploads_and_downloads_are_not_round_trips(tmp_path: Path) -> None:
     images = [torch.randn(LARGE) for _ in range(3)]
     block = lambda: [(image.cuda() * 2).cpu() for image in images]  # noqa: E731
     assert counted("copy-round-trip", block, tmp_path) == 0

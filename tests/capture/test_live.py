@@ -282,7 +282,7 @@ def test_ops_are_the_operators_of_the_region(steps: dict[str, Block], tmp_path: 
         ("_SingleProcessDataLoaderIter.__next__", True),
     ],
 )
-def test_a_peak_that_hangs_on_how_far_workers_are_ahead_is_no_number(
+def test_a_peak_that_depends_on_prefetching_workers_is_not_measured(
     tmp_path: Path, loader: str, measured: bool
 ) -> None:
     def block() -> None:

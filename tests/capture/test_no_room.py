@@ -107,7 +107,7 @@ def test_the_file_is_there_for_its_owner_only_and_goes_with_the_block(tmp_path: 
         (True, False, None, "temporary"),
     ],
 )
-def test_a_small_file_lies_in_memory_where_there_is_room_and_nobody_has_named_another_folder(
+def test_a_small_file_is_kept_in_memory_if_there_is_room_and_no_folder_was_chosen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -178,7 +178,7 @@ def test_ended_while_it_reads_a_trace_it_leaves_nothing(tmp_path: Path) -> None:
     assert (-signal.SIGTERM, []) == (ended.returncode, list(tmp_path.iterdir()))
 
 
-def test_while_a_test_runs_there_is_nothing_to_leave(pytester: pytest.Pytester) -> None:
+def test_while_a_test_runs_no_files_exist_that_could_be_left(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""
         import os, signal, tempfile

@@ -33,7 +33,7 @@ def guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Pa
     ("owner", "name"),
     [(os, "getcwd"), (random.Random, "getstate"), (Counter, "update"), (sys, "getprofile")],
 )
-def test_what_a_test_has_replaced_is_the_original_inside(
+def test_a_function_that_a_test_replaced_is_the_original_inside(
     guard: PatchGuard, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     original = vars(owner)[name]
@@ -52,7 +52,7 @@ def test_what_a_test_has_replaced_is_the_original_inside(
             assert vars(owner)[name] is original
 
 
-def test_what_a_test_has_deleted_is_there_inside(
+def test_a_function_that_a_test_deleted_exists_inside(
     guard: PatchGuard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "getcwd")

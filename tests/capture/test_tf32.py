@@ -51,7 +51,7 @@ def test_without_the_newer_setting_the_older_one_decides(
     assert allows_tf32() is expected
 
 
-def test_on_other_devices_there_is_no_such_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices_have_no_such_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in (None, "xpu"):
         monkeypatch.setattr(machine, "accelerator", lambda device=device: device)
         assert allows_tf32() is None

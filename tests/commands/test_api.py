@@ -98,7 +98,7 @@ def test_the_package_is_light_until_it_is_used() -> None:
     assert "[]\n['numpy']\n" == ran.stdout
 
 
-def test_names_are_there_for_completion_and_a_trace_says_what_it_is(path: Path) -> None:
+def test_names_complete_and_a_trace_has_a_repr(path: Path) -> None:
     assert {"Trace", "augment", "diff", "load_ranks"} <= set(dir(pytest_torchprof))
     assert "events>" in repr(Trace.load(path))
 

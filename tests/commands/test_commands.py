@@ -153,7 +153,7 @@ def test_kernels_over_the_peak_of_compute_are_a_fault_to_report(say: Say, tmp_pa
     assert "over 100 %" not in out
 
 
-def test_kernels_says_what_it_does_not_know(say: Say, tmp_path: Path) -> None:
+def test_kernels_lists_what_is_unknown(say: Say, tmp_path: Path) -> None:
     trace = builder_of(device="ACME X1").save(tmp_path / "x.json")
     _, out, _ = say("kernels", trace)
     assert "no peaks are known for ACME X1: --device-peaks FILE adds a chip" in out
@@ -304,14 +304,14 @@ def test_names_cannot_move_the_cursor(say: Say, tmp_path: Path) -> None:
     assert "aten::" in out
 
 
-def test_a_closed_stdout_is_no_error(trace: Path) -> None:
+def test_a_closed_stdout_is_not_an_error(trace: Path) -> None:
     code = f"{sys.executable} -m pytest_torchprof ops {trace} >&-"
     ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=False)
     assert (0, "") == (ran.returncode, ran.stderr)
 
 
 @pytest.mark.parametrize("command", ["stacks", "augment"])
-def test_one_of_several_ranks_is_asked_for(say: Say, tmp_path: Path, command: str) -> None:
+def test_several_ranks_require_a_choice(say: Say, tmp_path: Path, command: str) -> None:
     folder, target = tmp_path / "job", tmp_path / "out"
     folder.mkdir()
     for rank in (0, 1):
@@ -377,7 +377,7 @@ def test_a_folder_of_ranks_is_one_table_with_a_total(say: Say, tmp_path: Path) -
     assert (2, 1) == (status, err.count("\n"))
 
 
-def test_sort_and_limit_say_what_was_left_out(say: Say, trace: Path) -> None:
+def test_sort_and_limit_report_how_many_rows_were_left_out(say: Say, trace: Path) -> None:
     _, out, _ = say("ops", trace, "--sort", "calls", "--limit", "2")
     assert "… and" in out
     assert "--limit 0 shows all" in out
@@ -398,7 +398,7 @@ def test_sort_and_limit_say_what_was_left_out(say: Say, trace: Path) -> None:
     "content",
     [b"", b"not json", b"{}", b'{"traceEvents": 3}', b"PK\x03\x04", b"\x1f\x8b\x08junk", b"[1, 2]"],
 )
-def test_what_is_no_trace_is_one_line_on_stderr(
+def test_a_file_that_is_not_a_trace_is_one_line_on_stderr(
     say: Say, tmp_path: Path, command: str, content: bytes
 ) -> None:
     file = tmp_path / "x.json"
@@ -458,7 +458,7 @@ MISSING = "No such file or directory; give a .json or .json.gz trace of torch.pr
         (("kernels", "x.json", "--device-peaks", "pipe"), "it is a named pipe without a writer"),
     ],
 )  # fmt: skip
-def test_a_path_that_is_none_says_what_it_is_and_what_to_give(
+def test_a_wrong_path_is_described_with_what_to_give_instead(
     say: Say,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -488,13 +488,13 @@ def test_a_pipe_that_somebody_writes_into_is_read(trace: Path, tmp_path: Path, s
     assert "aten::mm,1," in done.stdout
 
 
-def test_a_closed_pipe_is_no_error(trace: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(trace: Path) -> None:
     code = f"{sys.executable} -m pytest_torchprof ops {trace} --by shape | head -n 1"
     ran = subprocess.run(code, shell=True, capture_output=True, text=True, check=True)
     assert "" == ran.stderr
 
 
-def test_a_terminal_that_knows_no_unicode_is_written_to(trace: Path) -> None:
+def test_output_works_on_a_terminal_without_unicode(trace: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest_torchprof", "kernels", str(trace)],
         capture_output=True,
@@ -537,7 +537,7 @@ def test_a_sum_of_flops_of_which_a_part_is_unknown_is_unknown(say: Say, tmp_path
         assert note.endswith("lacks Concrete Inputs in this trace")
 
 
-def test_a_lower_bound_of_one_rank_is_no_total(say: Say, tmp_path: Path) -> None:
+def test_a_lower_bound_of_one_rank_gives_no_total(say: Say, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     for rank in (0, 1):

@@ -248,7 +248,7 @@ def test_a_limited_table_has_the_costliest_of_each_rule(say: Say, trace: Path) -
     assert (1, 3) == (len(document["findings"]), document["left_out"])
 
 
-def test_several_ranks_are_told_apart(say: Say, tmp_path: Path) -> None:
+def test_several_ranks_are_distinguished(say: Say, tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     for rank in (0, 1):

@@ -46,7 +46,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @posix
-def test_a_device_stays_a_device(tmp_path: Path) -> None:
+def test_a_device_file_is_not_replaced(tmp_path: Path) -> None:
     write(Path("/dev/null"))
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     link = tmp_path / "link"
@@ -254,7 +254,7 @@ def test_temporary_names_can_neither_be_foreseen_nor_followed(
     }
 
 
-def test_the_longest_name_there_can_be_has_room_beside_it(tmp_path: Path, way: str) -> None:
+def test_the_longest_possible_name_leaves_room_beside_it(tmp_path: Path, way: str) -> None:
     path = tmp_path / ("x" * 255)
     write(path)
     write(path, b"again")

@@ -22,7 +22,7 @@ def _is_old(one: object) -> bool:
     return any(known is one for known in gc.get_objects(generation=2))
 
 
-def test_nothing_is_collected_within_and_the_collector_works_again_after() -> None:
+def test_the_garbage_collector_is_off_inside_and_on_again_afterwards() -> None:
     with uncollected():
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -60,7 +60,7 @@ def test_a_collector_that_is_off_stays_off() -> None:
     assert not _is_old(made)
 
 
-def test_what_other_code_has_frozen_stays_frozen() -> None:
+def test_objects_that_other_code_froze_stay_frozen() -> None:
     gc.freeze()
     try:
         with uncollected():

@@ -252,7 +252,9 @@ def test_two_values_are_printed_apart(
         (math.nan, 3, "–"),
     ],
 )
-def test_a_change_reads_as_what_it_is(old: float | None, new: float | None, expected: str) -> None:
+def test_a_change_is_worded_by_its_kind(
+    old: float | None, new: float | None, expected: str
+) -> None:
     assert expected == format_change(old, new)
 
 

@@ -55,7 +55,7 @@ import time
 def test_sees_no_handler_of_the_alarm(): assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 def test_sees_no_alarm(): assert signal.alarm(0) == 0
 def test_sees_no_timer(): assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-def test_has_an_alarm_of_its_own():
+def test_uses_its_own_alarm():
     rung = []
     before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -72,7 +72,7 @@ import threading
 
 lock = threading.Lock()
 
-def test_has_an_alarm_of_its_own():
+def test_uses_its_own_alarm():
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(50)
     try: lock.acquire()
@@ -122,11 +122,11 @@ def test_a_test_that_looks_at_alarms_sees_none_of_the_plugins(pytester: pytest.P
 @pytest.mark.usefixtures("short")
 def test_a_further_run_is_ended_whatever_alarm_the_test_sets(pytester: pytest.Pytester) -> None:
     seen = same(pytester, ALARMED)
-    has_blocked(seen, "test_has_an_alarm_of_its_own", "timed run")
+    has_blocked(seen, "test_uses_its_own_alarm", "timed run")
 
 
 @pytest.mark.usefixtures("short")
-def test_without_timers_of_its_own_the_bell_is_the_alarm(
+def test_without_timers_of_its_own_it_uses_the_alarm_signal(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal_timer, "_TIMERS", None)
@@ -170,7 +170,7 @@ def test_every_kind_of_run_has_a_name() -> None:
     assert {*get_args(RunKind), ""} == set(deadline._RUN_NAMES)
 
 
-def test_of_a_run_that_ends_the_process_the_name_is_left(pytester: pytest.Pytester) -> None:
+def test_a_run_that_ends_the_process_leaves_its_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""
         import os

@@ -105,7 +105,7 @@ def test_the_numbers_of_temporary_folders_are_those_of_one_run(pytester: pytest.
     assert {"new"} == set(seen.statuses.values())
 
 
-def test_a_test_may_replace_what_coverage_is_asked(pytester: pytest.Pytester) -> None:
+def test_a_test_may_replace_what_coverage_uses(pytester: pytest.Pytester) -> None:
     source = """
         import coverage
 
@@ -118,7 +118,7 @@ def test_a_test_may_replace_what_coverage_is_asked(pytester: pytest.Pytester) ->
 
 
 @pytest.mark.thorough
-def test_nobody_sees_what_keeps_the_profiler_quiet(pytester: pytest.Pytester) -> None:
+def test_silencing_the_profiler_is_invisible_to_tests(pytester: pytest.Pytester) -> None:
     source = """
         import os
         import subprocess

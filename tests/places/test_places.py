@@ -78,7 +78,7 @@ def place(trace: Events, name: str) -> Place:
         ("<eval_with_key>.3", Owner.MACHINERY),
     ],
 )
-def test_whose_code_a_file_is(file: str, owner: Owner) -> None:
+def test_the_owner_of_a_file(file: str, owner: Owner) -> None:
     assert owner is owner_of(file)
 
 
@@ -133,7 +133,7 @@ def test_library_code_is_the_place_where_no_function_of_the_user_is_around(tmp_p
     assert Place("vllm/worker.py:9", "execute() > aten::mm") == place(trace, "aten::mm")
 
 
-def test_one_line_in_modules_of_one_class_is_one_place(tmp_path: Path) -> None:
+def test_a_line_in_several_modules_of_one_class_is_one_place(tmp_path: Path) -> None:
     b = TraceBuilder()
     with b.python("train.py(3): train"), b.module("nn.Module: Net_0"):
         for number in range(3):
@@ -231,7 +231,7 @@ def test_without_numbers_a_gradient_has_no_forward_operator(tmp_path: Path) -> N
     assert [None, None] == [p.location for p in places(trace, "aten::mm")]
 
 
-def test_python_within_a_node_tells_the_place_itself(tmp_path: Path) -> None:
+def test_python_frames_within_a_node_give_its_place(tmp_path: Path) -> None:
     """A user's own ``backward``, or a checkpoint that computes a part again."""
     b = TraceBuilder()
     args = {"Sequence number": 5, "Fwd thread id": 0}

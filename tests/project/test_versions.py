@@ -36,7 +36,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_names(
     assert all(name in out for name in MATRIX)
 
 
-def test_without_its_python_it_is_not_run_which_is_not_green(
+def test_without_its_python_a_version_is_not_run_and_not_passed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(versions, "WHERE", tmp_path / "none")

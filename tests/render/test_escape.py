@@ -128,7 +128,7 @@ def _csv_row(*values: Any) -> str:
 @pytest.mark.parametrize(
     "shown", [escape.line, escape.block, escape.csv_value, lambda t: escape.code(t)[1:-1]]
 )
-def test_what_people_write_stays(shown: Callable[[str], str]) -> None:
+def test_text_that_users_write_is_kept(shown: Callable[[str], str]) -> None:
     assert LEGIT == shown(LEGIT)
 
 
@@ -293,7 +293,7 @@ def test_any_row_is_harmless_in_every_format(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [EVERY, HOSTILE[0], HOSTILE[4], HOSTILE[-1]])
-def test_what_is_typed_comes_back_harmless(say: Any, tmp_path: Path, text: str) -> None:
+def test_typed_text_is_escaped_when_printed(say: Any, tmp_path: Path, text: str) -> None:
     text = text.replace("\0", "")
     trace = TraceBuilder().save(tmp_path / "t.json")
     for typed in (

@@ -55,7 +55,7 @@ def test_every_reason_has_a_sentence() -> None:
     assert set(Why) == set(SENTENCES)
 
 
-def test_no_sentence_is_that_of_another_reason() -> None:
+def test_no_two_reasons_have_the_same_sentence() -> None:
     assert [] == [text for text, n in Counter(SENTENCES.values()).items() if n > 1]
 
 

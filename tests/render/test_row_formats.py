@@ -163,7 +163,7 @@ def test_any_name_has_a_readable_form(name: str) -> None:
     assert bool(text) == bool(name.removeprefix("void "))
 
 
-def test_a_narrow_terminal_does_without_the_columns_that_tell_least() -> None:
+def test_a_narrow_terminal_drops_the_least_informative_columns() -> None:
     row = {"kernel": "k" * 99, "operator": "aten::mm", "calls": 3, "total_ms": 1.0, "mean_us": 5.0}
     row |= {"flops": 10**9, "tflops_per_s": 1.0, "bytes": 10**6, "gb_per_s": 1.0, "share": 0.5}
     text = text_table([row], list(row), width=60)

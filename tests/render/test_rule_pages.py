@@ -172,7 +172,9 @@ def test_a_rule_without_thresholds_and_needs_says_nothing_of_them() -> None:
         ("`min_calls`", "some", "the threshold min_calls is not mentioned"),
     ],
 )
-def test_a_docstring_that_is_no_page_is_faulted(before: str, after: str, message: str) -> None:
+def test_a_docstring_that_cannot_be_a_page_is_reported(
+    before: str, after: str, message: str
+) -> None:
     assert before in GOOD
     changed = rule_of(GOOD.replace(before, after), min_calls=Threshold(3, "1", ""))
     assert any(message in fault for fault in page_faults(changed)), page_faults(changed)

@@ -93,7 +93,7 @@ def test_events_that_no_operator_launched_are_included() -> None:
     assert found == {f"(no_operator);{name}": us for name, us in expected.items()}
 
 
-def test_of_a_live_capture_counts_the_region_which_is_no_frame() -> None:
+def test_a_live_capture_counts_its_region_which_is_not_a_frame() -> None:
     b = TraceBuilder()
     b.op("aten::before")
     with b.annotation(REGION):

@@ -99,7 +99,7 @@ def test_each_event_gets_its_own_numbers(tmp_path: Path) -> None:
     assert found[1]["args"]["bytes"] == 4096  # said by the trace itself
 
 
-def test_of_the_text_nothing_is_changed(tmp_path: Path) -> None:
+def test_the_text_is_not_changed(tmp_path: Path) -> None:
     for style in ("compact", "bare_list", ()):
         source, target = build().save(tmp_path / "in.json", style), tmp_path / "out.json"
         write_augmented(source, target, by_index)
@@ -255,7 +255,9 @@ def test_a_trace_is_never_overwritten_with_itself(how: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "text", [b"", b"nothing", b"{}", b"[1]", b"[", b'{"traceEvents": 1}', b'{"traceEvents": [']
 )
-def test_what_is_no_trace_is_an_error_and_nothing_is_written(text: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_an_error_and_nothing_is_written(
+    text: bytes, tmp_path: Path
+) -> None:
     source, target = tmp_path / "in.json", tmp_path / "out.json"
     source.write_bytes(text)
     with pytest.raises(TraceError, match=r"in\.json"):

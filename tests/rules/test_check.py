@@ -62,7 +62,7 @@ def trace(tmp_path: Path) -> Events:
         ("", True),
     ],
 )
-def test_a_rule_is_asked_where_its_trigger_occurs(
+def test_a_rule_runs_where_its_trigger_occurs(
     trace: Events, triggers: str | None, asked: bool
 ) -> None:
     others = [always("other", "aten::nothing"), always("another", "aten::add|x")]
@@ -83,7 +83,7 @@ def test_a_rule_is_asked_where_its_trigger_occurs(
         ({"aten::mm$": "times"}, False),
     ],
 )
-def test_a_rule_is_asked_where_enough_of_each_trigger_occurs(
+def test_a_rule_runs_where_each_trigger_occurs_often_enough(
     trace: Events, triggers: Triggers, asked: bool
 ) -> None:
     one = always("one", triggers)
@@ -97,14 +97,14 @@ def test_a_threshold_that_a_user_sets_counts_for_its_trigger(trace: Events) -> N
         assert asked is ("one" in checked.counts)
 
 
-def test_a_trigger_names_a_threshold_that_there_is() -> None:
+def test_a_trigger_must_name_an_existing_threshold() -> None:
     with pytest.raises(
         ValueError, match="rule one: triggers name 'time', which is not a threshold"
     ):
         always("one", {"aten::": "time"})
 
 
-def test_a_rule_that_is_new_to_a_trace_is_asked_too(trace: Events) -> None:
+def test_a_rule_that_is_new_to_a_trace_runs_too(trace: Events) -> None:
     for letter in "am":  # nobody has looked for these names before
         assert {"new": 1} == check(trace, [always("new", f"aten::{letter}[dm]+$")]).counts
 
@@ -118,7 +118,7 @@ def test_the_cache_of_names_does_not_grow_forever(
         assert {"one": 1} == check(trace, rules).counts
 
 
-def test_a_trace_in_which_nothing_is_seen_leaves_all_rules_unchecked(tmp_path: Path) -> None:
+def test_a_trace_without_host_events_leaves_all_rules_unchecked(tmp_path: Path) -> None:
     empty = read_trace(TraceBuilder().save(tmp_path / "x.json"))
     assert {"one", "two"} == check(
         empty, [always("one", None), always("two", "x")]
@@ -139,7 +139,7 @@ def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> N
     assert why == because(Why.NO_REGION)
 
 
-def test_places_are_asked_for_once_for_all_rules(trace: Events) -> None:
+def test_places_are_computed_once_for_all_rules(trace: Events) -> None:
     asked = []
 
     def placing(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:

@@ -208,7 +208,7 @@ def filling(wall_ms: object) -> Events:
     ("wall_ms", "expected_us"),
     [({"median": 0.2, "n": 3}, 200), (0.4, 400), (3.0, None), ("none", None), (None, None)],
 )
-def test_costs_are_those_of_the_timed_rounds_where_there_are_any(
+def test_costs_are_from_the_timed_rounds_if_there_are_any(
     wall_ms: object, expected_us: float | None
 ) -> None:
     trace = filling(wall_ms)

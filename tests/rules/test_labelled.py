@@ -29,7 +29,7 @@ def test_rules_match_each_example_as_often_as_it_says(theme: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("theme", corpus.themes())
-def test_a_rule_whose_answer_depends_on_which_tensor_is_which_asks_for_it(theme: str) -> None:
+def test_a_rule_that_depends_on_the_identity_of_tensors_requests_it(theme: str) -> None:
     silent = {
         case.name: (answer.checked.counts, other.counts)
         for case in corpus.themes()[theme]

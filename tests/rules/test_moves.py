@@ -124,7 +124,7 @@ def test_what_was_pinned_is_still_what_was_filled() -> None:
 
 
 @pytest.mark.parametrize("code", ["extra-cuda-copy", "copy-round-trip"])
-def test_both_ask_which_tensor_is_which(code: str) -> None:
+def test_both_need_to_identify_tensors(code: str) -> None:
     b = TraceBuilder(GPU)
     with b.annotation(b.region):
         filled(b, "randn", SHAPE)

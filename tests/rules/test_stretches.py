@@ -141,7 +141,7 @@ def test_without_functions_it_is_the_path_of_operators() -> None:
     assert [Place(None, "aten::mm", None)] == found
 
 
-def test_a_match_names_only_events_that_there_are() -> None:
+def test_a_match_names_only_existing_events() -> None:
     @rule("far", fix="")
     def far(_: Events) -> Matches:
         """Far."""

@@ -93,7 +93,9 @@ def test_what_changed_is_printed_old_and_new(pytester: pytest.Pytester) -> None:
     assert {"test_a": "ok", "test_b": "ok"} == run(pytester, "--torchprof").statuses
 
 
-def test_the_printed_change_tells_the_numbers_apart(pytester: pytest.Pytester) -> None:
+def test_the_printed_change_has_enough_digits_to_distinguish_the_numbers(
+    pytester: pytest.Pytester,
+) -> None:
     source = "import torch\ndef test_a(): torch.ones({size}, dtype=torch.uint8)"
     pytester.makepyfile(test_it=source.format(size=3520))
     accept(pytester)

@@ -130,7 +130,7 @@ def test_code_that_an_earlier_test_compiled_leaves_no_count_to_compare(
 
 @pytest.mark.parametrize("chosen", ["test_other", "test_one or test_other"])
 @pytest.mark.parametrize("accepted", ["test_other", "test_one or test_other"])
-def test_strict_does_not_ask_for_counts_that_depend_on_which_tests_ran_before(
+def test_strict_does_not_require_counts_that_depend_on_earlier_tests(
     pytester: pytest.Pytester, chosen: str, accepted: str
 ) -> None:
     pytester.makepyfile(test_it=SHARED)
@@ -177,7 +177,7 @@ def test_a_test_that_compiles_in_each_run_is_profiled_twice_and_no_more(
     assert ({"test_anew": "new"}, runs) == (ran.statuses, calls(pytester))
 
 
-def test_the_numbers_of_compiled_frames_are_no_operators(pytester: pytest.Pytester) -> None:
+def test_the_numbers_of_compiled_frames_are_not_operators(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=SHARED)
     accept(pytester)
     entry = next(iter(read_baseline(pytester)["tests"]["test_one"].values()))

@@ -130,7 +130,7 @@ def test_the_message_to_the_letter(pytester: pytest.Pytester) -> None:
     ] == messages(run(pytester, "--torchprof").out)["test_add"]
 
 
-def test_an_operator_that_disappeared_and_one_that_is_called_more_often_are_told_apart(
+def test_a_removed_operator_and_one_called_more_often_are_distinguished(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(test_it=ADD)

@@ -117,7 +117,7 @@ def test_an_error_while_locating_lines_fails_only_the_session(
     assert " (in 2 tests: test_it.py::test_one, …)" in ran.out
 
 
-def test_a_refusal_is_no_fault(pytester: pytest.Pytester) -> None:
+def test_a_refusal_is_not_an_internal_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="""
         import torch

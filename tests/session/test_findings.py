@@ -202,7 +202,7 @@ def test_findings_are_compared_rule_by_rule(
         assert count == 0 or short(record)[CODES[word]] == (count, not grew)
 
 
-def test_a_rule_that_takes_anothers_place_is_named_beside_the_total(
+def test_a_rule_that_replaces_another_is_named_beside_the_total(
     pytester: pytest.Pytester,
 ) -> None:
     write(pytester, mul=2)

@@ -196,7 +196,7 @@ def test_a_block_in_another_fixtures_hands_is_measured(pytester: pytest.Pytester
     "first",
     ["with torchprof: X + X", "torchprof(lambda: X + X)"],
 )
-def test_a_second_region_is_refused_and_said(
+def test_a_second_region_is_refused_with_a_message(
     pytester: pytest.Pytester, first: str, second: str
 ) -> None:
     pytester.makepyfile(
@@ -643,7 +643,9 @@ def test_a_time_in_an_inline_expectation_is_refused(
     assert "expected_metrics" not in ran.out
 
 
-def test_an_expectation_that_is_no_text_is_refused_at_its_line(pytester: pytest.Pytester) -> None:
+def test_an_expectation_that_is_not_a_string_is_refused_at_its_line(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(
         test_it=f"""{HEAD}
     def test_it(torchprof):

@@ -623,9 +623,7 @@ def test_places_as_text(places: list[tuple[str, str | None, int]], text: str) ->
         "X + X",
     ],
 )
-def test_what_goes_wrong_while_locating_leaves_the_numbers(
-    pytester: pytest.Pytester, last: str
-) -> None:
+def test_an_error_while_locating_leaves_the_numbers(pytester: pytest.Pytester, last: str) -> None:
     pytester.makepyfile(
         test_it=f"""
         import pytest, sys, torch
@@ -922,7 +920,7 @@ def test_torch_compile_does_not_recompile_anything(tmp_path: Path) -> None:
         ("abab", "ababab", [0, 1, 2, 3, -1, -1]),
     ],
 )
-def test_runs_are_laid_beside_each_other(known: str, now: str, expected: list[int]) -> None:
+def test_runs_are_compared_side_by_side(known: str, now: str, expected: list[int]) -> None:
     words = [np.array([ord(c) for c in text], np.int64) for text in (known, now)]
     place = np.arange(len(known))
     assert expected == _Run(words[0], place, place).places(words[1]).tolist()

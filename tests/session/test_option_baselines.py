@@ -36,7 +36,7 @@ def tree(pytester: pytest.Pytester) -> None:
         ("mine", ("perf",), {"perf/test_it.json", "deep/perf/test_below.json"}),
     ],
 )
-def test_a_folder_of_this_name_lies_beside_each_test_file(
+def test_a_folder_with_this_name_is_beside_each_test_file(
     pytester: pytest.Pytester, ini: str | None, args: tuple[str, ...], expected: set[str]
 ) -> None:
     tree(pytester)

@@ -120,7 +120,7 @@ def test_so_many_rows_are_shown(
     assert ("more test" in out) is bool(left)
 
 
-def test_quiet_there_is_no_table_but_one_line_of_totals(pytester: pytest.Pytester) -> None:
+def test_with_q_one_line_of_totals_replaces_the_table(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=THREE)
     out = run(pytester, "--torchprof", "-q").out
     assert "= torchprof =" not in out
@@ -129,7 +129,7 @@ def test_quiet_there_is_no_table_but_one_line_of_totals(pytester: pytest.Pyteste
     assert "torchprof: 3 tests profiled in 9 runs: 3 new" == line
 
 
-def test_very_quiet_there_is_nothing(pytester: pytest.Pytester) -> None:
+def test_with_qq_nothing_is_printed(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     assert "torchprof" not in run(pytester, "--torchprof", "-qq").out
 

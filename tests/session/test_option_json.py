@@ -76,7 +76,7 @@ STATUSES = {
 }
 
 
-def test_the_report_holds_every_test_with_what_became_of_it(pytester: pytest.Pytester) -> None:
+def test_the_report_lists_every_test_with_its_outcome(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ALL)
     run(pytester, "--accept")
     doctor(pytester, "test_regressed", ops=0)

@@ -62,7 +62,7 @@ def test_an_improvement_fails_only_under_strict(
     assert ("strict: improved, but the improvement is not accepted" in ran.out) is not passes
 
 
-def test_a_time_that_only_advises_is_no_improvement(pytester: pytest.Pytester) -> None:
+def test_an_advisory_time_is_not_an_improvement(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
     accept(pytester)
     doctor_times(pytester, 10**6)

@@ -210,7 +210,7 @@ def test_under_xdist_time_only_advises(pytester: pytest.Pytester) -> None:
     assert "time: xdist's workers contend for the CPU, so time only advises (test_it" in ran.out
 
 
-def test_on_a_busy_machine_time_only_advises_and_nothing_is_accepted_to_gate_on(
+def test_on_a_busy_machine_times_are_advisory_and_not_accepted(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=ADD)

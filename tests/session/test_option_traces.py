@@ -167,7 +167,7 @@ def test_an_unknown_choice_is_a_usage_error(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_nothing_is_left_in_the_folder_for_temporary_files(
+def test_no_temporary_files_are_left(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(test_it=TESTS)

@@ -54,7 +54,7 @@ def test_what_is_attached_to_a_report_arrives_from_a_worker(attached: Attachment
     assert attached == Attachment.of(arrived)
 
 
-def test_nothing_is_attached_to_a_report_of_others() -> None:
+def test_reports_of_other_plugins_get_no_attachment() -> None:
     arrived = crossed(report())
     assert not has_attachment(arrived)
     assert Attachment() == Attachment.of(arrived)

@@ -56,7 +56,7 @@ NOTHING = """
 
 @pytest.mark.parametrize("source", [PLAIN, REGION, CALLABLE])
 @pytest.mark.parametrize("options", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
-def test_its_findings_are_those_of_a_capture_that_knows(
+def test_its_findings_equal_those_of_a_capture_with_tensor_numbers(
     pytester: pytest.Pytester, source: str, options: tuple[str, ...]
 ) -> None:
     pytester.makeconftest(CONFTEST)

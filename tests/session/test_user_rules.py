@@ -270,7 +270,7 @@ def test_the_hook_is_not_called_when_profiling_is_off(pytester: pytest.Pytester)
     assert 0 == run(pytester).ret
 
 
-def test_an_optional_hook_does_without_the_plugin(pytester: pytest.Pytester) -> None:
+def test_an_optional_hook_works_without_the_plugin(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_it(): pass")
     pytester.makeconftest(
         """
@@ -285,7 +285,7 @@ def test_an_optional_hook_does_without_the_plugin(pytester: pytest.Pytester) -> 
 
 
 @pytest.mark.parametrize("triggers", ["aten::add$", "aten::of_another_test$"])
-def test_a_rule_that_raises_when_asked_what_it_lacks_breaks_no_test(
+def test_a_rule_whose_ready_function_raises_breaks_no_test(
     pytester: pytest.Pytester, triggers: str
 ) -> None:
     session(pytester, "[unready]")

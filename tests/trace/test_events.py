@@ -366,7 +366,7 @@ def test_within_an_annotation() -> None:
     assert names(view, np.flatnonzero(view.selection)) == ["step", "aten::add"]
 
 
-def test_parts_share_what_was_worked_out_and_keep_their_own_results() -> None:
+def test_parts_share_computed_values_but_keep_their_own_results() -> None:
     trace = modules_trace()
     whole = trace.parent, trace.selection, trace.once(lambda t: t.selection.sum())
     view = trace.within(op="aten::mm")
@@ -479,7 +479,7 @@ def test_odd_args_of_one_event_do_not_disturb_the_others() -> None:
 
 
 @given(st.lists(st.sampled_from([Kind.OP, Kind.KERNEL, Kind.MEMORY, Kind.MEMSET]), max_size=6))
-def test_kinds_that_are_there(kinds: list[Kind]) -> None:
+def test_kinds_that_occur(kinds: list[Kind]) -> None:
     column, zeros = np.array(kinds, np.int8), np.zeros(len(kinds), np.int64)
     threads = zeros.astype(np.int32)
     trace = Events(zeros, zeros, column, zeros, threads, ["a"], Arguments.of([None] * len(kinds)))

@@ -58,7 +58,7 @@ NUMBERS = ("h2d_copies", "h2d_bytes", "d2h_copies", "d2h_bytes")
     "written",
     [{}, {"1": 1, "2": 2}, {"1": "hipMemcpyHostToDevice", "2": "hipMemcpyDeviceToHost"}],
 )
-def test_the_call_tells_the_direction(written: dict[str, Any]) -> None:
+def test_the_call_gives_the_direction(written: dict[str, Any]) -> None:
     trace = parse_trace(copies().to_bytes([as_within, kinds(written)]))
     values = measure_all(trace)
     assert tuple(values[name] for name in NUMBERS) == (2, 4196, 1, 64)
@@ -70,7 +70,7 @@ def test_the_call_tells_the_direction(written: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("unknown", ["4", 0, None, "", [], "hipMemcpyDefault"])
-def test_a_kind_that_tells_nothing_leaves_the_name(unknown: object) -> None:
+def test_an_uninformative_kind_leaves_the_name_unchanged(unknown: object) -> None:
     change = kinds({"1": unknown, "2": unknown})
     values = measure_all(parse_trace(copies().to_bytes([as_within, change])))
     assert tuple(values[name] for name in NUMBERS) == (0, 0, 0, 0)

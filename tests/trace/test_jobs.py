@@ -66,7 +66,7 @@ def of(rank: int, size: int | None = 2) -> dict[str, int]:
         ({"b": (None, 5), "a": (None, 0)}, "b.json begins 5 s after a.json ends"),
     ],
 )
-def test_what_tells_the_ranks_of_one_job_from_traces_of_several(
+def test_ranks_of_one_job_are_distinguished_from_traces_of_several(
     tmp_path: Path, files: dict[str, tuple[Any, float]], why: str
 ) -> None:
     paths = [save(tmp_path / f"{n}.json", info, after_s=s) for n, (info, s) in files.items()]
@@ -128,7 +128,7 @@ def test_sides_of_several_jobs_are_not_compared(
 # -------------------------------------------------------------------- what a number is of
 
 
-def test_devices_that_are_there_are_not_said_to_be_used(
+def test_devices_that_are_present_but_idle_are_not_listed_as_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["kernels", str(save(tmp_path / "a.json", devices=8))])

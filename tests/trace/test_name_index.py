@@ -12,7 +12,7 @@ from pytest_torchprof.trace.read import parse_trace
 
 
 @pytest.mark.parametrize("repeats", [1, 1000])
-def test_each_of_more_expressions_than_a_number_has_bits_is_told_apart(
+def test_more_expressions_than_bits_in_an_integer_are_all_distinguished(
     repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(name_index, "_ALL", [])

@@ -141,7 +141,7 @@ def test_another_file_of_the_chosen_rank_is_reported_as_skipped(tmp_path: Path) 
     assert trace.warnings == (message,)
 
 
-def test_a_second_file_of_the_same_name_is_told_from_the_first_by_its_folder(
+def test_a_second_file_with_the_same_name_is_named_with_its_folder(
     tmp_path: Path,
 ) -> None:
     first, second = tmp_path / "a" / "t.json", tmp_path / "b" / "t.json"
@@ -176,7 +176,7 @@ def test_one_rank_is_chosen_without_reading_the_others(
     assert seen_files == ["1.json"]
 
 
-def test_one_rank_is_chosen_where_only_reading_tells(tmp_path: Path) -> None:
+def test_a_rank_is_chosen_where_only_the_content_has_the_number(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / f"{number}.json", number + 1, rank=9 - number, style="compact")
     assert seen(read_ranks([tmp_path], rank=8)) == [(8, 2)]

@@ -179,7 +179,7 @@ def test_memory_without_addresses_is_a_running_sum() -> None:
     assert usage(trace, on_device=False).peak_bytes == 1
 
 
-def test_metadata_after_the_events_are_told_from_them() -> None:
+def test_metadata_after_the_events_is_distinguished_from_them() -> None:
     event = (
         b'{"ph": "X", "cat": "cpu_op", "name": "a\\n  ],b", "ts": 1, "dur": 2, "pid": 1, "tid": 1}'
     )
@@ -327,7 +327,7 @@ def test_a_gzip_file_cut_anywhere_keeps_its_whole_events(tmp_path: Path) -> None
     assert before > 30
 
 
-def test_what_a_crash_leaves_behind_is_no_text() -> None:
+def test_null_bytes_that_a_crash_leaves_are_skipped() -> None:
     data = build().to_bytes()
     assert same(parse_trace(data + b"\0" * 4096), PLAIN)
     assert kept(parse_trace(data[:7000] + b"\0" * 4096)) == kept(parse_trace(data[:7000]))
@@ -391,7 +391,7 @@ def test_what_is_written_well_is_not_changed() -> None:
     assert "\\quoted\\" in "".join(names)
 
 
-def test_a_mark_of_utf_8_is_no_text(tmp_path: Path) -> None:
+def test_a_utf_8_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "windows.json"
     path.write_bytes(b"\xef\xbb\xbf" + build().to_bytes())
     assert same(read_trace(path), PLAIN)
@@ -469,7 +469,7 @@ NONE = [
 
 
 @pytest.mark.parametrize("data", NONE, ids=range(len(NONE)))
-def test_what_is_no_trace_is_an_error_that_names_the_file(data: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_an_error_that_names_it(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "foreign.json"
     path.write_bytes(data)
     with pytest.raises(TraceError) as caught:
@@ -576,7 +576,7 @@ def test_what_cannot_be_opened(what: str, tmp_path: Path) -> None:
         read_trace(path)
 
 
-def test_a_list_of_nothing_is_a_trace_of_nothing() -> None:
+def test_an_empty_list_is_an_empty_trace() -> None:
     for data in (b"[]", b'{"traceEvents": []}'):
         trace = parse_trace(data)
         assert len(trace) == 0

@@ -400,7 +400,7 @@ Operators = dict[str, dict[str, int]]
         ),
     ],
 )
-def test_a_forgotten_zero_grad_is_no_improvement(
+def test_a_forgotten_zero_grad_is_not_an_improvement(
     before: Operators, now: Operators, status: Literal["regressed", "improved"]
 ) -> None:
     """It does less, and leaves gradients to add up."""

@@ -290,7 +290,7 @@ def test_facts_are_values_or_reasons() -> None:
 
 
 @pytest.mark.parametrize("rows", [None, "junk", [{"reason": "a"}, {"reason": 3}]])
-def test_compilations_of_which_not_all_rows_can_be_read_are_not_0(rows: object) -> None:
+def test_compilations_with_unreadable_rows_do_not_count_as_0(rows: object) -> None:
     b = TraceBuilder()
     facts = {"graph_breaks": 2, "recompiles": 2, "breaks": rows, "recompilations": rows}
     b.metadata(FACTS_KEY, facts)
@@ -343,7 +343,7 @@ def test_without_a_device_there_are_no_device_metrics() -> None:
     assert (values["ops"], values["flops"], values["peak_cpu_bytes"]) == (1, 240, 64)
 
 
-def test_lost_kernel_records_are_no_count() -> None:
+def test_lost_kernel_records_leave_the_count_unknown() -> None:
     b = TraceBuilder("GPU")
     with b.annotation(REGION), b.op("aten::mm"):
         b.launch("k1")

@@ -105,7 +105,7 @@ def test_warmup_and_rounds_of_0_check_it(pytester: pytest.Pytester) -> None:
     assert [(1024, "new")] * 2 == [(row["value"], row["status"]) for row in rows]
 
 
-def test_a_baseline_of_nothing_shows_that_nothing_is_intended(pytester: pytest.Pytester) -> None:
+def test_a_baseline_without_work_marks_an_empty_run_as_intended(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=KEPT.format(marker="@pytest.mark.max_flops(1)"))
     accepting = run(pytester, "--accept", "-k", "cached")
     assert "budget max_flops not checked" in accepting.out
@@ -138,7 +138,7 @@ ON_HOST = {name: 0 for name, metric in METRICS.items() if metric.of_region} | {"
 
 
 @pytest.mark.parametrize("name", [n for n, m in METRICS.items() if m.of_device])
-def test_a_limit_on_a_device_on_which_nothing_ran_is_not_checked(name: str) -> None:
+def test_a_limit_for_an_unused_device_is_not_checked(name: str) -> None:
     profile, budget = Profile(ON_HOST), [Budget(name, 5)]
     checked = {v.metric: v for v in compare(profile, None, budget, Policy())}[name]
     assert ("not_measured", NOTHING_ON_DEVICE) == (checked.status, checked.reason)
@@ -150,7 +150,7 @@ def test_a_limit_on_a_device_on_which_nothing_ran_is_not_checked(name: str) -> N
     assert checked.status == "new"
 
 
-def test_kernels_without_operators_are_no_idle_run() -> None:
+def test_kernels_without_operators_do_not_count_as_an_idle_run() -> None:
     replay = Profile({**ON_HOST, "ops": 0, "kernels": 3}, kernels={"gemm": 3})
     verdicts = compare(replay, None, [Budget("kernels", 5), Budget("syncs", 0)], Policy())
     assert failures(verdicts, Policy(strict=True), has_baseline=True, accept=True) == []

@@ -63,9 +63,7 @@ def test_a_change_beyond_the_threshold_is_confirmed(ratio: float, verdict: str) 
 @pytest.mark.parametrize(
     ("ratio", "verdict"), [(1, "same"), (1.05, "slower"), (1 / 1.05, "faster")]
 )
-def test_that_the_second_turn_of_a_pair_is_slower_hides_nothing_and_is_no_change(
-    ratio: float, verdict: str
-) -> None:
+def test_a_slower_second_turn_hides_no_change_and_is_not_one(ratio: float, verdict: str) -> None:
     draw, comparison = random.Random(0), Comparison()
     for (a, b), a_first in zip(noisy(100, ratio), orders(draw)):  # noqa: B905 - never ends
         second = b if a_first else a
@@ -125,7 +123,7 @@ def test_a_duration_of_nothing_is_one_below_the_clocks_tick() -> None:
     assert decided([([0], [5])] * 40).ratio == pytest.approx(5)
 
 
-def test_spikes_of_one_side_are_no_change() -> None:
+def test_spikes_on_one_side_are_not_a_change() -> None:
     pairs = noisy(300, 1)
     for a, b in pairs[::9]:
         b[:] = [value * 20 for value in b]
@@ -133,7 +131,7 @@ def test_spikes_of_one_side_are_no_change() -> None:
     assert decided(pairs).verdict == "same"
 
 
-def test_drift_that_meets_both_sides_is_no_change() -> None:
+def test_drift_on_both_sides_is_not_a_change() -> None:
     pairs = [
         ([int(v * (1 + i / 100)) for v in a], [int(v * (1 + i / 100)) for v in b])
         for i, (a, b) in enumerate(noisy(300, 1))
@@ -141,7 +139,7 @@ def test_drift_that_meets_both_sides_is_no_change() -> None:
     assert decided(pairs).verdict == "same"
 
 
-def test_two_modes_of_the_machine_are_no_change() -> None:
+def test_two_modes_of_the_machine_are_not_a_change() -> None:
     draw = random.Random(3)
     pairs = [
         ([v * draw.choice((1, 2)) for v in a[:1]], [v * draw.choice((1, 2)) for v in b[:1]])
@@ -155,7 +153,7 @@ def test_a_turn_without_a_call_is_refused() -> None:
         Comparison().add([], [1])
 
 
-def test_there_is_no_answer_without_a_pair() -> None:
+def test_without_a_pair_there_is_no_result() -> None:
     with pytest.raises(ValueError, match="no pair"):
         Comparison().decide()
 

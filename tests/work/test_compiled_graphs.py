@@ -215,7 +215,7 @@ def test_junk_for_facts_of_graphs_is_left_out(facts: dict[str, Any]) -> None:
     assert measure(METRICS["flops"], called(facts, MM)) == 240
 
 
-def test_operators_that_dynamo_runs_to_compile_are_no_work() -> None:
+def test_operators_that_dynamo_runs_while_compiling_are_not_counted() -> None:
     b = TraceBuilder()
     with (
         b.annotation("_compile.compile_inner (dynamo_timed)"),

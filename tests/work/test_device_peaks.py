@@ -137,7 +137,7 @@ def test_the_example_of_the_documents_is_read(tmp_path: Path) -> None:
         (LEAST | {"source": 3}, "source: this cannot be: 3"),
     ],
 )
-def test_what_cannot_be_says_where_and_what_would_do(
+def test_an_impossible_value_is_reported_with_its_place_and_what_is_allowed(
     document: object, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError) as caught:

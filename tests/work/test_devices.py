@@ -190,7 +190,7 @@ def test_a_narrower_type_is_never_slower(device: Device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
-def test_peaks_are_what_the_silicon_gives(device: Device) -> None:
+def test_peaks_follow_from_the_chip(device: Device) -> None:
     """Multiprocessors × clock × FLOP a clock: a sparse figure would be twice as high."""
     if device.name in UNSTATED_CLOCK:
         pytest.skip("no document states its clock")
@@ -430,13 +430,13 @@ def test_every_name_of_a_row_finds_it_with_all_its_facts(device: Device) -> None
         ("AMD Radeon RX 7900 XTX", facts(11, 0, 23.98, 48), "Radeon RX 7900 XTX"),
     ],
 )  # fmt: skip
-def test_one_name_of_several_boards_is_told_apart_by_the_rest(
+def test_boards_with_the_same_name_are_distinguished_by_their_other_properties(
     name: str, other: dict[str, Any], expected: str | None
 ) -> None:
     assert named(name, **other) == expected
 
 
-def test_one_name_of_two_chips_is_told_apart_by_compute_units() -> None:
+def test_two_chips_with_the_same_name_are_distinguished_by_compute_units() -> None:
     name = "AMD Instinct MI250X/MI250"
     assert named(name, **facts(9, 0, 63.98, 110)) == "MI250X (one GCD)"
     assert named(name, **facts(9, 0, 63.98, 104)) == "MI250 (one GCD)"
@@ -545,7 +545,7 @@ KEYS = st.sampled_from(["name", "totalGlobalMem", "computeMajor", "computeMinor"
 
 
 @given(JUNK | st.dictionaries(KEYS, JUNK | st.just(10**400) | st.just("9" * 5000) | st.just("²")))
-def test_junk_is_no_device(properties: Any) -> None:
+def test_junk_does_not_match_a_device(properties: Any) -> None:
     assert find(properties, [X1]) in {None, X1}
 
 

@@ -494,7 +494,7 @@ def at_least(count: int, why: str) -> NotMeasured:
         ([(("aten::add", STEM),)], 0),  # no formula: not counted, by definition
     ],
 )
-def test_flops_of_a_trace_are_known_or_said_not_to_be(
+def test_flops_of_a_trace_are_known_or_reported_as_unknown(
     calls: list[Nested], expected: int | NotMeasured
 ) -> None:
     """An operator that has a formula and no number makes the sum a lower bound."""

@@ -141,7 +141,7 @@ def test_a_causal_kernel_is_rated_by_what_it_does() -> None:
     assert full.tflops_per_s == pytest.approx(ALL_PAIRS / 50e-6 / 1e12)
 
 
-def test_a_kernel_that_skips_nobody_knows_how_much_has_no_rate() -> None:
+def test_a_kernel_that_skips_an_unknown_amount_has_no_rate() -> None:
     """It is causal, and the sequences are of several lengths."""
     b = TraceBuilder("NVIDIA H100 80GB HBM3", (9, 0))
     with b.op(PART, RAGGED, ["c10::Half"] * 5, arguments(at=8, more={5: "5", 6: "4"})):
@@ -150,7 +150,7 @@ def test_a_kernel_that_skips_nobody_knows_how_much_has_no_rate() -> None:
     assert (row.flops, row.tflops_per_s, row.compute_pct) == (4 * 4 * 8 * 4 * 16, None, None)
 
 
-def test_which_of_the_two_is_shown_is_said(
+def test_the_output_states_which_of_the_two_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = causal(["", "", "", "0.", "True", "False", ""]).save(tmp_path / "causal.json")

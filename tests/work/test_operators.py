@@ -72,7 +72,7 @@ def test_usual_names_are_what_the_table_says_without_them(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_each_family_is_told_by_its_work(work: OperatorWork, names: str) -> None:
+def test_each_family_is_recognized_by_its_work(work: OperatorWork, names: str) -> None:
     assert dict.fromkeys(names.split(), work) == {
         name: work_of(f"aten::{name}") for name in names.split()
     }

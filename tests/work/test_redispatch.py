@@ -104,7 +104,7 @@ def test_a_padded_part_of_attention_does_not_count_in_its_place() -> None:
     assert measure(METRICS["flops"], trace) == 4 * (2 * 4 * 8 * 8) * 20
 
 
-def test_what_is_unknown_inside_a_tensor_subclass_is_said() -> None:
+def test_unknown_work_inside_a_tensor_subclass_is_reported() -> None:
     """The whole call's number does not hide that a part of what ran is unknown."""
     local = ("aten::convolution", [[1, 3, 9, 9], [4, 3, 3, 3]])  # without its stride
     trace = traced(("aten::mm", WHOLE, ("PythonSubclass", WHOLE, RAN, local)))
@@ -296,7 +296,7 @@ def test_a_dtensor_counts_the_part_of_this_rank(
     assert by_torch(step) == 4 * expected
 
 
-def test_what_runs_on_fake_tensors_is_no_gap() -> None:
+def test_operators_on_fake_tensors_do_not_make_flops_unknown() -> None:
     """An operator without a formula that only tells a subclass a shape computes nothing."""
     square = [[32, 32]]
     fake = ("aten::linalg_inv_ex", square, ("PythonDispatchMode", square, (

@@ -28,7 +28,7 @@ def test_the_zoo_is_large_and_names_each_row_once() -> None:
     assert sum(not row.why for row in keeper.ROWS) >= LEAST
 
 
-def test_a_row_is_held_to_what_it_says() -> None:
+def test_a_row_is_checked_against_its_claims() -> None:
     """Neither a difference without a reason, nor a reason without a difference, nor a new gap."""
 
     def nothing() -> Payload:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from pytest_torchprof.analysis.attribution import attribute
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
+from pytest_torchprof.core.counted_names import CountedNames
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 from pytest_torchprof.work.devices import table as devices
 from pytest_torchprof.work.devices.device import DTYPES
@@ -70,7 +71,7 @@ class KernelRow:
     """All calls of a kernel, a copy or a memset on one device, or all of one operator's kernels.
 
     ``operator`` is the operator that launched them. If there are several, or several kernels in an
-    operator's row, each is listed with its calls, see `counted_names`. `NO_OPERATOR` stands for
+    operator's row, each is listed with its calls, see `CountedNames`. `NO_OPERATOR` stands for
     launches outside of operators. ``operator`` is None if none of the events has a runtime call;
     `UNLINKED` stands for such events among others. ``flops`` and ``bytes`` are sums over the calls
     where they are known. For causal attention ``flops`` counts all pairs, the rate and
@@ -146,7 +147,7 @@ def kernel_rows(
         rows.append(
             KernelRow(
                 device=number if (number := int(device[table.first[g]])) >= 0 else None,
-                kernel=counted_names([(trace.names[i], n) for i, n in kernels[g]]),
+                kernel=CountedNames([(trace.names[i], n) for i, n in kernels[g]]),
                 operator=_operators(owners[g], shown),
                 calls=calls,
                 total_ms=total_ns / 1e6,
@@ -173,22 +174,11 @@ def masked_kernels(trace: Events) -> tuple[int, int, int]:
     return int(less.sum()), int(unknown.sum()), int(work.untold.sum())
 
 
-def counted_names(parts: Sequence[tuple[str, int]]) -> str:
-    """Names with their counts; a single name alone.
-
-    >>> counted_names([("gemm", 3), ("fill", 2)]), counted_names([("gemm", 3)])
-    ('gemm ×3, fill ×2', 'gemm')
-    """
-    if len(parts) == 1:
-        return parts[0][0]
-    return ", ".join(f"{name} ×{count}" for name, count in parts)
-
-
 def _operators(parts: Sequence[tuple[int, int]], shown: Sequence[str]) -> str | None:
     if [number for number, _ in parts] == [_NO_CALL]:
         return None
     other = {-1: NO_OPERATOR, _NO_CALL: UNLINKED}
-    return counted_names([(other.get(i) or shown[i], count) for i, count in parts])
+    return CountedNames([(other.get(i) or shown[i], count) for i, count in parts])
 
 
 def unlinked_events(trace: Events) -> int:

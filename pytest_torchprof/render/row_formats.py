@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from pytest_torchprof.core.counted_names import CountedNames
 from pytest_torchprof.core.units import UNKNOWN, format_quantity
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.aligned_columns import Align, aligned_columns
@@ -121,7 +122,11 @@ def cell(field: str, value: Any) -> str:
     if isinstance(value, _Marked):
         return value
     if field == "kernel":
-        return escape.line(_each(readable_kernel, value))
+        if not isinstance(value, CountedNames):
+            return escape.line(readable_kernel(value))
+        value = value.renamed(readable_kernel)
+    if isinstance(value, CountedNames):
+        return value.renamed(escape.line)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             return UNKNOWN
@@ -225,40 +230,17 @@ def _fitted(fields: Sequence[str], columns: list[list[str]], width: int) -> list
     ]
 
 
-#: Several names with their counts, as in rows of kernels: ``gemm ×3, fill ×2``.
-_COUNTED = re.compile(r"(.+?) ×(\d+)(?:, |$)")
-
-
-def _counted(text: str) -> list[tuple[str, str]]:
-    """The names and counts of a cell that has several; empty for any other.
-
-    >>> _counted("f<4, int> ×3, fill ×2"), _counted("f<4, int>")
-    ([('f<4, int>', '3'), ('fill', '2')], [])
-    """
-    found = _COUNTED.findall(text)
-    whole = ", ".join(f"{name} ×{count}" for name, count in found)
-    return found if len(found) > 1 and whole == text else []
-
-
-def _each(change: Callable[[str], str], text: str) -> str:
-    """Change each name in the text; names that become equal are counted together."""
-    if not (found := _counted(text)):
-        return change(text)
-    total: dict[str, int] = {}
-    for name, count in found:
-        total[change(name)] = total.get(change(name), 0) + int(count)
-    return ", ".join(f"{name} ×{count}" for name, count in total.items())
-
-
 def _cut(field: str, text: str, width: int) -> str:
     """Cut names in the middle; cut paths at the start, since the innermost part tells most.
 
     Of several names, those that fit are shown, and the number left.
 
-    >>> _cut("operator", "aten::mm ×3, aten::fill_ ×2, aten::add ×1", 20)
+    >>> names = CountedNames([("aten::mm", 3), ("aten::fill_", 2), ("aten::add", 1)])
+    >>> _cut("operator", names, 20)
     'aten::mm ×3, +2 more'
     """
-    if width_of(text) > width and (found := _counted(text)):
+    found = text.parts if isinstance(text, CountedNames) else ()
+    if width_of(text) > width and len(found) > 1:
         for shown in range(len(found) - 1, 0, -1):
             parts = [f"{name} ×{count}" for name, count in found[:shown]]
             short = f"{', '.join(parts)}, +{len(found) - shown} more"

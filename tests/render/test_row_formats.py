@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_torchprof.core.counted_names import CountedNames
 from pytest_torchprof.render.row_formats import cell, markdown_table, text_table, to_csv, to_json
 from pytest_torchprof.render.short_kernel_names import readable_kernel
 
@@ -74,7 +77,10 @@ def test_a_table_fits_the_terminal_by_cutting_names_in_the_middle(width: int) ->
 
 def test_of_several_names_those_that_fit_are_shown_and_how_many_are_left() -> None:
     long = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
-    row = {"kernel": f"{long} ×12, fill<4, int> ×3, b ×1", "operator": "aten::mm ×9, c ×7"}
+    row = {
+        "kernel": CountedNames([(long, 12), ("fill<4, int>", 3), ("b", 1)]),
+        "operator": CountedNames([("aten::mm", 9), ("c", 7)]),
+    }
     shown = text_table([row], ("kernel", "operator"), width=58).splitlines()[-1]
     assert "vectorized_e…r_add<float>> ×12, +2 more  aten::mm ×9, c ×7" == shown
     assert "<float>> ×12, fill<4, int> ×3, b ×1" in text_table([row], ("kernel", "operator"))
@@ -179,3 +185,9 @@ def test_of_a_stack_the_innermost_end_is_kept() -> None:
     rows = [{"stack": "outer.py(1): run;" * 9 + "model.py(7): forward", "calls": 1}]
     assert "…" == text_table(rows, ("stack", "calls"), width=50).splitlines()[-1][0]
     assert "model.py(7): forward" in text_table(rows, ("stack", "calls"), width=50)
+
+
+def test_counted_names_survive_a_copy_and_a_pickle() -> None:
+    names = CountedNames([("gemm", 3), ("fill", 2)])
+    for same in (copy.deepcopy(names), pickle.loads(pickle.dumps(names))):
+        assert (same, same.parts, same.counted) == ("gemm ×3, fill ×2", names.parts, True)

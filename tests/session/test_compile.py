@@ -173,7 +173,7 @@ def test_a_test_that_compiles_in_each_run_is_profiled_twice_and_no_more(
             torch.compile(lambda x: x.sin(), backend="eager")(torch.ones(4))
         """
     )
-    # In its own process: xdist's thread may work in this one, and then the first run does not count.
+    # In its own process: in this one xdist's thread may work, and the first run then not count.
     ran = run(pytester, "--torchprof", *extra, subprocess=True)
     assert ({"test_anew": "new"}, runs) == (ran.statuses, calls(pytester))
 

@@ -96,15 +96,15 @@ def run(folder: Path, min_time: float) -> tuple[list[str], list[str]]:
     """How often each verdict was given, and the tests reported as slower or faster."""
     started = time.monotonic()
     rows = compared(folder, min_time, "examples")
-    said = Counter(row["verdict"] for row in rows)
-    counts = [said.pop(name, 0) for name in ("slower", "faster", "same", "unclear")]
+    verdicts = Counter(row["verdict"] for row in rows)
+    counts = [verdicts.pop(name, 0) for name in ("slower", "faster", "same", "unclear")]
     changed = [
         f"{row['name']} {row['verdict']} by {row['change']:+.1%} "
         f"({row['low']:+.1%} … {row['high']:+.1%})"
         for row in rows
         if row["verdict"] in ("slower", "faster")
     ]
-    line = [*counts, said.total(), f"{time.monotonic() - started:.0f}"]
+    line = [*counts, verdicts.total(), f"{time.monotonic() - started:.0f}"]
     return [str(cell) for cell in line], changed
 
 

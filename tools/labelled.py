@@ -40,8 +40,8 @@ def main() -> int:
     wrong = [answer for answer in answers if answer.problems]
     clean = sum(answer.case.rule == "clean" for answer in answers)
     seconds = time.monotonic() - started
-    said = f"{len(wrong)} judged wrongly, in {seconds:.0f} s"
-    print(f"{len(answers)} examples, {clean} of them clean code: {said}")
+    summary = f"{len(wrong)} judged wrongly, in {seconds:.0f} s"
+    print(f"{len(answers)} examples, {clean} of them clean code: {summary}")
     return int(bool(wrong) or any(s.precision != 1 or s.recall != 1 for s in scores.values()))
 
 

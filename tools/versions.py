@@ -118,21 +118,21 @@ def main(names: list[str]) -> int:
         for name, versions in MATRIX.items():
             print(f"{name:24} Python {versions.python}, torch {versions.torch}")
         return 0 if names == ["--list"] else 2
-    said = {}
+    results = {}
     for name in names or MATRIX:
         began = time.monotonic()
         try:
             python = environment(name, MATRIX[name])
         except (OSError, subprocess.CalledProcessError) as error:
-            said[name] = f"not run: {error}"
+            results[name] = f"not run: {error}"
         else:
             env = os.environ | {"GOMP_SPINCOUNT": "1000", "PYTHONDONTWRITEBYTECODE": ""}
             code = subprocess.run([python, *PYTEST], cwd=ROOT, env=env, check=False).returncode
-            said[name] = "passed" if code == 0 else f"failed (pytest's exit status is {code})"
-        said[name] += f", {(time.monotonic() - began) / 60:.0f} min"
-        print(f"{name}: {said[name]}", flush=True)
-    print("\n".join(["", *(f"{name:24} {text}" for name, text in said.items())]))
-    return int(any(not text.startswith("passed") for text in said.values()))
+            results[name] = "passed" if code == 0 else f"failed (pytest's exit status is {code})"
+        results[name] += f", {(time.monotonic() - began) / 60:.0f} min"
+        print(f"{name}: {results[name]}", flush=True)
+    print("\n".join(["", *(f"{name:24} {text}" for name, text in results.items())]))
+    return int(any(not text.startswith("passed") for text in results.values()))
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ class Turns:
 
     def _go_on(self, call: Callable[[], object]) -> None:
         """More turns, until one needs new fixtures."""
-        assert self._next is not None  # noqa: S101 - a turn has been told of
+        assert self._next is not None  # noqa: S101 - a turn was announced
         while self._next[0] == "turn" and not self._next[2]:
             _, calls, _, self._processor = self._next
             self._turn(call, calls)

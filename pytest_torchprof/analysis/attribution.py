@@ -46,8 +46,9 @@ class AttributedWork(Frozen, frozen=True):
     ``event`` are event indices. ``call`` is the innermost operator around the launch, ``owner`` the
     number of its name (else the annotation's) in `Events.shown_names`; -1 for none. ``flops`` and
     ``bytes`` are -1 where unknown. ``done`` are the FLOPs that the kernel is rated by, those that a
-    causal mask leaves, -1 where unknown; ``untold`` is whether the trace does not say if there is a
-    mask. ``dtype`` is an index into `DTYPES`, -1 where there are no FLOPs or no types.
+    causal mask leaves, -1 where unknown; ``mask_unknown`` is whether the trace
+    does not say if there is a mask. ``dtype`` is an index into `DTYPES`, -1 where there are no
+    FLOPs or no types.
     """
 
     event: Ints
@@ -55,7 +56,7 @@ class AttributedWork(Frozen, frozen=True):
     owner: Ints
     flops: Ints
     done: Ints
-    untold: Bools
+    mask_unknown: Bools
     bytes: Ints
     dtype: Ints
 
@@ -83,7 +84,7 @@ def _attribute(trace: Events) -> AttributedWork:
     name, dur = trace.name[event[rows]], trace.dur[event[rows]]
     flops[rows] = _shares(counted[rows], dur, main[rows], op_flops(trace)[counted[rows]], name)
 
-    done, untold = _masked(trace, flops, counted)
+    done, mask_unknown = _masked(trace, flops, counted)
 
     moved = np.where(trace.kind[event] == Kind.KERNEL, -1, trace.bytes[event])
     rows = np.flatnonzero(working & (call >= 0))
@@ -94,7 +95,7 @@ def _attribute(trace: Events) -> AttributedWork:
     dtype = none.copy()
     rows = np.flatnonzero(flops >= 0)
     dtype[rows] = _dtypes(trace, typed[rows], event[rows])
-    return AttributedWork(event, call, owner, flops, done, untold, moved, dtype)
+    return AttributedWork(event, call, owner, flops, done, mask_unknown, moved, dtype)
 
 
 def is_replayed(trace: Events, launch: Ints) -> Bools:
@@ -150,7 +151,7 @@ def _shares(
 
 def _masked(trace: Events, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
     """The FLOPs of each kernel that its mask leaves; and where the trace does not say."""
-    done, untold = flops.copy(), np.zeros(len(flops), bool)
+    done, mask_unknown = flops.copy(), np.zeros(len(flops), bool)
     rows = np.flatnonzero((flops >= 0) & trace.names_where(MASKS.__contains__)[counted])
     calls, at = np.unique(counted[rows], return_inverse=True)
     parts = np.ones(len(calls))
@@ -163,8 +164,8 @@ def _masked(trace: Events, flops: Ints, counted: Ints) -> tuple[Ints, Bools]:
         parts[i] = -1 if share is None else share
         silent[i] = not masks.is_known(trace.names[name], concrete)
     done[rows] = np.where(parts[at] < 0, -1, np.rint(flops[rows] * parts[at]))
-    untold[rows] = silent[at]
-    return done, untold
+    mask_unknown[rows] = silent[at]
+    return done, mask_unknown
 
 
 def _traffic(trace: Events, call: Ints, kernel: Ints) -> tuple[Ints, Ints]:

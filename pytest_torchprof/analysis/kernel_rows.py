@@ -171,7 +171,7 @@ def masked_kernels(trace: Events) -> tuple[int, int, int]:
     work = attribute(trace)
     unknown = (work.done < 0) & (work.flops >= 0)
     less = (work.done < work.flops) & ~unknown
-    return int(less.sum()), int(unknown.sum()), int(work.untold.sum())
+    return int(less.sum()), int(unknown.sum()), int(work.mask_unknown.sum())
 
 
 def _operators(parts: Sequence[tuple[int, int]], shown: Sequence[str]) -> str | None:

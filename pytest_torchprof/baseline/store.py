@@ -265,7 +265,7 @@ def render(data: Mapping[str, Any]) -> str:
     """The file's text: sorted keys, one metric per line, trailing newline."""
     text = _dump(data, 0) + "\n"
     # Only a lone surrogate in a name cannot be encoded; see `readable`.
-    return re.sub("[\ud800-\udfff]", lambda lone: f"\\\\u{ord(lone[0]):04x}", text)
+    return re.sub("[\ud800-\udfff]", lambda found: f"\\\\u{ord(found[0]):04x}", text)
 
 
 def _dump(value: object, level: int) -> str:

@@ -1,4 +1,4 @@
-"""What every live capture notes of its process, whatever runs it."""
+"""The facts about the process that every live capture stores."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def facts_now(machine: Machine, compiled: Facts, first: Facts | None = None) -> Facts:
-    """The facts of this process as it is now, without those of timed rounds.
+    """Facts about this process now, except those of timed rounds.
 
-    ``compiled``: of all compilations since the test began; ``first``: of those of its first run,
-    if that is over. Counts are of the first run alone: the number of runs is no matter of the
-    test's.
+    ``compiled``: facts of all compilations since the test began. ``first``: facts of the first
+    run's compilations, once it is over. Counts are those of the first run, since a test does not
+    decide how often it runs.
     """
     of_process = Facts(
         environment=machine.key,

@@ -45,14 +45,14 @@ _Look = tuple[Any, Mapping[str, Any], tuple[Any, ...], _Place]
 
 
 class PatchGuard:
-    """``with PATCH_GUARD:`` restores the originals; ``with PATCH_GUARD.lifted:`` the patches.
+    """``with PATCH_GUARD:`` restores the originals; ``with PATCH_GUARD.suspended:`` the patches.
 
     Both may be nested, in one thread. Entering costs about 6 us while nothing is replaced, and up
     to 300 us if Python does not number the states of its dicts, because each name is then compared.
     """
 
     def __init__(self) -> None:
-        self.lifted = _Lifted(self)
+        self.suspended = _Suspended(self)
         self._places: list[_Place] = []
         #: What is compared on the way in, which happens often.
         self._looks: list[_Look] = []
@@ -234,7 +234,7 @@ class PatchGuard:
             setattr(owner, name, value)
 
 
-class _Lifted:
+class _Suspended:
     """The way out of the guard, and in again."""
 
     def __init__(self, guard: PatchGuard) -> None:

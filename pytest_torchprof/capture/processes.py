@@ -143,14 +143,14 @@ class Children:
         # Children from before that were waited for in the meantime: their earlier work does not
         # count.
         ended -= sum(ns for pid, ns in self._alive.items() if pid not in alive)
-        grown = {pid: ns - self._alive.get(pid, 0) for pid, ns in alive.items()}
-        worked = [pid for pid, ns in grown.items() if ns > _WORKED_NS]
+        used_ns = {pid: ns - self._alive.get(pid, 0) for pid, ns in alive.items()}
+        worked = [pid for pid, ns in used_ns.items() if ns > _WORKED_NS]
         if self.forks and (ended > 0 or worked):
             return FORKED
         names = self.programs + [name for pid, name in self._names.items() if pid not in alive]
         for pid in worked:
             if _is_zombie(pid):  # it has ended too, and cannot be inspected
-                ended += grown[pid]
+                ended += used_ns[pid]
                 names.append(_name(pid))
             elif (torchs := _torch_in(pid)) is not None:
                 return because(Why.PROGRAM_WORK, programs=(torchs,))

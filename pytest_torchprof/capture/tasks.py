@@ -87,14 +87,14 @@ class Threads:
             return False, False
         self._tasks.pop(self._me, None)
         now.pop(self._me, None)
-        grown = {task: ns - self._tasks.get(task, 0) for task, ns in now.items()}
-        ended = total - mine - sum(grown.values())
+        used_ns = {task: ns - self._tasks.get(task, 0) for task, ns in now.items()}
+        ended = total - mine - sum(used_ns.values())
         python = {thread.native_id for thread in REAL.threads()}
         # Includes the spinning of a shrinking pool; other threads of the previous run may end late.
         gone = len(self._settled - now.keys() - {self._me})
         started = ended > _STARTED_NS + gone * _SPIN_NS
         others = False
-        for task, ns in grown.items():
+        for task, ns in used_ns.items():
             if task in self._ours or _is_torchs(task):
                 continue
             if task not in self._tasks:

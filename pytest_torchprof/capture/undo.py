@@ -28,7 +28,7 @@ class Undo:
         self._calls.append((call, arguments))
 
     def enter_context(self, context: Any) -> None:
-        """Enter a context now, and leave it at the end; it is not told of exceptions."""
+        """Enter a context now, and leave it at the end; it does not see exceptions."""
         context.__enter__()
         self._calls.append((context.__exit__, (None, None, None)))
 

@@ -192,14 +192,14 @@ def uncounted_note(trace: Trace) -> str:
 
 def masked_note(trace: Trace) -> str:
     """A note on causal attention, whose rates exclude masked FLOPs; empty if there is none."""
-    less, unknown, untold = kernel_rows.masked_kernels(trace.events)
+    less, unknown, mask_unknown = kernel_rows.masked_kernels(trace.events)
     texts = [
         f"{what.format(plural(count, 'kernel'))}"
         for count, what in (
             (less, "TFLOP/s and % of {} count only what a causal mask keeps"),
             (unknown, "the trace does not say how much the mask of {} keeps"),
             (
-                untold,
+                mask_unknown,
                 "without arguments, {} of attention may be causal, and TFLOP/s and % too high",
             ),
         )

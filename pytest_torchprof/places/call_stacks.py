@@ -72,12 +72,12 @@ def _owners(trace: Events) -> tuple[Ints, Ints]:
     owner, module = (np.full(len(trace), -1, np.int64) for _ in range(2))
     distinct, at = np.unique(trace.name[python], return_inverse=True)
     classes: dict[str, int] = {}
-    owners = [_told(trace.names[number], classes) for number in distinct.tolist()]
+    owners = [_owner_and_class(trace.names[number], classes) for number in distinct.tolist()]
     owner[python], module[python] = np.array(owners, np.int64).reshape(-1, 2).T[:, at]
     return owner, module
 
 
-def _told(name: str, classes: dict[str, int]) -> tuple[int, int]:
+def _owner_and_class(name: str, classes: dict[str, int]) -> tuple[int, int]:
     """Whose function it is, and the number of the module's class; else -1."""
     if module := MODULE.match(name):
         return -1, classes.setdefault(module[1], len(classes))

@@ -81,7 +81,7 @@ def row_cells(row: PairedRow) -> Cells:
     fields = {
         "name": row.nodeid,
         "verdict": row.verdict,
-        "reason": _said(row_note(row)),
+        "reason": _reason_words(row_note(row)),
         "wall_ms_a": row.a_ms and row.a_ms.median,
         "wall_ms_b": row.b_ms and row.b_ms.median,
         "spread_a": row.a_ms and row.a_ms.spread,
@@ -91,7 +91,7 @@ def row_cells(row: PairedRow) -> Cells:
         "cpu_ms_a": row.cpu_a_ms and row.cpu_a_ms.median,
         "cpu_ms_b": row.cpu_b_ms and row.cpu_b_ms.median,
         "differences": [{"metric": d.metric, "a": d.a, "b": d.b} for d in row.differences],
-        "unprofiled": _said(row.unprofiled),
+        "unprofiled": _reason_words(row.unprofiled),
         "measured_s": row.measured_s,
         "spent_s": row.spent_s,
         **decided,
@@ -99,7 +99,7 @@ def row_cells(row: PairedRow) -> Cells:
     return {name: fields[name] for name in FIELDS}
 
 
-def _said(reason: Reason | None) -> str | None:
+def _reason_words(reason: Reason | None) -> str | None:
     return None if reason is None else in_words(reason)
 
 

@@ -241,7 +241,7 @@ class _Operators:
 
     def __init__(self, where: Where | None) -> None:
         self._where = where
-        self._told: set[str] = set()
+        self._shown_places: set[str] = set()
 
     def limited(self, bad: Sequence[Verdict]) -> list[str]:
         """For limits on an operator, the places where it was called."""
@@ -287,9 +287,9 @@ class _Operators:
 
     def _called(self, name: str) -> str:
         """Its places, shown once even if an operator accounts for several metrics."""
-        if self._where is None or name in self._told:
+        if self._where is None or name in self._shown_places:
             return ""
-        self._told.add(name)
+        self._shown_places.add(name)
         text = called_from(self._where(name))
         return f"  {text}" if text else ""
 

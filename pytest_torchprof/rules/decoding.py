@@ -101,9 +101,9 @@ def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
     for run in _runs(trace, layers, int(repeats)):
         if any(run.thread == x.thread and run.rows[0] < x.end for x in found):
             continue
-        grown = _grown(trace, every, run)
-        if grown is not None and len(grown) >= repeats - 1:
-            found.append(_Run(run.rows, run.lengths, run.axis, run.thread, grown))
+        extended = _extended(trace, every, run)
+        if extended is not None and len(extended) >= repeats - 1:
+            found.append(_Run(run.rows, run.lengths, run.axis, run.thread, extended))
     if not found:
         return NO_MATCHES
     first = np.array([run.rows[0] for run in found])
@@ -128,12 +128,12 @@ class _Run(Frozen, frozen=True):
     lengths: list[int]
     axis: int
     thread: int
-    grown: list[int]
+    extended: list[int]
 
     @property
     def end(self) -> int:
         """The last known event of the run."""
-        return max(self.rows[-1], self.grown[-1] if self.grown else -1)
+        return max(self.rows[-1], self.extended[-1] if self.extended else -1)
 
 
 def _runs(trace: Events, layers: Ints, least: int) -> list[_Run]:
@@ -187,7 +187,7 @@ def _step(old: Shape, new: Shape) -> tuple[int, int] | None:
     return more[0] if len(more) == 1 and 0 < more[0][1] <= _FEW else None
 
 
-def _grown(trace: Events, every: Ints, run: _Run) -> list[int] | None:
+def _extended(trace: Events, every: Ints, run: _Run) -> list[int] | None:
     """What extended the input of each step; None if it is not decoding."""
     first, last = run.rows[0], run.rows[-1]
     backward = engine_steps(trace)

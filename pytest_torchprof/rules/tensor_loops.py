@@ -166,8 +166,8 @@ class _Finder:
         self._trace, self._calls, self._repeats, self._most = trace, calls, repeats, most
         self._movers = Movers(trace, calls, apart, repeats)
         self._done = np.zeros(len(calls.rows), bool)
-        told = [bool(_INDEX.match(name)) for name in trace.names]
-        self._indexes = np.cumsum(np.concatenate([[0], np.array(told)[calls.name]]))
+        is_index = [bool(_INDEX.match(name)) for name in trace.names]
+        self._indexes = np.cumsum(np.concatenate([[0], np.array(is_index)[calls.name]]))
 
     def look(self, stretch: Stretch) -> None:
         """Keep the stretch if it is a loop over a tensor."""

@@ -1,4 +1,4 @@
-"""What a live capture notes in its trace's metadata, beside the events."""
+"""Facts that a live capture stores in its trace's metadata, beside the events."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.core.structs import Frozen
 
-#: The metadata key for what a live capture knows beyond its events.
+#: The metadata key of the facts.
 FACTS_KEY: Final = "torchprof"
 
-#: Of what is written. Earlier versions noted none; a reader ignores keys that it does not know.
+#: The version of what is stored. Early files have none; readers ignore unknown keys.
 VERSION: Final = 1
 
 _Part = TypeVar("_Part", bound=Struct)
@@ -28,9 +28,9 @@ _UNFIT = (ValidationError, SystemError)
 
 
 class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
-    """A quantity of the timed rounds: the parts of a `Sample`, or those of a `Reason`.
+    """A quantity of the timed rounds: the fields of a `Sample`, or those of a `Reason`.
 
-    Earlier versions noted a number or a text, which is read as a ``median`` or a reason.
+    Early versions stored a number or a text, which is read as a ``median`` or a reason.
     """
 
     n: int | None = None
@@ -43,25 +43,25 @@ class Quantity(Frozen, frozen=True, omit_defaults=True, kw_only=True):
 
     @classmethod
     def of(cls, measured: Sample | Reason) -> Quantity:
-        """As it is noted."""
+        """The stored form of a sample, or of the reason for having none."""
         return cls(**decode(encode(measured)))
 
     @property
     def sample(self) -> Sample | None:
-        """The whole sample; None if a part of it is missing or makes no sense."""
+        """The sample; None if a field is missing or invalid."""
         numbers = (self.median, self.low, self.high, self.minimum)
         known = [one for one in numbers if one is not None and math.isfinite(one)]
         return None if self.n is None or self.n < 1 or len(known) < 4 else Sample(self.n, *known)
 
     @property
     def reason(self) -> Reason | None:
-        """Why there is no sample; None where no reason was noted."""
+        """Why there is no sample; None if no reason is stored."""
         parts = {"why": self.why, "data": self.data}
         return reason_of({name: part for name, part in parts.items() if part is not None})
 
 
 class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
-    """The reference kernel's fastest run between the rounds, in ms; of how many.
+    """The fastest of ``n`` runs of the reference kernel between the rounds, in ms.
 
     ``page_faults``: the fewest in a round.
     """
@@ -74,7 +74,7 @@ class ReferenceNote(Frozen, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class CompileNote(Frozen, frozen=True):
-    """A graph break: dynamo's reason, the line, and the id and the time of the compilation."""
+    """A graph break: dynamo's reason, the line, and the compilation's id and time in ms."""
 
     reason: str
     location: str | None = None
@@ -83,9 +83,10 @@ class CompileNote(Frozen, frozen=True):
 
 
 class RecompileNote(CompileNote, frozen=True):
-    """A recompilation. ``frame_before``: of a function that was compiled before the test.
+    """A recompilation.
 
-    ``users``: whether the function is the user's own. ``cause``: see `capture.dynamo.cause`.
+    ``frame_before``: whether the function was already compiled before the test. ``users``:
+    whether the function is the user's own. ``cause``: see `capture.dynamo.cause`.
     """
 
     frame_before: bool = False
@@ -94,8 +95,9 @@ class RecompileNote(CompileNote, frozen=True):
 
 
 class Graph(Frozen, frozen=True, array_like=True):
-    """``flops`` counts the products with known shapes; ``products`` is the number of all products.
+    """The products in a compiled graph.
 
+    ``flops`` are those of products with known shapes, ``products`` is the number of all products.
     ``dynamic`` names the products with unknown shapes, ``loops`` the kernels of products that are
     no longer in the graph.
     """
@@ -112,25 +114,26 @@ class Graph(Frozen, frozen=True, array_like=True):
 
 
 class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
-    """What a live capture knows beyond its events; None is "not known", never 0.
+    """What a live capture knows beyond its events. None means unknown, never 0.
 
     Attributes:
-        version: of what was written; None for a version of the plugin that noted none.
-        environment: the environment key of baselines.
-        accelerator: its name; None also if there is none.
-        device_type: of the accelerator, as torch names it.
+        version: the version of what was stored; None in early files.
+        environment: the key of the environment in baselines.
+        accelerator: its name; None also without an accelerator.
+        device_type: torch's name for the type of accelerator.
         torch: torch's version.
-        wall_ms: of the timed rounds, as are ``cpu_ms`` and ``instructions``.
-        reference: of the reference kernel that ran between them.
-        graph_breaks: of the first run, as are the other facts of compilations; or why not known.
+        wall_ms: of the timed rounds, like ``cpu_ms`` and ``instructions``.
+        reference: the reference kernel, which ran between the rounds.
+        graph_breaks: their number in the first run, like all facts of compilations, or why
+            it is unknown.
         recompiles: the same.
         breaks: a row for each graph break.
         recompilations: a row for each recompilation.
         earlier_breaks: graph breaks of earlier compilations by compile id; None if not all known.
         compiled: compile ids of everything that was compiled since the test began.
-        graphs: of the code that inductor compiled, by its key.
-        lost_loops: loops of products of which inductor's graph is lost.
-        packages: how many calls of AOTInductor packages there were.
+        graphs: the graphs that inductor compiled, by key.
+        lost_loops: loops of products whose inductor graph is lost.
+        packages: the number of calls of AOTInductor packages.
         no_device: why the device is not recorded, if it is not.
         no_memory: why memory is not recorded, if it is not.
         elsewhere: why numbers are lower bounds, if they are.
@@ -163,17 +166,17 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     anomaly_before: bool | None = None
 
     def __or__(self, more: Facts) -> Facts:
-        """Both; what both know is as in ``more``."""
+        """The facts of both; ``more`` wins where both know one."""
         known = {name: value for name, value in asdict(more).items() if value is not None}
         return replace(self, **known)
 
     def stored(self) -> str:
-        """As it stands in a trace's metadata: JSON, of this version."""
+        """The JSON text for a trace's metadata, with the current version."""
         return encode(replace(self, version=VERSION)).decode()
 
     @classmethod
     def read(cls, noted: object) -> Facts:
-        """What stands in a trace's metadata, as decoded JSON; a wrong type is "not known"."""
+        """Facts from a trace's metadata, as decoded JSON; a value of a wrong type is unknown."""
         if not isinstance(noted, dict):
             return _NOTHING
         try:
@@ -186,9 +189,9 @@ _NOTHING: Final = Facts()
 
 
 def reason_of(noted: object) -> Reason | None:
-    """A reason that a capture noted; None where it noted none.
+    """The stored reason; None if there is none.
 
-    Earlier versions noted text, and later ones may note reasons that this one does not know.
+    Early versions stored text, and later ones may store reasons that this one does not know.
     """
     if isinstance(noted, str):
         return because(Why.SOMEBODY_SAID, text=noted) if noted else None
@@ -205,7 +208,7 @@ def reason_of(noted: object) -> Reason | None:
 
 
 def _by_part(kind: type[_Part], noted: Mapping[str, Any]) -> _Part:
-    """Each part on its own, so that a wrong one loses no others."""
+    """Read each field by itself, so that an invalid one does not lose the others."""
     found: dict[str, Any] = {}
     for name in kind.__struct_fields__:
         if name not in noted:
@@ -245,8 +248,8 @@ def _graphs(noted: object) -> dict[str, Graph] | None:
     return found
 
 
-#: How to read what is not of the noted type. Rows that are not all read are not known, for they
-#: are counted.
+#: How to read fields of another type than now. Rows are counted, so if one cannot be read, all are
+#: unknown.
 _OTHERWISE: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("wall_ms", "cpu_ms", "instructions"), _quantity),
     **dict.fromkeys(

@@ -60,10 +60,10 @@ def until(question: Callable[[], bool]) -> None:
 
 def of_group(leader: int) -> list[int]:
     """Living processes of a process group."""
-    told = subprocess.run(
+    listed = subprocess.run(
         ["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True
     )
-    rows = [line.split() for line in told.stdout.splitlines()]
+    rows = [line.split() for line in listed.stdout.splitlines()]
     return [int(pid) for pid, group, state in rows if int(group) == leader and state[0] != "Z"]
 
 
@@ -117,14 +117,14 @@ def start(repo: Path, scratch: Path) -> Iterator[Start]:
 
 
 def worktrees(repo: Path) -> int:
-    told = subprocess.run(
+    listed = subprocess.run(
         ["git", "worktree", "list", "--porcelain"],
         cwd=repo,
         capture_output=True,
         text=True,
         check=True,
     )
-    return told.stdout.count("worktree ")
+    return listed.stdout.count("worktree ")
 
 
 def nothing_left(repo: Path, scratch: Path, *groups: int) -> bool:

@@ -204,7 +204,7 @@ def compare(
     b: Path,
     *args: str,
     options: Options | None = None,
-    told: list[int] | None = None,
+    remaining: list[int] | None = None,
     notes: list[str] | None = None,
     rows: list[PairedRow] | None = None,
 ) -> list[PairedRow]:
@@ -217,7 +217,9 @@ def compare(
             side_b,
             cleanup,
             options or Options(min_time_s=0.05),
-            lambda _, number, total: told.append(total - number) if told is not None else None,
+            lambda _, number, total: (
+                remaining.append(total - number) if remaining is not None else None
+            ),
             rows,
         )
         if notes is not None:
@@ -241,7 +243,7 @@ def notes() -> list[str]:
 @pytest.fixture(scope="module")
 def rows(folder: Path, left: list[int], notes: list[str]) -> dict[str, PairedRow]:
     """Everything compared, once."""
-    found = compare(folder / "a", folder / "b", "--strict-markers", told=left, notes=notes)
+    found = compare(folder / "a", folder / "b", "--strict-markers", remaining=left, notes=notes)
     return {row.nodeid.removeprefix("test_kinds.py::"): row for row in found}
 
 

@@ -1,4 +1,4 @@
-"""What a worker makes of options and reports, and what is said of its end."""
+"""What a worker makes of options and reports, and what is reason_text of its end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def report(when: Any, outcome: Any, text: Any = None, **more: Any) -> pytest.Tes
 
 
 @pytest.mark.parametrize(
-    ("reports", "outcome", "said"),
+    ("reports", "outcome", "reason_text"),
     [
         ([], "passed", None),
         ([report("setup", "passed"), report("call", "passed")], "passed", None),
@@ -89,11 +89,11 @@ def report(when: Any, outcome: Any, text: Any = None, **more: Any) -> pytest.Tes
     ],
 )
 def test_the_outcome_of_a_test(
-    reports: list[pytest.TestReport], outcome: str, said: str | None
+    reports: list[pytest.TestReport], outcome: str, reason_text: str | None
 ) -> None:
     found = outcome_of(reports)
     reason = found.reason and in_words(found.reason)
-    assert (found.outcome, reason) == (outcome, said)
+    assert (found.outcome, reason) == (outcome, reason_text)
 
 
 def test_metrics_differ_beyond_their_tolerance_or_where_only_one_side_has_them() -> None:

@@ -136,7 +136,7 @@ def test_the_literal_of_the_call_is_rewritten_and_nothing_else(
     text = CASES[case].replace("\n", end)
     before, after = ('""""""', f'"""\\{end}ops   1{end}"""')
     if known == "lines" and case == "another string in the call of it":
-        pytest.skip("a line is told from others by the name of what is called; see below")
+        pytest.skip("a line is distinguished from others by the name of what is called; see below")
     assert (text.replace("HERE", after).encode(), []) == accepted(
         path, text.replace("HERE", before)
     )

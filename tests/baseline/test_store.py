@@ -330,9 +330,9 @@ def test_unusable_files_get_one_short_line(tmp_path: Path, case: str) -> None:
     path = tmp_path / "test_it.json"
     path.write_text(of_entry(ODD[case]), "utf-8")
     for what in (lambda: load(path), lambda: update(path, [entry(ops=1)], existing=[])):
-        with pytest.raises(BaselineError) as told:
+        with pytest.raises(BaselineError) as caught:
             what()
-        message = str(told.value)
+        message = str(caught.value)
         assert message.startswith(f"baseline {path} is ")
         assert message.endswith("Restore it from version control, or delete it and accept again.")
         assert ("\n" not in message, len(message) < 500) == (True, True)
@@ -342,10 +342,10 @@ def test_unusable_files_get_one_short_line(tmp_path: Path, case: str) -> None:
 def test_a_flaw_is_named_with_its_test_and_environment(tmp_path: Path) -> None:
     path = tmp_path / "test_it.json"
     path.write_text(of_entry(ODD["operators"]), "utf-8")
-    with pytest.raises(BaselineError) as told:
+    with pytest.raises(BaselineError) as caught:
         load(path)
     where = f"Expected `object`, got `int`, at `operators[...]`, in 'test_a', '{CPU}'. Restore"
-    assert where in str(told.value)
+    assert where in str(caught.value)
 
 
 @pytest.mark.parametrize(

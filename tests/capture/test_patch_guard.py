@@ -45,7 +45,7 @@ def test_a_function_that_a_test_replaced_is_the_original_inside(
             for _ in range(2):
                 with guard:
                     assert vars(owner)[name] is original
-                    with guard.lifted:
+                    with guard.suspended:
                         assert vars(owner)[name] is replaced
                 assert vars(owner)[name] is replaced
         with guard:

@@ -175,11 +175,11 @@ def raw(source: str) -> list[str]:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name not in {*_DOORS, "write"}:
             continue
-        told = ast.unparse(node)
-        is_stream = re.match(r"sys\.(__)?std(out|err)(__)?\.write", told)
+        written = ast.unparse(node)
+        is_stream = re.match(r"sys\.(__)?std(out|err)(__)?\.write", written)
         constant = all(isinstance(arg, ast.Constant) for arg in node.args)
-        if (name in _DOORS or is_stream) and not constant and "escape." not in told:
-            found.append(f"{told}: use {_DOORS.get(name, 'streams.out')}")
+        if (name in _DOORS or is_stream) and not constant and "escape." not in written:
+            found.append(f"{written}: use {_DOORS.get(name, 'streams.out')}")
     return found
 
 
@@ -206,8 +206,8 @@ def test_no_output_forgets_to_escape() -> None:
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*.py")}
     assert files.keys() >= _FREE
     found = {name: raw(path.read_text("utf-8")) for name, path in files.items()}
-    told = {name: lines for name, lines in found.items() if lines and name not in _FREE}
-    assert {} == told
+    written = {name: lines for name, lines in found.items() if lines and name not in _FREE}
+    assert {} == written
 
 
 # -------------------------------------------------------------------- commands on traces

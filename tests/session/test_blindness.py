@@ -32,7 +32,7 @@ POOL = """
 def test_work_in_a_pool_that_was_there_before_is_counted(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=POOL.format(marker=""))
     record = run(pytester, "--torchprof").tests["test_it"]
-    if not sees_threads():  # it is said, and no number is made up
+    if not sees_threads():  # the report says so, and invents no number
         assert record["metrics"]["flops"]["value"] is None
         assert "this torch cannot profile them" in record["metrics"]["flops"]["reason"]
         return

@@ -191,7 +191,7 @@ def test_a_rank_that_is_not_there_is_an_error_with_those_that_are(tmp_path: Path
 
 def test_progress_is_of_all_files_together(tmp_path: Path) -> None:
     paths = [save(tmp_path / f"{n}.json", n) for n in (5, 50, 10)]
-    told: list[tuple[int, int]] = []
-    read_ranks(paths, progress=lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    read_ranks(paths, progress=lambda done, total: reported.append((done, total)))
     sizes = [path.stat().st_size for path in paths]
-    assert told == [(sum(sizes[: n + 1]), sum(sizes)) for n in range(3)]
+    assert reported == [(sum(sizes[: n + 1]), sum(sizes)) for n in range(3)]

@@ -284,10 +284,10 @@ def test_progress_is_reported_up_to_the_end(
 ) -> None:
     monkeypatch.setattr(stream, "CHUNK", 1000)
     path = build().save(tmp_path / ("a.json.gz" if packed else "a.json"))
-    told: list[tuple[int, int]] = []
-    read_trace(path, progress=lambda done, total: told.append((done, total)))
+    reported: list[tuple[int, int]] = []
+    read_trace(path, progress=lambda done, total: reported.append((done, total)))
     size = path.stat().st_size
-    assert told == [(min(1000 * n, size), size) for n in range(1, -(-size // 1000) + 1)]
+    assert reported == [(min(1000 * n, size), size) for n in range(1, -(-size // 1000) + 1)]
 
 
 # ----------------------------------------------------------------------- broken off, badly written

@@ -81,8 +81,8 @@ def repeated(trace: Events, rows: Ints, least: int) -> Iterator[Loop]:
     """What is done to at least ``least`` tensors each, one loop after the other."""
     units = _units(trace, rows)
     names = [trace.names[number] for number in trace.name[rows].tolist()]
-    said = [tuple(names[at] for at in unit) for unit, _ in units]
-    roots = [_bodies(called, least) for called in said]
+    called_names = [tuple(names[at] for at in unit) for unit, _ in units]
+    roots = [_bodies(called, least) for called in called_names]
     often = Counter[tuple[str, ...]]()
     for bodies in roots:
         often.update(bodies)
@@ -93,7 +93,7 @@ def repeated(trace: Events, rows: Ints, least: int) -> Iterator[Loop]:
     )
     reps: dict[tuple[str, ...], list[tuple[int, Ints, _Shape]]] = {body: [] for body in known}
     number = 0
-    for (unit, kind), called, bodies in zip(units, said, roots, strict=True):
+    for (unit, kind), called, bodies in zip(units, called_names, roots, strict=True):
         known_here = bodies if bodies[0] in reps else _tiled(called, known)
         at = 0
         for body in known_here:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.tensors import Taken
 
 #: Operators for which the trace records which part they select.
-_TOLD: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
+_SELECTS: Final = late(r"aten::(select|slice|narrow)(\.\w+)?$")
 #: Operators that select by a tensor: one element, or the elements of a mask.
 _BY_TENSOR: Final = late(r"aten::(index|index_select|index_put_|masked_select)(\.\w+)?$")
 #: Operators that make a tensor: parts of one that is made anew each time do not count.
@@ -64,7 +64,7 @@ class Movers:
         if self.any_before(body.stretch.stop) or any(map(_BY_TENSOR.match, body.names)):
             return True
         for at, name in enumerate(body.names):
-            if _TOLD.match(name):
+            if _SELECTS.match(name):
                 parts = [bytes(a.concrete) for a in self._trace.operands(body.every(at))]
                 if b"" in parts or len(set(parts)) > 1:
                     return True
@@ -73,7 +73,7 @@ class Movers:
     def of(self, body: Body) -> Moving | None:
         """What it goes through; None for nothing."""
         for at, name in enumerate(body.names):
-            if _TOLD.match(name) and (row := self._told(body, at)) is not None:
+            if _SELECTS.match(name) and (row := self._selected_part(body, at)) is not None:
                 call = body.calls[at]
                 part = call.part.result if call.part is not None else ()
                 return self._with_pieces(body, Moving(row, _message(call), part))
@@ -87,7 +87,7 @@ class Movers:
                 return self._with_pieces(body, Moving(row, _message(body.calls[at]), shape))
         return None
 
-    def _told(self, body: Body, at: int) -> int | None:
+    def _selected_part(self, body: Body, at: int) -> int | None:
         """The position of a select or slice that selects another part of one shape each time."""
         rows = body.every(at)
         operands = self._trace.operands(rows)

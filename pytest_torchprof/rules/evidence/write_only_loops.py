@@ -74,10 +74,10 @@ def _is_from_outside(body: Body, store: int) -> bool:
     if not values or body.taken is None:
         return True
     sources = {row[1] for row in body.taken[store :: body.period] if len(row) > 1}
-    return len(sources) > 1 or not sources.isdisjoint(_lifted(body))
+    return len(sources) > 1 or not sources.isdisjoint(_from_python(body))
 
 
-def _lifted(body: Body) -> set[Taken]:
+def _from_python(body: Body) -> set[Taken]:
     """Tensors made from Python data; NumPy may give them the same memory each time."""
     at = [n for n, name in enumerate(body.names) if name == "aten::lift_fresh"]
     return {one for n in at for one in body.source(n)}
@@ -87,7 +87,7 @@ def _computes_with_numbers(body: Body) -> bool:
     """Whether an operator takes the same tensors each time, and numbers that may differ."""
     if body.taken is None:
         return False
-    lifted = _lifted(body)
+    from_python = _from_python(body)
     for at, call in enumerate(body.calls[: body.period]):
         numbers = {n for n in range(1, len(call.shapes)) if call.may_be_number(n)}
         taken = {
@@ -96,7 +96,7 @@ def _computes_with_numbers(body: Body) -> bool:
         }
         if call.is_view or call.in_place or len(taken) > 1 or not call.tensors:
             continue
-        if any(not lifted.isdisjoint(row) for row in taken):
+        if any(not from_python.isdisjoint(row) for row in taken):
             continue
         if numbers or any(differs([one.concrete for one in body.like(at)])):
             return True

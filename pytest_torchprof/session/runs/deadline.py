@@ -83,7 +83,7 @@ class Deadline:
             call = self._calls[what] = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
         here = threading.current_thread() is threading.main_thread()
         if not (here and hasattr(signal, "setitimer")):  # a signal needs both
-            with PATCH_GUARD.lifted:
+            with PATCH_GUARD.suspended:
                 call(function)
             return
         over = False
@@ -94,7 +94,7 @@ class Deadline:
 
         with SignalTimer(self.limit_s, _AGAIN_S, ring):
             try:
-                with PATCH_GUARD.lifted:
+                with PATCH_GUARD.suspended:
                     call(function)
             finally:
                 over = True

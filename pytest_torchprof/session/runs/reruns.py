@@ -265,7 +265,7 @@ class Runner:
         try:
             teardown = hook or item.ihook.pytest_runtest_teardown
             if first or self._deadline is None:
-                with PATCH_GUARD.lifted:
+                with PATCH_GUARD.suspended:
                     teardown(item=item, nextitem=Sibling(item))
             else:
                 self._deadline.run("", lambda: teardown(item=item, nextitem=Sibling(item)))

@@ -88,7 +88,7 @@ def _may_be(device: Device, facts: _Facts) -> bool:
         (facts.capability, _capability(device)),
         (facts.multiprocessors, device.multiprocessors),
     )
-    if any(told is not None and known is not None and told != known for told, known in pairs):
+    if any(given is not None and known is not None and given != known for given, known in pairs):
         return False
     if facts.memory_bytes is None or device.memory_bytes is None:
         return True

@@ -337,7 +337,7 @@ def diff(a: Trace, b: Trace, by: comparison.DiffBy = "op") -> Rows[DiffRow]:
 
 
 def _in_words(value: Value) -> Number | NotMeasured:
-    if not isinstance(value, results.NotMeasured):
+    if not isinstance(value, results.MissingValue):
         return value
     return NotMeasured(in_words(value.reason), value.at_hand, value.at_least)
 

@@ -19,7 +19,7 @@ from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.priming import prime
 from pytest_torchprof.core.errors import TorchprofError
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import reason_for
 from pytest_torchprof.session.known_rules import rules_of
@@ -239,7 +239,7 @@ def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
     return {
         name: value if isinstance(value, int) else float(value)
         for name, value in values.items()
-        if METRICS[name].klass != "time" and not isinstance(value, NotMeasured)
+        if METRICS[name].klass != "time" and not isinstance(value, MissingValue)
     }
 
 

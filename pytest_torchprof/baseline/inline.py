@@ -20,7 +20,7 @@ from pytest_torchprof.baseline.source_files import (
     contents,
 )
 from pytest_torchprof.core.errors import BaselineError, SettingsError, UnitError
-from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.core.units import format_exact, format_quantity, parse_quantity, says
 from pytest_torchprof.verdict.metrics import METRICS, Metric
 
@@ -90,7 +90,7 @@ def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: 
     lines = []
     for name in names:
         value, stated = metrics[name], before.get(name, "")
-        assert not isinstance(value, NotMeasured)  # noqa: S101 - the caller has looked
+        assert not isinstance(value, MissingValue)  # noqa: S101 - the caller has looked
         metric = METRICS[name]
         text = stated if _holds(stated, value, metric) else _written(stated, value, metric)
         lines.append(f"{name:<{width}}{text}\n")
@@ -102,7 +102,7 @@ def holds(expected: str, metrics: Mapping[str, Value]) -> bool:
     rows = _rows(expected)
     return bool(rows) and all(
         name in METRICS
-        and not isinstance(value := metrics[name], NotMeasured)
+        and not isinstance(value := metrics[name], MissingValue)
         and _holds(stated, value, METRICS[name])
         for name, stated in rows
     )

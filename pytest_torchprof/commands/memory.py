@@ -15,7 +15,7 @@ from pytest_torchprof.commands.printing import (
     rows_by_rank,
     write,
 )
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.units import format_quantity, plural
 from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.reason_texts import in_words
@@ -64,6 +64,6 @@ def _starts(ranks: Ranks) -> list[str]:
 
 def _no_memory(trace: Trace) -> str | None:
     peak = trace.events.once(measure_all)["peak_cpu_bytes"]
-    if isinstance(peak, NotMeasured):
+    if isinstance(peak, MissingValue):
         return f"no peak: {in_words(peak.reason)}"
     return None if trace.memory() else "nothing was allocated"

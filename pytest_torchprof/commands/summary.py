@@ -16,7 +16,7 @@ from pytest_torchprof.commands.printing import (
     write,
 )
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import NotMeasured, Profile, Value
+from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.core.units import format_quantity, format_spread
 from pytest_torchprof.render import row_formats
 from pytest_torchprof.render.json_report import metrics_of
@@ -68,26 +68,26 @@ def run_summary(options: Namespace) -> int:
 
 
 def _measured(metrics: Metrics) -> set[str]:
-    return {name for name, value in metrics.items() if not isinstance(value, NotMeasured)}
+    return {name for name, value in metrics.items() if not isinstance(value, MissingValue)}
 
 
 def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
     """Sums over the ranks of one job; a metric missing on any rank has no sum."""
     if apart:
-        why = NotMeasured(because(Why.NOT_ONE_JOB, apart=apart))
+        why = MissingValue(because(Why.NOT_ONE_JOB, apart=apart))
         return dict.fromkeys(next(iter(ranks)), why)
     total: Metrics = {}
     for name in next(iter(ranks)):
         values = [metrics[name] for metrics in ranks]
-        missing = [value for value in values if isinstance(value, NotMeasured)]
-        known = [value for value in values if not isinstance(value, NotMeasured)]
+        missing = [value for value in values if isinstance(value, MissingValue)]
+        known = [value for value in values if not isinstance(value, MissingValue)]
         total[name] = _of_one(missing[0]) if missing else sum(known)
     return total
 
 
-def _of_one(value: NotMeasured) -> NotMeasured:
+def _of_one(value: MissingValue) -> MissingValue:
     """Why a total is unknown: a lower bound for one rank is not one for all."""
-    return NotMeasured(because(Why.ON_ONE_RANK, why=value.reason)) if value.at_least else value
+    return MissingValue(because(Why.ON_ONE_RANK, why=value.reason)) if value.at_least else value
 
 
 def _reported(metrics: Metrics, samples: Mapping[str, Sample] | None = None) -> dict[str, Any]:

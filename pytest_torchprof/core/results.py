@@ -18,8 +18,8 @@ MetricStatus = Literal[
 TestStatus = Literal["ok", "regressed", "over_budget", "improved", "new", "not_profiled"]
 
 
-class NotMeasured(Frozen, frozen=True):
-    """A metric without a value, and why.
+class MissingValue(Frozen, frozen=True):
+    """A metric without a value, and why; users see it as `NotMeasured`, with the reason in words.
 
     ``at_hand`` is a number that limits are checked against, but that is not compared with a
     baseline, since another run may differ. ``at_least``: it is a lower bound, so a limit below it
@@ -32,7 +32,7 @@ class NotMeasured(Frozen, frozen=True):
 
 
 Number = int | float
-Value = Number | NotMeasured
+Value = Number | MissingValue
 
 
 @dataclass(frozen=True)

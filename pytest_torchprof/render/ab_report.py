@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import (
     MetricStatus,
-    NotMeasured,
+    MissingValue,
     Record,
     TestStatus,
     Verdict,
@@ -81,7 +81,7 @@ def _verdicts(row: PairedRow) -> list[Verdict]:
 def _exact(metric: str, a: float | None, b: float | None) -> Verdict:
     if b is None:
         reason = because(Why.NOT_MEASURED_ON, side="B")
-        return Verdict(metric, NotMeasured(reason), "not_measured", a, reason=reason)
+        return Verdict(metric, MissingValue(reason), "not_measured", a, reason=reason)
     if a is None:
         return Verdict(metric, b, "new", reason=because(Why.NOT_MEASURED_ON, side="A"))
     return Verdict(metric, b, "regressed" if b > a else "improved", a)

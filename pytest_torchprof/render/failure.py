@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.trace_diff import COLUMN_OF, Delta, deltas
-from pytest_torchprof.core.results import Baseline, Finding, NotMeasured, Number, Profile, Verdict
+from pytest_torchprof.core.results import Baseline, Finding, MissingValue, Number, Profile, Verdict
 from pytest_torchprof.core.units import format_change, format_pair, format_quantity, format_spread
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.call_sites import Where, called_from, finding_lines
@@ -158,7 +158,7 @@ def inline_changes(expected: str, actual: str) -> dict[str, tuple[str, str]]:
 
 def _headline(bad: Sequence[Verdict]) -> str:
     """``ops 4 → 5 (+25.0 %), 2 more:``, so that a one-line summary names the metric."""
-    if not bad or isinstance(bad[0].value, NotMeasured):
+    if not bad or isinstance(bad[0].value, MissingValue):
         return ""
     worst, value = bad[0], bad[0].value
     unit = METRICS[worst.metric].unit
@@ -174,7 +174,7 @@ def _headline(bad: Sequence[Verdict]) -> str:
 
 def _numbers(verdict: Verdict) -> str:
     unit = METRICS[verdict.metric].unit
-    if isinstance(verdict.value, NotMeasured):
+    if isinstance(verdict.value, MissingValue):
         return f"not measured: {in_words(verdict.value.reason)}"
     if verdict.status == "over_budget" and verdict.limit is not None:
         now, limit = format_pair(verdict.value, verdict.limit, unit)
@@ -193,7 +193,7 @@ def _numbers(verdict: Verdict) -> str:
 
 def _compared(verdict: Verdict) -> tuple[Number | None, Number | None]:
     """The two numbers that the verdict compares."""
-    value = None if isinstance(verdict.value, NotMeasured) else verdict.value
+    value = None if isinstance(verdict.value, MissingValue) else verdict.value
     return verdict.multiples or (verdict.baseline, value)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchprof.core.files import replacing
-from pytest_torchprof.core.results import NotMeasured, Number, Record, Verdict
+from pytest_torchprof.core.results import MissingValue, Number, Record, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.metrics import METRICS
@@ -38,7 +38,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
     metrics: dict[str, dict[str, Any]] = {}
     for verdict in verdicts:
         metric = METRICS[verdict.metric]
-        measured = not isinstance(verdict.value, NotMeasured)
+        measured = not isinstance(verdict.value, MissingValue)
         metrics[verdict.label] = {
             "value": verdict.value if measured else None,
             "unit": metric.unit,
@@ -57,7 +57,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
 def _bound(verdict: Verdict) -> dict[str, Number]:
     """The lower bound of a metric whose value is unknown."""
     value = verdict.value
-    if isinstance(value, NotMeasured):
+    if isinstance(value, MissingValue):
         at_hand = value.at_hand if value.at_least else None
         return {} if at_hand is None else {"at_least": at_hand}
     return {"at_least": value} if verdict.at_least else {}

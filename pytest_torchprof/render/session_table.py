@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Why
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread, plural
 from pytest_torchprof.render import escape
@@ -105,12 +105,12 @@ def _rank(record: Record, sort: str | None) -> tuple[float, str]:
 
 def _value(record: Record, column: str) -> float | None:
     verdict = record.metrics.get(column)
-    return None if verdict is None or isinstance(verdict.value, NotMeasured) else verdict.value
+    return None if verdict is None or isinstance(verdict.value, MissingValue) else verdict.value
 
 
 def _cell(record: Record, column: str) -> str:
     verdict = record.metrics.get(column)
-    if verdict is None or isinstance(verdict.value, NotMeasured):
+    if verdict is None or isinstance(verdict.value, MissingValue):
         return UNKNOWN
     number = format_quantity(verdict.value, METRICS[column].unit)
     spread = format_spread(_spread(verdict))

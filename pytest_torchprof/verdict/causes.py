@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from pytest_torchprof.core.results import NotMeasured, Verdict
+from pytest_torchprof.core.results import MissingValue, Verdict
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS
 
@@ -79,7 +79,7 @@ def failures(
 def _is_owed(verdict: Verdict, policy: Policy) -> bool:
     """Whether a missing value, measured or accepted, counts as missing under strict mode."""
     metric = METRICS[verdict.metric]
-    if verdict.metric == "findings" and isinstance(verdict.value, NotMeasured):
+    if verdict.metric == "findings" and isinstance(verdict.value, MissingValue):
         return False  # it depends on the order of the tests
     if metric.klass == "time" and policy.time != "gate":
         return False

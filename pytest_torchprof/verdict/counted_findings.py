@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.rules.engine.answers import fault_of
 from pytest_torchprof.rules.engine.check import lacks
 from pytest_torchprof.verdict.decision import new_findings
@@ -70,7 +70,7 @@ def findings_within(
         because(Why.OF_RULES, rules=tuple(rule for rule in gaps if gaps[rule] == why), why=why)
         for why in dict.fromkeys(gaps.values())
     )
-    return NotMeasured(because(Why.SEVERAL, gaps=each))
+    return MissingValue(because(Why.SEVERAL, gaps=each))
 
 
 def placed(

@@ -14,7 +14,7 @@ from pytest_torchprof.core.results import (
     Baseline,
     Budget,
     MetricStatus,
-    NotMeasured,
+    MissingValue,
     Number,
     Profile,
     TestStatus,
@@ -66,7 +66,7 @@ def compare(
     for budget in budgets:
         if not budget.scoped:
             continue
-        value = profile.scoped.get(budget.label, NotMeasured(because(Why.WAS_NOT_MEASURED)))
+        value = profile.scoped.get(budget.label, MissingValue(because(Why.WAS_NOT_MEASURED)))
         verdicts.append(_scoped(budget, value))
     return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
 
@@ -120,7 +120,7 @@ def new_findings(profile: Profile, baseline: Baseline | None) -> dict[str, tuple
 
 def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
     """Compare findings rule by rule: fewer of one rule do not make up for more of another."""
-    unknown = isinstance(verdict.value, NotMeasured)
+    unknown = isinstance(verdict.value, MissingValue)
     if not profile.found:
         return verdict
     if verdict.baseline is None and not (unknown or verdict.status == "over_budget"):
@@ -148,14 +148,14 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 
 
 def _scoped(budget: Budget, value: Value) -> Verdict:
-    if isinstance(value, NotMeasured):
+    if isinstance(value, MissingValue):
         return replace(_unmeasured(budget.metric, value, None, budget.limit), scope=budget)
     status: MetricStatus = "over_budget" if value > budget.limit else "ok"
     return Verdict(budget.metric, value, status, limit=budget.limit, scope=budget)
 
 
 def _unmeasured(
-    metric: str, value: NotMeasured, accepted: Number | None, limit: Number | None
+    metric: str, value: MissingValue, accepted: Number | None, limit: Number | None
 ) -> Verdict:
     """Check a limit against the number at hand; a lower bound can only exceed it."""
     over = limit is not None and value.at_hand is not None and value.at_hand > limit
@@ -175,7 +175,7 @@ def _verdict(
     policy: Policy,
 ) -> Verdict:
     value, accepted = profile.metrics[metric.name], _accepted(metric, baseline)
-    if isinstance(value, NotMeasured):
+    if isinstance(value, MissingValue):
         return _unmeasured(metric.name, value, accepted, limit)
     if limit is not None and value > limit:
         return Verdict(metric.name, value, "over_budget", accepted, limit)
@@ -206,7 +206,7 @@ def _of_time(
         if not gap and before and profile.normalised:
             multiples = before.values[name], profile.normalised.values[name]
     accepted, now = multiples or (verdict.baseline, verdict.value)
-    assert accepted is not None and not isinstance(now, NotMeasured)  # noqa: S101, PT018 - by callers
+    assert accepted is not None and not isinstance(now, MissingValue)  # noqa: S101, PT018 - by callers
     status = _against(now, accepted, TIME_TOLERANCE)
     if policy.time != "gate" or name not in GATED_TIMES:
         why, status = None, "ok" if status == "ok" else "advisory"

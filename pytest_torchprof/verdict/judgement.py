@@ -14,7 +14,7 @@ from pytest_torchprof.core.results import (
     Baseline,
     Budget,
     Finding,
-    NotMeasured,
+    MissingValue,
     Profile,
     TestStatus,
     Verdict,
@@ -146,7 +146,7 @@ def not_profiled(unmeasured: Unmeasured, terms: Terms, *, has_baseline: bool) ->
 
 def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
-    nothing = NotMeasured(reason)
+    nothing = MissingValue(reason)
     return [
         Verdict(b.metric, nothing, "not_measured", None, b.limit, reason=reason, scope=b)
         for b in budgets
@@ -197,14 +197,14 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool) -> Baseline:
     metrics = {
         key: within.get(key, value)
         for key, value in profile.metrics.items()
-        if METRICS[key].stored and not isinstance(value, NotMeasured)
+        if METRICS[key].stored and not isinstance(value, MissingValue)
     }
     # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
     times: dict[str, Any] = {
         key: round(value, 6)
         for key, value in profile.metrics.items()
-        if METRICS[key].klass == "time" and not isinstance(value, NotMeasured)
+        if METRICS[key].klass == "time" and not isinstance(value, MissingValue)
     }
     times["machine"] = measured.host
     if quiet and profile.normalised is not None:

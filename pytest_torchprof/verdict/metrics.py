@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.core.results import NotMeasured, Value
+    from pytest_torchprof.core.results import MissingValue, Value
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import Quantity
 
@@ -78,7 +78,7 @@ def measure(metric: Metric, trace: Events) -> Value:
     return bounded(metric, metric.extract(trace), trace)
 
 
-def _at_least(metric: Metric, trace: Events, reason: Reason) -> NotMeasured:
+def _at_least(metric: Metric, trace: Events, reason: Reason) -> MissingValue:
     found = metric.extract(trace) if metric.klass == "exact" else 0
     if not isinstance(found, int) or not found:
         return _unknown(reason)
@@ -109,16 +109,16 @@ def measure_all(trace: Events, known: Mapping[str, Value] | None = None) -> dict
     }
 
 
-def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = False) -> NotMeasured:
-    from pytest_torchprof.core.results import NotMeasured
+def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = False) -> MissingValue:
+    from pytest_torchprof.core.results import MissingValue
 
-    return NotMeasured(reason, at_hand, at_least)
+    return MissingValue(reason, at_hand, at_least)
 
 
 # -------------------------------------------------------------------- what a capture must hold
 
 
-def _missing(trace: Events, needs: frozenset[MetricNeed]) -> NotMeasured | None:
+def _missing(trace: Events, needs: frozenset[MetricNeed]) -> MissingValue | None:
     from pytest_torchprof.core.reasons import Why, because
 
     reason = _lacking(trace, needs)
@@ -247,7 +247,7 @@ def _flops(trace: Events) -> Value:
     return int(op_flops(trace)[trace.selection].sum())
 
 
-def _no_durations() -> NotMeasured:
+def _no_durations() -> MissingValue:
     from pytest_torchprof.core.reasons import Why, because
 
     return _unknown(because(Why.NO_DURATIONS))

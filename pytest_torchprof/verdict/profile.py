@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import NotMeasured, Profile, Value
+from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, bounded, measure, measure_all
@@ -49,17 +49,17 @@ def shown_operator(name: str) -> str:
     return found[1] if found else name
 
 
-def _with_modules(measured: Measured) -> Events | NotMeasured:
+def _with_modules(measured: Measured) -> Events | MissingValue:
     """The trace in which modules are marked, or why there is none."""
     # A module's forward may continue in another thread, which the run that marks modules misses.
     if measured.trace.facts.no_memory is not None:
-        return NotMeasured(because(Why.MODULES_OF_ONE_THREAD))
+        return MissingValue(because(Why.MODULES_OF_ONE_THREAD))
     if measured.modules is not None:
         profiled, marked = (_operators(trace) for trace in (measured.trace, measured.modules))
         if profiled == marked:
             return measured.modules
-        return NotMeasured(because(Why.MODULES_RUN_DIFFERS, marked=marked, profiled=profiled))
-    return NotMeasured(measured.modules_gap or because(Why.NO_MODULES_RUN))
+        return MissingValue(because(Why.MODULES_RUN_DIFFERS, marked=marked, profiled=profiled))
+    return MissingValue(measured.modules_gap or because(Why.NO_MODULES_RUN))
 
 
 def _operators(trace: Events) -> int:
@@ -73,7 +73,7 @@ def values_of(checked: Checked, allowed: Collection[str]) -> dict[str, Value]:
     found = sum(n for rule, n in checked.counts.items() if rule not in allowed)
     why = checked.unsettled
     # An unchecked rule may have more findings, so no limit is certain to hold.
-    value = found if why is None else NotMeasured(why, found or None)
+    value = found if why is None else MissingValue(why, found or None)
     trace = checked.trace
     return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
 
@@ -106,7 +106,7 @@ def profile_of(measured: Measured) -> Profile:
             )
             scoped[budget.label] = bounded(METRICS["findings"], count, trace)
             continue
-        if isinstance(source, NotMeasured):
+        if isinstance(source, MissingValue):
             scoped[budget.label] = source
             continue
         view = source.within(op=budget.op, module=budget.module)
@@ -115,7 +115,7 @@ def profile_of(measured: Measured) -> Profile:
         scoped[budget.label] = (
             measure(METRICS[budget.metric], view)
             if ran or budget.limit == 0
-            else NotMeasured(_did_not_run(budget))
+            else MissingValue(_did_not_run(budget))
         )
     return Profile(
         metrics=values_of(measured.checked, allowed),

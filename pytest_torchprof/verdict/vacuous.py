@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.verdict.metrics import METRICS, Metric
 
 if TYPE_CHECKING:
@@ -57,4 +57,4 @@ def _on_device(profile: Profile) -> bool:
     if profile.kernels or profile.metrics.get("kernels") != 0:
         return True
     values = (profile.metrics.get(name) for name, m in METRICS.items() if m.of_device)
-    return any(value for value in values if not isinstance(value, NotMeasured))
+    return any(value for value in values if not isinstance(value, MissingValue))

@@ -19,7 +19,7 @@ from support.real_traces import CORPUS
 from pytest_torchprof.analysis.operator_totals import OpRow, kernel_totals, op_rows
 from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 from pytest_torchprof.work.counting import op_flops
@@ -105,7 +105,7 @@ def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
     calls = {name: row.calls for name, row in rows.items() if name in plain.ops}
     assert {n: calls[n] for n in plain.ops} == annotated(trace, plain.ops, rows)
     if not plain.events:  # then it is unknown, or truly nothing
-        assert isinstance(values["kernels"], NotMeasured) or values["kernels"] == 0
+        assert isinstance(values["kernels"], MissingValue) or values["kernels"] == 0
         return
     assert values["kernels"] == plain.kernels.total()
     by_name = {
@@ -115,7 +115,7 @@ def test_counts_equal_a_plain_count_over_the_json(path: Path) -> None:
     for way in ("h2d", "d2h"):
         assert values[f"{way}_copies"] == plain.copies[way]
         size = values[f"{way}_bytes"]
-        assert size == plain.bytes[way] if plain.bytes[way] >= 0 else isinstance(size, NotMeasured)
+        assert size == plain.bytes[way] if plain.bytes[way] >= 0 else isinstance(size, MissingValue)
     within = 1e-6 * plain.events if finer_than_ns(plain) else 0.0
     assert values["self_cuda_ms"] == pytest.approx(float(plain.self_us) / 1000, 1e-9, within)
     assert values["cuda_busy_ms"] == pytest.approx(float(plain.busy_us) / 1000, 1e-9, within)

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Budget, NotMeasured
+from pytest_torchprof.core.results import Budget, MissingValue
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
@@ -79,7 +79,7 @@ def step() -> TraceBuilder:
 
 def reason(trace: Events, name: str) -> str | None:
     value = measure(METRICS[name], trace)
-    return in_words(value.reason) if isinstance(value, NotMeasured) else None
+    return in_words(value.reason) if isinstance(value, MissingValue) else None
 
 
 # ------------------------------------------------------------------------------- other devices
@@ -265,7 +265,7 @@ def test_in_a_partial_capture_counts_of_the_rest_are_a_lower_bound() -> None:
     least = {"kernels": 1, "d2h_copies": 1, "d2h_bytes": 8, "h2d_copies": None, "h2d_bytes": None}
     for name in FROM_EVENTS:
         value = values[name]
-        assert isinstance(value, NotMeasured)
+        assert isinstance(value, MissingValue)
         assert "partial capture: 1 of 2 launches" in in_words(value.reason)
         assert in_words(value.reason).startswith("at least") == bool(least.get(name))
         assert (value.at_hand, value.at_least) == (least.get(name), bool(least.get(name)))
@@ -345,7 +345,7 @@ def test_a_budget_on_a_rule_that_saw_a_part_is_exceeded_or_not_checked() -> None
         for rule in rules
     )
     assert seen == 1
-    assert isinstance(unseen, NotMeasured)
+    assert isinstance(unseen, MissingValue)
     assert "ran from graphs" in in_words(unseen.reason)
 
 

@@ -11,7 +11,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
 from pytest_torchprof.core.reasons import because
-from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Profile
+from pytest_torchprof.core.results import Baseline, Budget, MissingValue, Profile
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.render.json_report import metrics_of
 from pytest_torchprof.render.reason_texts import in_words
@@ -162,7 +162,7 @@ def test_a_trace_without_operators_has_no_flops_rather_than_none(
 ) -> None:
     """A trace of kernels alone, as some have published."""
     value = measure(METRICS["flops"], parse_trace(built(*calls, device=GPU).to_bytes()))
-    assert NotMeasured(words(reason), 0, at_least=True) == value_in_words(value)
+    assert MissingValue(words(reason), 0, at_least=True) == value_in_words(value)
 
 
 def test_a_capture_of_ours_without_operators_did_nothing() -> None:
@@ -179,7 +179,7 @@ def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
         "alone deep_gemm<1>",
     ]
     value = measure(METRICS["flops"], parse_trace(built(*calls, device=GPU).to_bytes()))
-    assert NotMeasured(
+    assert MissingValue(
         words(
             "at least 240 FLOP: "
             "aiter::mha_batch_prefill (1 call, 33 % of the time) has no formula; "
@@ -190,7 +190,7 @@ def test_the_reason_has_the_bound_the_names_and_their_share_of_time() -> None:
     ) == value_in_words(value)
 
 
-BOUND = NotMeasured(words("at least 240 FLOP: x has no formula"), 240, at_least=True)
+BOUND = MissingValue(words("at least 240 FLOP: x has no formula"), 240, at_least=True)
 
 
 @pytest.mark.parametrize("scope", [None, "aten::mm"])

@@ -26,7 +26,7 @@ from pytest_torchprof.capture.profiler import Capture
 from pytest_torchprof.capture.unpatched import is_silent
 from pytest_torchprof.core.errors import CaptureError
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.trace.facts import VERSION, Facts, Quantity
 from pytest_torchprof.trace.kinds import Kind
@@ -145,7 +145,7 @@ def test_two_captures_of_one_payload_are_identical(
     captured(steps[name], tmp_path)
     first, second = (measure_all(captured(steps[name], tmp_path)) for _ in range(2))
     assert exact(first) == exact(second)
-    measured = {k for k, v in exact(first).items() if not isinstance(v, NotMeasured)}
+    measured = {k for k, v in exact(first).items() if not isinstance(v, MissingValue)}
     assert {"flops", "ops", "peak_cpu_bytes", "allocated_cpu_bytes"} <= measured
 
 
@@ -291,7 +291,7 @@ def test_a_peak_that_depends_on_prefetching_workers_is_not_measured(
         batch + 1
 
     values = measure_all(captured(block, tmp_path))
-    assert measured == (not isinstance(values["peak_cpu_bytes"], NotMeasured))
+    assert measured == (not isinstance(values["peak_cpu_bytes"], MissingValue))
     assert values["allocated_cpu_bytes"] == 524  # two tensors, and the scalars
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Budget, Finding, NotMeasured, Record, Verdict
+from pytest_torchprof.core.results import Budget, Finding, MissingValue, Record, Verdict
 from pytest_torchprof.core.samples import Sample
 
 WHY = because(Why.OF_RULES, rules=("a", "b"), why=because(Why.FEW_ROUNDS, before=1, now=30))
@@ -17,7 +17,7 @@ LEAST = because(Why.AT_LEAST, value=240, unit="FLOP", why=because(Why.RULE_RAISE
 SAMPLE = Sample(3, 2.0, 1.5, 2.5, 1.0)
 VERDICTS = (
     Verdict("wall_ms", 2.0, "advisory", 1.0, None, 0.25, WHY, SAMPLE, (1.5, 3.0)),
-    Verdict("flops", NotMeasured(LEAST, 240, at_least=True), "not_measured", 3, 100),
+    Verdict("flops", MissingValue(LEAST, 240, at_least=True), "not_measured", 3, 100),
     Verdict("ops", 5, "over_budget", limit=4, at_least=True),
     Verdict("kernels", 3, "ok", limit=4, scope=Budget("kernels", 4, op="aten::mm")),
     Verdict("findings", 0, "ok", limit=0, scope=Budget("findings", 0, rules=("a", "b"))),

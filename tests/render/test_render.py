@@ -19,7 +19,7 @@ from pytest_torchprof.core.results import (
     Baseline,
     Budget,
     Finding,
-    NotMeasured,
+    MissingValue,
     Profile,
     Record,
     TestStatus,
@@ -54,7 +54,7 @@ NOW = Profile(
         "ops": 314,
         "kernels": 41,
         "peak_cuda_bytes": (512 << 20) + 1,
-        "syncs": NotMeasured(words("no device")),
+        "syncs": MissingValue(words("no device")),
     },
     operators={
         "aten::mm": {"calls": 12, "flops": 2_359_296_001, "kernels": 12},

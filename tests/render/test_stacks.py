@@ -17,7 +17,7 @@ from support.real_traces import CORPUS
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.render.folded_stacks import StackMetric, _whole_us, fold, write_stacks
 from pytest_torchprof.trace.known_names import REGION
 from pytest_torchprof.trace.read import parse_trace, read_trace
@@ -38,7 +38,7 @@ def folded(trace: Events, metric: StackMetric = "self_cpu_ms") -> dict[str, int]
     found = {match[1]: int(match[2]) for match in matches if match}
     assert len(found) == len(lines)
     value = measure(METRICS[metric], trace)
-    whole = 0 if isinstance(value, NotMeasured) else value * 1000
+    whole = 0 if isinstance(value, MissingValue) else value * 1000
     assert abs(sum(found.values()) - whole) <= 0.5001
     assert 0 not in found.values()
     return found

@@ -6,7 +6,7 @@ import pytest
 from support.reasons import words
 from support.sessions import Ran, accept, run
 
-from pytest_torchprof.core.results import Budget, NotMeasured, Profile
+from pytest_torchprof.core.results import Budget, MissingValue, Profile
 from pytest_torchprof.render.failure import sentence
 from pytest_torchprof.verdict.causes import failures
 from pytest_torchprof.verdict.decision import Policy, compare, status_of
@@ -89,7 +89,7 @@ def test_the_boundary_of_every_metric(name: str, now: int, limit: float, expecte
 
 @pytest.mark.parametrize("name", METRICS)
 def test_an_unmeasured_metric_is_neither_within_nor_over_its_limit(name: str) -> None:
-    nothing = NotMeasured(words("no such thing here"))
+    nothing = MissingValue(words("no such thing here"))
     (verdict,) = compare(Profile({name: nothing}), None, [Budget(name, 0)], Policy())
     assert ("not_measured", words("no such thing here")) == (verdict.status, verdict.reason)
     assert [] == failures([verdict], Policy(), has_baseline=False, accept=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.sessions import NO_OTHER_PLUGINS, accept, doctor, run
 
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.trace.read import read_trace
 from pytest_torchprof.verdict.metrics import measure_all
 
@@ -82,7 +82,7 @@ def test_a_kept_trace_is_a_gzipped_chrome_trace_with_the_metrics_of_the_report(
         data = json.loads(gzip.decompress(Path(test["trace"]).read_bytes()))
         assert isinstance(data["traceEvents"], list)
         again = {
-            name: None if isinstance(value, NotMeasured) else value
+            name: None if isinstance(value, MissingValue) else value
             for name, value in measure_all(read_trace(Path(test["trace"]))).items()
         }
         assert {name: row["value"] for name, row in test["metrics"].items()} == again

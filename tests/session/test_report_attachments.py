@@ -10,7 +10,7 @@ from execnet.gateway_base import dumps, loads
 
 from pytest_torchprof.baseline.inline import Edit
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import Baseline, Budget, NotMeasured, Record, Verdict
+from pytest_torchprof.core.results import Baseline, Budget, MissingValue, Record, Verdict
 from pytest_torchprof.session.judging.accept_offer import Offer
 from pytest_torchprof.session.reporting.report_attachments import (
     Attachment,
@@ -27,7 +27,7 @@ RECORD = Record(
     because(Why.CHANGED, name="ops", before=1, now=2),
     {
         "ops": Verdict("ops", 2, "regressed", 1),
-        BUDGET.label: Verdict("kernels", NotMeasured(GAP), "not_measured", None, 2, scope=BUDGET),
+        BUDGET.label: Verdict("kernels", MissingValue(GAP), "not_measured", None, 2, scope=BUDGET),
     },
     unchecked={"host-sync": GAP},
 )

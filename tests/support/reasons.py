@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.render.reason_texts import in_words
 
 
@@ -14,6 +14,6 @@ def words(text: str) -> Reason:
 
 def value_in_words(value: Value) -> Value:
     """The value, with its reason said in words where it has none."""
-    if not isinstance(value, NotMeasured):
+    if not isinstance(value, MissingValue):
         return value
-    return NotMeasured(words(in_words(value.reason)), value.at_hand, value.at_least)
+    return MissingValue(words(in_words(value.reason)), value.at_hand, value.at_least)

@@ -20,7 +20,7 @@ from support.trace_styles import STYLES, without
 from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.operator_totals import op_rows
 from pytest_torchprof.core.errors import TraceError
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
 from pytest_torchprof.trace.facts import FACTS_KEY
@@ -125,15 +125,15 @@ def test_without_args() -> None:
     assert values["ops"] == 2
     assert values["h2d_copies"] == 1
     for name in ("flops", "h2d_bytes", "peak_cpu_bytes", "peak_cuda_bytes"):
-        assert isinstance(values[name], NotMeasured), name
+        assert isinstance(values[name], MissingValue), name
 
 
 def test_without_durations() -> None:
     values = measure_all(parse_trace(build(outside=False).to_bytes("no_dur")))
     assert values["ops"] == 2
     assert values["kernels"] == 3
-    assert isinstance(values["self_cpu_ms"], NotMeasured)
-    assert isinstance(values["self_cuda_ms"], NotMeasured)
+    assert isinstance(values["self_cpu_ms"], MissingValue)
+    assert isinstance(values["self_cuda_ms"], MissingValue)
 
 
 def test_without_categories() -> None:
@@ -582,7 +582,7 @@ def test_an_empty_list_is_an_empty_trace() -> None:
         assert len(trace) == 0
         values = measure_all(trace)
         assert values["ops"] == 0
-        assert isinstance(values["kernels"], NotMeasured)
+        assert isinstance(values["kernels"], MissingValue)
         assert op_rows(trace) == {}
 
 

@@ -14,7 +14,7 @@ from support.reasons import words
 from pytest_torchprof.core.results import (
     Baseline,
     Budget,
-    NotMeasured,
+    MissingValue,
     Number,
     Profile,
     Value,
@@ -56,7 +56,7 @@ def verdict(
 ) -> Verdict:
     baseline = None if accepted is None else baseline_of(metric, accepted)
     budgets = [] if limit is None else [Budget(metric, limit)]
-    known = metric in NORMALISED and not isinstance(value, NotMeasured)
+    known = metric in NORMALISED and not isinstance(value, MissingValue)
     now = Profile({metric: value}, normalised=normalised(metric, value) if known else None)
     (found,) = compare(now, baseline, budgets, policy or Policy())
     assert found.metric == metric
@@ -247,7 +247,7 @@ def test_limits(metric: str, value: Number, limit: Number, status: str) -> None:
 @pytest.mark.parametrize("accepted", [None, 5])
 @pytest.mark.parametrize("limit", [None, 7])
 def test_not_measured(metric: str, accepted: int | None, limit: int | None) -> None:
-    found = verdict(metric, NotMeasured(words("no shapes")), accepted, limit)
+    found = verdict(metric, MissingValue(words("no shapes")), accepted, limit)
     assert found.status == "not_measured"
     assert found.reason == words("no shapes")
     assert found.baseline == accepted
@@ -255,8 +255,8 @@ def test_not_measured(metric: str, accepted: int | None, limit: int | None) -> N
 
 def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
     profile = Profile(
-        metrics={"flops": 240, "ops": 3, "kernels": NotMeasured(words("no device"))},
-        scoped={"flops[op=aten::mm]": 240, "ops[module=Head]": NotMeasured(words("did not run"))},
+        metrics={"flops": 240, "ops": 3, "kernels": MissingValue(words("no device"))},
+        scoped={"flops[op=aten::mm]": 240, "ops[module=Head]": MissingValue(words("did not run"))},
     )
     budgets = [
         Budget("flops", 100, op="aten::mm"),
@@ -359,7 +359,7 @@ def test_status_and_causes(
 
 
 def test_an_accepted_metric_that_is_not_measured_any_more_fails_when_strict() -> None:
-    verdicts = [verdict("kernels", NotMeasured(words("no device")), 5)]
+    verdicts = [verdict("kernels", MissingValue(words("no device")), 5)]
     cause = Cause("metric_unchecked", "kernels", words("no device"))
     assert failures(verdicts, STRICT, has_baseline=True, accept=False) == [cause]
     assert failures(verdicts, Policy(), has_baseline=True, accept=False) == []

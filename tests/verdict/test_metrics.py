@@ -19,7 +19,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.analysis.device_time import device_time
 from pytest_torchprof.core.reasons import Why, because
-from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.core.samples import Normalised, Sample
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
@@ -69,7 +69,7 @@ def whole(b: TraceBuilder) -> Events:
 
 
 def reasons(values: dict[str, Value]) -> dict[str, str]:
-    return {k: in_words(v.reason) for k, v in values.items() if isinstance(v, NotMeasured)}
+    return {k: in_words(v.reason) for k, v in values.items() if isinstance(v, MissingValue)}
 
 
 def test_the_table_holds_every_metric_once() -> None:
@@ -258,7 +258,7 @@ def test_a_region_without_operators_is_a_true_zero() -> None:
         with b.annotation(REGION):
             b.advance(5)
         values = measure_all(whole(b))
-        measured = {k for k, v in values.items() if not isinstance(v, NotMeasured)}
+        measured = {k for k, v in values.items() if not isinstance(v, MissingValue)}
         wanted = set(FROM_EVENTS) - (set() if device else set(DEVICE))
         assert measured == wanted | {"findings"}
         assert {values[k] for k in wanted} == {0}
@@ -283,8 +283,8 @@ def test_facts_are_values_or_reasons() -> None:
     values = measure_all(whole(b))
     assert {k: values[k] for k in facts} == {
         "wall_ms": 1.5,
-        "cpu_ms": NotMeasured(words("no rounds")),
-        "instructions": NotMeasured(because(Why.ONLY_LIVE)),
+        "cpu_ms": MissingValue(words("no rounds")),
+        "instructions": MissingValue(because(Why.ONLY_LIVE)),
         "graph_breaks": 0,
     }
 
@@ -297,7 +297,7 @@ def test_compilations_with_unreadable_rows_do_not_count_as_0(rows: object) -> No
     with b.annotation(REGION):
         pass
     values = measure_all(whole(b))
-    unknown = NotMeasured(because(Why.ONLY_LIVE))
+    unknown = MissingValue(because(Why.ONLY_LIVE))
     assert (unknown, unknown) == (values["graph_breaks"], values["recompiles"])
 
 
@@ -371,7 +371,7 @@ def test_a_trace_of_another_tool_may_cut_a_launch_off(recorded: bool, expected: 
     b.launch("k1", record_kernel=recorded)
     b.launch("k2", record_kernel=False)
     value = measure(METRICS["kernels"], whole(b))
-    assert (None if isinstance(value, NotMeasured) else value) == expected
+    assert (None if isinstance(value, MissingValue) else value) == expected
 
 
 def test_launches_that_a_graph_captures_have_no_records() -> None:
@@ -384,7 +384,7 @@ def test_launches_that_a_graph_captures_have_no_records() -> None:
     assert measure(METRICS["kernels"], whole(b)) == 1
     with b.annotation(REGION):
         b.launch("lost", record_kernel=False)
-    assert isinstance(measure(METRICS["kernels"], whole(b)), NotMeasured)
+    assert isinstance(measure(METRICS["kernels"], whole(b)), MissingValue)
 
 
 @pytest.mark.parametrize("recorded_for", [1, 2])

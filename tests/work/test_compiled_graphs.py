@@ -14,7 +14,7 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.capture.inductor import Packages, graph_facts, look_for_graphs
 from pytest_torchprof.capture.undo import Undo
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts, Graph
 from pytest_torchprof.trace.known_names import REGION
@@ -182,7 +182,7 @@ def test_unknown_loops_are_named(
     facts: dict[str, Any] | None, inside: list[tuple[str, Any]], message: str
 ) -> None:
     value = measure(METRICS["flops"], called(facts, *inside))
-    assert isinstance(value, NotMeasured)
+    assert isinstance(value, MissingValue)
     assert message in in_words(value.reason)
 
 
@@ -198,7 +198,7 @@ def test_an_older_torch_marks_no_more_than_the_compiled_function(
         for name, dims in inside:
             b.op(name, dims)
     value = measure(METRICS["flops"], parse_trace(b.to_bytes()))
-    assert isinstance(value, NotMeasured) == unknown
+    assert isinstance(value, MissingValue) == unknown
     assert ("cpp_fused_bmm_0" in str(value)) == unknown
 
 

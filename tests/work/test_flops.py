@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytest_torchprof.analysis.operator_totals import op_rows
-from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.core.units import format_quantity
 from pytest_torchprof.render.ops_table import ops_table
 from pytest_torchprof.render.reason_texts import in_words
@@ -453,15 +453,15 @@ NO_SHAPES = "aten::mm (1 call) lacks Input Dims in this trace"
 
 def timeless(value: Value) -> Value:
     """Without what part of the time the unknown part took."""
-    if not isinstance(value, NotMeasured):
+    if not isinstance(value, MissingValue):
         return value
     return replace(value, reason=words(re.sub(r", \d+ % of the time", "", in_words(value.reason))))
 
 
-def at_least(count: int, why: str) -> NotMeasured:
+def at_least(count: int, why: str) -> MissingValue:
     """A sum of which a part is unknown."""
     known = f"at least {format_quantity(count, 'FLOP')}: " if count else ""
-    return NotMeasured(words(known + why), count, at_least=True)
+    return MissingValue(words(known + why), count, at_least=True)
 
 
 @pytest.mark.parametrize(
@@ -495,11 +495,11 @@ def at_least(count: int, why: str) -> NotMeasured:
     ],
 )
 def test_flops_of_a_trace_are_known_or_reported_as_unknown(
-    calls: list[Nested], expected: int | NotMeasured
+    calls: list[Nested], expected: int | MissingValue
 ) -> None:
     """An operator that has a formula and no number makes the sum a lower bound."""
     trace = traced(*calls)
-    assert unknown_flops(trace).any() == isinstance(expected, NotMeasured)
+    assert unknown_flops(trace).any() == isinstance(expected, MissingValue)
     value = measure(METRICS["flops"], trace)
     assert timeless(value) == expected
 
@@ -735,5 +735,5 @@ def test_a_packed_weight_leaves_flops_unknown(tmp_path: Path) -> None:
     builder = TraceBuilder()
     builder.op("quantized::linear_dynamic", [[2, 8], [], []])
     value = measure(METRICS["flops"], parse_trace(builder.to_bytes()))
-    assert isinstance(value, NotMeasured)
+    assert isinstance(value, MissingValue)
     assert "has a packed weight" in in_words(value.reason)

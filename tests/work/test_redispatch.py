@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from zoo.halved import Halved
 
 from pytest_torchprof.analysis.kernel_rows import kernel_rows
-from pytest_torchprof.core.results import NotMeasured, Value
+from pytest_torchprof.core.results import MissingValue, Value
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace.read import parse_trace
 from pytest_torchprof.verdict.metrics import METRICS, measure
@@ -109,7 +109,7 @@ def test_unknown_work_inside_a_tensor_subclass_is_reported() -> None:
     local = ("aten::convolution", [[1, 3, 9, 9], [4, 3, 3, 3]])  # without its stride
     trace = traced(("aten::mm", WHOLE, ("PythonSubclass", WHOLE, RAN, local)))
     value = measure(METRICS["flops"], trace)
-    assert isinstance(value, NotMeasured)
+    assert isinstance(value, MissingValue)
     assert "aten::convolution" in in_words(value.reason)
 
 

@@ -12,7 +12,7 @@ from support.live import captured
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
-from pytest_torchprof.core.results import NotMeasured
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.verdict.metrics import METRICS, measure
 
 Payload = Callable[[], object]
@@ -91,7 +91,7 @@ def look(exhibit: Exhibit, folder: Path) -> Seen:
         theirs = None
     trace = captured(payload, folder)
     value, gap = measure(METRICS["flops"], trace), uncounted_flops(trace)
-    count = value.at_hand if isinstance(value, NotMeasured) else value
+    count = value.at_hand if isinstance(value, MissingValue) else value
     assert isinstance(count, int), value
     names = {part.name for part in gap.parts} if gap else set()
     return Seen(theirs, count, frozenset(names))

@@ -152,7 +152,7 @@ def test_a_built_in_rule_that_raises_is_a_fault_and_a_users_is_not(
             ran = run(pytester, "--torchprof")
             ours = code != "odd"
             assert (int(ours), {"passed": 1}) == (ran.ret, ran.outcomes)
-            message = f"{code}: the rule raised KeyError: 'of ours'"
+            message = f"{code}: the rule failed: KeyError: 'of ours'"
             assert (f"ERROR: internal error, please report it: {message}" in ran.out) is ours
             assert message in ran.out
             known.clear()

@@ -431,13 +431,13 @@ def test_a_rule_that_raises_is_reported_once_and_breaks_nothing(
     )
     ran = run(pytester, "--torchprof")
     assert ({"passed": 2}, 1) == (ran.outcomes, ran.ret)  # a rule of ours is a fault of ours
-    assert 1 == ran.out.count("the rule raised AssertionError: asked of")
+    assert 1 == ran.out.count("the rule failed: AssertionError: asked of")
     assert [True] == [
-        text.startswith(f"{RAISING}: the rule raised") for text in ran.report["errors"]
+        text.startswith(f"{RAISING}: the rule failed:") for text in ran.report["errors"]
     ]
     for test in ran.tests.values():
         assert {MUL: (1, False)} == short(test)
-        assert test["unchecked"][RAISING].startswith("the rule raised AssertionError")
+        assert test["unchecked"][RAISING].startswith("the rule failed: AssertionError")
 
 
 # -------------------------------------------------------------------- the message

@@ -112,17 +112,20 @@ def rank_of(metadata: Mapping[str, Any]) -> int | None:
 
 
 def _files(paths: Sequence[Path]) -> list[_File]:
-    """Each file once, with folders replaced by their contents."""
+    """Each file once, however it is named, with folders replaced by their contents."""
     files: dict[Path, _File] = {}
     for path in paths:
         try:
             inside = sorted(path.iterdir(), key=_naturally) if path.is_dir() else None
             if inside is None:
-                files[path] = _File(path, named=True, size=path.stat().st_size)
+                entry = _File(path, named=True, size=path.stat().st_size)
+                known = files.get(where := path.resolve(), entry)
+                files[where] = replace(known, named=True)
                 continue
             for file in inside:
                 if file.name.lower().endswith(_NAMES) and file.is_file():
-                    files.setdefault(file, _File(file, named=False, size=file.stat().st_size))
+                    entry = _File(file, named=False, size=file.stat().st_size)
+                    files.setdefault(file.resolve(), entry)
         except (OSError, ValueError) as error:
             raise TraceError(f"{path}: cannot be read", system_message(error), WANTED) from error
     if not files:

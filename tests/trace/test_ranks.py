@@ -160,6 +160,17 @@ def test_a_file_given_twice_is_read_once(tmp_path: Path) -> None:
     assert seen(read_ranks([path, path, tmp_path])) == [(0, 1)]
 
 
+def test_a_file_given_by_two_names_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "traces").mkdir()
+    path = save(tmp_path / "traces" / "a.json", 3)
+    (link := tmp_path / "link.json").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    names = [Path("traces/a.json"), path, link, Path("traces"), Path("traces/../link.json")]
+    assert seen(read_ranks(names)) == [(0, 3)]
+
+
 def test_one_rank_is_chosen_without_reading_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

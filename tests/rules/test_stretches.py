@@ -148,4 +148,4 @@ def test_a_match_names_only_existing_events() -> None:
         return Matches(np.array([0]), "far", parts=[np.array([10_000])])
 
     trace, _ = stored(())
-    assert "IndexError" in check(trace, [far]).errors["far"]
+    assert "it returned the event 10000" in check(trace, [far]).errors["far"]

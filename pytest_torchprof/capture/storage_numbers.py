@@ -49,6 +49,11 @@ class StorageNumbers:
         found = self._found(starts, names)
         return [_NONE if node is None else _object(node.event.typed[1].inputs) for node in found]
 
+    def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        """Where the memory of each operator's first argument begins, -1 if that is no tensor."""
+        found = self._found(starts, names)
+        return [_NONE if node is None else _address(node.event.typed[1].inputs) for node in found]
+
     def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[_Node | None]:
         if self._threads is None:
             self._threads = _levels(self._results.experimental_event_tree())
@@ -127,6 +132,10 @@ def _number(argument: Any) -> int:
 
 def _object(arguments: Any) -> int:
     return getattr(arguments[0], "impl_ptr", _NONE) if arguments else _NONE
+
+
+def _address(arguments: Any) -> int:
+    return (getattr(arguments[0], "storage_data_ptr", None) or _NONE) if arguments else _NONE
 
 
 def _made(event: Any) -> set[int]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.kept_gradients import hooks_read, outlive
 from pytest_torchprof.rules.evidence.nodes import engine_nodes, forward_calls
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.name_index import (
@@ -32,8 +33,6 @@ _OPTIMIZER: Final = Names(r"Optimizer\.")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 #: ``backward`` calls this first, to make the initial gradient.
 _BEGINS: Final = "aten::ones_like"
-#: A hook keeps a gradient with this.
-_KEEPS: Final = "aten::clone"
 
 
 @rule(
@@ -49,11 +48,15 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
 
     Counts the backward passes that run `nodes` (4) or more nodes of a graph that an earlier
     pass has run, and add the result to the gradients of that pass. Not counted if something
-    takes the earlier pass's results before the later one begins, a hook keeps a gradient, the
-    gradients are set to None or to zero, or an optimizer steps: then each loss needs its own
-    pass. Nor does `torch.autograd.grad` count, each call of which returns separate gradients,
-    such as the rows of a Jacobian, nor what follows a pass with `create_graph=True`. The
-    place is the line that leads to the later pass, and not to the first one.
+    takes the earlier pass's results before the later one begins, a hook reads or keeps a
+    gradient, the gradients are set to None or to zero, or an optimizer steps: then each loss
+    needs its own pass. A hook may scale a gradient by a number. A hook that keeps the gradient
+    itself is recognized by the memory that stays allocated, so a stored trace must have memory
+    events.
+
+    Nor does `torch.autograd.grad` count, each call of which returns separate gradients, such as
+    the rows of a Jacobian, nor what follows a pass with `create_graph=True`. The place is the
+    line that leads to the later pass, and not to the first one.
 
     ## Why it is slow
 
@@ -198,7 +201,7 @@ def _is_free(trace: Events, early: _Pass, late: _Pass, *, ours: bool) -> bool | 
 
     ``ours``: the earlier one is known to have added to gradients of such passes.
     """
-    if len(selected_operators(trace, _KEEPS)) and _keeps(trace, early):
+    if _is_kept(trace, early, late):
         return False
     between = _between(trace, early, late)
     adds, more = _adding(trace, early), _adding(trace, late)
@@ -222,10 +225,18 @@ def _is_free(trace: Events, early: _Pass, late: _Pass, *, ours: bool) -> bool | 
     return not (put | added).isdisjoint(again) and (put | added | made).isdisjoint(calls)
 
 
-def _keeps(trace: Events, one: _Pass) -> bool:
-    """Whether a hook keeps a gradient: a step of the engine copies it, outside of its node."""
-    copies = selected_operators(trace, _KEEPS)
-    return bool(marked(trace, one.steps)[trace.parent[copies]].any())
+def _is_kept(trace: Events, early: _Pass, late: _Pass) -> bool:
+    """Whether a hook takes a gradient of the earlier pass, or something still holds one.
+
+    The latter is left to a capture that identifies tensors, where there can be one.
+    """
+    if hooks_read(trace, early.steps, early.puts):
+        return True
+    if trace.could_know_tensors:
+        return False
+    adds = marked(trace, trace.parent[_adding(trace, early)])[early.puts]
+    until = int(trace.ts[late.steps[0]])
+    return outlive(trace, early.steps, early.puts, adds, until)
 
 
 def _dims(args: OpArgs) -> list[str]:

@@ -384,6 +384,12 @@ class Events:
         """
         return None if self.tensors is None else self.tensors.objects(*self._called(events))
 
+    def addresses(self, events: Ints) -> list[int] | None:
+        """For each of these operators, where the memory of its first argument's tensor begins, -1
+        for none; None as above.
+        """
+        return None if self.tensors is None else self.tensors.addresses(*self._called(events))
+
     @property
     def could_know_tensors(self) -> bool:
         """Whether another run could identify tensors."""

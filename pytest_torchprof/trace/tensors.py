@@ -25,3 +25,6 @@ class Tensors(Protocol):
 
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """The object that each operator's first argument is; views differ from their tensor."""
+
+    def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        """Where the memory of each operator's first argument begins, as memory events have it."""

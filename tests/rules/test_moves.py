@@ -41,6 +41,9 @@ class Known:
     def objects(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         return [taken[0] for taken in self.taken(starts, names) if isinstance(taken[0], int)]
 
+    def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
+        return [-1 for _ in zip(starts, names, strict=True)]
+
 
 def known(b: TraceBuilder, message: Said) -> Events:
     """The trace, in which each call, and the ``copy_`` in it, is known to take and to make this."""

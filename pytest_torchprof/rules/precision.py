@@ -46,10 +46,23 @@ _CAST: Final = Names(r"aten::(to|_to_copy)$")
 _ARITHMETIC: Final = Names(
     r"aten::(add|sub|subtract|rsub|mul|multiply|div|divide|true_divide|pow|maximum|minimum)$"
 )
-_SUBTRACTION: Final = Names(r"aten::(sub|subtract|rsub)$")
+_SUBTRACTION: Final = Names(r"aten::(sub_?|subtract_?|rsub)$")
+#: Operators whose results are digits that float32 lacks, or errors that add up.
+_EXACT: Final = Names(
+    r"aten::(diff|remainder_?|fmod_?|frac_?|floor_divide_?|cumsum_?|cumprod_?|logcumsumexp"
+    r"|trapezoid|cumulative_trapezoid|lgamma_?|mvlgamma_?|digamma_?|polygamma|igammac?_?|erfinv_?"
+    r"|special_(gamma\w+|multigammaln|digamma|psi|polygamma|zeta|erfinv|erfcx|ndtri|log_ndtr"
+    r"|bessel_\w+|modified_bessel_\w+|scaled_modified_bessel_\w+|i[01]e?))$"
+)
+#: Operators whose results, one number for many, are not what is cast later.
+_STATISTICS: Final = Names(
+    r"aten::(mean|nanmean|sum|nansum|prod|std|var|std_mean|var_mean|norm|linalg_vector_norm|amin"
+    r"|amax|aminmax|min|max|median|nanmedian|quantile|nanquantile|logsumexp|any|all)$"
+)
 #: Integers that float32 represents exactly, and others.
 _SMALL_WHOLES: Final = frozenset({"bool", "unsigned char", "signed char", "short", "short int"})
-_WHOLES: Final = _SMALL_WHOLES | {"int", "long", "long int"}
+_LARGE_WHOLES: Final = frozenset({"int", "long", "long int"})
+_WHOLES: Final = _SMALL_WHOLES | _LARGE_WHOLES
 #: Joins of tensor lists, whose dtypes no trace has, and the cast of list items to another dtype.
 _JOIN: Final = Names(r"aten::_?cat$")
 _COPY: Final = Names(r"aten::copy_$")
@@ -66,7 +79,8 @@ _SAVED, _SAVED_OF_PROMOTION = 0.5, 0.65
 class _Call(Frozen, frozen=True):
     """A call that takes tensors in double precision, with their shapes and those of float32.
 
-    ``wholes``: the dtype of integers that it computes with, and their number of elements.
+    ``wholes``: the dtype of integers that it computes with, and their number of elements;
+    ``exact``: it takes large integers from them, or them from integers, such as times.
     """
 
     row: int
@@ -74,6 +88,7 @@ class _Call(Frozen, frozen=True):
     floats: list[tuple[int, ...]]
     cast_to: str
     wholes: tuple[str, int] = ("", 0)
+    exact: bool = False
 
     @property
     def elements(self) -> int:
@@ -104,10 +119,17 @@ def float64(trace: Events, *, elements: float) -> Matches:
     Not counted, because double precision is intended: layers in float64; float32 tensors that
     are cast to float64; decompositions and other linear algebra in float64 (a Fourier transform
     is none); tensors that torch creates in float64, unless they meet float32; a difference of
-    tensors of one shape without a backward pass, as when a test compares with a reference;
-    differences with int64 or int32, such as of times, which float32 may not represent. Numbers
-    and tensors without dimensions do not promote others. What a DataLoader's dataset computes
-    is ignored.
+    tensors of one shape without a backward pass, as when a test compares with a reference.
+    Numbers and tensors without dimensions do not promote others. What a DataLoader's dataset
+    computes is ignored.
+
+    Nor are operators on float64 tensors counted where float32 may not represent what goes in,
+    such as times, or where errors would add up. Of what leads to a cast to float32, which is all
+    that was called since the previous such cast, nothing counts if the last operator subtracts,
+    as in `(times - begin).float()`, except from a picture's bytes; if any operator combines
+    float64 and int64 or int32 in a difference; or if any is a `diff`, a remainder, a floor
+    division, a running sum or product, a gamma function or the like. Statistics, such as means,
+    count only together with other operators.
 
     ## Why it is slow
 
@@ -147,8 +169,8 @@ def float64(trace: Events, *, elements: float) -> Matches:
         work = [call for call in work if mixed and call.row >= mixed[0].row]
         found = mixed
     else:
-        cast = max((call.row for call in large if call.cast_to == _FLOAT32), default=-1)
-        found = work = [call for call in work if call.row < cast]
+        casts = [call.row for call in large if call.cast_to == _FLOAT32]
+        found = work = list(_needless(trace, casts, work, known))
         if found and _makes_doubles(trace):
             return NO_MATCHES
     if not found:
@@ -194,8 +216,9 @@ def _calls(trace: Events, rows: Ints) -> Iterator[_Call]:
         _SMALL_WHOLES if less else _WHOLES if one else frozenset[str]()
         for one, less in zip(adds.tolist(), subtracts.tolist(), strict=True)
     ]
-    for row, args, casting, whole in zip(
-        rows.tolist(), trace.operands(rows), casts, kinds, strict=True
+    large = [_LARGE_WHOLES if less else frozenset[str]() for less in subtracts.tolist()]
+    for row, args, casting, whole, other in zip(
+        rows.tolist(), trace.operands(rows), casts, kinds, large, strict=True
     ):
         types, dims = decode_part(args.types) or [], decode_part(args.dims) or []
         shapes = [sizes(one) for one in dims]
@@ -205,7 +228,31 @@ def _calls(trace: Events, rows: Ints) -> Iterator[_Call]:
         wholes = [(kind, math.prod(shape)) for kind, shape in pairs if kind in whole and shape]
         if doubles:
             to = _target(args.concrete) if casting else ""
-            yield _Call(row, doubles, floats, to, next(iter(wholes), ("", 0)))
+            exact = any(kind in other and shape for kind, shape in pairs)
+            yield _Call(row, doubles, floats, to, next(iter(wholes), ("", 0)), exact)
+
+
+def _needless(
+    trace: Events, casts: list[int], work: list[_Call], known: list[_Call]
+) -> Iterator[_Call]:
+    """Of this work, what leads to one of these casts to float32 and does not need its precision.
+
+    What leads to a cast is all that was called since the one before. It is needed where digits
+    cancel in the last step, or in any if that is what the step is for.
+    """
+    events = np.array([call.row for call in known], np.int64)
+    exact = are_named(trace, events, _EXACT) | np.array([call.exact for call in known])
+    less, one = (are_named(trace, events, names) for names in (_SUBTRACTION, _STATISTICS))
+    less &= np.array([not call.wholes[1] for call in known])  # a picture's bytes need none
+    needs, ends, aside = (frozenset(events[rows].tolist()) for rows in (exact, less, one))
+    before = -1
+    for cast in casts:
+        inside = [call for call in work if before < call.row < cast]
+        rows = [call.row for call in inside if call.row not in aside]
+        steps = range(before + 1, cast)
+        before = cast
+        if rows and rows[-1] not in ends and not any(row in steps for row in needs):
+            yield from inside
 
 
 def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:

@@ -51,7 +51,7 @@ def backward_twice(trace: Events, *, nodes: float) -> Matches:
     takes the earlier pass's results before the later one begins, a hook reads or keeps a
     gradient, the gradients are set to None or to zero, or an optimizer steps: then each loss
     needs its own pass. A hook may scale a gradient by a number. A hook that keeps the gradient
-    itself is recognized by the memory that stays allocated, so a stored trace must have memory
+    itself is recognized by the memory that stays allocated, so a stored trace should have memory
     events.
 
     Nor does `torch.autograd.grad` count, each call of which returns separate gradients, such as

@@ -71,6 +71,22 @@ def test_lists_of_tensors_are_known_one_by_one_and_others_are_none(tmp_path: Pat
     assert dim == -1
 
 
+def test_a_tensors_address_is_that_of_its_allocation_and_of_no_tensor_there_is_none(
+    tmp_path: Path,
+) -> None:
+    def block() -> None:
+        x = torch.zeros(3, 500)
+        torch.exp(x[1:])
+        torch.arange(7)
+
+    trace = captured(block, tmp_path, tensors=True)
+    memory = trace.memory
+    assert memory.addr is not None
+    (made,) = memory.addr[memory.bytes == 3 * 500 * 4].tolist()[:1]
+    assert trace.addresses(operators_named(trace, "aten::exp")) == [made]
+    assert set(trace.addresses(operators_named(trace, "aten::arange")) or ()) <= {-1}
+
+
 def test_the_backward_pass_on_its_own_thread_is_known_too(tmp_path: Path) -> None:
     weight = torch.ones(4, 4, requires_grad=True)
     x = torch.ones(4, 4)

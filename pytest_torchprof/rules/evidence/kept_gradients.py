@@ -12,11 +12,12 @@ import numpy as np
 
 from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace import nesting
-from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named
+from pytest_torchprof.trace.arguments import decode_list, decode_part
+from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, operators_named
 from pytest_torchprof.trace.tree import marked
 
 if TYPE_CHECKING:
+    from pytest_torchprof.trace.arguments import OpArgs
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
@@ -32,6 +33,8 @@ _STORES: Final = Names(
     r"aten::(detach|add_?|clone|copy_|new_empty\w*|empty\w*|coalesce|_?indices|_?values|to"
     r"|_to_copy|sparse_\w+|_sparse_\w+|_coalesced_)$"
 )
+#: What copies a gradient.
+_COPY: Final = Names(r"aten::(copy_|clone)$")
 #: Changes of a gradient after which the gradient of a sum is still the sum of the gradients, if
 #: the other operand is a number.
 _LINEAR: Final = Names(r"aten::(neg_?|mul_?|div_?)$")
@@ -66,11 +69,15 @@ def outlive(trace: Events, steps: Ints, puts: Ints, adding: Bools, until: int) -
     """Whether memory that these steps allocated exists at a time, and holds no ``.grad``.
 
     ``puts``: the nodes of these steps that store gradients; ``adding``: those that add to one.
-    False for a trace without memory events, and where gradients are sparse, whose parts are
-    unknown. A trace that does not identify tensors only tells whether there is more than that.
+    Without memory events, whether one stores a copy, as it does if something else holds the
+    gradient, among other reasons. False where gradients are sparse: their parts are unknown.
+    A trace that does not identify tensors only tells whether there is more memory than that.
     """
-    memory, addresses = trace.memory, trace.addresses(puts)
-    if not len(memory.event) or memory.addr is None or (addresses and min(addresses) < 0):
+    memory = trace.memory
+    if not len(memory.event) or memory.addr is None:
+        copies = operators_named(trace, _COPY)
+        return bool(marked(trace, puts)[trace.parent[copies]].any())
+    if any(map(_is_sparse, trace.operands(puts))):
         return False
     at = trace.ts[memory.event]
     during = np.flatnonzero((at >= trace.ts[steps[0]]) & (at < until))
@@ -88,10 +95,16 @@ def outlive(trace: Events, steps: Ints, puts: Ints, adding: Bools, until: int) -
     if np.count_nonzero(within >= 0) > len(stored):
         return True
     moved = ~adding & ~np.isin(puts, stored)
-    rest = alive[within < 0]
+    rest, addresses = alive[within < 0], trace.addresses(puts)
     if addresses is None:
         return len(rest) > int(np.count_nonzero(moved))
     return bool((~np.isin(memory.addr[rest], np.array(addresses)[moved])).any())
+
+
+def _is_sparse(args: OpArgs) -> bool:
+    """Whether the first tensor has dimensions, but no strides."""
+    dims, strides = decode_list(args.dims), decode_list(args.strides)
+    return bool(dims and dims[0]) and strides[:1] == [[]]
 
 
 def _nearest(trace: Events, marks: Ints, events: Ints) -> Ints:

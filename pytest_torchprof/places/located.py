@@ -56,8 +56,10 @@ class Located:
             where = lines[at - 1] if at else None
             self._places.append(Place(where, None, modules[within - 1] if within else None))
         outside, self._outer, self._chain = _outside(trace)
-        words = self._words_of(trace)
-        self._runs = [_Run(words[rows], place[rows], outside[rows]) for rows in _sequences(trace)]
+        words, call = self._words_of(trace), _calls(trace)
+        self._runs = [
+            _Run(words[rows], place[rows], outside[rows], call[rows]) for rows in _sequences(trace)
+        ]
 
     def __call__(
         self, trace: Events, events: Ints, parts: Parts = NO_PARTS
@@ -80,6 +82,10 @@ class Located:
                 found.append(replace(around, path=found[at[position]].path))
                 at[position] = len(found) - 1
         return found, at
+
+    def module_calls(self, trace: Events) -> Ints:
+        """The number of each event's outermost call of a module, -1 for none or unknown."""
+        return self._spread(trace, _Run.calls)
 
     def _around(self, trace: Events, stretch: PlacedEvents) -> Place | None:
         """What encloses the whole stretch, outside of any module; None where no line is known."""
@@ -130,13 +136,14 @@ class Located:
 
 
 class _Run(NamedTuple):
-    """A sequence of events with markers: the number of each event's name, of its place, and of what
-    is around it outside of modules.
+    """A sequence of events with markers: the number of each event's name, of its place, of what is
+    around it outside of modules, and of the outermost call of a module.
     """
 
     words: Ints
     place: Ints
     outside: Ints
+    call: Ints
 
     def places(self, words: Ints) -> Ints:
         """The places of another run's sequence, -1 where uncertain."""
@@ -145,6 +152,10 @@ class _Run(NamedTuple):
     def outsides(self, words: Ints) -> Ints:
         """What is around the events of another run's sequence, -1 where uncertain."""
         return self._laid(self.outside, words)
+
+    def calls(self, words: Ints) -> Ints:
+        """The outermost calls of modules around another run's sequence, -1 where uncertain."""
+        return self._laid(self.call, words)
 
     def _laid(self, place: Ints, words: Ints) -> Ints:
         out = np.full(len(words), -1, np.int64)
@@ -259,6 +270,15 @@ def _outside(trace: Events) -> tuple[Ints, list[tuple[int, int]], list[tuple[int
     keys, number = np.unique((path + 1) * width + module + 1, return_inverse=True)
     outer = [(key // width - 1, key % width - 1) for key in keys.tolist()]
     return number.astype(np.int64), outer, chain
+
+
+def _calls(trace: Events) -> Ints:
+    """The outermost marker of a module around each event, -1 for none."""
+    call: Ints = np.where(_numbered(trace, MODULE) >= 0, np.arange(len(trace)), -1)
+    for level in nesting.levels(trace.depth):
+        above = call[trace.parent[level]]
+        call[level] = np.where(above >= 0, above, call[level])
+    return call
 
 
 def _numbered(trace: Events, prefix: str) -> Ints:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.flow import are_passes
+from pytest_torchprof.rules.evidence.flow import are_passes, once_a_call
 from pytest_torchprof.rules.evidence.nodes import (
     all_used,
     are_last,
@@ -42,6 +42,9 @@ LAYER: Final = Names(
 #: These end a forward pass.
 _BOUNDARY: Final = Names(rf"{BACKWARD}|Optimizer\.|{re.escape(FETCH)}|{STEP.pattern}")
 _OPTIMIZER_STEP: Final = Names(r"Optimizer\.step#")
+_BESIDE_TRAINING: Final = (
+    "wrap it in torch.no_grad(): a backward pass cannot use what torch.inference_mode() makes"
+)
 
 
 @rule(
@@ -71,8 +74,8 @@ def missing_no_grad(
     used. A backward pass, an optimizer, a fetch of a DataLoader and a profiler step end a
     stretch; forward passes with none of these between them are one stretch. It counts
 
-    - if layers with the same weights run `repeats` times (3) in it: validation, sampling,
-      a preview, a teacher;
+    - if layers with the same weights run `repeats` times (3), in this and other such
+      stretches together: validation, sampling, a preview, a teacher;
     - next to training (an optimizer's step, or `repeats` backward passes) from `layers` (2)
       on, without products, if such stretches are `share` (0.1) of everything recorded;
     - if its layers, except the first, keep `bytes` (16 MiB) of their inputs.
@@ -80,11 +83,13 @@ def missing_no_grad(
     In a training step whose backward pass uses other layers, a stretch always needs `layers`.
     Not counted: a test that calls a model once or twice and checks the result; what
     `torch.autograd.gradcheck` repeats; layers that run again within one pass, like the cell
-    of a recurrent network, or a head on one feature after the other. (A step that continues
-    with the result of the previous one is a sampling step if it draws samples, or if it has six
-    layers.) Products are layers if their second factor is the same tensor each time, which only
-    a live test knows. In a stored trace, weights are distinguished by their shapes: a stretch
-    is repeated if at least two layers are, and all of them.
+    of a recurrent network, or a head on one feature after the other. One call of an outermost
+    module is one pass, unless it draws samples between two runs of a layer. (Outside of
+    modules, a step that continues with the result of the previous one is a sampling step if it
+    draws samples, or if it has six layers.) Products are layers if their second factor is the
+    same tensor each time. Only a live test knows tensors and calls of modules. In a stored
+    trace, weights are distinguished by their shapes: a stretch is repeated if at least two
+    layers are, and all of them.
 
     The place is the innermost line around the whole stretch, with all repetitions, that is
     outside of any module's `forward`: `no_grad` belongs there, or around the loop that
@@ -111,6 +116,9 @@ def missing_no_grad(
         for batch in loader:
             predictions.append(model(batch).argmax(1))
     ```
+
+    Beside training, use `torch.no_grad()`: a backward pass cannot use what
+    `torch.inference_mode()` makes.
     """
     if all_used(trace, LAYER):
         return NO_MATCHES
@@ -143,7 +151,9 @@ def missing_no_grad(
     mine = np.flatnonzero(counts[stretch])
     owns, asks = running_again(trace, found.rows[mine], repeats)
     owns = _of_passes(trace, found.rows[mine], owns)
+    owns = once_a_call(trace, found.rows[mine], owns, repeats)
     match = _kinds(owns, stretch[mine], len(starts)) >= np.where(mixed, layers, 1)
+    again = bool(match.any())
     passes = len(nesting.distinct(np.searchsorted(np.sort(found.rows), nodes)))
     if stepped or passes >= repeats:
         own = ~are_named(trace, found.rows, PRODUCT)
@@ -174,8 +184,10 @@ def missing_no_grad(
         cost_ns=np.array(cost, np.int64),
         span_ns=(trace.ts[rows], trace.ts[last] + trace.dur[last]),
         parts=parts,
+        fix=[_BESIDE_TRAINING] * len(rows) if len(nodes) else None,
         apart=found.rows[used],
         wants_tensors=asks,
+        wants_module_calls=again,
     )
 
 

@@ -52,7 +52,7 @@ class Events:
     capture, all of a stored trace, or a part of either, see `within`. ``warnings`` describe what
     could not be read from a stored trace, one line each; ``source`` is its file, and ``cut`` is
     whether the file is truncated among its events. ``unread``: categories without a known kind.
-    ``tensors`` identifies tensors, if a live capture recorded them.
+    ``tensors`` identifies tensors, ``module_calls`` the outermost calls of modules, -1 for none.
     """
 
     ts: Ints
@@ -70,6 +70,7 @@ class Events:
     unread: tuple[str, ...] = ()
     scope: tuple[str, str] | None = None
     tensors: Tensors | None = field(default=None, compare=False, repr=False)
+    module_calls: Ints | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.ts)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 from labelled.case import ANY
-from support.live import captured
+from support.live import captured, placing
 from support.recorded import quiet
 from support.trace_builder import TraceBuilder
 
@@ -144,8 +144,8 @@ def asked(case: Case, trace: Events) -> Answer:
 
 
 def without_tensors(answer: Answer) -> Checked:
-    """What all rules say to the same trace where it does not tell which tensor is which."""
-    trace = replace(answer.checked.trace, tensors=None)
+    """What all rules say to the same trace where it knows neither tensors nor calls of modules."""
+    trace = replace(answer.checked.trace, tensors=None, module_calls=None)
     return check(trace, RULES.values(), thresholds={answer.case.rule: dict(answer.case.thresholds)})
 
 
@@ -153,7 +153,14 @@ def without_tensors(answer: Answer) -> Checked:
 def evaluate(case: Case) -> Answer:
     """What all rules say to the example, captured once a process."""
     with tempfile.TemporaryDirectory() as folder:
-        return asked(case, trace_of(prepared(case), Path(folder)))
+        made = prepared(case)
+        answer = asked(case, trace_of(made, Path(folder)))
+        if not (is_live(made) and answer.checked.wants_module_calls):
+            return answer
+        trace = answer.checked.trace
+        with quiet():
+            located = placing(made, trace, Path(folder))
+        return asked(case, replace(trace, module_calls=located.module_calls(trace)))
 
 
 def overlooked(answer: Answer) -> list[Any]:

@@ -18,7 +18,6 @@ from pytest_torchprof.places.located import Located
 from pytest_torchprof.trace.facts import Facts
 
 if TYPE_CHECKING:
-    from pytest_torchprof.places.place import Placing
     from pytest_torchprof.trace.events import Events
 
 prime()
@@ -79,7 +78,7 @@ class Compiling:
             capture.abandon()
 
 
-def placing(block: Callable[[], Any], trace: Events, folder: Path) -> Placing:
+def placing(block: Callable[[], Any], trace: Events, folder: Path) -> Located:
     """Runs the block once more, as the locating run does: where the events of its trace were.
 
     Locations are absolute.

@@ -33,7 +33,8 @@ class Checked(Frozen, frozen=True):
 
     ``partly``: why rules that were checked may have missed some of what ran.
     ``unsettled``: why another run of the same test may have more matches, if it may.
-    ``wants_tensors``: a capture that identifies tensors may have other matches.
+    ``wants_tensors``: a capture that identifies tensors may have other matches;
+    ``wants_module_calls``: so may a trace that tells calls of modules.
     """
 
     trace: Events
@@ -43,6 +44,7 @@ class Checked(Frozen, frozen=True):
     unsettled: Reason | None = None
     partly: Mapping[str, Reason] = field(default_factory=dict)
     wants_tensors: bool = False
+    wants_module_calls: bool = False
 
     @property
     def gaps(self) -> dict[str, Reason]:
@@ -101,7 +103,7 @@ def check(
     unchecked: dict[str, Reason] = {}
     partly: dict[str, Reason] = {}
     errors: dict[str, str] = {}
-    wants_tensors = False
+    wants_tensors = wants_module_calls = False
     thresholds = thresholds or {}
     for one in _candidates(wanted, present(trace)):
         rule, own = one.rule, thresholds.get(one.rule.code)
@@ -126,11 +128,15 @@ def check(
             errors[rule.code] = fault_of(error)
             continue
         wants_tensors |= found.wants_tensors
+        wants_module_calls |= found.wants_module_calls
         if len(found):
             matches[rule] = found
     unsettled = None if trace.region is None else _unsettled(wanted, unchecked)
     wants_tensors &= trace.could_know_tensors
-    return Checked(trace, matches, unchecked, errors, unsettled, partly, wants_tensors)
+    wants_module_calls &= trace.module_calls is None and trace.region is not None
+    return Checked(
+        trace, matches, unchecked, errors, unsettled, partly, wants_tensors, wants_module_calls
+    )
 
 
 def _unsettled(rules: Iterable[Rule], unchecked: Mapping[str, Reason]) -> Reason | None:

@@ -67,6 +67,8 @@ class Matches(Frozen, frozen=True):
             where its duration is the cost; otherwise unknown.
         wants_tensors: a capture that identifies tensors may have other matches;
             a live test is then captured once more.
+        wants_module_calls: fewer may match in a trace that tells calls of modules; a live test then
+            runs once more, with its modules marked.
         parts: the events of each row, if it stands for a stretch of events instead of only
             ``event``. Its place is then the innermost line around all of them outside of any
             module's forward, and its module the outermost one; None: each row has one event.
@@ -83,6 +85,7 @@ class Matches(Frozen, frozen=True):
     fix: Sequence[str] | None = None
     span_ns: tuple[Ints, Ints] | None = None
     wants_tensors: bool = False
+    wants_module_calls: bool = False
     parts: Sequence[Ints] | None = None
     apart: Ints | None = None
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchprof.rules.evidence.nodes import forward_calls, recorded
-from pytest_torchprof.trace.name_index import Names, are_named
+from pytest_torchprof.trace.name_index import Names, are_named, operators_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from pytest_torchprof.rules.evidence.weights import Own
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
     from pytest_torchprof.trace.tensors import Taken
@@ -52,6 +53,35 @@ def are_passes(trace: Events, layers: Ints, first: Ints) -> bool:
             if not (many or are_named(trace, inside, _DRAWS).any()):
                 return False
     return all(one == other for one, other in pairwise(before))
+
+
+def once_a_call(
+    trace: Events, rows: Ints, owns: Sequence[Own | None], repeats: float
+) -> list[Own | None]:
+    """The layers without those that run fewer times if one call of an outermost module counts once.
+
+    A call in which samples are drawn between two runs of a layer is a loop of sampling steps: all
+    of them count. So do runs outside of any module.
+    """
+    if trace.module_calls is None:
+        return list(owns)
+    runs: dict[Own, dict[int, list[int]]] = {}
+    for row, own, call in zip(rows.tolist(), owns, trace.module_calls[rows].tolist(), strict=True):
+        if own is not None:
+            runs.setdefault(own, {}).setdefault(call, []).append(row)
+    drawn = operators_named(trace, _DRAWS)
+    draws: dict[int, list[int]] = {}
+    for row, call in zip(drawn.tolist(), trace.module_calls[drawn].tolist(), strict=True):
+        draws.setdefault(call, []).append(row)
+    often = set[object]()
+    for own, calls in runs.items():
+        times = 0
+        for call, mine in calls.items():
+            steps = any(mine[0] < row < mine[-1] for row in draws.get(call, ()))
+            times += len(mine) if call < 0 or steps else 1
+        if times >= repeats:
+            often.add(own)
+    return [own if own in often else None for own in owns]
 
 
 def _taken(trace: Events, begin: int, first: Ints, layers: Ints) -> set[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from pytest_torchprof.capture.torch_sessions import sees_threads
@@ -70,6 +71,12 @@ class Captures:
                 if brought.marks is not None:
                     self.located = Located(brought.trace, *brought.marks)
         return None
+
+    def tell_module_calls(self) -> None:
+        """Exchange the trace for one that tells calls of modules, by the run that marked them."""
+        if self.trace is not None and self.located is not None:
+            calls = self.located.module_calls(self.trace)
+            self.trace = replace(self.trace, module_calls=calls)
 
     def no_modules(self, gap: Reason | None) -> None:
         """Note why modules are not known."""

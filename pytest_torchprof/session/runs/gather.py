@@ -97,6 +97,8 @@ class Gatherer:
             if brought.first:
                 self._compilation = self._compiled_so_far()
             refused = self._captures.take(brought)
+            if brought.kind == "lines" and self.checked.wants_module_calls:
+                self._captures.tell_module_calls()
             if refused is not None:
                 self.refuse(refused)
 
@@ -237,7 +239,7 @@ class Gatherer:
         """These runs, and those found to be needed on the way.
 
         Rounds are added to fill the requested seconds, and an extra run if the profiled run
-        compiled or missed other threads, or if a rule needs to identify tensors.
+        compiled or missed other threads, or if a rule needs to identify tensors or module calls.
 
         torch.compile guards on the number of threads, so the profiled run may compile again; only
         a test that compiles in every run does so in the second profiled run too.
@@ -255,8 +257,12 @@ class Gatherer:
             yield "threads"
         elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
             yield "tensors"
-        if self._has_trace and self._asks(lambda: self._wants_lines(self.measured())):
+        if self._has_trace and self._asks(self._marks_lines):
             yield "lines"
+
+    def _marks_lines(self) -> bool:
+        """Whether lines and modules must be known: for a rule, or to be shown."""
+        return self.checked.wants_module_calls or self._wants_lines(self.measured())
 
     @property
     def _has_trace(self) -> bool:

@@ -83,17 +83,18 @@ def expected_metrics(expected: str) -> Sequence[str]:
 def render_inline(metrics: Mapping[str, Value], names: Sequence[str], expected: str = "") -> str:
     """``name   value`` lines for the source; lines that still hold keep their text.
 
-    All of them were measured.
+    Lines of metrics that were not measured hold, unless a lower bound exceeds them; without text
+    they are left out.
     """
-    width = max(len(name) for name in names) + 3
+    width = max((len(name) for name in names), default=0) + 3
     before = dict(_rows(expected))
     lines = []
     for name in names:
         value, stated = metrics[name], before.get(name, "")
-        assert not isinstance(value, MissingValue)  # noqa: S101 - the caller has looked
         metric = METRICS[name]
         text = stated if _holds(stated, value, metric) else _written(stated, value, metric)
-        lines.append(f"{name:<{width}}{text}\n")
+        if text:
+            lines.append(f"{name:<{width}}{text}\n")
     return "".join(lines)
 
 
@@ -101,10 +102,7 @@ def holds(expected: str, metrics: Mapping[str, Value]) -> bool:
     """Whether every line of an expectation matches the measurement, whatever its alignment."""
     rows = _rows(expected)
     return bool(rows) and all(
-        name in METRICS
-        and not isinstance(value := metrics[name], MissingValue)
-        and _holds(stated, value, METRICS[name])
-        for name, stated in rows
+        name in METRICS and _holds(stated, metrics[name], METRICS[name]) for name, stated in rows
     )
 
 
@@ -113,10 +111,10 @@ def _rows(expected: str) -> list[tuple[str, str]]:
     return [(name, " ".join(words)) for name, *words in rows]
 
 
-def _written(stated: str, value: float, metric: Metric) -> str:
-    """The existing text if it still holds; else the usual format, or all digits."""
-    if _holds(stated, value, metric):
-        return stated
+def _written(stated: str, value: Value, metric: Metric) -> str:
+    """A new value in the usual format, or with all digits if the existing text has them."""
+    if isinstance(value, MissingValue):
+        return f"at least {format_quantity(value.at_hand, metric.unit)}" if stated else ""
     with suppress(UnitError):
         before = parse_quantity(stated, metric.unit)
         if stated.replace(",", "") == format_exact(before, metric.unit).replace(",", "") and (
@@ -126,8 +124,30 @@ def _written(stated: str, value: float, metric: Metric) -> str:
     return format_quantity(value, metric.unit)
 
 
-def _holds(stated: str, value: float, metric: Metric) -> bool:
+def _holds(stated: str, value: Value, metric: Metric) -> bool:
+    if isinstance(value, MissingValue):
+        return bool(stated) and not _exceeded(stated, value, metric)
     return stated == format_quantity(value, metric.unit) or says(stated, value, metric.unit)
+
+
+def _exceeded(stated: str, value: MissingValue, metric: Metric) -> bool:
+    """Whether a lower bound is more than the text says."""
+    if not value.at_least or value.at_hand is None or _holds(stated, value.at_hand, metric):
+        return False
+    with suppress(UnitError):
+        return value.at_hand > parse_quantity(stated, metric.unit)
+    return False
+
+
+def unknown_now(expected: str, metrics: Mapping[str, Value]) -> list[str]:
+    """Metrics whose lines cannot be rewritten: only a lower bound above them is known."""
+    return [
+        name
+        for name, stated in _rows(expected)
+        if name in METRICS
+        and isinstance(value := metrics[name], MissingValue)
+        and _exceeded(stated, value, METRICS[name])
+    ]
 
 
 def located(frame: FrameType, text: str, expected: str, sources: Sources) -> Edit:

@@ -34,12 +34,13 @@ SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
 
 
 class Entry(Frozen, frozen=True):
-    """What one test measured in one environment, to be written."""
+    """What one test measured in one environment, to be written; ``dropped`` metrics go."""
 
     test: str
     environment: str
     baseline: Baseline
     times_changed: bool = False
+    dropped: tuple[str, ...] = ()
 
 
 class Change(Frozen, frozen=True):
@@ -192,7 +193,9 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         old = environments.get(entry.environment)
         new = {section: dict(getattr(entry.baseline, section)) for section in SECTIONS}
         # What was not measured this time, or is unknown to this version, stays.
-        new["metrics"] = {**(old or {}).get("metrics", {}), **new["metrics"]}
+        before = (old or {}).get("metrics", {})
+        stay = {name: value for name, value in before.items() if name not in entry.dropped}
+        new["metrics"] = {**stay, **new["metrics"]}
         mine = {"project": project} if project else {}
         if old is None:
             done.added.append(entry.test)

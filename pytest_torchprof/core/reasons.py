@@ -29,6 +29,7 @@ class Why(Enum):
     FILE_BREAKS_OFF = "file_breaks_off"
     SEVERAL = "several"
     AT_LEAST = "at_least"
+    COMPARED_UNMEASURED = "compared_unmeasured"
     ON_ONE_RANK = "on_one_rank"
     NOT_ONE_JOB = "not_one_job"
     # how a test went

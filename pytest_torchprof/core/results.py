@@ -100,7 +100,7 @@ class Verdict(Frozen, frozen=True):
     ``scope`` is its budget, if that covers only a part of the test. ``sample`` summarizes the
     repeated measurements whose median is the value. ``multiples``: the accepted and the new
     multiple of the reference kernel's time, if these were compared. ``at_least``: the value is a
-    lower bound, and already over the limit.
+    lower bound, and already over the limit or what was accepted.
     """
 
     metric: str

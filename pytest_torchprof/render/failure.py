@@ -167,7 +167,8 @@ def _headline(bad: Sequence[Verdict]) -> str:
         numbers = f"{now} > {limit}"
     else:
         before, now = format_pair(worst.baseline, value, unit)
-        numbers = f"{before} → {now} ({format_change(*_compared(worst))})"
+        least = "at least " if worst.at_least else ""
+        numbers = f"{before} → {least}{now} ({format_change(*_compared(worst))})"
     more = f", {len(bad) - 1} more" if bad[1:] else ""
     return f"{shorten(worst.label, 40)} {numbers}{more}: "
 
@@ -188,7 +189,8 @@ def _numbers(verdict: Verdict) -> str:
     reason = f"; {in_words(verdict.reason)}" if verdict.reason else ""
     if verdict.multiples:
         return f"{before} → {now}  ({change}){reason}"
-    return f"{before} → {now}  ({change}{tolerance}){reason}"
+    least = "at least " if verdict.at_least else ""
+    return f"{before} → {least}{now}  ({change}{tolerance}){reason}"
 
 
 def _compared(verdict: Verdict) -> tuple[Number | None, Number | None]:

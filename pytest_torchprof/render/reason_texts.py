@@ -31,6 +31,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.FILE_BREAKS_OFF: "{why}, or the file breaks off before it",
     Why.SEVERAL: "{gaps:; }",
     Why.AT_LEAST: "at least {value:{unit}}: {why}",
+    Why.COMPARED_UNMEASURED: "{metrics:, } in the test's own comparisons not checked: {why}",
     Why.ON_ONE_RANK: "on one rank, {why}",
     Why.NOT_ONE_JOB: "not the ranks of one job: {apart}",
     # how a test went

@@ -149,22 +149,32 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 
 def _scoped(budget: Budget, value: Value) -> Verdict:
     if isinstance(value, MissingValue):
-        return replace(_unmeasured(budget.metric, value, None, budget.limit), scope=budget)
+        metric = METRICS[budget.metric]
+        return replace(_unmeasured(metric, value, None, budget.limit), scope=budget)
     status: MetricStatus = "over_budget" if value > budget.limit else "ok"
     return Verdict(budget.metric, value, status, limit=budget.limit, scope=budget)
 
 
 def _unmeasured(
-    metric: str, value: MissingValue, accepted: Number | None, limit: Number | None
+    metric: Metric, value: MissingValue, accepted: Number | None, limit: Number | None
 ) -> Verdict:
-    """Check a limit against the number at hand; a lower bound can only exceed it."""
-    over = limit is not None and value.at_hand is not None and value.at_hand > limit
-    if value.at_hand is None or limit is None or (value.at_least and not over):
-        return Verdict(metric, value, "not_measured", accepted, limit, reason=value.reason)
-    status: MetricStatus = "over_budget" if over else "ok"
-    return Verdict(
-        metric, value.at_hand, status, None, limit, reason=value.reason, at_least=value.at_least
-    )
+    """Check a limit against the number at hand; a lower bound can only exceed it, or what was
+    accepted.
+    """
+    name, known, why = metric.name, value.at_hand, value.reason
+    over = limit is not None and known is not None and known > limit
+    if known is not None and limit is not None and (over or not value.at_least):
+        status: MetricStatus = "over_budget" if over else "ok"
+        return Verdict(name, known, status, None, limit, reason=why, at_least=value.at_least)
+    # Memory is left out: what else ran may have freed some of it.
+    counts = metric.klass == "exact" and metric.unit != "B"
+    if counts and value.at_least and known is not None and accepted is not None:
+        status = _against(known, accepted, metric.tolerance)
+        if status == "regressed":
+            return Verdict(
+                name, known, status, accepted, limit, metric.tolerance, why, at_least=True
+            )
+    return Verdict(name, value, "not_measured", accepted, limit, reason=why)
 
 
 def _verdict(
@@ -176,7 +186,7 @@ def _verdict(
 ) -> Verdict:
     value, accepted = profile.metrics[metric.name], _accepted(metric, baseline)
     if isinstance(value, MissingValue):
-        return _unmeasured(metric.name, value, accepted, limit)
+        return _unmeasured(metric, value, accepted, limit)
     if limit is not None and value > limit:
         return Verdict(metric.name, value, "over_budget", accepted, limit)
     if metric.klass == "time" and policy.time == "off":

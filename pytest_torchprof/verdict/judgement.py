@@ -124,7 +124,9 @@ def judged(
         status,
         verdicts,
         causes,
-        swapped or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None),
+        swapped
+        or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
+        or _not_compared(measured.unmeasured, profile),
         profile,
         _accepts(measured, found, quiet=quiet),
         _times_changed(verdicts, quiet=quiet),
@@ -221,6 +223,19 @@ def _times_changed(verdicts: Iterable[Verdict], *, quiet: bool) -> bool:
         and (v.status in ("regressed", "improved") or (quiet and v.reason and v.baseline))
         for v in verdicts
     )
+
+
+def _not_compared(metrics: Iterable[str], profile: Profile) -> Reason | None:
+    """Why comparisons that the test makes itself could not be checked, if there are such."""
+    by_reason: dict[Reason, list[str]] = {}
+    for name in dict.fromkeys(metrics):
+        if isinstance(value := profile.metrics.get(name), MissingValue):
+            by_reason.setdefault(value.reason, []).append(name)
+    gaps = [
+        because(Why.COMPARED_UNMEASURED, metrics=tuple(names), why=why)
+        for why, names in by_reason.items()
+    ]
+    return because(Why.SEVERAL, gaps=tuple(gaps)) if gaps[1:] else next(iter(gaps), None)
 
 
 def _swapped(profile: Profile, baseline: Baseline) -> Reason | None:

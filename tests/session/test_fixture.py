@@ -551,6 +551,71 @@ def test_an_inline_expectation_works_after_a_callable(pytester: pytest.Pytester)
     )
 
 
+INLINE = """
+import torch
+
+A = torch.ones(8, 8)
+
+def test_it(torchprof):
+    with torchprof:
+        {block}
+    torchprof.assert_expected_inline('''{expected}''')
+"""
+
+
+@pytest.mark.parametrize(
+    ("block", "expected", "message"),
+    [
+        ("A @ A", "ops   5\nkernels   4\n", None),
+        ("A @ A", "kernels   4\n", None),
+        ("A @ A", "ops   3\nkernels   4\n", "ops 3 → 5"),
+        ("A @ A; torch.fft.fft(A)", "flops   1.02 kFLOP\n", None),
+        ("A @ A; A @ A; torch.fft.fft(A)", "flops   1.02 kFLOP\n", "at least 2.05 kFLOP"),
+    ],
+)
+def test_a_line_that_is_not_measured_does_not_keep_the_others_from_being_compared(
+    block: str, expected: str, message: str | None, pytester: pytest.Pytester
+) -> None:
+    text = INLINE.format(block=block, expected=expected)
+    path = pytester.makepyfile(test_it=text)
+    ran = run(pytester, "--torchprof")
+    assert {"failed" if message else "passed": 1} == ran.outcomes
+    if message:
+        assert message in ran.out
+    else:
+        assert "in the test's own comparisons not checked: " in ran.out
+    # Accepting rewrites what was measured; a line that a lower bound exceeds cannot be kept.
+    assert 0 == run(pytester, "--accept").ret
+    assert {"passed": 1} == run(pytester, "--torchprof").outcomes
+    assert ("kernels   4" in expected) is ("kernels   4" in path.read_text("utf-8"))
+
+
+def test_an_empty_inline_expectation_is_filled_with_what_was_measured(
+    pytester: pytest.Pytester,
+) -> None:
+    block = "A @ A; torch.fft.fft(A)"
+    path = pytester.makepyfile(test_it=INLINE.format(block=block, expected=""))
+    assert 0 == run(pytester, "--accept").ret
+    written = path.read_text("utf-8")
+    assert "\\\nops     14\n" in written
+    assert "flops" not in written
+
+
+def test_a_comparison_of_a_number_that_is_not_measured_is_reported(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    def test_it(torchprof):
+        torchprof(lambda: X + X)
+        assert torchprof.stats.kernels <= 4
+        """
+    )
+    ran = run(pytester, "--torchprof")
+    why = "kernels in the test's own comparisons not checked: no accelerator in this capture"
+    assert f"{why} (test_it.py::test_it)" in ran.out
+
+
 def test_an_unknown_name_in_an_inline_expectation_is_a_mismatch(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it=f"""{HEAD}

@@ -253,6 +253,31 @@ def test_not_measured(metric: str, accepted: int | None, limit: int | None) -> N
     assert found.baseline == accepted
 
 
+@pytest.mark.parametrize(
+    ("metric", "bound", "accepted", "status"),
+    [
+        ("flops", 6, 5, "regressed"),
+        ("ops", 6, 5, "regressed"),
+        ("flops", 5, 5, "not_measured"),
+        ("flops", 4, 5, "not_measured"),
+        ("flops", 6, None, "not_measured"),
+        ("peak_cpu_bytes", 6, 5, "not_measured"),  # others may have freed some of it
+        ("self_cuda_ms", 6, 5, "not_measured"),
+    ],
+)
+def test_a_lower_bound_above_what_was_accepted_is_a_regression(
+    metric: str, bound: int, accepted: int | None, status: str
+) -> None:
+    reason = words("no formula")
+    baseline = None if accepted is None else baseline_of(metric, accepted)
+    for at_least in (True, False):
+        now = Profile({metric: MissingValue(reason, bound, at_least)})
+        (found,) = compare(now, baseline, [], Policy())
+        assert (found.reason, found.baseline) == (reason, accepted)
+        assert found.status == (status if at_least else "not_measured")
+        assert found.at_least is (found.status == "regressed")
+
+
 def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
     profile = Profile(
         metrics={"flops": 240, "ops": 3, "kernels": MissingValue(words("no device"))},

@@ -11,7 +11,7 @@ class Offer(Sendable, frozen=True):
     """What ``--accept`` would write for a passing test; the controller decides.
 
     ``times_changed``: its times replace the accepted ones. ``edits`` are inline expectations to
-    rewrite.
+    rewrite. ``dropped`` are metrics of which only a lower bound is known, above the accepted value.
     """
 
     path: str
@@ -20,3 +20,4 @@ class Offer(Sendable, frozen=True):
     baseline: Baseline
     times_changed: bool = False
     edits: tuple[Edit, ...] = ()
+    dropped: tuple[str, ...] = ()

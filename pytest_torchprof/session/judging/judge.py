@@ -99,6 +99,7 @@ class Judge:
                 verdict.accepts,
                 verdict.times_changed,
                 tuple(edits),
+                tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
             )
         record = _record(subject, verdict, kept.path)
         return Judgement(record, offer, message, (*faults, *kept.faults))

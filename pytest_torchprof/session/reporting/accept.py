@@ -34,7 +34,9 @@ def accept(
     offers = list(offers)
     by_path: dict[str, list[store.Entry]] = {}
     for offer in offers:
-        entry = store.Entry(offer.test, offer.environment, offer.baseline, offer.times_changed)
+        entry = store.Entry(
+            offer.test, offer.environment, offer.baseline, offer.times_changed, offer.dropped
+        )
         by_path.setdefault(offer.path, []).append(entry)
     for path in dict.fromkeys([*by_path, *full]):
         try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchprof.trace.tensors import ListedTensors
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -53,6 +55,11 @@ class StorageNumbers:
         """Where the memory of each operator's first argument begins, -1 if that is no tensor."""
         found = self._found(starts, names)
         return [_NONE if node is None else _address(node.event.typed[1].inputs) for node in found]
+
+    def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
+        """The list of tensors that each operator's first argument is, None if it is none."""
+        found = self._found(starts, names)
+        return [None if node is None else _listed(node.event.typed[1].inputs) for node in found]
 
     def _found(self, starts: Iterable[int], names: Iterable[str]) -> Iterator[_Node | None]:
         if self._threads is None:
@@ -136,6 +143,14 @@ def _object(arguments: Any) -> int:
 
 def _address(arguments: Any) -> int:
     return (getattr(arguments[0], "storage_data_ptr", None) or _NONE) if arguments else _NONE
+
+
+def _listed(arguments: Any) -> ListedTensors | None:
+    one = arguments[0] if arguments else None
+    if not isinstance(one, list) or not one:
+        return None
+    shapes = tuple(tuple(tensor.sizes) for tensor in one)
+    return ListedTensors(shapes, max(tensor.dtype.itemsize for tensor in one))
 
 
 def _made(event: Any) -> set[int]:

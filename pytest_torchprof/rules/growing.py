@@ -10,8 +10,8 @@ import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, Threshold, rule
-from pytest_torchprof.rules.evidence.chains import JOIN, between, chains
+from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence.chains import JOIN, between, chains, may_have_more
 from pytest_torchprof.rules.evidence.loop_bodies import call_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls
@@ -61,7 +61,8 @@ def growing_cat(trace: Events, *, repeats: float, operators: float, bytes: float
     Counts tensors that `cat`, `hstack`, `vstack` and so on, or `pad`, extended
     `repeats` (10) times or more, each time from the previous result; and growing lists of
     tensors that are joined again each time. A live test identifies the tensors; in a stored
-    trace, the shapes must fit each time.
+    trace, the shapes must fit each time, and lists are followed up to 30 tensors: of longer
+    ones torch records no shapes.
 
     A tensor counts if `bytes` (1 MiB) or more were copied again in total, as for a cache of
     keys and values that attention takes, longer by one each time: from there on, a tensor that
@@ -99,7 +100,7 @@ def growing_cat(trace: Events, *, repeats: float, operators: float, bytes: float
         again = sum(link.old for link in chain.links)
         if again < _AGAIN * np.prod(chain.links[-1].out):
             continue
-        copied = again * _size(chain)
+        copied = again * _item_bytes(trace, chain)
         if copied < bytes and _every(trace, chain) > operators:
             continue
         kind = _collects(trace, chain)
@@ -117,9 +118,10 @@ def growing_cat(trace: Events, *, repeats: float, operators: float, bytes: float
         cost.append(int(saved))
         moved.append(int(copied))
         fix.append(_COLLECT if kind and not chain.listed else _ALLOCATE)
-        messages.append(_message(chain))
+        messages.append(_message(trace, chain))
     if not found:
-        return NO_MATCHES
+        more = trace.could_know_tensors and may_have_more(trace, int(repeats), bytes)
+        return NONE_SO_FAR if more else NO_MATCHES
     first = np.array([chain.rows[0] for chain in found])
     last = np.array([chain.rows[-1] for chain in found])
     return Matches(
@@ -133,15 +135,20 @@ def growing_cat(trace: Events, *, repeats: float, operators: float, bytes: float
     )
 
 
-def _size(chain: Chain) -> int:
+def _item_bytes(trace: Events, chain: Chain) -> int:
+    """The size of an element; 4 where it is unknown, as for lists in a stored trace."""
+    (known,) = trace.listed(np.array(chain.rows[-1:])) or [None]
+    if known is not None:
+        return known.item_bytes
     kinds = chain.links[0].call.types
     return ELEMENT_BYTES.get(kinds[0], 4) if kinds else 4
 
 
-def _message(chain: Chain) -> str:
+def _message(trace: Events, chain: Chain) -> str:
     begin, end = chain.links[0].out, chain.links[-1].out
+    least = "at least " * (trace.tensors is None and chain.is_cut)
     name = chain.links[-1].call.name
-    return f"{name} grows a tensor by copying it, from {list(begin)} to {list(end)}"
+    return f"{name} grows a tensor by copying it, from {list(begin)} to {least}{list(end)}"
 
 
 def _collects(trace: Events, chain: Chain) -> bool | None:

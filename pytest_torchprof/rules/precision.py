@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -261,11 +262,15 @@ def _joined(trace: Events, rows: Ints) -> Iterator[_Call]:
     copies = copies[are_named(trace, trace.parent[copies], _JOIN)]
     types = [decode_part(args.types) or [] for args in trace.operands(copies)]
     copies = copies[[one[:2] == ["double", "float"] for one in types]]
+    copied = Counter[int]()
+    for join, args in zip(trace.parent[copies].tolist(), trace.operands(copies), strict=True):
+        copied[join] += math.prod(sizes((decode_part(args.dims) or [None, None])[1]) or ())
     joins = distinct(trace.parent[copies])
     outer = np.where(np.isin(joins, rows), joins, trace.parent[joins])  # torch.stack joins, too
-    for row, args in zip(outer.tolist(), trace.operands(joins), strict=True):
+    for row, join, args in zip(outer.tolist(), joins.tolist(), trace.operands(joins), strict=True):
         parts = (decode_part(args.dims) or [[]])[0]
-        total = sum(math.prod(sizes(one) or ()) for one in parts)
+        # Of a list that is too long for the trace, at least what is copied is known.
+        total = sum(math.prod(sizes(one) or ()) for one in parts) or copied[join]
         if row in rows:
             yield _Call(row, [(total,)], [(total,)], "")
 

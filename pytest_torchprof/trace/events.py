@@ -33,7 +33,7 @@ from pytest_torchprof.trace.name_index import selected_operators
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.trace.tensors import Taken, Tensors
+    from pytest_torchprof.trace.tensors import ListedTensors, Taken, Tensors
 
 #: How many operators to check for what a trace records, and how many of them first.
 _SOME, _FIRST = 1000, 10
@@ -390,6 +390,12 @@ class Events:
         for none; None as above.
         """
         return None if self.tensors is None else self.tensors.addresses(*self._called(events))
+
+    def listed(self, events: Ints) -> list[ListedTensors | None] | None:
+        """For each of these operators, the list of tensors that is its first argument, however
+        long; None as above.
+        """
+        return None if self.tensors is None else self.tensors.listed(*self._called(events))
 
     @property
     def could_know_tensors(self) -> bool:

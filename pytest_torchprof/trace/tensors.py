@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 #: The number of an argument's tensor; the numbers for a list of tensors; -1 for anything else.
 Taken: TypeAlias = int | tuple[int, ...]
+
+#: The most tensors of a list whose shapes a trace has; a longer list has none.
+#: Source: TENSOR_LIST_DISPLAY_LENGTH_LIMIT in torch/csrc/profiler/util.h, 2.13.
+LONGEST_LIST: Final = 30
+
+
+class ListedTensors(NamedTuple):
+    """A list of tensors, of any length: their shapes, and the bytes of an element of the widest."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    item_bytes: int
 
 
 class Tensors(Protocol):
@@ -28,3 +39,6 @@ class Tensors(Protocol):
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         """Where the memory of each operator's first argument begins, as memory events have it."""
+
+    def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
+        """The list that each operator's first argument is; None if it is none, or is unknown."""

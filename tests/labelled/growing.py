@@ -287,6 +287,101 @@ def a_memory_that_is_joined_for_each_frame():
     return track
 
 
+def _rejoined(join, first, last):
+    """A list that is joined again for each part that it gets, from so many parts to so many."""
+
+    def run():
+        chunks, peaks = [torch.rand(64, 64) for _ in range(first)], []
+        for _ in range(last - first):
+            chunks.append(torch.rand(64, 64))
+            peaks.append(join(chunks).amax())  # <- here
+        return peaks
+
+    return run
+
+
+# torch records the shapes of lists of up to 30 tensors.
+@EXAMPLES.positive("growing-cat")
+def a_list_that_grows_past_what_torch_records():
+    return _rejoined(torch.cat, 0, 45)
+
+
+@EXAMPLES.positive("growing-cat")
+def a_list_that_is_half_recorded():
+    return _rejoined(torch.cat, 25, 40)
+
+
+@EXAMPLES.positive("growing-cat")
+def a_list_that_is_almost_recorded():
+    return _rejoined(torch.cat, 22, 33)
+
+
+@EXAMPLES.positive("growing-cat")
+def a_list_of_which_nothing_is_recorded():
+    return _rejoined(torch.cat, 40, 55)
+
+
+@EXAMPLES.positive("growing-cat")
+def a_long_list_that_is_stacked():
+    return _rejoined(torch.stack, 40, 55)
+
+
+@EXAMPLES.positive("growing-cat")
+def a_long_list_put_below_one_another():
+    return _rejoined(torch.vstack, 40, 55)
+
+
+@EXAMPLES.positive("growing-cat")
+def a_long_list_put_beside_one_another():
+    return _rejoined(torch.hstack, 25, 40)
+
+
+@EXAMPLES.near_miss("growing-cat")
+def a_long_list_of_which_ten_joins_are_not_reached():
+    return _rejoined(torch.cat, 40, 49)
+
+
+@EXAMPLES.near_miss("growing-cat")
+def a_long_list_of_small_parts():
+    def run():
+        rewards, means = [torch.rand(4) for _ in range(40)], []
+        for _ in range(15):
+            rewards.append(torch.rand(4))
+            means.append(torch.cat(rewards).mean())
+        return means
+
+    return run
+
+
+@EXAMPLES.near_miss("growing-cat")
+def large_batches_that_are_collated():
+    def run():
+        return [torch.stack([torch.rand(64, 64) for _ in range(40)]).mean() for _ in range(14)]
+
+    return run
+
+
+@EXAMPLES.near_miss("growing-cat")
+def larger_and_larger_batches_that_are_collated():
+    def run():
+        sizes = range(32, 46)
+        return [torch.stack([torch.rand(64, 64) for _ in range(n)]).mean() for n in sizes]
+
+    return run
+
+
+@EXAMPLES.near_miss("growing-cat")
+def a_long_window_that_slides():
+    def run():
+        frames, means = [torch.rand(64, 64) for _ in range(40)], []
+        for _ in range(14):
+            frames = [*frames[1:], torch.rand(64, 64)]
+            means.append(torch.stack(frames).mean())
+        return means
+
+    return run
+
+
 @EXAMPLES.positive("growing-cat")
 def values_of_a_cache_that_a_product_takes():
     def decode():

@@ -399,6 +399,24 @@ def coordinates_beside_the_colors_of_a_small_picture():
     return lambda: model(x).mean().backward()
 
 
+def _frames(kinds):
+    """Many frames in one batch, the last of them from NumPy; torch records no shapes of them."""
+    model = nn.Linear(64, 4)
+    frames = [torch.rand(16, 64) for _ in range(39)]
+    frames.append(torch.from_numpy(np.random.default_rng(0).random((16, 64)).astype(kinds)))
+    return lambda: model(torch.cat(frames).float()).mean().backward()  # <- here
+
+
+@EXAMPLES.positive("float64", 1)
+def one_of_many_frames_is_numpys():
+    return _frames("f8")
+
+
+@EXAMPLES.near_miss("float64")
+def many_frames_in_float32():
+    return _frames("f4")
+
+
 @EXAMPLES.near_miss("float64")
 def arrays_joined_before_they_are_cast():
     rng = np.random.default_rng(0)

@@ -19,7 +19,7 @@ from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.tensors import Taken
+    from pytest_torchprof.trace.tensors import ListedTensors, Taken
 
 #: What each call takes, and what it makes.
 Said: TypeAlias = list[tuple[tuple[int, ...], set[int]]]
@@ -43,6 +43,9 @@ class Known:
 
     def addresses(self, starts: Iterable[int], names: Iterable[str]) -> list[int]:
         return [-1 for _ in zip(starts, names, strict=True)]
+
+    def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
+        return [None for _ in zip(starts, names, strict=True)]
 
 
 def known(b: TraceBuilder, message: Said) -> Events:

@@ -9,6 +9,7 @@ import torch
 from support.live import captured
 
 from pytest_torchprof.trace.name_index import operators_named
+from pytest_torchprof.trace.tensors import ListedTensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +88,15 @@ def test_a_tensors_address_is_that_of_its_allocation_and_of_no_tensor_there_is_n
     assert set(trace.addresses(operators_named(trace, "aten::arange")) or ()) <= {-1}
 
 
+def test_a_list_that_is_too_long_for_the_trace_is_known_with_its_shapes(tmp_path: Path) -> None:
+    parts = [torch.ones(n, dtype=torch.bfloat16) for n in range(40)]
+    trace = captured(lambda: torch.cat(parts).add(1), tmp_path, tensors=True)
+    cat = operators_named(trace, "aten::cat")
+    assert trace.input_shapes(cat)[0][0] == []
+    assert trace.listed(cat) == [ListedTensors(tuple((n,) for n in range(40)), 2)]
+    assert trace.listed(operators_named(trace, "aten::add")) == [None]
+
+
 def test_the_backward_pass_on_its_own_thread_is_known_too(tmp_path: Path) -> None:
     weight = torch.ones(4, 4, requires_grad=True)
     x = torch.ones(4, 4)
@@ -107,4 +117,5 @@ def test_no_other_capture_knows(tmp_path: Path) -> None:
     trace = captured(lambda: torch.ones(3).add(1), tmp_path)
     assert trace.taken(operators_named(trace, "aten::add")) is None
     assert trace.made(np.zeros(0, np.int64)) is None
+    assert trace.listed(np.zeros(0, np.int64)) is None
     assert trace.could_know_tensors

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, call_of
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named
+from pytest_torchprof.trace.tensors import LONGEST_LIST
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.loop_bodies import Shape
@@ -52,20 +57,72 @@ class Chain:
         """The events of the joins."""
         return [link.row for link in self.links]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether its last list is as long as a trace records, so that longer ones may follow."""
+        last = self.links[-1].call.shapes
+        return self.listed and bool(last) and len(last[0]) == LONGEST_LIST
+
 
 def chains(trace: Events, least: int) -> list[Chain]:
     """All chains with at least ``least`` links, by their end."""
     return [one for one in trace.once(_chains) if len(one.links) >= least]
 
 
-def _chains(trace: Events) -> list[Chain]:
+def may_have_more(trace: Events, least: int, bytes: float) -> bool:  # noqa: A002
+    """Whether lists longer than a trace records may grow in ``least`` joins, of at least these
+    ``bytes`` in total; tensors are not identified, and only the results' sizes are known, if any.
+    """
+    long = [row for row, call in trace.once(_joins) if _is_long(call)]
+    if not long:
+        return False
+    known = max((one.rows for one in trace.once(_chains) if one.is_cut), key=len, default=[])
+    sizes = _allocated(trace, np.array([*known, *long], np.int64))
+    if sizes is None:
+        return len(known) + len(long) >= least
+    return len(known) + len({*sizes[len(known) :]}) >= least and sum(sizes) >= bytes
+
+
+def _allocated(trace: Events, rows: Ints) -> list[int] | None:
+    """The largest block that each call allocated; None if the trace has no memory events."""
+    memory = trace.memory
+    if not len(memory.event):
+        return None
+    at, sizes = trace.ts[memory.event].tolist(), memory.bytes.tolist()
+    begins, ends = trace.ts[rows].tolist(), (trace.ts[rows] + trace.dur[rows]).tolist()
+    return [
+        max(sizes[bisect_left(at, begin) : bisect_right(at, end)], default=0)
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+
+
+def _is_long(call: BodyCall) -> bool:
+    """Whether it takes a list of which the trace has no shapes."""
+    return call.types[:1] == ("TensorList",) and not call.shapes[0]
+
+
+def _joins(trace: Events) -> list[tuple[int, BodyCall]]:
     rows = calls(trace)
     rows = rows[trace.selection[rows] & are_named(trace, rows, JOIN)]
+    found = [
+        (row, call_of(trace.names[trace.name[row]], args))
+        for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
+    ]
+    long = [at for at, (_, call) in enumerate(found) if _is_long(call)]
+    for at, known in zip(long, trace.listed(rows[long]) or (), strict=False):
+        row, call = found[at]
+        if known is not None:
+            found[at] = row, replace(call, shapes=(known.shapes, *call.shapes[1:]))
+    return found
+
+
+def _chains(trace: Events) -> list[Chain]:
+    joins = trace.once(_joins)
+    rows = np.array([row for row, _ in joins], np.int64)
     taken, made = trace.taken(rows), trace.made(rows)
     waiting: dict[_Key, deque[tuple[Chain, int]]] = defaultdict(deque)
     out = []
-    for at, (row, args) in enumerate(zip(rows.tolist(), trace.operands(rows), strict=True)):
-        call = call_of(trace.names[trace.name[row]], args)
+    for at, (row, call) in enumerate(joins):
         joined = _joined(call)
         if joined is None:
             continue

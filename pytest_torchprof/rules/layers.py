@@ -38,8 +38,11 @@ _CONVOLUTION: Final = Names(r"aten::(conv([123]d|_transpose[123]d)|_?convolution
 _LINEAR: Final = "aten::linear"
 _NORM: Final = Names(
     r"aten::(batch_norm|_batch_norm_impl_index|_?native_batch_norm(_legit)?|cudnn_batch_norm"
-    r"|miopen_batch_norm|_batch_norm_with_update|batch_norm_stats)$|SyncBatchNorm$"
+    r"|miopen_batch_norm|_batch_norm_with_update|batch_norm_stats|instance_norm)$|SyncBatchNorm$"
 )
+#: A batch norm of each sample alone, which calls one.
+_INSTANCE: Final = "aten::instance_norm"
+_BATCH: Final = Names(r"aten::batch_norm$")
 #: These have no training flag: they always train.
 _ALWAYS_TRAINS: Final = late(r"aten::(_batch_norm_with_update|batch_norm_stats)$|SyncBatch")
 _NORM_STEP: Final = Names(r"autograd::engine::evaluate_function: \w*BatchNorm\w*$")
@@ -66,19 +69,21 @@ def _unseen_norms(trace: Events) -> Reason | None:
 
 @rule(
     "conv-bias-batchnorm",
-    fix="give the layer before the batch norm bias=False: the norm subtracts it with the mean",
+    fix="give the layer before the norm bias=False: the norm subtracts it with the mean",
     triggers={_NORM.pattern: 1, _CONVOLUTION.pattern: 1},
     needs="shapes",
     blind=_unseen_norms,
 )
 def conv_bias_batchnorm(trace: Events) -> Matches:
-    """A convolution adds a bias that the batch norm after it subtracts right away.
+    """A convolution adds a bias that the batch or instance norm after it subtracts right away.
 
     ## What it does
 
     Counts convolutions and linear layers with a bias whose result goes directly into a training
     batch norm (one that uses the statistics of the batch), and nowhere else: the next operator
-    that the same code calls, on that tensor. The bias is not redundant in evaluation, nor if
+    that the same code calls, on that tensor; and convolutions before an instance norm that uses
+    the statistics of each sample, as it does in evaluation too, unless it tracks running ones.
+    The bias is not redundant before a batch norm in evaluation, nor before a group norm, nor if
     something else takes the result too, as in `norm(y) + y`, nor if the layer is also called
     without a norm after it. In old traces that do not say whether the norm trains, a match
     requires that its module counted the batch.
@@ -95,7 +100,7 @@ def conv_bias_batchnorm(trace: Events) -> Matches:
 
     ## Why it is slow
 
-    A batch norm subtracts the mean of each channel, and with it the bias: adding it, its
+    These norms subtract the mean of each channel, and with it the bias: adding it, its
     gradient, and its optimizer state are wasted.
 
     ## Example
@@ -138,7 +143,8 @@ def conv_bias_batchnorm(trace: Events) -> Matches:
         trains = _trains(trace.names[trace.name[norm[at]]], bn, counted=bool(counts[at]))
         if channels and trains and _fits(name, conv, bn, channels):
             events.append(row)
-            messages.append(f"{name} adds a bias of {channels} channels before a batch norm")
+            kind = "an instance" if _is_instance(trace, norm[at]) else "a batch"
+            messages.append(f"{name} adds a bias of {channels} channels before {kind} norm")
             following.append(int(norm[at]))
             shapes.append(_first(decode_part(bn.dims)))
     if not events:
@@ -223,8 +229,18 @@ def _backward_of(trace: Events, norms: Ints) -> Ints:
     steps = operators_named(trace, _NORM_STEP)
     numbers = [args.sequence for args in decode(AutogradArgs, trace.args[steps])]
     known = dict(zip(numbers, steps.tolist(), strict=True))
-    mine = [args.sequence for args in decode(AutogradArgs, trace.args[norms])]
+    recorded = norms.copy()
+    instances = np.array([_is_instance(trace, row) for row in norms], bool)
+    if instances.any():
+        inner = np.append(operators_named(trace, _BATCH), norms[instances].max())
+        recorded[instances] = inner[np.searchsorted(inner, norms[instances])]
+    mine = [args.sequence for args in decode(AutogradArgs, trace.args[recorded])]
     return np.array([known.get(n, -1) if n >= 0 else -1 for n in mine], np.int64)
+
+
+def _is_instance(trace: Events, row: int) -> bool:
+    """Whether it is an instance norm."""
+    return bool(trace.names[trace.name[row]] == _INSTANCE)
 
 
 def _joining(trace: Events, norms: Ints) -> list[tuple[int, list[Any]]]:

@@ -46,12 +46,16 @@ _MOST: Final = 2000
 _AT_ONCE: Final = 4
 #: The position of a slice that takes everything.
 _ALL: Final = -1
+_LAST: Final = (
+    "select the position before the product: lm_head(hidden[:, -1:]); transformers has "
+    "logits_to_keep=1"
+)
+_OTHER: Final = "select the position before the product, as in lm_head(hidden[:, position])"
 
 
 @rule(
     "all-logits",
-    fix="select the position before the product: lm_head(hidden[:, -1:]); transformers has "
-    "logits_to_keep=1",
+    fix=_LAST,
     triggers={r"aten::(select|slice|narrow)$": 1, _PRODUCT.pattern: 1},
     needs="shapes",
     vocabulary=Threshold(4, "1", "a layer inside a model makes at most a few times its input"),
@@ -117,6 +121,7 @@ def all_logits(trace: Events, *, vocabulary: float, wasted: float) -> Matches:
         ],
         cost_ns=((end - begin) * share * _backward(trace, event)).astype(np.int64),
         bytes=np.array([result.wasted for _, result in found], np.int64),
+        fix=[_LAST if result.used == result.positions - 1 else _OTHER for _, result in found],
     )
 
 
@@ -133,11 +138,13 @@ def _backward(trace: Events, products: Ints) -> Ints:
 class _Result(Frozen, frozen=True):
     """A product's result; its positions are along the second-to-last dimension.
 
-    ``dtype``: of its elements; empty if its users must tell.
+    ``dtype``: of its elements; empty if its users must tell. ``used``: the only position that is,
+    once known.
     """
 
     shape: _Shape
     dtype: str
+    used: int = -1
 
     @property
     def bytes(self) -> int:
@@ -215,7 +222,7 @@ def _of_one_position(trace: Events, rows: Ints, place: int, result: _Result) -> 
             return None
         if position != _ALL:
             taken.add(position)
-    return result if len(taken) == 1 else None
+    return replace(result, used=taken.pop()) if len(taken) == 1 else None
 
 
 def _type_of(args: OpArgs) -> str:

@@ -206,9 +206,72 @@ def a_sum_with_the_input_between():
     return normalised(convolution, lambda x: x + 1, norm)
 
 
-@EXAMPLES.near_miss("conv-bias-batchnorm")
+@EXAMPLES.positive("conv-bias-batchnorm")
 def an_instance_norm():
-    return forward(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4))
+    return forward(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.ReLU())
+
+
+@EXAMPLES.positive("conv-bias-batchnorm", 2)
+def a_generator_with_instance_norms_in_training():
+    model = nn.Sequential(
+        nn.ReflectionPad2d(1),
+        nn.Conv2d(3, 4, 3),
+        nn.InstanceNorm2d(4),
+        nn.ReLU(),
+        nn.ConvTranspose2d(4, 4, 3, stride=2),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.Tanh(),
+    )
+    batch = torch.rand(2, 3, 6, 6)
+    return lambda: model(batch).sum().backward()  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def an_instance_norm_in_evaluation():
+    return forward(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, affine=True).eval())
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def an_instance_norm_that_tracks_statistics_in_training():
+    return forward(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4, track_running_stats=True))
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def an_instance_norm_in_one_dimension():
+    return forward(nn.Conv1d(3, 4, 3), nn.InstanceNorm1d(4), batch=torch.rand(2, 3, 6))
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def the_function_of_an_instance_norm():
+    return normalised(nn.Conv2d(3, 4, 3), lambda x: x, F.instance_norm)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_instance_norm_that_uses_tracked_statistics():
+    norm = nn.InstanceNorm2d(4, track_running_stats=True)
+    return forward(nn.Conv2d(3, 4, 3), norm.eval())
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_instance_norm_after_a_convolution_without_bias():
+    return forward(nn.Conv2d(3, 4, 3, bias=False), nn.InstanceNorm2d(4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_activation_before_an_instance_norm():
+    return forward(nn.Conv2d(3, 4, 3), nn.LeakyReLU(0.2), nn.InstanceNorm2d(4))
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_instance_norm_added_to_what_it_normalises():
+    norm = nn.InstanceNorm2d(4)
+    return normalised(nn.Conv2d(3, 4, 3), lambda x: x, lambda x: norm(x) + x)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def an_instance_norm_of_a_sequence_whose_channels_are_its_steps():
+    linear = nn.Linear(6, 6)
+    return forward(linear, nn.InstanceNorm1d(3), batch=torch.rand(2, 3, 6))
 
 
 @EXAMPLES.near_miss("conv-bias-batchnorm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
@@ -182,6 +183,52 @@ def test_what_an_optimizer_takes_is_advised_where_it_gains(
     for device, wanted in ((False, on_cpu), (True, on_device)):
         fixes = [] if wanted is None else [f"pass {wanted} to the optimizer"]
         assert stepped(name, update, device) == fixes
+
+
+MADE = [(8, 8), (8,), (4, 8), (4,)] * 4
+
+
+def looped(*calls: str, graph: bool) -> str:
+    """What is advised for a loop that does this to each parameter, on a device."""
+    b, number = TraceBuilder("NVIDIA A100-SXM4-40GB", (8, 0)), count()
+    for weight, bias in zip(MADE[::2], MADE[1::2], strict=True):
+        with b.op("aten::linear", [[2, 8], weight, bias]):
+            b.launch("gemm")
+    for shape in MADE:
+        for name in calls:
+            args = {"Sequence number": next(number) if graph else 0}
+            with b.op(f"aten::{name}", [shape, shape], args=args):
+                b.launch("elementwise")
+    return found(recorded(b), "per-parameter-loop").fix
+
+
+@pytest.mark.parametrize(
+    ("calls", "graph", "shown"),
+    [
+        ("pow sum add", True, "torch.stack(torch._foreach_norm(parameters)).square().sum()"),
+        ("pow sum add", False, "torch.stack(torch._foreach_norm(parameters)).square().sum()"),
+        ("sub abs sum add", True, "torch._foreach_norm(parameters, 1)"),
+        ("linalg_vector_norm add", True, "torch.stack(torch._foreach_norm(parameters))"),
+        ("linalg_vector_norm", False, "clip_grad_norm_"),
+        ("mul sub", True, "torch._foreach_add(parameters, gradients, alpha=-lr)"),
+        ("mul sub_", False, "torch._foreach_add_(parameters, gradients, alpha=-lr)"),
+        ("mul_ add_", False, "torch._foreach_lerp_"),
+    ],
+)
+def test_what_is_advised_for_a_loop_can_be_applied_under_autograd(
+    calls: str, graph: bool, shown: str
+) -> None:
+    assert shown in looped(*calls.split(), graph=graph)
+
+
+@pytest.mark.parametrize(
+    ("index", "shown"), [("-1", "[:, -1:]"), ("15", "[:, -1:]"), ("7", "[:, position]")]
+)
+def test_the_position_whose_logits_are_used_is_the_one_to_select(index: str, shown: str) -> None:
+    b = TraceBuilder()
+    b.op("aten::linear", [[4, 16, 64], [5000, 64]], ["float"] * 2)
+    b.op("aten::select", [[4, 16, 5000], [], []], ["float", "Scalar", "Scalar"], ["", "1", index])
+    assert f"lm_head(hidden{shown})" in found(recorded(b), "all-logits").fix
 
 
 def test_a_copy_back_is_advised_another_way_than_a_copy_up() -> None:

@@ -154,6 +154,12 @@ def per_parameter_loop(
     ```python
     torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
     ```
+
+    For a penalty, which autograd must record, the sum of squares of all norms:
+
+    ```python
+    penalty = torch.stack(torch._foreach_norm(list(model.parameters()))).square().sum()
+    ```
     """
     loops = [*_loops(trace, int(parameters)), *_custom_steps(trace, int(parameters))]
     kept = [loop for loop in loops if loop.on_device or loop.pays(trace, cpu_elements)]

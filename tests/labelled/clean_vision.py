@@ -186,7 +186,10 @@ def segmentation_with_skips():
 @EXAMPLES.clean
 def style_with_instance_norms():
     model = nn.Sequential(
-        nn.ReflectionPad2d(1), nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU()
+        nn.ReflectionPad2d(1),
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.InstanceNorm2d(8, affine=True),
+        nn.ReLU(),
     )
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
     images = torch.rand(2, 3, 16, 16)

@@ -15,6 +15,7 @@ from pytest_torchprof.rules.evidence.chains import JOIN, between, chains, may_ha
 from pytest_torchprof.rules.evidence.loop_bodies import call_of
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.levels import calls
+from pytest_torchprof.trace.tensors import listed
 from pytest_torchprof.work.dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def growing_cat(trace: Events, *, repeats: float, operators: float, bytes: float
 
 def _item_bytes(trace: Events, chain: Chain) -> int:
     """The size of an element; 4 where it is unknown, as for lists in a stored trace."""
-    (known,) = trace.listed(np.array(chain.rows[-1:])) or [None]
+    (known,) = listed(trace, np.array(chain.rows[-1:])) or [None]
     if known is not None:
         return known.item_bytes
     kinds = chain.links[0].call.types

@@ -14,16 +14,11 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.rules.engine.grouping import reach
 from pytest_torchprof.rules.engine.rule import NO_MATCHES, NONE_SO_FAR, Matches, Threshold, rule
+from pytest_torchprof.rules.evidence import estimated_cpu_time as estimate
 from pytest_torchprof.rules.evidence.autocast import WEIGHTS, casts_of_weights, gradients, recast
 from pytest_torchprof.rules.evidence.calls import are_called, are_closed, in_backward, passes
 from pytest_torchprof.rules.evidence.copy_kinds import chain, kinds_of_casts, kinds_of_clones
 from pytest_torchprof.rules.evidence.copy_runs import CopyRun, Finder, by_kind, held
-from pytest_torchprof.rules.evidence.estimated_cpu_time import (
-    BYTE_NS,
-    CALL_NS,
-    estimated_cpu_ns,
-    guessed,
-)
 from pytest_torchprof.rules.evidence.same_tensor import again, written_to
 from pytest_torchprof.trace.kinds import DEVICE_KINDS
 from pytest_torchprof.trace.name_index import Names, are_named, operators_named, selected_operators
@@ -59,10 +54,7 @@ _COPY_ONCE = (
 _NEW = "write out of place: x.add(y) instead of x.clone().add_(y)"
 _CAST_NEW = f"{_CAST_ONCE}, and then write out of place (x.div(y) instead of x.div_(y))"
 _TRIFLE = "fewer cost only the call: a mean per channel, a step number"
-_SHARE = (
-    "of everything that the test does on a CPU, by operators, FLOPs and memory; less does "
-    "not matter"
-)
+_SHARE = "of all that the test does on a CPU, by counts, not times; less does not matter"
 
 
 class _Found(NamedTuple):
@@ -89,13 +81,13 @@ def _unseen_casts(trace: Events) -> Reason | None:
         some = np.count_nonzero(are_named(trace, above, _WEIGHTED)) > 1
         if some and not len(selected_operators(trace, "torch::autograd::AccumulateGrad")):
             return because(Why.AUTOCAST_UNSEEN)
-    return gap or guessed(trace, _TO_COPY)
+    return gap or estimate.guessed(trace, _TO_COPY)
 
 
 def _unseen_copies(trace: Events) -> Reason | None:
     """Copies that graphs launched: what they copy is unknown."""
     gap = blind_kernels(trace, _COPY_KERNEL.search)
-    return gap or guessed(trace, _CLONE)
+    return gap or estimate.guessed(trace, _CLONE)
 
 
 @rule(
@@ -398,7 +390,9 @@ def _matches(
     cost, moved_bytes = trace.dur[event], np.array(moved, np.int64)
     if trace.has(*DEVICE_KINDS):
         cost = cost + trace.once(launched_ns)[event]
-    elif len(event) * CALL_NS + moved_bytes.sum() * BYTE_NS < share * estimated_cpu_ns(trace):
+    elif len(event) * estimate.CALL_NS + moved_bytes.sum() * estimate.BYTE_NS < (
+        share * estimate.estimated_cpu_ns(trace)
+    ):
         return NONE_SO_FAR if wants_tensors else NO_MATCHES
     return Matches(
         event, message, None, cost, moved_bytes, None, fix, reach(trace, event), wants_tensors

@@ -29,11 +29,12 @@ from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
 from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK, REGION, shown_name
 from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.arguments import Arguments
     from pytest_torchprof.trace.nesting import Bools, Ints
-    from pytest_torchprof.trace.tensors import ListedTensors, Taken, Tensors
+    from pytest_torchprof.trace.tensors import Taken, Tensors
 
 #: How many operators to check for what a trace records, and how many of them first.
 _SOME, _FIRST = 1000, 10
@@ -369,43 +370,26 @@ class Events:
         None if the trace does not identify tensors: a rule then uses shapes, and asks for a capture
         that does (``wants_tensors`` of its matches).
         """
-        return None if self.tensors is None else self.tensors.taken(*self._called(events))
+        return None if self.tensors is None else self.tensors.taken(*keys_of(self, events))
 
     def made(self, events: Ints) -> list[frozenset[int]] | None:
         """For each of these operators, the tensors allocated within it; None as above.
 
         Only tensors that a later operator takes are included.
         """
-        return None if self.tensors is None else self.tensors.made(*self._called(events))
+        return None if self.tensors is None else self.tensors.made(*keys_of(self, events))
 
     def objects(self, events: Ints) -> list[int] | None:
         """For each of these operators, the identity of its first argument's object; None as above.
 
         Views are separate objects. A later object may reuse the number of a deleted one.
         """
-        return None if self.tensors is None else self.tensors.objects(*self._called(events))
-
-    def addresses(self, events: Ints) -> list[int] | None:
-        """For each of these operators, where the memory of its first argument's tensor begins, -1
-        for none; None as above.
-        """
-        return None if self.tensors is None else self.tensors.addresses(*self._called(events))
-
-    def listed(self, events: Ints) -> list[ListedTensors | None] | None:
-        """For each of these operators, the list of tensors that is its first argument, however
-        long; None as above.
-        """
-        return None if self.tensors is None else self.tensors.listed(*self._called(events))
+        return None if self.tensors is None else self.tensors.objects(*keys_of(self, events))
 
     @property
     def could_know_tensors(self) -> bool:
         """Whether another run could identify tensors."""
         return self.tensors is None and self.region is not None
-
-    def _called(self, events: Ints) -> tuple[list[int], list[str]]:
-        """The keys by which `Tensors` knows these operators: start times and names."""
-        names = [self.names[number] for number in self.name[events].tolist()]
-        return self.ts[events].tolist(), names
 
 
 _NONE: Ints = np.zeros(0, np.int64)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Ints
 
 #: The number of an argument's tensor; the numbers for a list of tensors; -1 for anything else.
 Taken: TypeAlias = int | tuple[int, ...]
@@ -42,3 +46,25 @@ class Tensors(Protocol):
 
     def listed(self, starts: Iterable[int], names: Iterable[str]) -> list[ListedTensors | None]:
         """The list that each operator's first argument is; None if it is none, or is unknown."""
+
+
+def addresses(trace: Events, events: Ints) -> list[int] | None:
+    """For each of these operators, where the memory of its first argument's tensor begins.
+
+    -1 for no tensor; None if the trace does not identify tensors.
+    """
+    return None if trace.tensors is None else trace.tensors.addresses(*keys_of(trace, events))
+
+
+def listed(trace: Events, events: Ints) -> list[ListedTensors | None] | None:
+    """For each of these operators, the list of tensors that is its first argument, of any length.
+
+    None if the trace does not identify tensors.
+    """
+    return None if trace.tensors is None else trace.tensors.listed(*keys_of(trace, events))
+
+
+def keys_of(trace: Events, events: Ints) -> tuple[list[int], list[str]]:
+    """The keys by which `Tensors` knows these operators: start times and names."""
+    names = [trace.names[number] for number in trace.name[events].tolist()]
+    return trace.ts[events].tolist(), names

@@ -9,7 +9,7 @@ import torch
 from support.live import captured
 
 from pytest_torchprof.trace.name_index import operators_named
-from pytest_torchprof.trace.tensors import ListedTensors
+from pytest_torchprof.trace.tensors import ListedTensors, addresses, listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,8 +84,8 @@ def test_a_tensors_address_is_that_of_its_allocation_and_of_no_tensor_there_is_n
     memory = trace.memory
     assert memory.addr is not None
     (made,) = memory.addr[memory.bytes == 3 * 500 * 4].tolist()[:1]
-    assert trace.addresses(operators_named(trace, "aten::exp")) == [made]
-    assert set(trace.addresses(operators_named(trace, "aten::arange")) or ()) <= {-1}
+    assert addresses(trace, operators_named(trace, "aten::exp")) == [made]
+    assert set(addresses(trace, operators_named(trace, "aten::arange")) or ()) <= {-1}
 
 
 def test_a_list_that_is_too_long_for_the_trace_is_known_with_its_shapes(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_list_that_is_too_long_for_the_trace_is_known_with_its_shapes(tmp_path
     trace = captured(lambda: torch.cat(parts).add(1), tmp_path, tensors=True)
     cat = operators_named(trace, "aten::cat")
     assert trace.input_shapes(cat)[0][0] == []
-    assert trace.listed(cat) == [ListedTensors(tuple((n,) for n in range(40)), 2)]
-    assert trace.listed(operators_named(trace, "aten::add")) == [None]
+    assert listed(trace, cat) == [ListedTensors(tuple((n,) for n in range(40)), 2)]
+    assert listed(trace, operators_named(trace, "aten::add")) == [None]
 
 
 def test_the_backward_pass_on_its_own_thread_is_known_too(tmp_path: Path) -> None:
@@ -117,5 +117,5 @@ def test_no_other_capture_knows(tmp_path: Path) -> None:
     trace = captured(lambda: torch.ones(3).add(1), tmp_path)
     assert trace.taken(operators_named(trace, "aten::add")) is None
     assert trace.made(np.zeros(0, np.int64)) is None
-    assert trace.listed(np.zeros(0, np.int64)) is None
+    assert listed(trace, np.zeros(0, np.int64)) is None
     assert trace.could_know_tensors

@@ -17,7 +17,7 @@ from pytest_torchprof.rules.evidence.loop_bodies import BodyCall, call_of
 from pytest_torchprof.trace.arguments import decode_part
 from pytest_torchprof.trace.levels import calls
 from pytest_torchprof.trace.name_index import Names, are_named
-from pytest_torchprof.trace.tensors import LONGEST_LIST
+from pytest_torchprof.trace.tensors import LONGEST_LIST, listed
 
 if TYPE_CHECKING:
     from pytest_torchprof.rules.evidence.loop_bodies import Shape
@@ -109,7 +109,7 @@ def _joins(trace: Events) -> list[tuple[int, BodyCall]]:
         for row, args in zip(rows.tolist(), trace.operands(rows), strict=True)
     ]
     long = [at for at, (_, call) in enumerate(found) if _is_long(call)]
-    for at, known in zip(long, trace.listed(rows[long]) or (), strict=False):
+    for at, known in zip(long, listed(trace, rows[long]) or (), strict=False):
         row, call = found[at]
         if known is not None:
             found[at] = row, replace(call, shapes=(known.shapes, *call.shapes[1:]))

@@ -14,6 +14,7 @@ from pytest_torchprof.rules.evidence.calls import sizes
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_list, decode_part
 from pytest_torchprof.trace.name_index import OPERATOR, Names, are_named, operators_named
+from pytest_torchprof.trace.tensors import addresses
 from pytest_torchprof.trace.tree import marked
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def outlive(trace: Events, steps: Ints, puts: Ints, adding: Bools, until: int) -
     if np.count_nonzero(within >= 0) > len(stored):
         return True
     moved = ~adding & ~np.isin(puts, stored)
-    rest, addresses = alive[within < 0], trace.addresses(puts)
-    if addresses is None:
+    rest, begins = alive[within < 0], addresses(trace, puts)
+    if begins is None:
         return len(rest) > int(np.count_nonzero(moved))
-    return bool((~np.isin(memory.addr[rest], np.array(addresses)[moved])).any())
+    return bool((~np.isin(memory.addr[rest], np.array(begins)[moved])).any())
 
 
 def _is_sparse(args: OpArgs) -> bool:

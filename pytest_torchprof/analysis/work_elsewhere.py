@@ -1,4 +1,4 @@
-"""Work for a test outside its trace: other processes and late finalizers."""
+"""Work for a test outside its trace: other processes, threads that are left, late finalizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,29 @@ def work_elsewhere(trace: Events) -> Reason | None:
         return None
     if (recorded := trace.facts.elsewhere) is not None:
         return recorded
+    if _left(trace):
+        return because(Why.THREAD_LEFT)
     return because(Why.FINALIZERS) if _finalized(trace) else None
+
+
+def is_by_chance(reason: Reason) -> bool:
+    """Whether how much was counted is chance, so that it is no lower bound to compare."""
+    return reason.why is Why.THREAD_LEFT
+
+
+def _left(trace: Events) -> bool:
+    """Whether a thread worked that had not ended when the region did, and was not idle."""
+    late = trace.facts.late_threads
+    if not late or trace.region is None or not trace.has(Kind.OP):
+        return False
+    left = trace.facts.left_threads or ()
+    tids = [tid for _, tid in trace.threads]
+    ops = trace.is_kind(Kind.OP)
+    over = ops & (trace.ts + trace.dur > trace.region[1])
+    return any(
+        bool(np.isin(trace.thread[rows], [at for at, tid in enumerate(tids) if tid in ids]).any())
+        for rows, ids in ((over, late), (ops, left))
+    )
 
 
 def _finalized(trace: Events) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_torchprof.capture.exports import SMALL_BYTES, no_room, reserve
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
+from pytest_torchprof.capture.left_threads import LeftThreads, StartedThreads
 from pytest_torchprof.capture.machine import (
     accelerator,
     lend_threads,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 OWN_PROFILER = because(Why.OWN_PROFILER)
 OTHER_THREADS = because(Why.THREADS_WORK)
 FIRST_OF_POOL = because(Why.POOL_WORK)
+THREAD_LEFT = because(Why.THREAD_LEFT)
 _FILE_NUMBERS = itertools.count()
 #: A shorter region records a few megabytes on the CPU at most.
 _SHORT_NS = 10_000_000
@@ -110,6 +112,8 @@ class Capture:
         self.started_threads = False
         self.other_threads = False
         self._threads_at_work = Threads()
+        self._started = StartedThreads()
+        self._left = LeftThreads()
         self._children = Children()
         self._elsewhere: Reason | None = None
         self._began = 0
@@ -161,6 +165,7 @@ class Capture:
             self.started_threads = False  # that one was ours
         self._children.begin()
         self._threads_at_work.begin(self._watchdog.native_ids if self._watchdog else ())
+        self._started.begin()
         self._region = real_torch().region(REGION)
         self._region.__enter__()
         self._in_region = True
@@ -230,6 +235,8 @@ class Capture:
         self._end_lines()
         if self._in_region and self._running:
             self._spent_ns = REAL.clock() - self._began
+            if self.started_threads:
+                self._started.look()
             self._region.__exit__(None, None, None)
             started, self.other_threads = self._threads_at_work.end(woken=self._children.ended)
             self.started_threads |= started
@@ -239,6 +246,9 @@ class Capture:
                     self._elsewhere = OTHER_THREADS
                 elif self._first and (self.started_threads or self._threads_at_work.pool_worked):
                     self._elsewhere = FIRST_OF_POOL
+            if self._elsewhere is None:
+                self._left = self._started.end()
+                self._elsewhere = THREAD_LEFT if self._left.at_work else None
         self._in_region = False
 
     def _end_lines(self) -> None:
@@ -320,7 +330,12 @@ class Capture:
 
     def _own_facts(self) -> Facts:
         """What the capture knows beyond its events."""
-        return Facts(anomaly_before=True if self._anomaly else None, elsewhere=self._elsewhere)
+        return Facts(
+            anomaly_before=True if self._anomaly else None,
+            elsewhere=self._elsewhere,
+            late_threads=self._left.late or None,
+            left_threads=self._left.left or None,
+        )
 
     def abandon(self) -> None:
         """End the session and discard it; safe at any time, and in a forked child."""

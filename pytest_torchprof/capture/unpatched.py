@@ -35,6 +35,7 @@ REAL = SimpleNamespace(
     current_thread=threading.get_ident,
     thread=threading.Thread,
     frame=sys._getframe,
+    frames=sys._current_frames,
     gettrace=sys.gettrace,
     settrace=sys.settrace,
     recursion_limit=sys.getrecursionlimit,

@@ -89,6 +89,7 @@ class Why(Enum):
     UNNAMED_PROGRAM_WORK = "unnamed_program_work"
     THREADS_WORK = "threads_work"
     POOL_WORK = "pool_work"
+    THREAD_LEFT = "thread_left"
     MEMORY_OF_THREADS = "memory_of_threads"
     # compiled code
     COMPILED_EARLIER = "compiled_earlier"

@@ -130,6 +130,9 @@ SENTENCES: Mapping[Why, str] = {
     Why.POOL_WORK: (
         "other threads did work too, which only another run can count: give the test a warm-up run"
     ),
+    Why.THREAD_LEFT: (
+        "a thread that the test started was still running when the measured run ended"
+    ),
     Why.MEMORY_OF_THREADS: (
         "torch records no memory while it profiles all threads, and this test works in several"
     ),

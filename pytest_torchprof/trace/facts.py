@@ -137,6 +137,9 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         no_device: why the device is not recorded, if it is not.
         no_memory: why memory is not recorded, if it is not.
         elsewhere: why numbers are lower bounds, if they are.
+        late_threads: native ids of threads that the region started and that neither had ended nor
+            waited for work at its end.
+        left_threads: those of them of which that was still true a moment later.
         allow_tf32: whether products of fp32 may run as TF32; None if there is no such setting.
         anomaly_before: whether anomaly mode was on before the region.
     """
@@ -162,6 +165,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     no_device: Reason | None = None
     no_memory: Reason | None = None
     elsewhere: Reason | None = None
+    late_threads: tuple[int, ...] | None = None
+    left_threads: tuple[int, ...] | None = None
     allow_tf32: bool | None = None
     anomaly_before: bool | None = None
 

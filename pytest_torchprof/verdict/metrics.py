@@ -89,13 +89,18 @@ def _at_least(metric: Metric, trace: Events, reason: Reason) -> MissingValue:
 
 
 def bounded(metric: Metric, value: Value, trace: Events) -> Value:
-    """The value; a lower bound if other processes or finalizers did work for the test."""
+    """The value; a lower bound if other processes or finalizers did work for the test.
+
+    It is unknown if a thread that the test left was cut off.
+    """
     if not (metric.of_region and trace.is_live):
         return value
-    from pytest_torchprof.analysis.work_elsewhere import work_elsewhere
+    from pytest_torchprof.analysis.work_elsewhere import is_by_chance, work_elsewhere
 
     if (gap := trace.once(work_elsewhere)) is None:
         return value
+    if is_by_chance(gap):
+        return _unknown(gap)
     at_hand = value if isinstance(value, int) else getattr(value, "at_hand", None)
     return _unknown(gap, at_hand, at_least=True)
 

@@ -16,7 +16,7 @@ from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import in_words
 
-FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, UNNAMED = (
+FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, UNNAMED, THREAD_LEFT = (
     in_words(because(why))
     for why in (
         Why.FORKED_WORK,
@@ -25,6 +25,7 @@ FORKED, FINALIZED, WORKERS, FIRST_OF_POOL, OTHER_THREADS, UNNAMED = (
         Why.POOL_WORK,
         Why.THREADS_WORK,
         Why.UNNAMED_PROGRAM_WORK,
+        Why.THREAD_LEFT,
     )
 )
 STARTED = "another process did work for the test, and torch in it is not recorded: {}"
@@ -175,6 +176,133 @@ THREADS = f"""{HEAD}
         START(run, ())
         done.wait()
 """
+#: Threads that the test starts and does not join, and that have not done all their work.
+LEFT = f"""{HEAD}
+    import concurrent.futures, time
+
+    def start(function): threading.Thread(target=function, daemon=True).start()
+
+    @pytest.mark.max_ops(6)
+    def test_that_then_waits():
+        ev = threading.Event()
+        def f():
+            for _ in range(50): X @ X
+            ev.wait(0.2)
+        start(f)
+        X @ X
+
+    def test_that_works_on():
+        begun, enough = threading.Event(), time.monotonic() + 0.2
+        def f():
+            while time.monotonic() < enough:
+                X @ X
+                begun.set()
+        start(f)
+        begun.wait()
+
+    def test_that_has_not_begun():
+        enough = time.monotonic() + 0.2
+        def f():
+            while time.monotonic() < enough: pass
+            X @ X
+        start(f)
+        X @ X
+
+    def test_a_pool_at_work():
+        pool, begun = concurrent.futures.ThreadPoolExecutor(1), threading.Event()
+        def f():
+            X @ X
+            begun.set()
+            time.sleep(0.2)
+        pool.submit(f)
+        begun.wait()
+        pool.shutdown(wait=False)
+"""
+#: Threads that have done all their work, or do none.
+IDLE = f"""{HEAD}
+    import concurrent.futures, multiprocessing.pool, queue, asyncio, time
+
+    KEPT = []
+
+    def keep(thing):
+        KEPT.append(thing)
+        return thing
+
+    def start(function, *args):
+        thread = threading.Thread(target=function, args=args, daemon=True)
+        thread.start()
+        return thread
+
+    def test_joined(): start(work).join()
+
+    def test_ends_by_itself():
+        done = threading.Event()
+        def f():
+            work()
+            done.set()
+        start(f)
+        done.wait()
+
+    def test_executor():
+        keep(concurrent.futures.ThreadPoolExecutor(2)).submit(work).result()
+
+    def test_pool_of_multiprocessing():
+        keep(multiprocessing.pool.ThreadPool(2)).apply(work)
+
+    def test_own_worker():
+        tasks = queue.Queue()
+        def worker():
+            while True:
+                tasks.get()()
+                tasks.task_done()
+        start(worker)
+        tasks.put(work)
+        tasks.join()
+
+    def test_executor_of_a_loop():
+        loop = keep(asyncio.new_event_loop())
+        loop.run_until_complete(loop.run_in_executor(None, work))
+
+    def test_loop_in_a_thread():
+        loop = keep(asyncio.new_event_loop())
+        async def task(): work()
+        start(loop.run_forever)
+        asyncio.run_coroutine_threadsafe(task(), loop).result()
+
+    def test_timer():
+        keep(threading.Timer(0.5, print)).start()
+        start(work).join()
+        KEPT[-1].cancel()
+
+    def test_monitor():
+        stop = threading.Event()
+        def poll():
+            while not stop.wait(0.01): time.monotonic()
+        start(poll)
+        work()
+        threading.Timer(0.3, stop.set).start()
+"""
+
+
+@linux
+@pytest.mark.skipif(not sees_threads(), reason="this torch cannot profile threads")
+def test_work_of_a_thread_that_the_test_leaves_is_not_measured(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=LEFT)
+    ran = run(pytester, "--torchprof")
+    reasons = {name: test["metrics"]["ops"].get("reason") for name, test in ran.tests.items()}
+    assert dict.fromkeys(ran.tests, THREAD_LEFT) == reasons, ran.out
+    assert "budget max_ops not checked: " + THREAD_LEFT in ran.out
+    assert 4 == len(reasons)
+
+
+@linux
+@pytest.mark.skipif(not sees_threads(), reason="this torch cannot profile threads")
+def test_threads_that_wait_for_work_or_do_none_change_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=IDLE)
+    ran = run(pytester, "--torchprof")
+    values = {name: test["metrics"]["flops"]["value"] for name, test in ran.tests.items()}
+    assert dict.fromkeys(ran.tests, 40 * 64**3) == values, ran.out
+    assert 9 == len(values)
 
 
 @linux

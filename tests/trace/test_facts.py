@@ -55,6 +55,8 @@ FACTS = Facts(
     no_device=because(Why.NO_DEVICE_RECORDS),
     no_memory=because(Why.MEMORY_OF_THREADS),
     elsewhere=NOTED,
+    late_threads=(7, 8),
+    left_threads=(8,),
     allow_tf32=False,
     anomaly_before=True,
 )

@@ -128,10 +128,15 @@ class Captures:
         return _STARTS_THREADS if alone and brought.started_threads else None
 
     def _choose(self, brought: Captured) -> None:
-        """Choose the trace of all threads if it has more operators; the other one has memory."""
+        """Choose the trace of all threads if it has more operators; the other one has memory.
+
+        If a thread that was left is only seen in one of them, that one.
+        """
         other, self._one_thread = self._one_thread, None
         assert other is not None  # noqa: S101 - this run was asked for because of it
-        if _operators(brought.trace) <= _operators(other.trace):
+        partial = _is_partial(brought.trace), _is_partial(other.trace)
+        fewer = _operators(brought.trace) <= _operators(other.trace)
+        if partial == (False, True) or (partial[0] == partial[1] and fewer):
             brought, other = other, brought
         self.trace, self._file = brought.trace, brought.file
         other.file.close()
@@ -139,12 +144,18 @@ class Captures:
     def _exchange(self, brought: Captured) -> None:
         """Replace the trace by one that identifies tensors."""
         assert self.trace is not None  # noqa: S101 - this run was asked for because of it
-        if _operators(brought.trace) != _operators(self.trace):
+        if _operators(brought.trace) != _operators(self.trace) or _is_partial(self.trace):
             brought.file.close()  # the test does something different each time
             return
         if self._file is not None:
             self._file.close()
         self.trace, self._file = brought.trace, brought.file
+
+
+def _is_partial(trace: Events) -> bool:
+    from pytest_torchprof.analysis.work_elsewhere import work_elsewhere
+
+    return trace.once(work_elsewhere) is not None
 
 
 def _operators(trace: Events) -> int:

@@ -1,0 +1,142 @@
+"""Find threads that a test starts and neither joins nor leaves idle.
+
+How much of their work falls into the measured run is chance.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.capture.unpatched import REAL
+from pytest_torchprof.capture.user_frames import is_users
+from pytest_torchprof.core.structs import Frozen
+
+if TYPE_CHECKING:
+    from threading import Thread
+
+#: A thread that has told the test that it is done has this long to end, or to wait for work.
+_GRACE_S = 0.002
+#: A thread that used this share of the CPU meanwhile is at work; one that polls uses less.
+_AT_WORK = 0.25
+#: Functions, by module and name, in whose own frame a worker waits for its next task.
+_WORKERS = {
+    ("concurrent.futures.thread", "_worker"),
+    ("multiprocessing.pool", "worker"),
+}
+#: Functions that wait for a task or a message, through functions of these modules.
+_RECEIVERS = {
+    ("queue", "get"),
+    ("multiprocessing.queues", "get"),
+    *(("selectors", name) for name in ("select", "_select")),
+}
+_WAITING = {module for module, _ in _RECEIVERS} | {
+    "threading",
+    "multiprocessing.connection",
+    "multiprocessing.synchronize",
+}
+
+
+class LeftThreads(Frozen, frozen=True):
+    """Threads at the end of a region, by native id.
+
+    ``late`` neither had ended nor waited for work; ``left`` did not a moment later either;
+    ``at_work``: one of those ran code of the user's all that time.
+    """
+
+    late: tuple[int, ...] = ()
+    left: tuple[int, ...] = ()
+    at_work: bool = False
+
+
+class StartedThreads:
+    """Python's threads that are started from `begin` on."""
+
+    def __init__(self) -> None:
+        self._before: frozenset[int | None] = frozenset()
+        self._late: list[Thread] = []
+
+    def begin(self) -> None:
+        """Watch from here on."""
+        self._before = frozenset(thread.native_id for thread in REAL.threads())
+
+    def look(self) -> None:
+        """Note those at work at the end of the region, before it ends: they may end at any time."""
+        self._late = self._busy(self._alive())
+
+    def end(self) -> LeftThreads:
+        """Those that have not ended; waits a moment if there were any at work."""
+        late = self._late
+        if not late:
+            return LeftThreads()
+        used_ns, begun = _used_ns(late), REAL.clock()
+        REAL.sleep(_GRACE_S)
+        least_ns = (REAL.clock() - begun) * _AT_WORK
+        alive = set(self._alive())
+        left = self._busy([one for one in late if one in alive])
+        now_ns, frames = _used_ns(left), REAL.frames()
+        at_work = any(
+            (now_ns[one] - used_ns[one] >= least_ns or _is_ready(one))
+            and _runs_users_code(frames.get(one.ident))
+            for one in left
+            if one in now_ns and one in used_ns
+        )
+        return LeftThreads(_ids(late), _ids(left), at_work)
+
+    def _alive(self) -> list[Thread]:
+        return [thread for thread in REAL.threads() if thread.native_id not in self._before]
+
+    @staticmethod
+    def _busy(threads: Iterable[Thread]) -> list[Thread]:
+        frames = REAL.frames()
+        return [one for one in threads if not _waits_for_work(frames.get(one.ident))]
+
+
+def _ids(threads: Iterable[Thread]) -> tuple[int, ...]:
+    return tuple(thread.native_id for thread in threads if thread.native_id is not None)
+
+
+def _place(frame: FrameType) -> tuple[str, str]:
+    return str(frame.f_globals.get("__name__")), frame.f_code.co_name
+
+
+def _waits_for_work(frame: FrameType | None) -> bool:
+    """Whether a thread, by its innermost frame, waits for its next task."""
+    if frame is None:
+        return False
+    if _place(frame) in _WORKERS:
+        return True
+    inner: FrameType | None = frame
+    while inner is not None and _place(inner)[0] in _WAITING:
+        if _place(inner) in _RECEIVERS:
+            return True
+        inner = inner.f_back
+    return False
+
+
+def _runs_users_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _used_ns(threads: Iterable[Thread]) -> dict[Thread, int]:
+    """CPU time in ns of each thread; without those for which the system does not tell."""
+    used: dict[Thread, int] = {}
+    for thread in threads:
+        with suppress(OSError, TypeError):  # it has just ended, or there is no such clock
+            used[thread] = REAL.any_clock((~(thread.native_id or 0) << 3) | 6)
+    return used if sys.platform == "linux" else {}
+
+
+def _is_ready(thread: Thread) -> bool:
+    """Whether a thread runs, or would if a CPU were free."""
+    place = f"/proc/self/task/{thread.native_id}/stat"
+    with suppress(OSError, IndexError), REAL.open(place, "rb") as file:
+        return bool(file.read().rpartition(b")")[2].split()[0] == b"R")
+    return False

@@ -22,8 +22,14 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.places.located import LINE, MODULE
 
 _OWN_TRACER = because(Why.OWN_TRACER)
-#: Each is an event of the trace; beyond this number, a test's lines are not located.
-_MOST_MARKS = 200_000
+#: Each marker is an event of the trace; beyond this number, a test's lines are not located.
+MOST_MARKS = 200_000
+#: Lines that run without a marker still cost a call of ours each.
+_MOST_UNMARKED = 5_000_000
+#: Once half of the markers are used, lines that have run this often get no more of them,
+_OFTEN = 200
+#: except every so often, to see whether they still call nothing.
+_SAMPLED = 1000
 #: How much deeper than its caller the tracer is switched on, to have room for switching it off.
 _SPARE_DEPTH = 30
 
@@ -33,22 +39,31 @@ class LineTracer:
 
     ``own`` are files that count as the user's in any folder. ``gap`` says why lines are missing,
     ``usable`` whether the existing ones are correct.
+
+    Only lines that call operators matter. A test that uses up half of the markers gets the rest for
+    lines that have run rarely; the others are ``doubted`` until the trace shows that nothing ran in
+    them. ``plain`` are lines, as ``file:line``, of which another run has shown it: with these, no
+    line is doubted.
     """
 
     #: Whether metrics are taken from the run, so that shapes and memory are recorded.
     measures = False
     _TOO_MANY = Why.TOO_MANY_LINES
 
-    def __init__(self, own: Collection[str] = ()) -> None:
+    def __init__(self, own: Collection[str] = (), plain: Collection[str] | None = None) -> None:
         self.gap: Reason | None = None
         self.usable = True
-        #: (file, line) → its marker's name, which ends in its number; the same for modules.
-        self._lines: dict[tuple[str, int | None], str] = {}
+        self._lines: dict[tuple[str, int | None], _Line] = {}
+        self._plain = plain
+        #: Codes, by their id, of which each line is unmarked.
+        self._silent: dict[int, CodeType] = {}
+        #: Module path → its marker's name, which ends in its number.
         self._modules: dict[str, str] = {}
         self._users: dict[str, bool] = dict.fromkeys(own, True)
         #: Open markers, from the outermost in: the frame, the marker, whether it is a module's.
         self._open: list[tuple[FrameType, Any, bool]] = []
-        self._left = _MOST_MARKS
+        self._left = MOST_MARKS
+        self._left_unmarked = _MOST_UNMARKED
         self._names: Any = ModuleNames(self._is_users)
         self._on = False
         self._thread = 0
@@ -66,7 +81,15 @@ class LineTracer:
     @property
     def lines(self) -> list[str | None]:
         """``file:line`` of each line's marker, by its number."""
-        return [None if line is None else f"{file}:{line}" for file, line in self._lines]
+        return [_written(*key) for key in self._lines]
+
+    @property
+    def doubted(self) -> frozenset[int]:
+        """The numbers of lines that were not marked each time they ran."""
+        if self._plain is not None:
+            return frozenset()
+        lines = enumerate(self._lines.values())
+        return frozenset(number for number, line in lines if line.unmarked)
 
     @property
     def modules(self) -> list[str]:
@@ -150,6 +173,8 @@ class LineTracer:
             return None
         try:
             code = frame.f_code
+            if id(code) in self._silent:
+                return None
             if code.co_name in self._call_names and code in self._calls_modules:
                 return self._enter_module(frame)
             if self._is_users(frame):
@@ -185,10 +210,35 @@ class LineTracer:
 
     def _enter(self, frame: FrameType) -> None:
         key = frame.f_code.co_filename, frame.f_lineno
-        name = self._lines.get(key)
-        if name is None:
-            name = self._lines[key] = f"{LINE}{len(self._lines)}"
-        self._push(frame, name, module=False)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(f"{LINE}{len(self._lines)}")
+            line.unmarked = self._plain is not None and _written(*key) in self._plain
+        line.times += 1
+        if line.unmarked or self._is_saving(line):
+            self._left_unmarked -= 1
+            if not self._left_unmarked:
+                self._give_up(because(self._TOO_MANY, most=_MOST_UNMARKED))
+                return
+            if line.times % _SAMPLED:
+                return
+            self._note_silent(frame.f_code)
+        self._push(frame, line.name, module=False)
+
+    def _is_saving(self, line: _Line) -> bool:
+        """Whether the line gets no more markers, so that they last for others."""
+        few = self._left < MOST_MARKS // 2
+        line.unmarked = few and self._plain is None and line.times > _OFTEN
+        return line.unmarked
+
+    def _note_silent(self, code: CodeType) -> None:
+        """No longer follow the lines of a code if each of them is unmarked."""
+        file = code.co_filename
+        for number in {line for _, _, line in code.co_lines() if line is not None}:
+            line = self._lines.get((file, number))
+            if line is None or not line.unmarked:
+                return
+        self._silent[id(code)] = code
 
     def _enter_module(self, frame: FrameType) -> Any:
         path = self._names.enter(frame)
@@ -205,7 +255,7 @@ class LineTracer:
         self._open.append((frame, marker, module))
         self._left -= 1
         if not self._left:
-            self._give_up(because(self._TOO_MANY, most=_MOST_MARKS))
+            self._give_up(because(self._TOO_MANY, most=MOST_MARKS))
 
     def _place(self, frame: FrameType) -> int:
         """The index of the frame's marker among the open ones, or their number."""
@@ -230,7 +280,23 @@ class LineTracer:
         return known
 
 
+class _Line:
+    """A line that ran: its marker's name, which ends in its number, and how often it ran."""
+
+    __slots__ = ("name", "times", "unmarked")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.times = 0
+        #: It gets only every so many markers.
+        self.unmarked = False
+
+
 # -------------------------------------------------------------------- at the edges
+
+
+def _written(file: str, line: int | None) -> str | None:
+    return None if line is None else f"{file}:{line}"
 
 
 def _debugs(tracer: Any) -> bool:
@@ -259,9 +325,9 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 @cache
 def _hide_from_dynamo() -> None:
     """Dynamo compiles what compiled code calls, which includes our functions."""
-    rooms = (LineTracer, *LineTracer.__subclasses__(), ModuleNames)
+    rooms = (LineTracer, *LineTracer.__subclasses__(), ModuleNames, _Line)
     methods = [method for room in rooms for method in vars(room).values()]
-    functions: list[Any] = [*methods, is_users, frames_of_test, _debugs, _depth, _deeper]
+    functions: list[Any] = [*methods, is_users, frames_of_test, _written, _debugs, _depth, _deeper]
     codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
     while codes:
         code = codes.pop()

@@ -229,7 +229,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.OWN_TRACER: "the test uses sys.settrace itself",
     Why.OTHER_THREAD: "the test starts and ends its region in different threads",
     Why.TRACER_RAISED: "{error}",
-    Why.TOO_MANY_LINES: "it runs more than {most:,} of your lines",
+    Why.TOO_MANY_LINES: "only the first {most:,} of your lines that run are located",
     Why.TOO_MANY_MODULES: "it runs more than {most:,} modules",
     # two revisions
     Why.NOT_MEASURED_ON: "not measured on {side}",

@@ -152,7 +152,7 @@ def test_what_is_compiled_has_its_own_class_and_compiles_no_more_often(
 def test_a_capture_that_fails_leaves_the_other_numbers(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_torchprof.capture.lines._MOST_MARKS", 2)
+    monkeypatch.setattr("pytest_torchprof.capture.lines.MOST_MARKS", 2)
     tests = """
     @pytest.mark.max_flops(1000, module="Net")
     def test_it(): NET(X)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_torchprof.baseline import store
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import Record
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.place import by_operator
@@ -101,7 +101,7 @@ class Judge:
                 tuple(edits),
                 tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
             )
-        record = _record(subject, verdict, kept.path)
+        record = _record(subject, verdict, kept.path, _lines_lost(measured, findings))
         return Judgement(record, offer, message, (*faults, *kept.faults))
 
     def left_out(self, plan: Plan) -> str | None:
@@ -181,12 +181,20 @@ def _located(measured: Measured) -> tuple[Measured, tuple[Finding, ...], tuple[s
     return measured, measured.checked.findings(by_operator), faults
 
 
-def _record(subject: Subject, verdict: Judged, trace: str | None) -> Record:
+def _lines_lost(measured: Measured, findings: tuple[Finding, ...]) -> Reason | None:
+    """Why only a part of the findings has a line, if so: without one, the path stands for it."""
+    lost = any(f.location == f.path for f in findings)
+    return measured.lines_gap if lost and measured.located is not None else None
+
+
+def _record(
+    subject: Subject, verdict: Judged, trace: str | None, note: Reason | None = None
+) -> Record:
     profile = verdict.profile
     return Record(
         subject.nodeid,
         verdict.status,
-        verdict.reason,
+        verdict.reason or note,
         {v.label: v for v in verdict.verdicts},
         profile.findings if profile is not None else (),
         profile.unchecked if profile is not None else {},

@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
+from pytest_torchprof.capture.lines import MOST_MARKS
 from pytest_torchprof.capture.torch_sessions import sees_threads
 from pytest_torchprof.core.files import replacing
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.places.located import Located
+from pytest_torchprof.places.located import Located, lines_with_events
 from pytest_torchprof.trace.kinds import Kind as EventKind
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Captures:
         #: The source lines, or why they are missing or incomplete.
         self.located: Located | None = None
         self.lines_gap: Reason | None = None
+        #: Lines in which nothing runs, if only a run that does not mark them locates the others.
+        self.plain_lines: frozenset[str] | None = None
 
     @property
     def has_file(self) -> bool:
@@ -67,9 +70,7 @@ class Captures:
                 self.no_modules(brought.gap)
                 self.modules = None if brought.gap else brought.trace
             else:
-                self.no_lines(brought.gap)
-                if brought.marks is not None:
-                    self.located = Located(brought.trace, *brought.marks)
+                self._locate(brought)
         return None
 
     def tell_module_calls(self) -> None:
@@ -140,6 +141,28 @@ class Captures:
             brought, other = other, brought
         self.trace, self._file = brought.trace, brought.file
         other.file.close()
+
+    def _locate(self, brought: Captured) -> None:
+        """Locate by the run's markers, or note which lines another run need not mark.
+
+        Events have the right line if none was right within a line that lacked markers; all that
+        is around them is known if none was within at any depth.
+        """
+        if self.located is not None and (brought.gap is not None or brought.marks is None):
+            return  # the first of two runs knows more
+        self.no_lines(brought.gap)
+        if brought.marks is None:
+            return
+        lines, modules = brought.marks
+        doubted = brought.doubted
+        calling, around = lines_with_events(brought.trace) if doubted else (doubted, doubted)
+        if doubted & around:
+            plain = doubted - around
+            self.plain_lines = frozenset(line for n in plain if (line := lines[n]) is not None)
+        if doubted & calling:
+            self.no_lines(because(Why.TOO_MANY_LINES, most=MOST_MARKS))
+        else:
+            self.located = Located(brought.trace, lines, modules)
 
     def _exchange(self, brought: Captured) -> None:
         """Replace the trace by one that identifies tensors."""

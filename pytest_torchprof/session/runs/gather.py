@@ -180,6 +180,11 @@ class Gatherer:
         return self._captures.compiled_late
 
     @property
+    def plain_lines(self) -> frozenset[str] | None:
+        """Lines that a locating run need not mark; None if none has asked for another."""
+        return self._captures.plain_lines
+
+    @property
     def export(self) -> Callable[[Path], None] | None:
         """Writes the trace's file, see `Captures.export`; None if there is none."""
         return self._captures.export if self._captures.has_file else None
@@ -259,6 +264,8 @@ class Gatherer:
             yield "tensors"
         if self._has_trace and self._asks(self._marks_lines):
             yield "lines"
+            if self.plain_lines is not None and self.reason is None:
+                yield "lines"
 
     def _marks_lines(self) -> bool:
         """Whether lines and modules must be known: for a rule, or to be shown."""

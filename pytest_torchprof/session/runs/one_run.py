@@ -79,7 +79,7 @@ class Run:
     def _begin(self) -> None:
         if self.kind in ("profile", "modules", "threads", "tensors", "lines"):
             if self.kind == "lines":
-                self._tracer = LineTracer(self.gatherer.own_files)
+                self._tracer = LineTracer(self.gatherer.own_files, self.gatherer.plain_lines)
             elif self.kind == "modules":
                 self._tracer = ModuleTracer()
             self._capture = Capture(
@@ -133,6 +133,7 @@ class Run:
             started_threads=capture.started_threads,
             other_threads=capture.other_threads,
             marks=(tracer.lines, tracer.modules) if tracer is not None and tracer.usable else None,
+            doubted=tracer.doubted if tracer is not None else frozenset(),
             gap=tracer.gap if tracer is not None else None,
         )
 

@@ -28,7 +28,8 @@ class Captured(Frozen, frozen=True):
     ``file`` is the open, unlinked file of the trace's text; the receiver closes it. ``compiled``:
     the run compiled something. ``started_threads`` of the test and ``other_threads`` of torch did
     work. ``marks`` are the lines and the modules of the run's markers, by number, and ``gap`` says
-    why they are missing or incomplete.
+    why they are missing or incomplete. ``doubted`` are the numbers of lines that were not marked
+    each time they ran.
     """
 
     kind: RunKind
@@ -39,6 +40,7 @@ class Captured(Frozen, frozen=True):
     started_threads: bool = False
     other_threads: bool = False
     marks: tuple[Sequence[str | None], Sequence[str]] | None = None
+    doubted: frozenset[int] = frozenset()
     gap: Reason | None = None
 
 

@@ -259,6 +259,23 @@ _THREADS = late(r"GLOBAL_STATE changed: .*\bnum_threads\b")
 _OTHER_MODE = "GLOBAL_STATE changed: grad_mode"
 
 
+#: What the first failed guard says about the recompilation, in the order in which it is asked. A
+#: guard that compares a value with a number, or a tensor's size with a fixed one, has no name.
+_KINDS = {
+    "tensor": late(r"tensor .* (dtype|device|requires_grad|rank|dispatch key set) mismatch"),
+    # Dynamo takes sizes that were equal for one, and says so behind the guard.
+    "equal sizes": late(r".*# duck sizing added"),
+    "size 0 or 1": late(r"2 <= [^ ]*\.size\(\)\[\d+\]"),
+    # Only of sizes that are dynamic is there anything else than the number.
+    "condition": late(r"[^#]*\.(size|stride)\(\)\["),
+    "value": late(
+        r"(not )?___|len\(|expected type of |[^#]* (is|is not|in|not in) "
+        r"|[^#]* [=!]= (?![-+]?(\d|\.\d|inf\b|nan\b))"
+    ),
+}
+_NUMBERED = late(r"!?[\d/_]+: ")
+
+
 def cause(one: Compilation) -> str | None:
     """The kind of a recompilation, if its fix differs from the usual one."""
     reason = next(iter(_guards(one)), "")
@@ -268,13 +285,17 @@ def cause(one: Compilation) -> str | None:
         return "rest"
     if one.wrapper:
         return "wrapper"
-    return "model" if _OF_MODULE.search(reason) else None
+    if _OF_MODULE.search(reason):
+        return "model"
+    guard = _NUMBERED.sub("", reason.strip().partition("\n")[0], count=1)
+    return next((kind for kind, pattern in _KINDS.items() if pattern.match(guard)), None)
 
 
 def _failed(reason: str | None) -> str:
     """Dynamo's description of a failed guard, in one line."""
     line = (reason or "").strip().partition("\n")[0]
-    guard = re.split(r"\s+# ", re.sub(r"^!?[\d/_]+: ", "", line))[0].strip()
+    numbered = _NUMBERED.match(line)
+    guard = re.split(r"\s+# ", line[numbered.end() if numbered else 0 :])[0].strip()
     guard = guard.partition(". Guard failed on a parameter")[0]  # its advice rarely applies
     # A condition is reported as code, a tensor as a sentence.
     if typed := _TYPE.fullmatch(guard):

@@ -37,6 +37,17 @@ _FIXES = {
     "by one share torch's wrapper; for a single module, mark what varies",
     "model": "each model of one class with a different size is compiled once, and marking sizes "
     "dynamic does not help: allow it, or compile a function that calls them all",
+    "tensor": "pass tensors of one dtype, device, number of dimensions and requires_grad, or "
+    "compile one function for each kind",
+    "equal sizes": "dynamo takes sizes that are equal in the first call for one, also with "
+    "dynamic=True: mark each with mark_dynamic, or make the first call with sizes that differ",
+    "size 0 or 1": "sizes 0 and 1 are compiled on their own, also with dynamic=True: allow it, or "
+    "mark the size with torch._dynamo.decorators.mark_unbacked",
+    "condition": "the size is dynamic already, but the code or an operator in it distinguishes "
+    "sizes: remove the condition, or allow it",
+    "value": "what is neither a tensor nor a number is a constant of the graph: compile one "
+    "function for each value, or set it when the model is built; if each is wanted, allow them, "
+    "and raise dynamo's recompile limit if there are more than 8",
 }
 
 
@@ -72,16 +83,20 @@ def graph_break(trace: Events) -> Matches:
     ## What it does
 
     Counts the graph breaks that dynamo reports while it compiles what the first run of the test
-    calls, each with dynamo's reason and the line. A frame that is skipped entirely, because
-    it breaks in a loop or a `try`, counts as one. So does a break that raised because of
-    `fullgraph=True`, in a test that expects it: dynamo reports both alike. In a stored trace
+    calls, each with dynamo's reason and the line. A frame that breaks in a loop or a `try` is
+    skipped entirely and counts as one. An exception are loops in which a `return` follows the
+    break: dynamo does not see that it is in a loop, breaks in each iteration, and compiles the
+    rest each time. These are as many breaks on one line, often with recompilations of the rest.
+    A break that raised because of `fullgraph=True` counts too, in a test that expects it:
+    dynamo reports both alike. In a stored trace
     of another tool, it is recognized by the functions with which Python resumes, if stacks were
     recorded. The cost is the time to compile the broken frame.
 
     ## Why it is slow
 
     Each piece is a separate graph: it is called from Python, nothing is fused across the
-    break, and values return to Python between the two. In a loop, nothing is compiled.
+    break, and values return to Python between the two. Of a frame that is skipped, nothing is
+    compiled.
 
     ## Example
 
@@ -120,11 +135,13 @@ def recompile(trace: Events) -> Matches:
 
     Counts the recompilations of the first run of the test, each with the guard that failed and
     the function; where guards of different kinds failed for earlier compilations, with one
-    of each kind. The attempt at which dynamo gives up compiles nothing and is counted too: it
-    is not a graph break, and its message says that the function runs as plain Python from then
-    on. Dynamo compiles by function, not by object. Models of one class share their `forward`,
-    so two of different sizes are a recompilation, and torch's own modules that are compiled
-    one by one share torch's wrapper. What resumes after a graph break is a function too.
+    of each kind. The fix is chosen by the first of these guards. The line is that of the
+    compiled function's definition; for code of a library, that of your call. The attempt at
+    which dynamo gives up compiles nothing and is counted too: it is not a graph break, and its
+    message says that the function runs as plain Python from then on. Dynamo compiles by
+    function, not by object. Models of one class share their `forward`, so two of different
+    sizes are a recompilation, and torch's own modules that are compiled one by one share
+    torch's wrapper. What resumes after a graph break is a function too.
     Training and evaluation need one graph each, so a compilation for a new gradient mode does
     not count. Nor does the first one in a test of a function that was compiled earlier, on
     import, by another test or by a fixture that was set up for another test: in isolation, it
@@ -154,6 +171,9 @@ def recompile(trace: Events) -> Matches:
     for factor in torch.tensor([0.1, 0.2, 0.3]):
         scale(x, factor)
     ```
+
+    Strings, `None` and flags cannot become tensors: compile one function for each, or pass them
+    when the model is built.
     """
     if trace.facts.compiled is not None:
         known = trace.once(compile_counts.recompilations).rows

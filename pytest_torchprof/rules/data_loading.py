@@ -63,9 +63,9 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     fix then says; otherwise they cost `start` in every epoch. Data in memory takes much less
     time: there, workers made an epoch 14 to 85 times slower. A loader that reads from another
     one counts as one loader; fetches that end in the same operator belong to one loader. Not
-    counted are fetches in a thread that does nothing else while another one computes. It is not
-    seen if a dataset uses the model that is trained, as for rollouts of a policy, so that no
-    worker could load it.
+    counted are fetches in a thread that does nothing else while another one computes. The
+    rule cannot tell whether a dataset uses the model that is trained, as for rollouts of a
+    policy. No worker could load such data, but the rule matches there too: allow it.
 
     Only time distinguishes reading and decoding from a look-up, so time decides here whether
     there is a match. Therefore it is not compared with a baseline: a test never fails because

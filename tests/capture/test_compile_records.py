@@ -192,6 +192,46 @@ def test_a_recompiled_graph_is_named_correctly(
     assert (message, cause) == (row.reason, row.cause)
 
 
+@pytest.mark.parametrize(
+    ("guard", "cause"),
+    [
+        ("n == 2        # return x * n  # net.py:4 in step", None),
+        ("L['n'] == -0.2", None),
+        ("G['FACTOR'] == 1e-05", None),
+        ("d['a'] == .5", None),
+        ("tensor 'a' size mismatch at index 1. expected 5, actual 6", None),
+        ("tensor 'x' dtype mismatch. expected Float, actual Double", "tensor"),
+        ("tensor 'L['x']' requires_grad mismatch. expected requires_grad=0", "tensor"),
+        ("tensor 'x' rank mismatch. expected 1, actual 2", "tensor"),
+        (
+            "b.size()[1] == a.size()[1]  # duck sizing added this equality because of size 5",
+            "equal sizes",
+        ),
+        ("b.size()[1] == a.size()[1]  # a + b  # net.py:4 in step", "condition"),
+        ("2 <= L['a'].size()[1]  # a.sum(1)  # net.py:4 in step", "size 0 or 1"),
+        ("(x.size()[0] % 4) == 0  # if len(x) % 4 == 0  # net.py:4 in step", "condition"),
+        ("mode == 'max'", "value"),
+        ("L['mode'] == '2'", "value"),
+        ("mask is None     # if mask is None", "value"),
+        ("flag == True", "value"),
+        ("dtype == torch.float64", "value"),
+        ("len(items) == 2", "value"),
+        ("not ___dict_contains('mode', s.__dict__)", "value"),
+        ("___check_obj_id(L['mask'], 140367695821792)", "value"),
+        ("___check_type_id(n, 94023), type=<class 'int'>", "value"),
+        ("expected type of 'm' to be a tensor type, ' but found <class 'NoneType'>", "value"),
+    ],
+)
+def test_the_kind_of_a_recompilation_is_that_of_its_guard(
+    dynamo: Dynamo, guard: str, cause: str | None
+) -> None:
+    before = CompileCount.now()
+    dynamo.compiled(recompile_reason=None)
+    dynamo.compiled("0/1", recompile_reason=f"0/0: {guard}\nUser stack trace:\n  x == 'y'")
+    (row,) = CompileCount.now().since(before).recompilations or ()
+    assert cause == row.cause
+
+
 def test_an_attempt_that_dynamo_abandons_is_not_a_compilation(dynamo: Dynamo) -> None:
     before = CompileCount.now()
     dynamo.compiled("0/0", recompile_reason=None)

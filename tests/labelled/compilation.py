@@ -178,6 +178,31 @@ def a_stored_trace_with_functions_that_resume():
     return builder
 
 
+@EXAMPLES.positive("graph-break")
+def a_break_in_a_loop_for_which_the_frame_is_skipped():
+    def step(x):
+        for _ in range(3):
+            x = x.sin()
+            torch._dynamo.graph_break()  # <- here
+            x = x.cos()
+        return x
+
+    return Compiling(lambda: _compiled(step)(X))
+
+
+@EXAMPLES.positive("graph-break", 3, also="recompile")
+def a_break_in_a_loop_with_a_return_behind_it():
+    def step(x):
+        for number in range(3):
+            y = x.tanh()
+            if torch.allclose(x, y):  # <- here
+                return number
+            x = y
+        return x
+
+    return Compiling(lambda: _compiled(step)(X))
+
+
 @EXAMPLES.near_miss("graph-break")
 def one_graph():
     def step(x):
@@ -372,6 +397,61 @@ def a_flag_that_changes():
         compiled = _compiled(step)
         for flag in (True, False, True, False):
             compiled(X, flag)
+
+    return Compiling(block)
+
+
+@EXAMPLES.positive("recompile")
+def a_string_that_changes():
+    def step(x, mode):  # <- here
+        return x.amax() if mode == "max" else x.sum()
+
+    def block():
+        compiled = _compiled(step)
+        for mode in ("max", "mean"):
+            compiled(X, mode)
+
+    return Compiling(block)
+
+
+@EXAMPLES.positive("recompile")
+def a_mask_that_is_left_out():
+    def step(x, mask):  # <- here
+        return x.sin() if mask is None else x * mask
+
+    def block():
+        compiled = _compiled(step)
+        for mask in (None, X):
+            compiled(X, mask)
+
+    return Compiling(block)
+
+
+@EXAMPLES.positive("recompile")
+def two_dynamic_sizes_that_are_equal_at_first():
+    def step(a, b):  # <- here
+        return a.sum(1), b.sum(1)
+
+    def block():
+        compiled = _compiled(step, dynamic=True)
+        for size in (5, 6):
+            compiled(torch.ones(3, 5), torch.ones(4, size))
+
+    return Compiling(block)
+
+
+@EXAMPLES.near_miss("recompile")
+def two_dynamic_sizes_that_are_marked():
+    def step(a, b):
+        return a.sum(1), b.sum(1)
+
+    def block():
+        compiled = _compiled(step, dynamic=True)
+        for size in (5, 6):
+            inputs = torch.ones(3, 5), torch.ones(4, size)
+            for x in inputs:
+                torch._dynamo.mark_dynamic(x, 1)
+            compiled(*inputs)
 
     return Compiling(block)
 

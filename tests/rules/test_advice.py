@@ -257,6 +257,11 @@ def test_a_synchronisation_is_not_advised_to_be_read_late() -> None:
         ("rest", "fix the graph break"),
         ("wrapper", "compile the whole model, or a class of your own"),
         ("model", "marking sizes dynamic does not help"),
+        ("tensor", "pass tensors of one dtype"),
+        ("equal sizes", "mark each with mark_dynamic"),
+        ("size 0 or 1", "sizes 0 and 1 are compiled on their own"),
+        ("condition", "the size is dynamic already"),
+        ("value", "compile one function for each value"),
     ],
 )
 def test_what_helps_against_a_recompilation_depends_on_its_cause(

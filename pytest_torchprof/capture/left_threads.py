@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 #: A thread that has told the test that it is done has this long to end, or to wait for work.
 _GRACE_S = 0.002
-#: A thread that used this share of the CPU meanwhile is at work; one that polls uses less.
-_AT_WORK = 0.25
+#: A thread that used this much CPU time meanwhile is at work; one that polls uses less.
+_AT_WORK_NS = 500_000
+#: On a busy machine, a thread may have to wait this many times as long for a CPU.
+_MOST_WAITS = 10
 #: Functions, by module and name, in whose own frame a worker waits for its next task.
 _WORKERS = {
     ("concurrent.futures.thread", "_worker"),
@@ -38,13 +40,15 @@ _WAITING = {module for module, _ in _RECEIVERS} | {
     "multiprocessing.connection",
     "multiprocessing.synchronize",
 }
+#: Functions in whose own frame a thread waits for whatever it may be.
+_WAITS = {("threading", "wait"), ("threading", "join"), ("threading", "acquire")}
 
 
 class LeftThreads(Frozen, frozen=True):
     """Threads at the end of a region, by native id.
 
     ``late`` neither had ended nor waited for work; ``left`` did not a moment later either;
-    ``at_work``: one of those ran code of the user's all that time.
+    ``at_work``: one of those was running code of the user's.
     """
 
     late: tuple[int, ...] = ()
@@ -72,19 +76,11 @@ class StartedThreads:
         late = self._late
         if not late:
             return LeftThreads()
-        used_ns, begun = _used_ns(late), REAL.clock()
+        used_ns = _used_ns(late)
         REAL.sleep(_GRACE_S)
-        least_ns = (REAL.clock() - begun) * _AT_WORK
         alive = set(self._alive())
         left = self._busy([one for one in late if one in alive])
-        now_ns, frames = _used_ns(left), REAL.frames()
-        at_work = any(
-            (now_ns[one] - used_ns[one] >= least_ns or _is_ready(one))
-            and _runs_users_code(frames.get(one.ident))
-            for one in left
-            if one in now_ns and one in used_ns
-        )
-        return LeftThreads(_ids(late), _ids(left), at_work)
+        return LeftThreads(_ids(late), _ids(left), _at_work(left, used_ns))
 
     def _alive(self) -> list[Thread]:
         return [thread for thread in REAL.threads() if thread.native_id not in self._before]
@@ -117,12 +113,32 @@ def _waits_for_work(frame: FrameType | None) -> bool:
     return False
 
 
+def _at_work(threads: Iterable[Thread], used_ns: dict[Thread, int]) -> bool:
+    """Whether one of these threads runs code of the user's; ``used_ns``: its CPU time before."""
+    for _ in range(_MOST_WAITS):
+        frames, now_ns = REAL.frames(), _used_ns(threads)
+        running = [one for one in now_ns if _runs_users_code(frames.get(one.ident))]
+        del frames
+        if any(now_ns[one] - used_ns.get(one, now_ns[one]) >= _AT_WORK_NS for one in running):
+            return True
+        threads = [one for one in running if _is_ready(one)]
+        if not threads:
+            return False
+        REAL.sleep(_GRACE_S)
+    return True
+
+
 def _runs_users_code(frame: FrameType | None) -> bool:
+    """Whether a thread, by its innermost frame, runs code of the user's, or is about to."""
+    if frame is None or _place(frame) in _WAITS:
+        return False
+    starting = True
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             return True
+        starting &= _place(frame)[0] == "threading"
         frame = frame.f_back
-    return False
+    return starting
 
 
 def _used_ns(threads: Iterable[Thread]) -> dict[Thread, int]:

@@ -27,6 +27,7 @@ from pytest_torchprof.capture.processes import Children
 from pytest_torchprof.capture.storage_numbers import StorageNumbers
 from pytest_torchprof.capture.tasks import Threads
 from pytest_torchprof.capture.torch_sessions import (
+    add_metadata,
     begin_elsewhere,
     disable,
     empty,
@@ -295,7 +296,7 @@ class Capture:
             self._halt()
             raise NotCapturedError(because(Why.PROFILER_ENDED))
         try:
-            self._profiler.add_metadata_json(FACTS_KEY, facts.stored())
+            add_metadata(self._profiler, FACTS_KEY, facts.stored())
         finally:
             self._halt()
         profiler = self._profiler

@@ -10,9 +10,23 @@ from typing import Any
 from pytest_torchprof.capture.machine import accelerator, real_torch
 from pytest_torchprof.capture.other_sessions import OTHERS
 from pytest_torchprof.capture.unpatched import REAL, is_silent, muted
+from pytest_torchprof.core.lazy_regex import late
 
 #: Whether sessions write nothing to stderr, once known, so that they need no muting.
 _SILENT: list[bool] = []
+
+
+#: An escape in a JSON string.
+_ESCAPE = late(r"\\(u[0-9a-fA-F]{4}|.)")
+
+
+def add_metadata(profiler: Any, key: str, text: str) -> None:
+    """Add JSON to a trace's metadata; quotes in its strings become apostrophes.
+
+    torch replaces every backslash by a slash, so an escaped quote would end its string.
+    """
+    plain = {'"': "'", "\\": "/"}
+    profiler.add_metadata_json(key, _ESCAPE.sub(lambda found: plain.get(found[1], " "), text))
 
 
 def new_session(*, everywhere: bool = False, details: bool = True, tensors: bool = False) -> Any:

@@ -7,6 +7,7 @@ been used, there is nothing to read.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -114,6 +115,24 @@ class _Log:
 _LOG = _Log()
 
 
+def switched_off() -> str | None:
+    """What keeps torch.compile from compiling anything; None if nothing does.
+
+    Sources: torch/_dynamo/eval_frame.py, ``_optimize`` and ``_callback_from_stance``;
+    torch/_dynamo/config.py, ``disable``.
+    """
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return "TORCHDYNAMO_DISABLE=1"
+    variable = os.environ.get("TORCH_COMPILE_DISABLE") == "1"
+    config = sys.modules.get("torch._dynamo.config")  # it reads the variable on import
+    if variable if config is None else getattr(config, "disable", False):
+        return "TORCH_COMPILE_DISABLE=1" if variable else "torch._dynamo.config.disable"
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if getattr(getattr(frames, "_stance", None), "stance", None) == "force_eager":
+        return "the stance force_eager"
+    return None
+
+
 class CompileCount(Frozen, frozen=True):
     """What torch.compile has compiled so far in this process, and its graph breaks.
 
@@ -138,9 +157,11 @@ class CompileCount(Frozen, frozen=True):
     def since(self, before: CompileCount) -> Facts:
         """The facts about compilation between two readings; see `analysis.compile_counts`."""
         if self == before:
+            how = switched_off()
+            off = because(Why.DYNAMO_OFF, how=how) if how else None
             return Facts(
-                graph_breaks=0,
-                recompiles=0,
+                graph_breaks=off or 0,
+                recompiles=off or 0,
                 compiled=(),
                 breaks=(),
                 recompilations=(),

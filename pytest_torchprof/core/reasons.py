@@ -92,6 +92,7 @@ class Why(Enum):
     THREAD_LEFT = "thread_left"
     MEMORY_OF_THREADS = "memory_of_threads"
     # compiled code
+    DYNAMO_OFF = "dynamo_off"
     COMPILED_EARLIER = "compiled_earlier"
     COMPILATIONS_LOST = "compilations_lost"
     RAN_IN_PYTHON = "ran_in_python"

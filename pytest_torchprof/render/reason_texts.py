@@ -137,6 +137,7 @@ SENTENCES: Mapping[Why, str] = {
         "torch records no memory while it profiles all threads, and this test works in several"
     ),
     # compiled code
+    Why.DYNAMO_OFF: "torch.compile is switched off ({how}), so nothing was compiled",
     Why.COMPILED_EARLIER: "the test runs code that was compiled before the test started",
     Why.COMPILATIONS_LOST: "torch keeps at most {kept} compilations",
     Why.RAN_IN_PYTHON: (

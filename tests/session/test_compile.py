@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from support.sessions import accept, calls, read_baseline, run
 
+from pytest_torchprof.capture.compile_events import switched_off
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.read import read_trace
@@ -70,6 +74,92 @@ CALLED = """
         compiled = torch.compile(lambda x: x.sin() * 2, backend="eager")
         torchprof(lambda: compiled(torch.ones(4)), rounds=3)
 """
+
+
+QUOTED = r"""
+    import torch
+
+    def test_it():
+        def broken(x):
+            torch._dynamo.graph_break(msg='a "quoted" b\\c')
+            return x.cos()
+
+        torch.compile(broken, backend="eager")(torch.ones(4))
+"""
+
+
+def test_a_reason_of_dynamos_with_quotes_or_backslashes_loses_no_trace(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=QUOTED)
+    ran = run(pytester, "--torchprof")
+    assert 1 == ran.metric("graph_breaks", "test_it")["value"], ran.out
+
+
+OFF = """
+    import contextlib
+    import pytest, torch, torch._dynamo.config
+
+    @pytest.fixture(autouse=True, scope="module")
+    def off():
+        with {setup}: yield
+
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    @pytest.mark.max_graph_breaks(0)
+    @pytest.mark.max_recompiles(0)
+    def test_it():
+        torch.compile(broken, backend="eager")(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "setup", "how"),
+    [
+        ("TORCHDYNAMO_DISABLE", "contextlib.nullcontext()", "TORCHDYNAMO_DISABLE=1"),
+        (
+            None,
+            "torch.compiler.set_stance('force_eager')",
+            "the stance force_eager",
+        ),
+        (
+            None,
+            "torch._dynamo.config.patch(disable=True)",
+            "torch._dynamo.config.disable",
+        ),
+    ],
+    ids=["variable", "stance", "config"],
+)
+def test_nothing_is_known_of_compilations_where_the_compiler_is_switched_off(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
+    setup: str,
+    how: str,
+) -> None:
+    pytester.makepyfile(test_it=OFF.format(setup=setup))
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    reason = in_words(because(Why.DYNAMO_OFF, how=how))
+    ran = run(pytester, "--torchprof")
+    for name in ("graph_breaks", "recompiles"):
+        row = ran.metric(name, "test_it")
+        assert (None, "not_measured", reason) == (row["value"], row["status"], row["reason"])
+        assert f"budget max_{name} not checked: {reason}" in ran.out
+    accept(pytester)
+    assert "graph_breaks" not in str(read_baseline(pytester))
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_variable_counts_only_until_the_compiler_has_read_it(
+    monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    if not loaded:
+        monkeypatch.delitem(sys.modules, "torch._dynamo.config")
+    assert (None if loaded else "TORCH_COMPILE_DISABLE=1") == switched_off()
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "keep"])

@@ -50,6 +50,9 @@ def run_diff(options: Namespace) -> int:
     pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
     made = {rank: api.diff(a, b, options.by) for rank, (a, b) in pairs.items()}
     notes, extra = _growth(options, pairs)
+    if options.fail_over is not None and (unread := [*before.unread, *now.unread]):
+        notes += unread
+        extra["failed"] = True
     for rank, (a, b) in pairs.items():
         found = replacements(a.events, b.events, by=options.by)
         mark = f"rank {rank}: " if len(pairs) > 1 else ""

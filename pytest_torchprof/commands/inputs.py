@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof import api
 from pytest_torchprof.analysis import kernel_rows
 from pytest_torchprof.analysis.attribution import replayed
 from pytest_torchprof.analysis.kernel_rows import UNLINKED
@@ -22,6 +21,7 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.gathering import gather
 from pytest_torchprof.trace.jobs import several_jobs
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.ranks import read_job, short_names
 from pytest_torchprof.work.devices.table import find
 from pytest_torchprof.work.devices.user_devices import read_peaks
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pytest_torchprof.rules.engine.rule import Rule
+    from pytest_torchprof.trace.ranks import LeftOut
     from pytest_torchprof.work.devices.device import Device
 
 
@@ -37,9 +38,21 @@ class Ranks(dict[int, Trace]):
     """Traces by rank; or by number, if they are not the ranks of one job.
 
     ``apart`` says why they are not. Then each is named after its file, and nothing is summed.
+    ``left_out``: files of their folder that could not be read.
     """
 
     apart: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def unread(self) -> list[str]:
+        """What a check could not look at: each file that may be a rank, in words."""
+        names = short_names([file.path for file in self.left_out])
+        return [
+            f"{name}: nothing was checked: not readable as a trace"
+            for name, file in zip(names, self.left_out, strict=True)
+            if file.maybe_rank
+        ]
 
     @property
     def column(self) -> str:
@@ -66,11 +79,15 @@ _BAR_FROM_BYTES = 200 * 2**20
 def load_traces(paths: Sequence[str], rank: int | None) -> Ranks:
     """Read these files and folders, and report what was wrong with them."""
     with _bar(paths) as progress:
-        ranks = Ranks(api.load_ranks(paths, rank, progress))
+        job = read_job([Path(path) for path in paths], rank=rank, progress=progress)
+    ranks = Ranks((number, Trace(events, Path(events.source))) for number, events in job.traces)
+    ranks.left_out = job.left_out
     ranks.apart = several_jobs([trace.events for trace in ranks.values()])
     for trace in ranks.values():
         for warning in trace.warnings:
             warn(f"{trace.path}: {warning}")
+    for file in ranks.left_out:
+        warn(f"left out: {file.error}")
     if ranks.apart:
         warn(f"not the ranks of one job: {ranks.apart}; each stands alone, and there is no total")
     return ranks

@@ -123,7 +123,7 @@ def _blind(ranks: Ranks, checked: Mapping[int, Checked], wanted: int) -> list[st
     """Why a result without findings is not clean."""
     if not wanted:
         return ["nothing was checked: every rule is ignored"]
-    lines = []
+    lines = ranks.unread
     for rank, trace in ranks.items():
         mark = f"{ranks.label(rank)}: " if len(ranks) > 1 else ""
         if len(checked[rank].unchecked) == wanted:

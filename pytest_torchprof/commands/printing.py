@@ -194,6 +194,7 @@ def _has_device(rows: Sequence[TableRow]) -> bool:
 def document(command: str, ranks: Ranks, parts: TableRow) -> dict[str, Any]:
     """The JSON object of a command."""
     warnings = [warning for trace in ranks.values() for warning in trace.warnings]
+    warnings += [f"left out: {file.error}" for file in ranks.left_out]
     warnings += [f"not the ranks of one job: {ranks.apart}"] if ranks.apart else []
     return {
         "schema": f"torchprof-{command}/1",

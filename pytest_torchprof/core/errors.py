@@ -46,6 +46,10 @@ class TraceError(TorchprofError):
     """A trace file that cannot be read or is not a trace."""
 
 
+class OtherJsonError(TraceError):
+    """A whole JSON file that is not a trace of PyTorch, such as a configuration."""
+
+
 def not_onto_itself(target: object) -> TraceError:
     """The error for an output that would overwrite its input trace."""
     return TraceError(

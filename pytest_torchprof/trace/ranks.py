@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.errors import OtherJsonError, TraceError
 from pytest_torchprof.core.files import system_message
 from pytest_torchprof.trace.read import peek, read_trace
 from pytest_torchprof.trace.stream import WANTED
@@ -40,16 +40,51 @@ class _Found(NamedTuple):
     trace: Events | None  # None for a rank that was not requested
 
 
+class LeftOut(NamedTuple):
+    """A file of a folder that could not be read as a trace.
+
+    ``maybe_rank``: it may be a rank, since it is damaged, or its name has a rank. Other JSON is
+    not, such as a configuration.
+    """
+
+    path: Path
+    error: TraceError
+    maybe_rank: bool
+
+
+class Job(NamedTuple):
+    """Traces by ascending rank, and the files of the folders that were left out."""
+
+    traces: list[tuple[int, Events]]
+    left_out: tuple[LeftOut, ...]
+
+
 def read_ranks(
     paths: Sequence[Path], *, rank: int | None = None, progress: ReadProgress | None = None
 ) -> list[tuple[int, Events]]:
+    """The traces of `read_job`, with a warning in the first one on each file that was left out.
+
+    Raises:
+        TraceError: see `read_job`.
+    """
+    traces, left_out = read_job(paths, rank=rank, progress=progress)
+    if left_out:
+        number, first = traces[0]
+        notes = (f"left out: {file.error}" for file in left_out)
+        traces[0] = number, replace(first, warnings=(*first.warnings, *notes))
+    return traces
+
+
+def read_job(
+    paths: Sequence[Path], *, rank: int | None = None, progress: ReadProgress | None = None
+) -> Job:
     """(rank, trace) of these files, and of all traces in these folders, by ascending rank.
 
     The rank is from the trace's ``distributedInfo``, else from the name of its file or folder
     (``rank0``, ``worker_1``), else the next free number, in the given order; files of a folder are
     in the order of their names, numbers by value. A second file of one rank gets the next free
-    number too, and a warning. Other files in a folder are skipped, with a warning in the first
-    trace. ``rank`` reads only that rank, and the others' metadata.
+    number too, and a warning. Other files in a folder are left out. ``rank`` reads only that rank,
+    and the others' metadata.
 
     Raises:
         TraceError: a named file that is not a trace, a folder without any, or no such rank.
@@ -58,7 +93,7 @@ def read_ranks(
     claims = [_claim(file, look_inside=rank is not None) for file in files]
     track = _tracker(progress, sum(f.size for f in files))
     found: list[_Found] = []
-    skipped: list[TraceError] = []
+    left_out: list[LeftOut] = []
     for file, claim in zip(files, claims, strict=True):
         if rank is not None and claim not in {None, rank}:
             found.append(_Found(file.path, claim, None))
@@ -68,28 +103,28 @@ def read_ranks(
         except TraceError as error:
             if file.named:
                 raise
-            skipped.append(error)
+            foreign = isinstance(error, OtherJsonError) and _rank_in(file.path.name) is None
+            left_out.append(LeftOut(file.path, error, not foreign))
             continue
         own = rank_of(trace.metadata)
         found.append(_Found(file.path, claim if own is None else own, trace))
     if not found:
-        raise _nothing(paths, skipped)
+        raise _nothing(paths, [file.error for file in left_out])
     numbered = _numbered(found)
     chosen = [(n, trace) for n, trace in numbered if rank in {None, n} and trace is not None]
     if not chosen:
         known = ", ".join(str(number) for number, _ in numbered)
         raise TraceError(f"there is no rank {rank}", f"the ranks are {known}", "choose one of them")
     twins = [f.path for f in found if rank is not None and f.claim == rank]
-    if skipped or twins[1:]:
+    if twins[1:]:
         number, first = chosen[0]
-        notes = tuple(f"left out: {error}" for error in skipped)
-        notes += tuple(
+        notes = tuple(
             f"skipped: {name} is rank {rank} too, from another job or step"
             for path, name in zip(twins, short_names(twins), strict=True)
             if path != Path(first.source)
         )
         chosen[0] = number, replace(first, warnings=(*first.warnings, *notes))
-    return chosen
+    return Job(chosen, tuple(left_out))
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -150,10 +185,14 @@ def _claim(file: _File, *, look_inside: bool) -> int | None:
 
 def rank_in_name(path: Path) -> int | None:
     """The rank in the name of a file, or of its folder."""
-    for name in (path.name, path.absolute().parent.name):
-        for pattern in _RANK:
-            if match := pattern.search(name):
-                return int(match[1])
+    own = _rank_in(path.name)
+    return _rank_in(path.absolute().parent.name) if own is None else own
+
+
+def _rank_in(name: str) -> int | None:
+    for pattern in _RANK:
+        if match := pattern.search(name):
+            return int(match[1])
     return None
 
 

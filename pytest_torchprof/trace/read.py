@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.errors import OtherJsonError, TraceError
 from pytest_torchprof.core.lazy_regex import late
+from pytest_torchprof.core.units import plural
 from pytest_torchprof.trace import stream as streams
 from pytest_torchprof.trace.columns import Columns, Event
 from pytest_torchprof.trace.hip import with_directions
@@ -308,6 +309,8 @@ class _Reader:
 
     def _refusal(self, fault: BaseException) -> TraceError:
         """The error, with its position in the text."""
+        other = isinstance(fault, msgspec.ValidationError) and not self._columns.seen
+        kind = OtherJsonError if other and self._head in (b"", b"[") else TraceError
         head = max(len(self._head) - 1, 0)
         found = _BYTE.sub(
             lambda m: f"(byte {max(int(m[1]) - head, 0) + self._at:,})",
@@ -319,7 +322,7 @@ class _Reader:
             found += f", counted from event {self._columns.seen:,} on"
         elif "byte" not in found and self._at:
             found += f", after byte {self._at:,}"
-        return TraceError(f"{self._stream.source}: not a Chrome trace", found, _EXPECTED)
+        return kind(f"{self._stream.source}: not a Chrome trace", found, _EXPECTED)
 
     def _check_kinds(self, metadata: dict[str, Any]) -> None:
         """Reject a trace that has events, but none of PyTorch's."""
@@ -330,9 +333,11 @@ class _Reader:
         if "Events" in found:  # around a session in which nothing ran
             return
         shown = ", ".join(found[:8]) + (", …" if len(found) > 8 else "") if found else "none"
-        raise TraceError(
+        category = "category" if len(found) == 1 else "categories"
+        what = f"{plural(columns.seen, 'event')}, of the {category}: {shown}"
+        raise OtherJsonError(
             f"{self._stream.source}: not a trace of PyTorch",
-            "; ".join([f"{columns.seen:,} events, of the categories: {shown}", *self._warnings]),
+            "; ".join([what, *self._warnings]),
             _EXPECTED,
         )
 

@@ -193,6 +193,44 @@ def test_what_was_not_checked_has_not_passed(
     assert 0 == say("lint", path, *extra)[0]
 
 
+#: Contents of a file beside a good rank, and whether it may be a rank.
+BESIDE = {
+    "rank1.json": [(b"", True), (b'{"traceEvents": [{"ph": "X", "na', True), (b"{}", True)],
+    "b.json": [(b"garbage", True), (b"\x1f\x8b\x08", True)],
+    "config.json": [(b'{"lr": 0.1}', False), (b"[1, 2]", False)],
+    "chrome.json": [(b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "toplevel"}]}', False)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fails"),
+    [(name, content, fails) for name, all_of in BESIDE.items() for content, fails in all_of],
+)
+def test_a_check_fails_if_a_file_that_may_be_a_rank_cannot_be_read(
+    say: Say, tmp_path: Path, clean: Path, name: str, content: bytes, *, fails: bool
+) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    good = folder / "rank0.json"
+    good.write_bytes(clean.read_bytes())
+    (folder / name).write_bytes(content)
+    checks = (
+        ("lint", folder, "--fail"),
+        ("diff", folder, clean, "--fail-over", "5"),
+        ("diff", clean, folder, "--fail-over", "5"),
+    )
+    for check in checks:
+        status, out, err = say(*check)
+        assert fails == status == (f"{name}: nothing was checked" in out), out
+        assert err.startswith(f"torchprof: warning: left out: {folder / name}: ")
+        assert 1 == err.count("\n")
+        assert str(good) not in err
+        assert 0 == say(*[word for word in check if word not in ("--fail", "--fail-over", "5")])[0]
+    document = json.loads(say("diff", clean, folder, "--fail-over", "5", "--format", "json")[1])
+    assert fails == document["failed"]
+    assert any(name in warning for warning in document["warnings"])
+
+
 def test_the_metric_is_the_sum_of_what_lint_finds(say: Say, trace: Path, tmp_path: Path) -> None:
     counts = [row["count"] for row in linted(say, trace)["findings"]]
     metrics = Trace.load(trace).metrics()

@@ -61,6 +61,7 @@ class Why(Enum):
     STARTS_THREADS = "starts_threads"
     THREADS_NOT_PROFILED = "threads_not_profiled"
     TWO_REGIONS = "two_regions"
+    REGION_NOT_REACHED = "region_not_reached"
     BLOCK_RAISED = "block_raised"
     NOTHING_CAPTURED = "nothing_captured"
     CALL_RAISED = "call_raised"

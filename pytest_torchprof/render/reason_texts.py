@@ -76,6 +76,9 @@ SENTENCES: Mapping[Why, str] = {
     ),
     Why.THREADS_NOT_PROFILED: "the test starts threads, and this torch cannot profile them",
     Why.TWO_REGIONS: "the test measures more than one region through the fixture",
+    Why.REGION_NOT_REACHED: (
+        "the test measures a part through the torchprof fixture, but never reached it"
+    ),
     Why.BLOCK_RAISED: "the measured block raised {error}",
     Why.NOTHING_CAPTURED: "nothing was captured",
     Why.CALL_RAISED: "it raised {error} when run once more",

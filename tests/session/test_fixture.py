@@ -159,15 +159,41 @@ def test_stats_list_the_metrics_for_completion(pytester: pytest.Pytester) -> Non
     )
 
 
-def test_an_unused_fixture_leaves_the_whole_test_measured(pytester: pytest.Pytester) -> None:
-    values = profiled(
-        pytester,
-        """
-    def test_it(torchprof):
-        X + X
-        """,
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if X is None:\n            with torchprof: X + X",
+        "X is None and torchprof(lambda: X + X)",
+        "for _ in ():\n            helper(torchprof)",
+        "(lambda: torchprof(lambda: X + X))",
+    ],
+)
+def test_a_region_that_is_not_reached_leaves_nothing_measured(
+    pytester: pytest.Pytester, body: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"{HEAD}\n    def test_it(torchprof):\n        X + X\n        {body}"
     )
-    assert 1 == values["ops"]
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes, ran.out
+    (test,) = ran.report["tests"]
+    assert "not_profiled" == test["status"]
+    assert "never reached" in test["reason"]
+    assert {} == {name: m for name, m in test["metrics"].items() if m["value"] is not None}
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "    def test_it(torchprof): X + X",
+        "    @pytest.mark.usefixtures('torchprof')\n    def test_it(): X + X",
+        "    @pytest.fixture\n    def step(torchprof): return torchprof\n    def test_it(step): X + X",
+    ],
+)
+def test_a_fixture_that_its_code_does_not_use_leaves_the_whole_test_measured(
+    pytester: pytest.Pytester, test: str
+) -> None:
+    assert 1 == profiled(pytester, test)["ops"]
 
 
 def test_a_block_in_another_fixtures_hands_is_measured(pytester: pytest.Pytester) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.session.runs.deadline import Overdue
+
+_FIXTURE = "torchprof"
 
 
 def cannot_rerun(error: BaseException, kind: str = "", threads: int | None = None) -> Reason:
@@ -60,3 +64,27 @@ def uses_setprofile(item: pytest.Item, session_hook: object) -> bool:
             return True
         pending += [const for const in getattr(code, "co_consts", ()) if hasattr(const, "co_names")]
     return False
+
+
+def may_measure_part(item: pytest.Item) -> bool:
+    """Whether the test function itself enters, calls or hands on its argument ``torchprof``.
+
+    Reading an attribute of it measures nothing.
+    """
+    function = getattr(item, "function", None)
+    function = inspect.unwrap(function) if function is not None else None
+    code = getattr(function, "__code__", None)
+    if (
+        code is None
+        or _FIXTURE not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    ):
+        return False
+    try:
+        source = inspect.getsource(code)
+        tree = ast.parse(f"if True:\n{source}" if source[0].isspace() else source)
+    except (OSError, SyntaxError):  # generated, or changed since
+        return False
+    nodes = list(ast.walk(tree))
+    read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    named = (node for node in nodes if isinstance(node, ast.Name) and node.id == _FIXTURE)
+    return any(id(name) not in read for name in named)

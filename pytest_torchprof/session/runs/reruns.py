@@ -37,6 +37,7 @@ from pytest_torchprof.session.runs.outcome import (
     cannot_rerun,
     functional_failure,
     is_strict_xfail,
+    may_measure_part,
     uses_setprofile,
 )
 
@@ -117,6 +118,8 @@ class Runner:
             gatherer.refuse(because(Why.BENCHMARK_FIXTURE))
         if uses_setprofile(item, self._session_hook):
             gatherer.refuse(because(Why.OWN_PROFILE_HOOK))
+        if not gatherer.asked.own_region and may_measure_part(item):
+            gatherer.refuse(because(Why.REGION_NOT_REACHED), timed=False)
         rest = gatherer.plan.kinds[1:]
         if gatherer.compiled_late:  # in what was meant to be the only run
             rest = ["profile", *rest]

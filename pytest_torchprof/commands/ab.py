@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchprof.commands.printing import FAILED, OK, limited, terminal_width, write
 from pytest_torchprof.core.errors import AbStoppedError, SettingsError
 from pytest_torchprof.render import ab_page, ab_report, ab_table, escape, row_formats, streams
-from pytest_torchprof.render.json_report import write_report
+from pytest_torchprof.render.json_report import check_target, write_report
 from pytest_torchprof.render.text_width import shorten
 from pytest_torchprof.verdict.paired_decision import CONFIDENCE
 
@@ -142,7 +142,7 @@ def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
     """Pytest's arguments without the report option, and the report's file.
 
     Raises:
-        SettingsError: the file name is missing, or names a folder.
+        SettingsError: the file name is missing, or names a folder or a file of another kind.
     """
     rest, name, words = list[str](), None, iter(args)
     for word in words:
@@ -158,6 +158,7 @@ def _report_of(args: Sequence[str]) -> tuple[tuple[str, ...], Path | None]:
     if not name.strip() or path.is_dir():
         found = "a folder" if name.strip() else "nothing"
         raise SettingsError(f"{_REPORT} {name}", found, f"give a file: {_REPORT}=FILE")
+    check_target(path)
     return tuple(rest), path.absolute()
 
 

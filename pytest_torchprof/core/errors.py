@@ -64,6 +64,15 @@ def not_written(target: object, found: str) -> TraceError:
     return TraceError(f"{target}: cannot be written", found, "name another file")
 
 
+def not_replaced(target: object, what: str) -> TraceError:
+    """The error for an output that would replace a file of another kind."""
+    return TraceError(
+        f"{target}: not replaced",
+        f"it exists and is not {what}",
+        "name another file, or remove this one first",
+    )
+
+
 class CaptureError(TorchprofError):
     """A profiler session that recorded nothing to measure."""
 

@@ -14,7 +14,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -72,6 +72,21 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     with _Draft(target, old) as draft:
         yield draft.file
         draft.publish()
+
+
+def is_other_file(path: Path, is_ours: Callable[[Path], bool]) -> bool:
+    """Whether there is a file of another kind, which a mistyped name must not replace.
+
+    Empty files, devices, pipes and standard streams are not, and what cannot be read is left to
+    the attempt to write it.
+    """
+    if _descriptor(path) is not None:
+        return False
+    try:
+        found = path.stat()
+        return stat.S_ISREG(found.st_mode) and found.st_size > 0 and not is_ours(path)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

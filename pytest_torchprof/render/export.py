@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pytest_torchprof.core.errors import not_onto_itself, not_written
-from pytest_torchprof.core.files import replacing, same_file, system_message
+from pytest_torchprof.core.errors import not_onto_itself, not_replaced, not_written
+from pytest_torchprof.core.files import is_other_file, replacing, same_file, system_message
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
-from pytest_torchprof.trace.read import parse_trace
+from pytest_torchprof.trace.read import is_trace, parse_trace
 from pytest_torchprof.trace.text_layout import Layout, Placed, device_events, lay_out
 
 if TYPE_CHECKING:
@@ -79,10 +79,13 @@ def write_augmented(source: Path, target: Path, work: Callable[[Events], WorkCol
     The target is compressed if its name ends in ``.gz``.
 
     Raises:
-        TraceError: the source is not a trace, the target cannot be written, or both are one file.
+        TraceError: the source is not a trace, the target cannot be written or is a file of another
+            kind, or both are one file.
     """
     if same_file(source, target):
         raise not_onto_itself(target)
+    if is_other_file(target, is_trace):
+        raise not_replaced(target, "a trace")
     layout = lay_out(source)
     places = device_events(layout)
     trace = parse_trace(layout.text, source=str(source))

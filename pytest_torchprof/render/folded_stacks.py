@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
-from pytest_torchprof.core.errors import not_onto_itself, not_written
-from pytest_torchprof.core.files import replacing, same_file, system_message
+from pytest_torchprof.core.errors import not_onto_itself, not_replaced, not_written
+from pytest_torchprof.core.files import is_other_file, replacing, same_file, system_message
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 from pytest_torchprof.trace.known_names import REGION, STEP
@@ -24,6 +24,8 @@ StackMetric = Literal["self_cpu_ms", "self_cuda_ms"]
 
 #: Characters with a meaning in folded stacks; like torch's ``export_stacks``, write underscores.
 _RESERVED = re.compile(r"[\s;]")
+#: The first line of such a file, and how much of it to read.
+_FOLDED, _LONGEST_LINE = re.compile(rb"\S+ \d+\r?\n?"), 2**20
 _UNNAMED = "(unnamed)"
 
 
@@ -59,10 +61,12 @@ def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms
     """Write the folded stacks of a trace to a file, atomically; return the number of lines.
 
     Raises:
-        TraceError: it cannot be written, or is the trace itself.
+        TraceError: it cannot be written, or is the trace itself or a file of another kind.
     """
     if trace.source and same_file(Path(trace.source), target):
         raise not_onto_itself(target)
+    if is_other_file(target, _is_folded):
+        raise not_replaced(target, "a file of folded stacks")
     lines = 0
     try:
         with replacing(target) as file:
@@ -71,6 +75,11 @@ def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms
     except OSError as error:
         raise not_written(target, system_message(error)) from error
     return lines
+
+
+def _is_folded(path: Path) -> bool:
+    with path.open("rb") as file:
+        return _FOLDED.fullmatch(file.readline(_LONGEST_LINE)) is not None
 
 
 class _Paths:

@@ -7,7 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchprof.core.files import replacing
+import msgspec
+
+from pytest_torchprof.core.errors import SettingsError
+from pytest_torchprof.core.files import is_other_file, replacing
 from pytest_torchprof.core.results import MissingValue, Number, Record, Verdict
 from pytest_torchprof.render import escape
 from pytest_torchprof.render.reason_texts import in_words
@@ -77,6 +80,32 @@ def noise_of(sample: Sample) -> dict[str, float | None]:
 def _multiples(accepted: float, now: float) -> dict[str, float]:
     """The fastest round as a multiple of the reference kernel's time."""
     return {"normalised": now, "normalised_baseline": accepted}
+
+
+def check_target(path: Path) -> None:
+    """Reject a name for the report that is the name of another kind of file.
+
+    Raises:
+        SettingsError: such a file exists.
+    """
+    if is_other_file(path, _is_report):
+        raise SettingsError(
+            f"{path} is not replaced",
+            f"it exists and is not a report ({REPORT_SCHEMA})",
+            "name another file, or remove this one first",
+        )
+
+
+class _Head(msgspec.Struct):
+    schema: str
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return found.schema.partition("/")[0] == REPORT_SCHEMA.partition("/")[0]
 
 
 def write_report(

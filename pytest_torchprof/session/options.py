@@ -220,6 +220,7 @@ def build_settings(config: pytest.Config) -> Settings:
     """
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.render import escape
+    from pytest_torchprof.render.json_report import check_target
     from pytest_torchprof.session.known_rules import check_rules, thresholds_of
 
     values: dict[str, Any] = {}
@@ -245,6 +246,11 @@ def build_settings(config: pytest.Config) -> Settings:
     here = config.invocation_params.dir
     for path in ("json", "traces"):
         values[path] = here / values[path] if values[path] else None
+    if values["json"] is not None:
+        try:
+            check_target(values["json"])
+        except SettingsError as error:
+            raise pytest.UsageError(escape.line(f"--torchprof-json: {error}")) from None
     return Settings(
         started_ns=config.stash.get(STARTED_NS, time.time_ns()),
         enabled=enabled(config),

@@ -36,6 +36,7 @@ _END = b"\n  ],"
 _ANY_BETWEEN = late(rb'\}\s*,\s*\{\s*"\w+"')
 _EVENTS = late(rb'"traceEvents"\s*:\s*\[')
 _IS_LIST = late(rb"\s*\[")
+_IS_LIST_OF_EVENTS = late(rb"\[\s*[{\]]")
 #: No trace has longer text before its events or in a single event.
 _LONGEST = 2**28
 #: Top-level keys that Kineto writes; a trace with one of them may have no events.
@@ -86,6 +87,14 @@ def peek(path: Path) -> dict[str, Any]:
         TraceError: unreadable, or clearly not JSON.
     """
     return _Reader(Stream(path)).header()
+
+
+def is_trace(path: Path) -> bool:
+    """Whether the file begins like a Chrome trace; its events are not read."""
+    try:
+        return _Reader(Stream(path)).begins()
+    except TraceError:
+        return False
 
 
 def _trace(stream: Stream) -> Events:
@@ -149,6 +158,11 @@ class _Reader:
         """Metadata that precedes the events."""
         self._find_events()
         return _metadata(self._head + b"]}") if len(self._head) > 1 else {}
+
+    def begins(self) -> bool:
+        """Whether there is a list of events."""
+        self._find_events()
+        return self._head != b"" and _IS_LIST_OF_EVENTS.match(self._text) is not None
 
     # ---------------------------------------------------------------- pieces
 

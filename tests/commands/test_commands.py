@@ -548,3 +548,30 @@ def test_a_lower_bound_of_one_rank_gives_no_total(say: Say, tmp_path: Path) -> N
     rows = json.loads(say("summary", folder, "--format", "json")[1])["metrics"]["flops"]
     assert (None, None) == (rows["value"], rows.get("at_least"))
     assert rows["reason"].startswith("on one rank, at least 268 MFLOP: my_kernel (1 call")
+
+
+OTHER_FILES = ("def test_it(): pass\n", '{"schema": "torchprof-baseline/1"}', "[1, 2]", "a;b c\n")
+
+
+@pytest.mark.parametrize("command", ["augment", "stacks"])
+@pytest.mark.parametrize("text", OTHER_FILES)
+def test_an_output_never_replaces_a_file_of_another_kind(
+    say: Say, trace: Path, tmp_path: Path, command: str, text: str
+) -> None:
+    target = tmp_path / "target"
+    target.write_text(text)
+    status, _, err = say(command, trace, target)
+    assert (2, 1) == (status, err.count("\n"))
+    assert "it exists and is not a" in err
+    assert text == target.read_text()
+
+
+@pytest.mark.parametrize("command", ["augment", "stacks"])
+def test_an_output_replaces_an_earlier_one(
+    say: Say, trace: Path, tmp_path: Path, command: str
+) -> None:
+    for name in ("a.json", "b.json.gz"):
+        target = tmp_path / name
+        target.touch()
+        assert [0, 0] == [say(command, trace, target)[0] for _ in range(2)]
+    assert 0 == say(command, trace, "/dev/null")[0]

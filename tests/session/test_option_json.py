@@ -150,7 +150,9 @@ def test_an_interrupted_session_leaves_a_report(pytester: pytest.Pytester, end: 
 
 def test_a_session_that_dies_leaves_no_report_of_an_earlier_one(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it="def test_reads(): print(open('report.json').read())")
-    (pytester.path / "report.json").write_text('{"tests": ["of an earlier session"]}', "utf-8")
+    (pytester.path / "report.json").write_text(
+        '{"schema": "torchprof-report/1", "tests": ["of an earlier session"]}', "utf-8"
+    )
     ran = run(pytester, "--torchprof", "-rP", fresh=False)
     assert '"tests": []' in ran.out
     assert '"interrupted": true' in ran.out
@@ -252,3 +254,29 @@ def test_a_report_that_has_no_place_is_one_line_and_fails_the_session(
     (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
     assert line.startswith("ERROR: report ")
     assert line.endswith(f" cannot be written: {why}; name another with --torchprof-json")
+
+
+@pytest.mark.parametrize(
+    "text", ["def test_a(): pass\n", '{"schema": "torchprof-baseline/1", "tests": {}}', "[]", "{}"]
+)
+def test_a_report_never_replaces_a_file_of_another_kind(
+    pytester: pytest.Pytester, text: str
+) -> None:
+    pytester.makepyfile(test_it=ADD)
+    target = pytester.path / "target"
+    target.write_text(text)
+    for args in ("--torchprof-json", "target"), ("--torchprof-json=target", "-n1"):
+        result = pytester.runpytest_subprocess("--torchprof", *args)
+        assert pytest.ExitCode.USAGE_ERROR == result.ret
+        result.stderr.fnmatch_lines(["*--torchprof-json: *target is not replaced: it exists and *"])
+        assert text == target.read_text()
+
+
+def test_a_report_replaces_an_earlier_one_or_an_empty_file(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=ADD)
+    target = pytester.path / "target.json"
+    target.touch()
+    for _ in range(2):
+        result = pytester.runpytest_subprocess("--torchprof", "--torchprof-json", "target.json")
+        assert pytest.ExitCode.OK == result.ret
+    assert "torchprof-report/1" in target.read_text()

@@ -187,7 +187,7 @@ def test_a_region_that_is_not_reached_leaves_nothing_measured(
     [
         "    def test_it(torchprof): X + X",
         "    @pytest.mark.usefixtures('torchprof')\n    def test_it(): X + X",
-        "    @pytest.fixture\n    def step(torchprof): return torchprof\n    def test_it(step): X + X",
+        "    @pytest.fixture\n    def s(torchprof): return torchprof\n    def test_it(s): X + X",
     ],
 )
 def test_a_fixture_that_its_code_does_not_use_leaves_the_whole_test_measured(

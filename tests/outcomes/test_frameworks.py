@@ -379,6 +379,7 @@ def test_workers(pytester: pytest.Pytester) -> None:
     assert plain.ret == ours.ret
 
 
+@pytest.mark.thorough
 def test_a_compiled_function_reaches_the_limit_of_recompilations_no_sooner(
     pytester: pytest.Pytester,
 ) -> None:

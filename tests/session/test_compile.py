@@ -175,7 +175,10 @@ def test_the_profiled_run_does_what_compiled_code_does_not_what_compiling_does(
     assert one in {5, 6}
 
 
-@pytest.mark.parametrize("rounds", [0, 3, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "rounds",
+    [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize(
     "warmup",
     [0, pytest.param(1, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)],
@@ -244,8 +247,9 @@ def test_a_first_run_that_compiles_is_not_the_one_that_is_counted(
 @pytest.mark.parametrize(
     ("extra", "runs"),
     [
-        ((), 4),  # warm-up, timed, profiled, and profiled once more
-        (("--torchprof-warmup=0",), 3),
+        # Warm-up, timed, profiled, and profiled once more.
+        pytest.param((), 4, marks=pytest.mark.thorough),
+        pytest.param(("--torchprof-warmup=0",), 3, marks=pytest.mark.thorough),
         (("--torchprof-warmup=0", "--torchprof-rounds=0"), 2),
     ],
 )

@@ -43,7 +43,13 @@ def _tests(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=SOURCE.replace("{calls!r}", repr(file)))
 
 
-@pytest.mark.parametrize("options", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        pytest.param(("--torchprof-warmup=0", "--torchprof-rounds=0"), marks=pytest.mark.thorough),
+    ],
+)
 def test_only_repeated_calls_are_found(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
     ran = run(pytester, "--torchprof", *options)
     found = {name: [one["rule"] for one in test["findings"]] for name, test in ran.tests.items()}

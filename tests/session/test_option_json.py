@@ -277,6 +277,6 @@ def test_a_report_replaces_an_earlier_one_or_an_empty_file(pytester: pytest.Pyte
     target = pytester.path / "target.json"
     target.touch()
     for _ in range(2):
-        result = pytester.runpytest_subprocess("--torchprof", "--torchprof-json", "target.json")
+        result = pytester.runpytest_inprocess("--torchprof", "--torchprof-json", "target.json")
         assert pytest.ExitCode.OK == result.ret
     assert "torchprof-report/1" in target.read_text()

@@ -83,7 +83,7 @@ def test_an_interrupt_in_an_extra_run_is_reported_as_such(
 @pytest.mark.parametrize(
     ("method", "func_only"),
     [
-        ("signal", "false"),
+        pytest.param("signal", "false", marks=pytest.mark.thorough),
         pytest.param("thread", "false", marks=pytest.mark.thorough),
         pytest.param("thread", "true", marks=pytest.mark.thorough),
     ],

@@ -146,7 +146,9 @@ def _totals(trace: Events, by: DiffBy) -> _Totals:
     device = np.flatnonzero(trace.selection & trace.is_kind(*DEVICE_KINDS))
     events = device if by == "kernel" else np.flatnonzero(trace.selection & trace.is_kind(Kind.OP))
     groups = Groups(trace, events, trace.name[events])
-    timed = bool(trace.dur[events].any()) or not len(events)
+    # A stored trace without operators does not tell whether any ran.
+    none_ran = not len(events) and (by == "kernel" or trace.region is not None)
+    timed = bool(trace.dur[events].any()) or none_ran
     cpu = groups.cpu_ns if timed and by == "op" else None
     if by == "kernel":
         cuda = groups.total(trace.dur[events]) if timed else None

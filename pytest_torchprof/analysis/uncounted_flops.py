@@ -249,11 +249,11 @@ def _kinds(trace: Events, call: Ints) -> npt.NDArray[np.str_]:
 
 
 def _unrecorded(trace: Events) -> Iterable[UncountedPart]:
-    """A trace of only kernels or Python, which does not tell what else ran.
+    """An empty trace, or one of only kernels or Python, which does not tell what else ran.
 
     Our captures record operators: where there are none, none ran.
     """
-    if len(trace) and trace.region is None and not trace.has(Kind.OP):
+    if trace.region is None and not trace.has(Kind.OP):
         yield UncountedPart("", Why.NO_OPERATORS, 0, 0.0)
 
 

@@ -158,7 +158,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.LAUNCHED_ALONE: "was not launched by a known operator",
     Why.LOOPS: "was compiled to loops that the trace does not contain",
     Why.DYNAMIC_LOOPS: "was compiled to loops whose shapes the trace does not contain",
-    Why.NO_OPERATORS: "no operators are recorded in this trace",
+    Why.NO_OPERATORS: "no operators in this trace",
     Why.PACKED_WEIGHT: "has a packed weight of unknown shape in this trace",
     Why.NO_INPUT_DIMS: "lacks Input Dims in this trace",
     Why.NO_CONCRETE_INPUTS: "lacks Concrete Inputs in this trace",

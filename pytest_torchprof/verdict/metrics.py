@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 Klass = Literal["exact", "near", "time"]
 Unit = Literal["ms", "1", "FLOP", "B"]
-MetricNeed = Literal["rounds", "shapes", "memory", "device", "device_memory", "calls"]
+MetricNeed = Literal[
+    "rounds", "shapes", "memory", "device", "device_memory", "calls", "operators", "host"
+]
 
 
 class Metric(NamedTuple):
@@ -145,6 +147,13 @@ def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
     for need, gap in {**of_device, "calls": gaps.waits_gap}.items():
         if need in needs and (reason := trace.once(gap)):
             return reason
+    if not needs.isdisjoint({"operators", "host"}):
+        from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
+
+        # Our captures record operators: where there are none, none ran.
+        kinds = (Kind.OP,) if "operators" in needs else HOST_KINDS
+        if trace.region is None and not trace.has(*kinds):
+            return because(Why.NO_OPERATORS)
     if "shapes" in needs and not has_shapes(trace):
         return because(Why.NO_SHAPES)
     if "memory" in needs and not _has_memory(trace):
@@ -245,6 +254,10 @@ def _syncs(trace: Events) -> Value:
 def _flops(trace: Events) -> Value:
     from pytest_torchprof.analysis.uncounted_flops import uncounted_flops
 
+    if not len(trace) and trace.region is None:
+        from pytest_torchprof.core.reasons import Why, because
+
+        return _unknown(because(Why.NO_OPERATORS))  # not even a lower bound
     if (gap := uncounted_flops(trace)) is not None:
         return _unknown(gap.reason, gap.at_least, at_least=True)
     from pytest_torchprof.work.counting import op_flops
@@ -337,7 +350,7 @@ METRICS: Mapping[str, Metric] = {
              "wall time of the call phase, unprofiled, median over rounds", scopable=False),
         _row("cpu_ms", "ms", "time", "rounds", _of_rounds("cpu_ms"),
              "process CPU time of the call phase, unprofiled, median over rounds", scopable=False),
-        _row("self_cpu_ms", "ms", "time", "", _self_cpu_ms,
+        _row("self_cpu_ms", "ms", "time", "host", _self_cpu_ms,
              "sum of self CPU time of all operators, profiled"),
         _row("self_cuda_ms", "ms", "time", "device", _device_ms("self_ns"),
              "sum of device time of kernels, copies and memsets"),
@@ -350,7 +363,7 @@ METRICS: Mapping[str, Metric] = {
              tolerance=0.01, scopable=False),
         _row("flops", "FLOP", "exact", "shapes", _flops,
              "floating-point operations by formula, multiply and add counted as 2"),
-        _row("ops", "1", "exact", "", _ops,
+        _row("ops", "1", "exact", "operators", _ops,
              "dispatched operator calls"),
         _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
              "highest live bytes above the start of the call phase"),

@@ -16,6 +16,7 @@ import pytest
 from support.one_product import BF16, H100, builder_of
 from support.trace_builder import TraceBuilder
 
+from pytest_torchprof import NotMeasured, Trace
 from pytest_torchprof.cli import COMMANDS
 from pytest_torchprof.trace.facts import FACTS_KEY
 from pytest_torchprof.trace.known_names import REGION
@@ -219,6 +220,22 @@ def test_stacks_never_overwrite_their_trace(say: Say, trace: Path) -> None:
     status, out, err = say("stacks", trace, trace)
     assert (2, "", 1) == (status, out, err.count("\n"))
     assert before == trace.read_bytes()
+
+
+def test_an_empty_trace_has_no_zeros(say: Say, tmp_path: Path, trace: Path) -> None:
+    for text in ("[]", '{"traceEvents": []}'):
+        empty = tmp_path / "empty.json"
+        empty.write_text(text)
+        metrics = json.loads(say("summary", empty, "--format", "json")[1])["metrics"]
+        assert [None] * len(metrics) == [metric["value"] for metric in metrics.values()]
+        for name in ("self_cpu_ms", "flops", "ops"):
+            assert "no operators in this trace" == metrics[name]["reason"]
+        known = Trace.load(empty).metrics()
+        assert all(isinstance(value, NotMeasured) for value in known.values())
+        for command in ("ops", "lint"):
+            assert "no operators in this trace" in say(command, empty)[1]
+        before = rows(say("diff", empty, trace, "--format", "json")[1])
+        assert {None} == {row["cpu_ms_a"] for row in before}
 
 
 def test_a_limit_on_growth_does_not_pass_on_what_was_not_measured(

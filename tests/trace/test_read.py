@@ -20,6 +20,7 @@ from support.trace_styles import STYLES, without
 from pytest_torchprof.analysis.live_bytes import usage
 from pytest_torchprof.analysis.operator_totals import op_rows
 from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.trace import read as room
 from pytest_torchprof.trace import stream
@@ -581,8 +582,9 @@ def test_an_empty_list_is_an_empty_trace() -> None:
         trace = parse_trace(data)
         assert len(trace) == 0
         values = measure_all(trace)
-        assert values["ops"] == 0
-        assert isinstance(values["kernels"], MissingValue)
+        assert all(isinstance(value, MissingValue) for value in values.values())
+        for name in ("ops", "flops", "self_cpu_ms"):
+            assert values[name].reason == because(Why.NO_OPERATORS), name  # type: ignore[union-attr]
         assert op_rows(trace) == {}
 
 

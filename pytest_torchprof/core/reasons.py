@@ -119,7 +119,6 @@ class Why(Enum):
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"
     OF_RULES = "of_rules"
-    NOTHING_TO_CHECK = "nothing_to_check"
     WITHOUT_OPERATORS = "without_operators"
     TRIFLES_GUESSED = "trifles_guessed"
     AUTOCAST_UNSEEN = "autocast_unseen"

@@ -168,7 +168,6 @@ SENTENCES: Mapping[Why, str] = {
     Why.RULE_RAISED: "the rule failed: {error}",
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",
     Why.OF_RULES: "{rules:, }: {why}",
-    Why.NOTHING_TO_CHECK: "no operators in this trace",
     Why.WITHOUT_OPERATORS: "recorded without operators",
     Why.TRIFLES_GUESSED: (
         "recorded without memory events (profile_memory=True records them), so the size below "

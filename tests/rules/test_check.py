@@ -123,7 +123,7 @@ def test_a_trace_without_host_events_leaves_all_rules_unchecked(tmp_path: Path) 
     assert {"one", "two"} == check(
         empty, [always("one", None), always("two", "x")]
     ).unchecked.keys()
-    assert nothing_seen(empty) == because(Why.NOTHING_TO_CHECK)
+    assert nothing_seen(empty) == because(Why.NO_OPERATORS)
 
 
 def test_a_measured_region_without_operators_is_a_true_zero(tmp_path: Path) -> None:

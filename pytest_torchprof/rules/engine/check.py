@@ -151,7 +151,7 @@ def nothing_seen(trace: Events) -> Reason | None:
         return None
     if trace.is_live:
         return because(Why.NO_REGION)
-    return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NOTHING_TO_CHECK)
+    return None if trace.is_kind(*HOST_KINDS).any() else because(Why.NO_OPERATORS)
 
 
 def lacks(trace: Events, rule: Rule) -> Reason | None:

@@ -178,7 +178,7 @@ def a_stored_trace_with_functions_that_resume():
     return builder
 
 
-@EXAMPLES.positive("graph-break")
+@EXAMPLES.positive("graph-break", unlike="2.6")
 def a_break_in_a_loop_for_which_the_frame_is_skipped():
     def step(x):
         for _ in range(3):
@@ -190,7 +190,7 @@ def a_break_in_a_loop_for_which_the_frame_is_skipped():
     return Compiling(lambda: _compiled(step)(X))
 
 
-@EXAMPLES.positive("graph-break", 3, also="recompile")
+@EXAMPLES.positive("graph-break", 3, also="recompile", unlike="2.6")
 def a_break_in_a_loop_with_a_return_behind_it():
     def step(x):
         for number in range(3):

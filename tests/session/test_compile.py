@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support.sessions import accept, calls, read_baseline, run
 
 from pytest_torchprof.capture.compile_events import switched_off
@@ -88,6 +89,9 @@ QUOTED = r"""
 """
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6"), reason="graph_break() of torch 2.6 takes no message"
+)
 def test_a_reason_of_dynamos_with_quotes_or_backslashes_loses_no_trace(
     pytester: pytest.Pytester,
 ) -> None:

@@ -217,14 +217,6 @@ def _count(trace: Events, kind: str) -> int:
     return int((trace.selection & trace.is_kind(Kind[kind])).sum())
 
 
-def _ops(trace: Events) -> Value:
-    return _count(trace, "OP")
-
-
-def _kernels(trace: Events) -> Value:
-    return _count(trace, "KERNEL")
-
-
 def _copies(pattern: str, *, in_bytes: bool) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
         from pytest_torchprof.trace import known_names
@@ -363,7 +355,7 @@ METRICS: Mapping[str, Metric] = {
              tolerance=0.01, scopable=False),
         _row("flops", "FLOP", "exact", "shapes", _flops,
              "floating-point operations by formula, multiply and add counted as 2"),
-        _row("ops", "1", "exact", "operators", _ops,
+        _row("ops", "1", "exact", "operators", lambda trace: _count(trace, "OP"),
              "dispatched operator calls"),
         _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
              "highest live bytes above the start of the call phase"),
@@ -381,7 +373,7 @@ METRICS: Mapping[str, Metric] = {
         _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("leaked_bytes", on_device=True),
              "live device bytes at the end minus those at the start, after gc"),
-        _row("kernels", "1", "exact", "device", _kernels,
+        _row("kernels", "1", "exact", "device", lambda trace: _count(trace, "KERNEL"),
              "device kernels that ran"),
         _row("h2d_copies", "1", "exact", "device", _copies("H2D", in_bytes=False),
              "copies from host to device"),

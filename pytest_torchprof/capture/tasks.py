@@ -15,8 +15,9 @@ _STARTED_NS, _NOTHING_NS = 50_000, 5_000
 #: The end of a child wakes any thread, during a system call that Python then repeats.
 _WOKEN_NS = 500_000
 
-
 _FOLDER = "/proc/self/task"
+#: Names of autograd's threads, whose work is profiled with their caller's, begin so.
+_TORCHS = (b"pt_autograd", b"cuda")
 
 
 class _ProcessTasks:
@@ -95,21 +96,25 @@ class Threads:
         started = ended > _STARTED_NS + gone * _SPIN_NS
         others = False
         for task, ns in used_ns.items():
-            if task in self._ours or _is_torchs(task):
+            if task in self._ours:
+                continue
+            # One that has just ended is not autograd's: those live as long as the process.
+            name = _name(task)
+            if name is not None and name.startswith(_TORCHS):
                 continue
             if task not in self._tasks:
                 started |= ns > _STARTED_NS
-            else:
+            elif name is not None:
                 idle_ns = _WOKEN_NS if woken else 0
                 others |= ns > (idle_ns if task in python else _SPIN_NS)
                 self.pool_worked |= task in python and ns > _STARTED_NS
         return started, others
 
 
-def _is_torchs(task: int) -> bool:
-    """Whether it is a thread of torch's autograd, whose work is profiled with its caller's."""
+def _name(task: int) -> bytes | None:
+    """The name that the system has for a thread; None if it has just ended."""
     try:
-        with REAL.open(f"/proc/self/task/{task}/comm", "rb") as file:
-            return bool(file.read().startswith((b"pt_autograd", b"cuda")))
+        with REAL.open(f"{_FOLDER}/{task}/comm", "rb") as file:
+            return bytes(file.read())
     except OSError:
-        return True  # it has just ended
+        return None

@@ -69,12 +69,12 @@ def filtering(size):
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def adam_beside_convolutions_of_small_images():
-    return filtering(54)
+    return filtering(40)
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")
 def adam_that_is_a_trifle_beside_convolutions_of_large_images():
-    return filtering(64)
+    return filtering(96)
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")

@@ -77,12 +77,12 @@ def averaged(size):
 
 @EXAMPLES.positive("per-parameter-loop")
 def an_average_of_the_weights_beside_small_images():
-    return averaged(60)
+    return averaged(48)
 
 
 @EXAMPLES.near_miss("per-parameter-loop")
 def an_average_of_the_weights_is_a_trifle_beside_large_images():
-    return averaged(70)
+    return averaged(96)
 
 
 @EXAMPLES.positive("per-parameter-loop", 3)

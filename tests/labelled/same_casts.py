@@ -65,12 +65,12 @@ def masked(size):
 
 @EXAMPLES.positive("repeated-cast", 5)
 def a_mask_cast_after_each_layer_of_small_images():
-    return masked(50)
+    return masked(40)
 
 
 @EXAMPLES.near_miss("repeated-cast")
 def a_mask_cast_after_each_layer_is_a_trifle_beside_large_images():
-    return masked(58)
+    return masked(80)
 
 
 class Positions(nn.Module):

@@ -34,12 +34,12 @@ def filtered(size):
 
 @EXAMPLES.positive("contiguous-copy", 5)
 def a_table_laid_out_in_each_layer_of_small_images():
-    return filtered(50)
+    return filtered(40)
 
 
 @EXAMPLES.near_miss("contiguous-copy")
 def a_table_laid_out_in_each_layer_is_a_trifle_beside_large_images():
-    return filtered(58)
+    return filtered(80)
 
 
 class CrossAttention:

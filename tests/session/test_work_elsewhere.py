@@ -13,6 +13,7 @@ from support.sessions import run
 
 from pytest_torchprof.capture.tasks import PROCESS_TASKS, Threads
 from pytest_torchprof.capture.torch_sessions import sees_threads
+from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import in_words
 
@@ -437,6 +438,33 @@ def test_a_thread_of_the_run_before_that_ends_late_hides_no_work() -> None:
     while len(PROCESS_TASKS.clocks()) > len(found._tasks) - 1:
         time.sleep(0.001)
     assert (True, False) == found.end()
+
+
+@linux
+def test_a_thread_that_ends_while_its_name_is_read_has_worked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worked, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun = time.thread_time()
+        while time.thread_time() < begun + 0.001:
+            pass
+        worked.set()
+        end.wait()
+
+    found = Threads()
+    found.begin()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    worked.wait()
+
+    def ended(*_: object) -> None:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(REAL, "open", ended)
+    assert (True, False) == found.end()
+    end.set()
 
 
 def test_dataloader_workers_are_reported_and_the_rest_is_counted(

@@ -33,6 +33,7 @@ class Sections(msgspec.Struct):
     kernels: dict[str, int | float] = {}
     findings: dict[str, int | float] = {}
     times: dict[str, Any] = {}
+    cpu_capability: str | None = None
 
 
 class _Document(msgspec.Struct):

@@ -30,6 +30,7 @@ from pytest_torchprof.core.structs import Frozen
 
 #: Tests → environments → sections → names; deeper values stay on one line.
 _OPEN_LEVELS = 5
+_CPU = "cpu_capability"
 SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
 
 
@@ -133,12 +134,24 @@ def load(path: Path, *, merging: bool = False) -> dict[str, Any] | None:
     return found.data if found is not None else None
 
 
-def entry_of(data: Mapping[str, Any] | None, test: str, environment: str) -> Baseline | None:
-    """The accepted numbers of this test in this environment, or None."""
-    found = (data or {}).get("tests", {}).get(storable_name(test), {}).get(environment)
+def entry_of(
+    data: Mapping[str, Any] | None, test: str, environment: str, cpu_capability: str = ""
+) -> Baseline | None:
+    """The accepted numbers of this test in this environment, or None.
+
+    Those of a CPU with these instructions, if there are any; else those of another.
+    """
+    entries = (data or {}).get("tests", {}).get(storable_name(test), {})
+    found = entries.get(_of_cpu(environment, cpu_capability), entries.get(environment))
     if found is None:
         return None
-    return Baseline(**{section: found.get(section, {}) for section in SECTIONS})
+    sections = {section: found.get(section, {}) for section in SECTIONS}
+    return Baseline(**sections, cpu_capability=found.get(_CPU))
+
+
+def _of_cpu(environment: str, cpu_capability: str) -> str:
+    """The key of a further entry, on a CPU with other instructions than the first one's."""
+    return f"{environment}, {cpu_capability}"
 
 
 def update(
@@ -156,7 +169,9 @@ def update(
     on another device, so entries of other devices stay; and so do those of another ``project`` in
     the same folder. Other environments and unknown keys are left as they are. An entry is also left
     as it is, including its times, if its metrics and findings are as accepted: changing times alone
-    are not worth a diff. A file with conflict markers becomes both sides in one.
+    are not worth a diff. Numbers that depend on the CPU's instruction set have an entry for each
+    that differs; if they change on one, the others are out of date, and go. A file with conflict
+    markers becomes both sides in one.
 
     Two processes that update one file do so one after the other, and each keeps the other's
     changes.
@@ -190,21 +205,29 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         test = storable_name(entry.test)
         environments = tests.setdefault(test, {})
         disputed.discard((test, entry.environment))
-        old = environments.get(entry.environment)
         new = {section: dict(getattr(entry.baseline, section)) for section in SECTIONS}
+        key = _key(environments, entry)
+        if key is None and _same(environments[entry.environment], new):
+            continue  # the first CPU's entry holds here too
+        key = key or _of_cpu(entry.environment, entry.baseline.cpu_capability or "")
+        old = environments.get(key)
         # What was not measured this time, or is unknown to this version, stays.
         before = (old or {}).get("metrics", {})
         stay = {name: value for name, value in before.items() if name not in entry.dropped}
         new["metrics"] = {**stay, **new["metrics"]}
         mine = {"project": project} if project else {}
+        if entry.baseline.cpu_capability is not None:
+            mine[_CPU] = entry.baseline.cpu_capability
         if old is None:
             done.added.append(entry.test)
         elif not entry.times_changed and _same(old, new):
-            if mine and "project" not in old:
-                environments[entry.environment] = {**old, **mine}
+            if mine.keys() - old.keys():
+                environments[key] = {**old, **mine}
                 done.touched = True
             continue
         else:
+            if not _same(old, new):
+                key = _only_entry(environments, entry, key)
             done.changed[entry.test] = [
                 change
                 for section in (("metrics", "times") if entry.times_changed else ("metrics",))
@@ -215,10 +238,33 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
                 replace(change, metric="findings", rule=change.metric)
                 for change in _changes(entry.test, old.get("findings", {}), new["findings"])
             ]
-        environments[entry.environment] = {**(old or {}), **new, **mine}
+        environments[key] = {**{k: v for k, v in (old or {}).items() if k != _CPU}, **new, **mine}
         done.touched = True
     done.disputed = sorted({test for test, _ in disputed})
     return done
+
+
+def _key(environments: Mapping[str, Any], entry: Entry) -> str | None:
+    """The key of the accepted numbers for this CPU; None if there are only another's."""
+    cpu = entry.baseline.cpu_capability
+    if cpu is None:
+        return entry.environment
+    if (own := _of_cpu(entry.environment, cpu)) in environments:
+        return own
+    first = environments.get(entry.environment, {})
+    return entry.environment if first.get(_CPU, cpu) == cpu else None
+
+
+def _only_entry(environments: dict[str, Any], entry: Entry, key: str) -> str:
+    """Remove the entries of other CPUs, and of this one; the key of the one to be written."""
+    further = [
+        name
+        for name, other in environments.items()
+        if name == _of_cpu(entry.environment, str(other.get(_CPU)))
+    ]
+    for name in {key, *further}:
+        environments.pop(name, None)
+    return entry.environment
 
 
 def _prune(

@@ -26,13 +26,14 @@ _LEVEL = "KINETO_LOG_LEVEL"
 
 
 class Machine(Frozen, frozen=True):
-    """What the numbers depend on: the accelerator, and torch's version."""
+    """What the numbers depend on: the accelerator, torch's version, the CPU's instruction set."""
 
     accelerator: str | None
     device_type: str | None
     torch_version: str
     threads: int | None
     host: str
+    cpu_capability: str
 
     @property
     def key(self) -> str:
@@ -94,10 +95,10 @@ def probe_machine(threads: int | None) -> Machine:
         threads = torch.get_num_threads()
     device = accelerator()
     if device is None:
-        return Machine(None, None, str(torch.__version__), threads, _host())
+        return Machine(None, None, str(torch.__version__), threads, _host(), _cpu_capability())
     module = getattr(torch, device)
     name = module.get_device_name() if hasattr(module, "get_device_name") else device
-    return Machine(str(name), device, str(torch.__version__), threads, _host())
+    return Machine(str(name), device, str(torch.__version__), threads, _host(), _cpu_capability())
 
 
 def _host() -> str:
@@ -109,6 +110,28 @@ def _host() -> str:
         lines = []
     model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), model)
     return f"{model} x{os.cpu_count()}"
+
+
+#: Instruction sets of x86 in order, by the names that torch and oneDNN share.
+_LEVELS = ("SSE41", "AVX", "AVX2", "AVX512")
+#: oneDNN uses nothing above the one that its environment variable names; the second is older.
+_MOST = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
+
+def _cpu_capability() -> str:
+    """The instruction set that decides how convolutions run, such as ``AVX2`` and ``AVX512``.
+
+    It is `torch.backends.cpu.get_cpu_capability`, or less if oneDNN's variable says so. With the
+    architecture, if torch names none: ``arm64 DEFAULT``.
+    """
+    import torch
+
+    found = torch.backends.cpu.get_cpu_capability()
+    most = next((os.environ[name].upper() for name in _MOST if name in os.environ), "")
+    level = next((one for one in reversed(_LEVELS) if most.startswith(one)), None)
+    if found in _LEVELS:
+        return found if level is None else min(found, level, key=_LEVELS.index)
+    return f"{platform.machine()} {found}"
 
 
 @cache

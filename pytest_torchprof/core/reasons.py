@@ -151,6 +151,7 @@ class Why(Enum):
     OTHER_PAGE_FAULTS = "other_page_faults"
     FEW_ROUNDS = "few_rounds"
     OTHER_MACHINE = "other_machine"
+    OTHER_CPU = "other_cpu"
     WORKERS_CONTEND = "workers_contend"
     MACHINE_BUSY = "machine_busy"
     OTHERS_BUSY = "others_busy"

@@ -165,10 +165,14 @@ class Profile(Frozen, frozen=True):
 
 
 class Baseline(Frozen, frozen=True):
-    """The accepted numbers of one test in one environment, as stored."""
+    """The accepted numbers of one test in one environment, as stored.
+
+    ``cpu_capability`` is the CPU's instruction set, where the numbers depend on it.
+    """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)
     operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     kernels: Mapping[str, int] = field(default_factory=dict)
     findings: Mapping[str, int] = field(default_factory=dict)
     times: Mapping[str, Any] = field(default_factory=dict)
+    cpu_capability: str | None = None

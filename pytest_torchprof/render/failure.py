@@ -43,6 +43,7 @@ _SENTENCES: Mapping[CauseKind, str] = {
     "regressed": "regressed against the baseline",
     "budget_unchecked": "strict: the budget {metric} could not be checked: {reason}",
     "metric_unchecked": "strict: {metric} is in the baseline and was not measured: {reason}",
+    "metric_advises": "strict: {metric} differs from the baseline: {reason}",
     "metric_new": "strict: the baseline has no {metric}",
     "improved": "strict: improved, but the improvement is not accepted",
     "no_baseline": "strict: no baseline for this environment",

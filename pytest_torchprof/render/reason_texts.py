@@ -220,6 +220,11 @@ SENTENCES: Mapping[Why, str] = {
     ),
     Why.FEW_ROUNDS: ("the baseline is of {before: round}, and this of {now}: " + _ANEW),
     Why.OTHER_MACHINE: "the baseline's times are of another machine ({machine})",
+    Why.OTHER_CPU: (
+        "the baseline is of a CPU with other instructions ({accepted}, here {here}), which decide "
+        "how convolutions and 16-bit products run, so operators and CPU memory only advise: accept "
+        "here too"
+    ),
     Why.WORKERS_CONTEND: "xdist's workers contend for the CPU, so time only advises",
     Why.MACHINE_BUSY: "the machine was busy, so time only advises: {signs:, }",
     Why.OTHERS_BUSY: "other processes used about {share:.0%} of the CPUs",

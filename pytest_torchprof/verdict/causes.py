@@ -20,6 +20,7 @@ CauseKind = Literal[
     "budget_unchecked",
     "metric_unchecked",
     "metric_new",
+    "metric_advises",
     "improved",
     "no_baseline",
     "comparison_unchecked",
@@ -68,6 +69,11 @@ def failures(
             and not accept
             and METRICS[v.metric].stored
             and _is_owed(v, policy)
+        ]
+        causes += [
+            Cause("metric_advises", v.label, v.reason)
+            for v in verdicts
+            if v.status == "advisory" and METRICS[v.metric].stored and not accept
         ]
         if not accept and any(v.status == "improved" for v in verdicts):
             causes.append(Cause("improved"))

@@ -24,6 +24,7 @@ from pytest_torchprof.core.results import (
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS, Metric
+from pytest_torchprof.verdict.other_cpu import varies_by_cpu
 from pytest_torchprof.verdict.vacuous import not_vacuous
 
 #: Stored times allow no tighter tolerance: at 5 %, many comparisons of identical code fail, while
@@ -32,11 +33,16 @@ TIME_TOLERANCE = 0.25
 
 
 class Policy(Frozen, frozen=True):
-    """How strictly to compare. ``time_note`` says why a gate on time only advises, if it does."""
+    """How strictly to compare.
+
+    ``time_note`` says why a gate on time only advises, if it does; ``cpu_note`` why what the CPU's
+    instruction set decides does.
+    """
 
     time: Literal["advisory", "gate", "off"] = "advisory"
     strict: bool = False
     time_note: Reason | None = None
+    cpu_note: Reason | None = None
 
 
 def compare(
@@ -59,7 +65,7 @@ def compare(
     if baseline is not None and (lost := _gradients_kept(profile, baseline)):
         verdicts = [
             replace(v, status="regressed", reason=lost)
-            if v.metric == "ops" and v.status in ("ok", "improved")
+            if v.metric == "ops" and v.status in ("ok", "improved", "advisory")
             else v
             for v in verdicts
         ]
@@ -201,7 +207,10 @@ def _verdict(
             Verdict(metric.name, value, "ok", accepted, limit), profile, baseline, policy
         )
     status = _against(value, accepted, metric.tolerance)
-    return Verdict(metric.name, value, status, accepted, limit, metric.tolerance)
+    note = policy.cpu_note if status != "ok" and varies_by_cpu(metric) else None
+    if note is not None:
+        status = "advisory"
+    return Verdict(metric.name, value, status, accepted, limit, metric.tolerance, note)
 
 
 def _of_time(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
+from pytest_torchprof.analysis.cpu_kernels import depends_on_cpu
 from pytest_torchprof.analysis.trace_diff import COLUMN_OF, deltas
 from pytest_torchprof.analysis.work_elsewhere import uses_workers
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -30,6 +31,7 @@ from pytest_torchprof.verdict.decision import (
     status_of,
 )
 from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.other_cpu import other_cpu
 from pytest_torchprof.verdict.profile import profile_of
 
 if TYPE_CHECKING:
@@ -118,13 +120,17 @@ def judged(
             Cause("comparison_unchecked", metric) for metric in dict.fromkeys(measured.unmeasured)
         ]
     status = status_of(verdicts, has_baseline=known)
-    swapped = _swapped(profile, baseline) if baseline and status in ("ok", "improved") else None
+    other = next((found.policy.cpu_note for v in verdicts if _only_advises(v)), None)
+    swapped = None
+    if baseline is not None and found.policy.cpu_note is None and status in ("ok", "improved"):
+        swapped = _swapped(profile, baseline)
     quiet = not (terms.contended or measured.busy)
     return Judged(
         status,
         verdicts,
         causes,
-        swapped
+        other
+        or swapped
         or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
         or _not_compared(measured.unmeasured, profile),
         profile,
@@ -163,7 +169,7 @@ def _policy(measured: Measured, baseline: Baseline | None, terms: Terms) -> Poli
         note = because(Why.MACHINE_BUSY, signs=measured.busy)
     elif baseline is not None and baseline.times.get("machine") != measured.host:
         note = because(Why.OTHER_MACHINE, machine=str(baseline.times.get("machine")))
-    return Policy(terms.time, terms.strict, note)
+    return Policy(terms.time, terms.strict, note, other_cpu(measured, baseline))
 
 
 def _mismatched(
@@ -213,7 +219,8 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool) -> Baseline:
         times["normalised"] = profile.normalised.stored()
     operators = {name: dict(row) for name, row in profile.operators.items()}
     findings = offered(measured, profile, found.baseline)
-    return Baseline(metrics, operators, dict(profile.kernels), findings, times)
+    cpu = measured.cpu_capability if depends_on_cpu(measured.trace) else None
+    return Baseline(metrics, operators, dict(profile.kernels), findings, times, cpu)
 
 
 def _times_changed(verdicts: Iterable[Verdict], *, quiet: bool) -> bool:
@@ -236,6 +243,10 @@ def _not_compared(metrics: Iterable[str], profile: Profile) -> Reason | None:
         for why, names in by_reason.items()
     ]
     return because(Why.SEVERAL, gaps=tuple(gaps)) if gaps[1:] else next(iter(gaps), None)
+
+
+def _only_advises(verdict: Verdict) -> bool:
+    return verdict.status == "advisory" and METRICS[verdict.metric].stored
 
 
 def _swapped(profile: Profile, baseline: Baseline) -> Reason | None:

@@ -21,8 +21,8 @@ class Measured(Frozen, frozen=True):
 
     ``checked`` is its trace and what the rules found. ``modules`` is a trace in which modules are
     marked, or ``modules_gap`` says why there is none; ``located`` maps events to lines, and
-    ``lines_gap`` says why lines are missing or incomplete. ``environment`` and ``host`` are the
-    machine's, and ``busy`` says what else it did. ``unmeasured`` are
+    ``lines_gap`` says why lines are missing or incomplete. ``environment``, ``host`` and
+    ``cpu_capability`` are the machine's, and ``busy`` says what else it did. ``unmeasured`` are
     metrics that the test itself compares but that were not measured; ``mismatch`` is a failed
     inline expectation, metric → expected text.
     """
@@ -30,6 +30,7 @@ class Measured(Frozen, frozen=True):
     checked: Checked
     environment: str
     host: str
+    cpu_capability: str = ""
     budgets: tuple[Budget, ...] = ()
     rules: tuple[Rule, ...] = ()
     allowed: Mapping[str, str] = {}

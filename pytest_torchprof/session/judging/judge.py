@@ -130,12 +130,12 @@ class Judge:
     def _compare(self, subject: Subject, measured: Measured) -> Compared:
         """Computed once per trace."""
         if self._compared is None or self._compared.trace is not measured.trace:
-            baseline = self._accepted(subject, measured.environment)
+            baseline = self._accepted(subject, measured.environment, measured.cpu_capability)
             self._compared = compared(measured, baseline, self._terms)
         return self._compared
 
-    def _accepted(self, subject: Subject, environment: str) -> Baseline | None:
-        return store.entry_of(self.load(subject.baseline), subject.name, environment)
+    def _accepted(self, subject: Subject, environment: str, cpu: str = "") -> Baseline | None:
+        return store.entry_of(self.load(subject.baseline), subject.name, environment, cpu)
 
     def _message(
         self, subject: Subject, measured: Measured, compared: Compared, verdict: Judged

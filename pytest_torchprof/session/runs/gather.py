@@ -209,6 +209,7 @@ class Gatherer:
             self.checked,
             machine.key,
             machine.host,
+            machine.cpu_capability,
             budgets=plan.budgets,
             rules=plan.rules,
             allowed=plan.allowed,

@@ -73,7 +73,8 @@ def failures(
         causes += [
             Cause("metric_advises", v.label, v.reason)
             for v in verdicts
-            if v.status == "advisory" and METRICS[v.metric].stored and not accept
+            if v.status == "advisory" and v.reason is not None and v.reason == policy.cpu_note
+            if not accept
         ]
         if not accept and any(v.status == "improved" for v in verdicts):
             causes.append(Cause("improved"))

@@ -107,7 +107,7 @@ def test_a_loud_test_is_heard_once(pytester: pytest.Pytester, args: str) -> None
 @pytest.mark.parametrize(
     "args",
     [
-        "-s",
+        pytest.param("-s", marks=pytest.mark.thorough),
         pytest.param("--capture=tee-sys", marks=pytest.mark.thorough),
         pytest.param("-v --log-cli-level=INFO", marks=pytest.mark.thorough),
     ],

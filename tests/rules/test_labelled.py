@@ -11,14 +11,14 @@ ENOUGH = 8
 THRESHOLDS = [(code, name) for code, rule in RULES.items() for name in rule.thresholds]
 
 
-#: Each of its examples compiles.
-SLOW = "compilation"
+#: Each of their examples compiles.
+SLOW = {"compilation", "graphs"}
 
 
 @pytest.mark.parametrize(
     "theme",
     [
-        pytest.param(theme, marks=pytest.mark.thorough if theme == SLOW else ())
+        pytest.param(theme, marks=pytest.mark.thorough if theme in SLOW else ())
         for theme in corpus.themes()
     ],
 )

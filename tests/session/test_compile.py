@@ -254,7 +254,9 @@ def test_a_first_run_that_compiles_is_not_the_one_that_is_counted(
         # Warm-up, timed, profiled, and profiled once more.
         pytest.param((), 4, marks=pytest.mark.thorough),
         pytest.param(("--torchprof-warmup=0",), 3, marks=pytest.mark.thorough),
-        (("--torchprof-warmup=0", "--torchprof-rounds=0"), 2),
+        pytest.param(
+            ("--torchprof-warmup=0", "--torchprof-rounds=0"), 2, marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_a_test_that_compiles_in_each_run_is_profiled_twice_and_no_more(

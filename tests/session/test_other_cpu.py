@@ -54,6 +54,7 @@ def statuses(ran: Ran, *names: str) -> list[str]:
     return [ran.metric(name, "test_convolutions")["status"] for name in names]
 
 
+@pytest.mark.thorough
 def test_what_the_cpu_decides_only_advises(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.reasons import words
 
+from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.results import (
     Baseline,
     Budget,
@@ -316,6 +317,37 @@ def test_a_tolerance_is_met_exactly(value: int, accepted: int, per_mille: int) -
     expected = "ok" if abs(off) <= allowed else "regressed" if off > 0 else "improved"
     assert _against(value, accepted, per_mille / 1000) == expected
     assert _against(float(value), accepted, per_mille / 1000) == expected
+
+
+OTHER_CPU = because(Why.OTHER_CPU, accepted="AVX512", here="AVX2")
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "status"),
+    [
+        ("ops", 9, "advisory"),
+        ("ops", 11, "advisory"),
+        ("ops", 10, "ok"),
+        ("allocated_cpu_bytes", 11, "advisory"),
+        ("peak_cpu_bytes", 9, "advisory"),
+        ("flops", 11, "regressed"),
+        ("kernels", 11, "regressed"),
+        ("graph_breaks", 11, "regressed"),
+        ("peak_cuda_bytes", 20, "regressed"),
+    ],
+)
+def test_on_a_cpu_with_other_instructions_what_it_decides_only_advises(
+    metric: str, value: int, status: str
+) -> None:
+    policy = Policy(strict=True, cpu_note=OTHER_CPU)
+    (verdict,) = compare(Profile({metric: value}), baseline_of(metric, 10), [], policy)
+    advises = status == "advisory"
+    assert (status, OTHER_CPU if advises else None) == (verdict.status, verdict.reason)
+    fails = failures([verdict], policy, has_baseline=True, accept=False)
+    expected = [] if status == "ok" else ["metric_advises" if advises else "regressed"]
+    assert expected == [cause.kind for cause in fails]
+    over = compare(Profile({metric: value}), baseline_of(metric, 10), [Budget(metric, 1)], policy)
+    assert ["over_budget"] == [v.status for v in over]
 
 
 # ----------------------------------------------------------------- what a test makes of verdicts

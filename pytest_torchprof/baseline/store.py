@@ -25,7 +25,7 @@ from pytest_torchprof.baseline.document import (
 )
 from pytest_torchprof.baseline.replace_file import alone, replace_file
 from pytest_torchprof.core.errors import BaselineError
-from pytest_torchprof.core.results import Baseline, of_rules
+from pytest_torchprof.core.results import CPU_SEPARATOR, Baseline, of_rules
 from pytest_torchprof.core.structs import Frozen
 
 #: Tests → environments → sections → names; deeper values stay on one line.
@@ -207,8 +207,12 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         disputed.discard((test, entry.environment))
         new = {section: dict(getattr(entry.baseline, section)) for section in SECTIONS}
         key = _key(environments, entry)
-        if key is None and _same(environments[entry.environment], new):
-            continue  # the first CPU's entry holds here too
+        if key is None and _same(first := environments[entry.environment], new):
+            # The numbers hold on this CPU, too.
+            known = {*_cpus(first), str(entry.baseline.cpu_capability)}
+            environments[entry.environment] = {**first, _CPU: CPU_SEPARATOR.join(sorted(known))}
+            done.touched = True
+            continue
         key = key or _of_cpu(entry.environment, entry.baseline.cpu_capability or "")
         old = environments.get(key)
         # What was not measured this time, or is unknown to this version, stays.
@@ -226,7 +230,9 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
                 done.touched = True
             continue
         else:
-            if not _same(old, new):
+            if _same(old, new):  # only times have changed
+                mine |= {name: value for name, value in old.items() if name == _CPU}
+            else:
                 key = _only_entry(environments, entry, key)
             done.changed[entry.test] = [
                 change
@@ -251,8 +257,12 @@ def _key(environments: Mapping[str, Any], entry: Entry) -> str | None:
         return entry.environment
     if (own := _of_cpu(entry.environment, cpu)) in environments:
         return own
-    first = environments.get(entry.environment, {})
-    return entry.environment if first.get(_CPU, cpu) == cpu else None
+    cpus = _cpus(environments.get(entry.environment, {}))
+    return entry.environment if cpu in cpus or not cpus else None
+
+
+def _cpus(entry: Mapping[str, Any]) -> list[str]:
+    return str(entry[_CPU]).split(CPU_SEPARATOR) if entry.get(_CPU) else []
 
 
 def _only_entry(environments: dict[str, Any], entry: Entry, key: str) -> str:

@@ -164,10 +164,14 @@ class Profile(Frozen, frozen=True):
         return {rule: count for rule, count in self.found.items() if rule not in self.gated}
 
 
+#: Between the instruction sets of CPUs that have the same numbers.
+CPU_SEPARATOR = ", "
+
+
 class Baseline(Frozen, frozen=True):
     """The accepted numbers of one test in one environment, as stored.
 
-    ``cpu_capability`` is the CPU's instruction set, where the numbers depend on it.
+    ``cpu_capability`` is the CPU's instruction set, where the numbers depend on it, or several.
     """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)

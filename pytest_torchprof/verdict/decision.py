@@ -24,7 +24,7 @@ from pytest_torchprof.core.results import (
 from pytest_torchprof.core.samples import NORMALISED, Normalised
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.verdict.metrics import METRICS, Metric
-from pytest_torchprof.verdict.other_cpu import varies_by_cpu
+from pytest_torchprof.verdict.other_cpu import more_than_layouts, varies_by_cpu
 from pytest_torchprof.verdict.vacuous import not_vacuous
 
 #: Stored times allow no tighter tolerance: at 5 %, many comparisons of identical code fail, while
@@ -61,6 +61,14 @@ def compare(
     if baseline is not None:
         verdicts = [
             _by_rule(v, profile, baseline) if v.metric == "findings" else v for v in verdicts
+        ]
+    if baseline is not None and policy.cpu_note is not None:
+        more = more_than_layouts(baseline.operators, profile.operators)
+        verdicts = [
+            replace(v, status="regressed", reason=None)
+            if more and v.status == "advisory" and v.metric == "ops" and _is_more(v)
+            else v
+            for v in verdicts
         ]
     if baseline is not None and (lost := _gradients_kept(profile, baseline)):
         verdicts = [
@@ -122,6 +130,11 @@ def new_findings(profile: Profile, baseline: Baseline | None) -> dict[str, tuple
         if accepted is not None and isinstance(now, int) and rule in profile.found:
             pairs[rule] = int(accepted), now
     return {rule: pair for rule, pair in pairs.items() if pair[1] > pair[0]}
+
+
+def _is_more(verdict: Verdict) -> bool:
+    value, accepted = verdict.value, verdict.baseline
+    return not isinstance(value, MissingValue) and accepted is not None and value > accepted
 
 
 def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:

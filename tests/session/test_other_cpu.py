@@ -124,6 +124,33 @@ def test_more_than_the_cpu_decides_still_fails(
     assert {"failed": 2} == ran.outcomes
     assert ["regressed"] == statuses(ran, "flops")
 
+    pytester.makepyfile(test_it=CONVOLVES.replace(".sum()", ".abs().sum()"))
+    ran = session(pytester, "--torchprof")
+    assert {"failed": 1, "passed": 1} == ran.outcomes
+    assert ["regressed", "ok"] == statuses(ran, "ops", "flops")
+    assert "aten::abs" in ran.out
+
+
+def test_where_the_numbers_are_the_same_one_entry_is_for_both(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, where the variable no longer changes what oneDNN does."""
+    run(pytester, "--accept")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    assert [here] == cpus_of_entries(pytester)
+    run(pytester, "--accept")
+    assert [f"{here}, SSE41"] == cpus_of_entries(pytester)
+    pytester.makepyfile(test_it=CONVOLVES.replace(".sum()", ".clone().sum()"))
+    for name in ("SSE41", "ALL"):
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", name)
+        assert ["regressed"] == statuses(run(pytester, "--torchprof"), "ops")
+    run(pytester, "--accept")
+    assert [here] == cpus_of_entries(pytester)
+
+
+def cpus_of_entries(pytester: pytest.Pytester) -> list[object]:
+    return [e.get("cpu_capability") for e in accepted(pytester)["test_convolutions"].values()]
+
 
 def test_an_entry_of_before_gets_the_cpu_when_it_is_accepted_again(
     pytester: pytest.Pytester,

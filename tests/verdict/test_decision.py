@@ -350,6 +350,33 @@ def test_on_a_cpu_with_other_instructions_what_it_decides_only_advises(
     assert ["over_budget"] == [v.status for v in over]
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "status"),
+    [
+        ({"aten::clone": 4, "aten::relu": 6}, {"aten::clone": 5, "aten::relu": 6}, "advisory"),
+        ({"aten::clone": 4, "aten::relu": 6}, {"aten::clone": 4, "aten::relu": 7}, "regressed"),
+        ({"aten::clone": 4, "aten::relu": 6}, {"aten::clone": 2, "aten::relu": 7}, "advisory"),
+        ({"aten::mkldnn_convolution": 1}, {"aten::_slow_conv2d_forward": 2}, "advisory"),
+        ({"aten::relu": 4}, {"aten::relu": 4, "Optimizer.step#SGD.step": 1}, "advisory"),
+        ({}, {"aten::relu": 7}, "advisory"),
+    ],
+)
+def test_more_operators_than_layouts_take_are_a_regression_on_any_cpu(
+    before: dict[str, int], now: dict[str, int], status: str
+) -> None:
+    def rows(calls: dict[str, int]) -> dict[str, dict[str, int]]:
+        return {name: {"calls": n} for name, n in calls.items()}
+
+    total = sum(now.values()) + (len(before) == 1)
+    baseline = Baseline({"ops": sum(before.values()) or 1}, rows(before))
+    profile = Profile({"ops": total}, operators=rows(now))
+    (verdict,) = compare(profile, baseline, [], Policy(cpu_note=OTHER_CPU))
+    assert (status, None if status == "regressed" else OTHER_CPU) == (
+        verdict.status,
+        verdict.reason,
+    )
+
+
 # ----------------------------------------------------------------- what a test makes of verdicts
 
 

@@ -61,10 +61,10 @@ def an_average_of_the_weights_in_a_training_step():
 
 def averaged(size):
     """A training step with images of this size, and an average of the weights."""
-    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)))
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(6)))
     ema = ModelEma(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    images = torch.rand(2, 3, size, size)
+    images = torch.rand(2, size, size, 3)
 
     def step():
         optimizer.zero_grad()
@@ -77,12 +77,12 @@ def averaged(size):
 
 @EXAMPLES.positive("per-parameter-loop")
 def an_average_of_the_weights_beside_small_images():
-    return averaged(48)
+    return averaged(175)
 
 
 @EXAMPLES.near_miss("per-parameter-loop")
 def an_average_of_the_weights_is_a_trifle_beside_large_images():
-    return averaged(96)
+    return averaged(190)
 
 
 @EXAMPLES.positive("per-parameter-loop", 3)

@@ -134,7 +134,7 @@ def judged(
         or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
         or _not_compared(measured.unmeasured, profile),
         profile,
-        _accepts(measured, found, quiet=quiet),
+        _accepts(measured, found, quiet=quiet, accept=terms.accept),
         _times_changed(verdicts, quiet=quiet),
     )
 
@@ -191,7 +191,7 @@ def _mismatched(
     return Judged(status, verdicts, reason=reason, profile=profile)
 
 
-def _accepts(measured: Measured, found: Compared, *, quiet: bool) -> Baseline:
+def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) -> Baseline:
     """What ``--accept`` would write.
 
     ``quiet``: nothing else kept the machine busy, so the times are fit to compare with later.
@@ -219,7 +219,8 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool) -> Baseline:
         times["normalised"] = profile.normalised.stored()
     operators = {name: dict(row) for name, row in profile.operators.items()}
     findings = offered(measured, profile, found.baseline)
-    cpu = measured.cpu_capability if depends_on_cpu(measured.trace) else None
+    # Reads operands, so only where it is written.
+    cpu = measured.cpu_capability if accept and depends_on_cpu(measured.trace) else None
     return Baseline(metrics, operators, dict(profile.kernels), findings, times, cpu)
 
 

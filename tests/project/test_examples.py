@@ -87,6 +87,7 @@ def sections(output: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+@pytest.mark.thorough
 @needs_baselines
 def test_committed_baselines_hold_and_the_only_findings_are_accepted(tmp_path: Path) -> None:
     records, output = profile(ROOT / "examples", tmp_path / "r.json")

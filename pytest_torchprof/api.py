@@ -263,9 +263,10 @@ class Trace:
 
         Raises:
             ValueError: another metric than ``self_cpu_ms`` and ``self_cuda_ms``.
+            TraceError: the trace does not hold the metric, see `metrics`.
         """
         _check("metric", metric, get_args(stacks.StackMetric))
-        return list(stacks.fold(self.events, metric))  # type: ignore[arg-type]
+        return list(stacks.measured_stacks(self.events, metric))  # type: ignore[arg-type]
 
 
 def checked(

@@ -32,7 +32,8 @@ def run_memory(options: Namespace) -> int:
     if options.format == "json":
         starts = {str(ranks.value(rank)): live_at_start(ranks[rank].events) for rank in ranks}
         start = starts if len(ranks) > 1 else next(iter(starts.values()))
-        parts = {"rows": rows, "start_bytes": start, "notes": _starts(ranks)}
+        notes = notes_of(ranks, _no_memory) + _starts(ranks)
+        parts = {"rows": rows, "start_bytes": start, "notes": notes}
         return write(row_formats.to_json(document("memory", ranks, parts)))
     flat = [
         {**{k: v for k, v in row.items() if k != "rows"}, **live}

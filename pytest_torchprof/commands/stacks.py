@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.analysis.gaps import partial_gap
 from pytest_torchprof.commands.inputs import load_traces, only
 from pytest_torchprof.commands.printing import print_table
 from pytest_torchprof.render.folded_stacks import write_stacks
+from pytest_torchprof.render.reason_texts import in_words
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -18,4 +20,6 @@ def run_stacks(options: Namespace) -> int:
     trace = only(load_traces([options.trace], options.rank))
     lines = write_stacks(trace.events, Path(options.target), options.metric)
     row = {"file": options.target, "lines": lines, "metric": options.metric}
-    return print_table(options, [row], list(row), schema="stacks")
+    lost = trace.events.once(partial_gap) if options.metric == "self_cuda_ms" else None
+    notes = [] if lost is None else [f"stacks of a part: {in_words(lost)}"]
+    return print_table(options, [row], list(row), schema="stacks", notes=notes)

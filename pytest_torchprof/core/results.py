@@ -126,7 +126,7 @@ class Record(Sendable, frozen=True):
 
     ``metrics`` are the verdicts by label. ``unchecked`` maps unchecked rules to the reason.
     ``trace`` is the path of the kept trace file. ``outcome`` is pytest's, None until the test is
-    over.
+    over. ``strict``: it fails for ``--torchprof-strict`` alone.
     """
 
     nodeid: str
@@ -137,6 +137,7 @@ class Record(Sendable, frozen=True):
     unchecked: Mapping[str, Reason] = field(default_factory=dict)
     trace: str | None = None
     outcome: str | None = None
+    strict: bool = False
 
 
 class Profile(Frozen, frozen=True):

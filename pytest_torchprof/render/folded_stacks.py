@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from pytest_torchprof.analysis.operator_totals import NO_OPERATOR
-from pytest_torchprof.core.errors import not_onto_itself, not_replaced, not_written
+from pytest_torchprof.core.errors import TraceError, not_onto_itself, not_replaced, not_written
 from pytest_torchprof.core.files import is_other_file, replacing, same_file, system_message
+from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 from pytest_torchprof.trace.known_names import REGION, STEP
+from pytest_torchprof.verdict.metrics import METRICS, lacking
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
@@ -57,12 +59,31 @@ def fold(trace: Events, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
             yield f"{paths.text(number)} {us}"
 
 
+def measured_stacks(trace: Events, metric: StackMetric = "self_cpu_ms") -> Iterator[str]:
+    """The lines of `fold`, from a trace that holds what they are made of.
+
+    Raises:
+        TraceError: it does not, so that no lines would look like no time.
+    """
+    missing = trace.once(lacking, METRICS[metric].needs)
+    if missing is not None:
+        other = next(one for one in get_args(StackMetric) if one != metric)
+        raise TraceError(
+            f"{trace.source or 'the trace'}: no stacks of {metric}",
+            in_words(missing.reason),
+            f"ask for {other}, or record the trace with these events",
+        )
+    return fold(trace, metric)
+
+
 def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms") -> int:
     """Write the folded stacks of a trace to a file, atomically; return the number of lines.
 
     Raises:
-        TraceError: it cannot be written, or is the trace itself or a file of another kind.
+        TraceError: the trace lacks the metric; the file cannot be written, or is the trace itself
+            or a file of another kind.
     """
+    found = measured_stacks(trace, metric)
     if trace.source and same_file(Path(trace.source), target):
         raise not_onto_itself(target)
     if is_other_file(target, _is_folded):
@@ -70,7 +91,7 @@ def write_stacks(trace: Events, target: Path, metric: StackMetric = "self_cpu_ms
     lines = 0
     try:
         with replacing(target) as file:
-            for lines, line in enumerate(fold(trace, metric), 1):  # noqa: B007 - the last counts
+            for lines, line in enumerate(found, 1):  # noqa: B007 - the last counts
                 file.write(f"{line}\n".encode(errors="backslashreplace"))
     except OSError as error:
         raise not_written(target, system_message(error)) from error

@@ -54,7 +54,7 @@ def summary_table(
     columns = asked or [c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)]
     findings = any(r.findings for r in shown)
     cells = [
-        [r.status.replace("_", " "), *(_cell(r, c) for c in columns)]
+        [_status(r), *(_cell(r, c) for c in columns)]
         + ([_findings(r)] if findings else [])
         for r in shown
     ]
@@ -86,8 +86,15 @@ def session_totals(records: Sequence[Record], runs: int) -> str:
     )
     if unchecked:
         parts.append(f"{plural(unchecked, 'budget')} not checked")
+    if strict := sum(r.strict for r in records):
+        parts.append(f"{strict} failed by --torchprof-strict")
     in_runs = f" in {plural(runs, 'run')}" if runs else ""
     return f"torchprof: {plural(profiled, 'test')} profiled{in_runs}: {', '.join(parts) or 'none'}"
+
+
+def _status(record: Record) -> str:
+    """``ok``, or ``ok, strict`` for a test that fails all the same, under strict mode."""
+    return record.status.replace("_", " ") + (", strict" if record.strict else "")
 
 
 def _common_folder(nodeids: Sequence[str]) -> str:

@@ -193,7 +193,19 @@ def enabled(config: pytest.Config, given: object = None) -> bool:
     asked = getattr(given, "torchprof", None)
     if asked is not None:
         return bool(asked)
-    return bool(getattr(given, "torchprof_accept", False) or config.getini("torchprof"))
+    return bool(getattr(given, "torchprof_accept", False) or _switched(config, "torchprof"))
+
+
+def _switched(config: pytest.Config, name: str) -> bool:
+    """The value of an ini switch; pytest's own error does not name it.
+
+    Raises:
+        pytest.UsageError: it is neither true nor false.
+    """
+    try:
+        return bool(config.getini(name))
+    except (ValueError, pytest.UsageError) as error:
+        raise pytest.UsageError(f"ini option {name}: {error}; give true or false") from None
 
 
 def refuse_idle(config: pytest.Config) -> None:
@@ -206,10 +218,14 @@ def refuse_idle(config: pytest.Config) -> None:
     """
     if config.option.torchprof is not None:
         return
-    typed = {str(arg).partition("=")[0] for arg in config.invocation_params.args}
     for flag in _ASKING:
-        if flag in typed:
+        if flag in _typed(config):
             raise pytest.UsageError(f"{flag} does nothing without --torchprof; add --torchprof")
+
+
+def _typed(config: pytest.Config) -> set[str]:
+    """The names of the options on the command line, without ``addopts``."""
+    return {str(arg).partition("=")[0] for arg in config.invocation_params.args}
 
 
 def build_settings(config: pytest.Config) -> Settings:
@@ -246,6 +262,10 @@ def build_settings(config: pytest.Config) -> Settings:
     here = config.invocation_params.dir
     for path in ("json", "traces"):
         values[path] = here / values[path] if values[path] else None
+    if values["traces"] is None and "--torchprof-traces-of" in _typed(config):
+        raise pytest.UsageError(
+            "--torchprof-traces-of does nothing without a folder; add --torchprof-traces=DIR"
+        )
     if values["json"] is not None:
         try:
             check_target(values["json"])
@@ -255,7 +275,7 @@ def build_settings(config: pytest.Config) -> Settings:
         started_ns=config.stash.get(STARTED_NS, time.time_ns()),
         enabled=enabled(config),
         accept=bool(accept),
-        strict=bool(config.getini("torchprof_strict") if strict is None else strict),
+        strict=_switched(config, "torchprof_strict") if strict is None else bool(strict),
         **{**values, "columns": values["columns"] or ()},
         given=frozenset(given),
     )

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.verdict.decision import Policy
 
-#: All but the first two fail a test only under ``--torchprof-strict``.
 CauseKind = Literal[
     "over_budget",
     "regressed",
@@ -35,6 +34,11 @@ class Cause(Frozen, frozen=True):
     kind: CauseKind
     metric: str = ""
     reason: Reason | None = None
+
+    @property
+    def only_strict(self) -> bool:
+        """Whether it fails a test only under ``--torchprof-strict``."""
+        return self.kind not in ("over_budget", "regressed")
 
 
 def failures(

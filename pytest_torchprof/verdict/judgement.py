@@ -95,6 +95,11 @@ class Judged(Frozen, frozen=True):
     accepts: Baseline | None = None
     times_changed: bool = False
 
+    @property
+    def strict(self) -> bool:
+        """Whether it fails for ``--torchprof-strict`` alone."""
+        return bool(self.causes) and all(cause.only_strict for cause in self.causes)
+
 
 def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Compared:
     """Compare each metric and each budget with the accepted values."""

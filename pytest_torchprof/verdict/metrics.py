@@ -70,7 +70,7 @@ def measure(metric: Metric, trace: Events) -> Value:
 
     If a capture lacks some device work, counts are lower bounds.
     """
-    if (missing := trace.once(_missing, metric.needs)) is not None:
+    if (missing := trace.once(lacking, metric.needs)) is not None:
         return missing
     if "device" in metric.needs:
         from pytest_torchprof.analysis.gaps import partial_gap
@@ -125,7 +125,8 @@ def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = Fal
 # -------------------------------------------------------------------- what a capture must hold
 
 
-def _missing(trace: Events, needs: frozenset[MetricNeed]) -> MissingValue | None:
+def lacking(trace: Events, needs: frozenset[MetricNeed]) -> MissingValue | None:
+    """Why the capture does not hold what metrics of these needs are made of; None if it does."""
     from pytest_torchprof.core.reasons import Why, because
 
     reason = _lacking(trace, needs)
@@ -135,7 +136,6 @@ def _missing(trace: Events, needs: frozenset[MetricNeed]) -> MissingValue | None
 
 
 def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
-    """Why the capture does not hold what metrics of these needs are made of."""
     from pytest_torchprof.core.reasons import Why, because
 
     if trace.is_live and trace.region is None:

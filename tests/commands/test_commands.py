@@ -18,7 +18,8 @@ from support.trace_builder import TraceBuilder
 
 from pytest_torchprof import NotMeasured, Trace
 from pytest_torchprof.cli import COMMANDS
-from pytest_torchprof.trace.facts import FACTS_KEY
+from pytest_torchprof.core.errors import TraceError
+from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.known_names import REGION
 
 if TYPE_CHECKING:
@@ -213,6 +214,40 @@ def test_augment_adds_to_the_trace_and_leaves_it_as_it_is(
     assert before == trace.read_bytes()
     one, other = (say("summary", path, "--format", "csv")[1] for path in (trace, target))
     assert one == other
+
+
+def test_stacks_of_what_was_not_measured_are_an_error_and_no_file(say: Say, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    b.op("aten::add")
+    trace, target = b.save(tmp_path / "cpu.json"), tmp_path / "out.folded"
+    status, out, err = say("stacks", trace, target, "--metric", "self_cuda_ms")
+    assert (2, "") == (status, out)
+    assert "no stacks of self_cuda_ms: no accelerator in this capture; ask for self_cpu_ms" in err
+    assert not target.exists()
+    with pytest.raises(TraceError, match="no accelerator in this capture"):
+        Trace.load(trace).stacks("self_cuda_ms")
+
+
+def test_stacks_of_a_part_are_said_to_be_of_a_part(say: Say, tmp_path: Path) -> None:
+    b = TraceBuilder(H100)
+    b.facts(Facts(accelerator="H100"))
+    with b.annotation(REGION), b.op("aten::mm"):
+        b.launch("gemm")
+        b.launch("gemm", record_kernel=False)
+    status, out, _ = say(
+        "stacks", b.save(tmp_path / "a.json"), tmp_path / "o", "--metric", "self_cuda_ms"
+    )
+    assert 0 == status
+    assert "stacks of a part: partial capture: 1 of 2 launches" in out
+
+
+def test_memory_says_in_every_format_why_there_is_no_peak(say: Say, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    b.op("aten::empty")
+    trace = b.save(tmp_path / "cpu.json")
+    why = "no peak: recorded without memory events (profile_memory=True records them)"
+    assert why in json.loads(say("memory", trace, "--format", "json")[1])["notes"]
+    assert why in say("memory", trace)[1]
 
 
 def test_stacks_never_overwrite_their_trace(say: Say, trace: Path) -> None:

@@ -100,6 +100,9 @@ def test_a_budget_that_could_not_be_checked_fails_only_under_strict(
     message = "strict: the budget syncs could not be checked: no accelerator in this capture"
     assert (message in ran.out) is not passes
     assert "1 budget not checked" in ran.out
+    row = next(line for line in ran.out.splitlines() if line.startswith("test_it.py::test_add  "))
+    assert row.split("  ")[1:][0] == ("ok" if passes else "ok, strict")
+    assert ("1 failed by --torchprof-strict" in ran.out) is not passes
 
 
 def test_a_budget_of_a_test_that_was_not_profiled_fails_under_strict(

@@ -204,3 +204,13 @@ def test_an_unknown_selection_is_a_usage_error(pytester: pytest.Pytester, where:
         f"ERROR: {source}: 'maked' is not one of all, marked. Did you mean marked?"
         == ran.usage_error()
     )
+
+
+@pytest.mark.parametrize("name", ["torchprof", "torchprof_strict"])
+def test_an_ini_switch_that_is_no_switch_is_named(pytester: pytest.Pytester, name: str) -> None:
+    pytester.makepyfile(test_it="def test_it(): pass")
+    more = ["--torchprof"] if name == "torchprof_strict" else []
+    outcome = pytester.runpytest(*NO_OTHER_PLUGINS, *more, "-o", f"{name}=maybe")
+    assert pytest.ExitCode.USAGE_ERROR == outcome.ret
+    error = f"ERROR: ini option {name}: invalid truth value 'maybe'; give true or false"
+    outcome.stderr.fnmatch_lines([error])

@@ -167,6 +167,13 @@ def test_an_unknown_choice_is_a_usage_error(pytester: pytest.Pytester) -> None:
     )
 
 
+def test_whose_traces_are_kept_says_nothing_without_a_folder(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    outcome = pytester.runpytest(*NO_OTHER_PLUGINS, "--torchprof", "--torchprof-traces-of=all")
+    assert pytest.ExitCode.USAGE_ERROR == outcome.ret
+    outcome.stderr.fnmatch_lines(["*--torchprof-traces-of does nothing without a folder; add *"])
+
+
 def test_no_temporary_files_are_left(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,4 +199,5 @@ def _record(
         profile.findings if profile is not None else (),
         profile.unchecked if profile is not None else {},
         trace,
+        strict=verdict.strict,
     )

@@ -275,7 +275,10 @@ def _error(report: pytest.CollectReport | pytest.TestReport) -> Reason:
     marked = [line[1:].strip() for line in lines if line.startswith("E ")]
     if not lines:
         return because(Why.NO_REASON_GIVEN)
-    return because(Why.ERROR, message=(marked[0] if marked else lines[-1]).strip())
+    message = (marked[0] if marked else lines[-1]).strip()
+    if message.startswith('File "') and len(marked) > 1:  # of a SyntaxError, whose text is last
+        message = f"{marked[-1]} ({message})"
+    return because(Why.ERROR, message=message)
 
 
 def _is_plain(item: pytest.Item) -> bool:

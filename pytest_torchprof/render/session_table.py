@@ -54,8 +54,7 @@ def summary_table(
     columns = asked or [c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)]
     findings = any(r.findings for r in shown)
     cells = [
-        [_status(r), *(_cell(r, c) for c in columns)]
-        + ([_findings(r)] if findings else [])
+        [_status(r), *(_cell(r, c) for c in columns)] + ([_findings(r)] if findings else [])
         for r in shown
     ]
     headers = ["test", "status", *columns, *(["findings"] if findings else [])]
@@ -89,7 +88,8 @@ def session_totals(records: Sequence[Record], runs: int) -> str:
     if strict := sum(r.strict for r in records):
         parts.append(f"{strict} failed by --torchprof-strict")
     in_runs = f" in {plural(runs, 'run')}" if runs else ""
-    return f"torchprof: {plural(profiled, 'test')} profiled{in_runs}: {', '.join(parts) or 'none'}"
+    listed = f": {', '.join(parts)}" if parts else ""
+    return f"torchprof: {plural(profiled, 'test')} profiled{in_runs}{listed}"
 
 
 def _status(record: Record) -> str:
@@ -225,7 +225,8 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
                 reasons.setdefault(key, []).append(name)
     lines = [f"{key} ({_several(names)})" for key, names in sorted(reasons.items())]
     left = len(lines) - _MOST_NOTES
-    return lines[:_MOST_NOTES] + ([f"… and {plural(left, 'more reason')}"] if left > 0 else [])
+    more = f"… and {plural(left, 'more reason')}: --torchprof-json=FILE has all"
+    return lines[:_MOST_NOTES] + ([more] if left > 0 else [])
 
 
 def _why(verdict: Verdict) -> str:

@@ -195,6 +195,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (top / side / "test_broken_in_b.py").write_text(
             f"import side\nassert side.NAME == 'A'\n{ONLY}"
         )
+        (top / side / "test_unfinished_in_b.py").write_text(
+            f"import side\nexec('x = (' if side.NAME == 'B' else '')\n{ONLY}"
+        )
         (top / side / f"test_only_{side}.py").write_text(ONLY)
     return top
 
@@ -303,6 +306,7 @@ def test_every_kind_of_test_is_measured(rows: dict[str, PairedRow], name: str) -
         ("test_only_a.py::test_here", "gone", "only in A"),
         ("test_broken_in_a.py::test_here", "failed", "cannot be collected in A: "),
         ("test_broken_in_b.py", "failed", "cannot be collected in B: "),
+        ("test_unfinished_in_b.py", "failed", "cannot be collected in B: SyntaxError: '(' was "),
     ],
 )
 def test_what_cannot_be_compared_is_a_row_that_says_why(
@@ -349,7 +353,7 @@ def test_imports_of_a_dead_worker_are_reported_as_unknown(
 
 
 def test_each_test_is_one_row(rows: dict[str, PairedRow]) -> None:
-    assert len(rows) == len(MEASURED) + 14 + 1  # and test_slower
+    assert len(rows) == len(MEASURED) + 15 + 1  # and test_slower
 
 
 def test_twice_the_work_has_twice_the_operators(rows: dict[str, PairedRow]) -> None:
@@ -368,7 +372,7 @@ def test_only_the_marked_region_counts(rows: dict[str, PairedRow]) -> None:
 
 def test_progress_is_reported_before_each_test(rows: dict[str, PairedRow], left: list[int]) -> None:
     assert left == list(range(len(left)))[::-1]
-    assert len(left) == len(rows) - 4
+    assert len(left) == len(rows) - 5
 
 
 def test_nothing_is_written_beside_the_tests(rows: dict[str, PairedRow], folder: Path) -> None:

@@ -308,7 +308,7 @@ test    status
         self.assertExpectedInline(
             text,
             """\
-torchprof: 0 tests profiled: none
+torchprof: 0 tests profiled
 torchprof: 1 test profiled in 1 run: 1 ok, 1 budget not checked
 torchprof: 3 tests profiled in 9 runs: 2 regressed, 1 ok, 3 budgets not checked
 torchprof: 0 tests profiled in 3 runs: 1 not profiled""",

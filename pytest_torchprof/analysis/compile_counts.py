@@ -43,7 +43,7 @@ def graph_breaks(trace: Events) -> Compiled:
 
     A frame that dynamo had skipped earlier leaves no mark in the trace, and is not included.
     """
-    own = _noted(trace.facts.graph_breaks, trace.facts.breaks)
+    own = _noted(trace, trace.facts.graph_breaks, trace.facts.breaks)
     earlier = _earlier(trace)
     if own.rows is None or not (earlier or _anew(trace)):
         return own
@@ -56,7 +56,7 @@ def graph_breaks(trace: Events) -> Compiled:
 
 def recompilations(trace: Events) -> Compiled:
     """The first run's recompilations. Those of frames compiled earlier depend on other tests."""
-    own = _noted(trace.facts.recompiles, trace.facts.recompilations)
+    own = _noted(trace, trace.facts.recompiles, trace.facts.recompilations)
     if own.rows is None:
         return own
     again = _anew(trace)
@@ -67,11 +67,16 @@ def recompilations(trace: Events) -> Compiled:
     return Compiled(None if shared else own.rows, EARLIER)
 
 
-def _noted(number: int | Reason | None, rows: Sequence[CompileNote] | None) -> Compiled:
+def _noted(
+    trace: Events, number: int | Reason | None, rows: Sequence[CompileNote] | None
+) -> Compiled:
     if isinstance(number, Reason):
         return Compiled(None, number)
     if number is None or (number and rows is None):
         return Compiled(None, because(Why.ONLY_LIVE))
+    # A stance, another dispatch mode, or a failure of the compiler leaves all code to Python.
+    if not number and trace.facts.compiled_calls and not regions(trace):
+        return Compiled(None, because(Why.RAN_UNCOMPILED))
     return Compiled(rows or ())
 
 

@@ -18,17 +18,16 @@ import numpy.typing as npt
 
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.analysis.uncounted_compiled import in_loops, in_script, of_no_graph, packages
+from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
-from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.tree import operators_around, parents
-from pytest_torchprof.work.compiled_graphs import key_of
 from pytest_torchprof.work.counting import (
     counts_flops,
-    graph_calls,
-    graphs,
     only_shapes,
     op_flops,
     unknown_flops,
@@ -37,31 +36,12 @@ from pytest_torchprof.work.counting import (
 from pytest_torchprof.work.flops import missing_input
 from pytest_torchprof.work.foreign import kernel_may_multiply
 from pytest_torchprof.work.operators import OperatorWork, work_of
-from pytest_torchprof.work.redispatch import sums
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-COMPILED: Final = "torch.compile's code"
-PACKAGE: Final = "an AOTInductor package"
-_REGION: Final = "Torch-Compiled Region"
-
 _NAMED, _LONGEST = 3, 60
-
-
-class UncountedPart(Frozen, frozen=True):
-    """An operator or a kernel by name, what is missing, and its share of the total time.
-
-    Without a name, ``missing`` is all that there is to say.
-
-    ``share`` is of the device's time where there is a device, else of the time of all operators.
-    """
-
-    name: str
-    missing: Why
-    calls: int
-    share: float
 
 
 class Uncounted(Frozen, frozen=True):
@@ -116,7 +96,7 @@ def _one(part: UncountedPart) -> Reason:
 
 def _without_arguments(trace: Events) -> Iterable[UncountedPart]:
     """Operators with a formula, but without the arguments it needs."""
-    return _by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
+    return by_name(trace, np.flatnonzero(unknown_flops(trace)), lambda at: _lacking(trace, at))
 
 
 def _lacking(trace: Events, event: int) -> Why:
@@ -127,12 +107,12 @@ def _lacking(trace: Events, event: int) -> Why:
 
 def _without_formula(trace: Events) -> Iterable[UncountedPart]:
     """Operators that compute products and have no formula."""
-    return _by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
+    return by_name(trace, trace.once(_computing), lambda _: Why.NO_FORMULA)
 
 
 def _without_parts(trace: Events) -> Iterable[UncountedPart]:
     """Unknown or composite operators in which nothing nested shows what they did."""
-    return _by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
+    return by_name(trace, trace.once(_opaque), lambda at: _opaque_why(trace, at))
 
 
 def _opaque_why(trace: Events, event: int) -> Why:
@@ -259,64 +239,12 @@ def _unrecorded(trace: Events) -> Iterable[UncountedPart]:
 
 def _alone(trace: Events) -> Iterable[UncountedPart]:
     """Kernels that no operator launched."""
-    return _by_name(trace, trace.once(_unanswered)[0], lambda _: Why.LAUNCHED_ALONE)
+    return by_name(trace, trace.once(_unanswered)[0], lambda _: Why.LAUNCHED_ALONE)
 
 
 def _replayed(trace: Events) -> Iterable[UncountedPart]:
     """Kernels that a graph launched: their operators ran when it was captured."""
-    return _by_name(trace, trace.once(_unanswered)[2], lambda _: Why.REPLAYED)
-
-
-# -------------------------------------------------------------------- compiled code
-
-
-def _in_loops(trace: Events) -> Iterable[UncountedPart]:
-    """Products that inductor wrote as loops, where the graph does not tell their size."""
-    for key, events in graph_calls(trace).items():
-        graph = graphs(trace)[key]
-        counts = counts_flops(trace)
-        shown = sums(events, counts, counts.astype(np.int64), work_parent(trace))
-        hidden = events[shown < graph.products] if graph.dynamic else events[:0]
-        yield from _named(trace, hidden, graph.dynamic, Why.DYNAMIC_LOOPS)
-        yield from _named(trace, events, graph.loops, Why.LOOPS)
-
-
-def _of_no_graph(trace: Events) -> Iterable[UncountedPart]:
-    """Calls of compiled graphs about which nothing is known."""
-    if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
-        return
-    lost = trace.facts.lost_loops
-    calls = trace.selection & trace.names_where(key_of)
-    if not calls.any():  # an older torch only marks the function
-        calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
-        calls[nesting.above(np.flatnonzero(counts_flops(trace)), work_parent(trace))] = False
-    calls &= ~trace.names_where(lambda name: key_of(name) in graphs(trace))
-    events = np.flatnonzero(calls)
-    if not len(events):
-        return
-    if lost is not None:
-        yield from _named(trace, events, lost, Why.LOOPS)
-    elif not trace.is_live:
-        silent = events[trace.once(launched_ns)[events] == 0]
-        yield from _named(trace, silent, (COMPILED,), Why.LOOPS)
-
-
-def _packages(trace: Events) -> Iterable[UncountedPart]:
-    """AOTInductor's code calls kernels without the dispatcher."""
-    calls = trace.facts.packages
-    if calls is not None and calls > 0:
-        yield UncountedPart(PACKAGE, Why.NO_PARTS, calls, 0.0)
-
-
-def _named(
-    trace: Events, events: Ints, names: tuple[str, ...], missing: Why
-) -> Iterable[UncountedPart]:
-    if not len(events):
-        return
-    whole = _whole(trace)
-    share = int(_time(trace, events).sum()) / whole if whole else 0.0
-    for name in dict.fromkeys(names):
-        yield UncountedPart(name, missing, len(events), min(share, 1.0))
+    return by_name(trace, trace.once(_unanswered)[2], lambda _: Why.REPLAYED)
 
 
 # -------------------------------------------------------------------- the table
@@ -329,38 +257,11 @@ SOURCES: Final[tuple[Callable[[Events], Iterable[UncountedPart]], ...]] = (
     _alone,
     _replayed,
     _unrecorded,
-    _in_loops,
-    _of_no_graph,
-    _packages,
+    in_loops,
+    of_no_graph,
+    in_script,
+    packages,
 )
-
-
-def _by_name(trace: Events, events: Ints, missing: Callable[[int], Why]) -> list[UncountedPart]:
-    if not len(events):
-        return []
-    names, first, at = np.unique(trace.name[events], return_index=True, return_inverse=True)
-    spent = np.bincount(at, _time(trace, events)).tolist()
-    calls = np.bincount(at).tolist()
-    whole = _whole(trace)
-    return [
-        UncountedPart(trace.names[name], missing(int(events[i])), n, ns / whole if whole else 0.0)
-        for name, i, n, ns in zip(names.tolist(), first.tolist(), calls, spent, strict=True)
-    ]
-
-
-def _time(trace: Events, events: Ints) -> Ints:
-    """Nanoseconds of each event on the device, or on the host where there is no device."""
-    if not (trace.has(*DEVICE_KINDS) and trace.selection[trace.device_rows].any()):
-        return trace.dur[events]
-    on_device = trace.is_kind(*DEVICE_KINDS)[events]
-    return np.where(on_device, trace.dur[events], trace.once(launched_ns)[events])
-
-
-def _whole(trace: Events) -> int:
-    device = trace.selection & trace.is_kind(*DEVICE_KINDS)
-    if device.any():
-        return int(trace.dur[device].sum())
-    return int(trace.self_ns[trace.selection & trace.is_kind(Kind.OP)].sum())
 
 
 def uncounted_operators(trace: Events) -> Bools:

@@ -92,7 +92,18 @@ def graph_facts() -> Facts:
     some = {
         name: graph for name, graph in _GRAPHS.known.items() if _GRAPHS.lost or not graph.is_plain
     }
-    return Facts(graphs=some, lost_loops=tuple(sorted(set().union(*_GRAPHS.lost.values()))))
+    return Facts(
+        graphs=some,
+        lost_loops=tuple(sorted(set().union(*_GRAPHS.lost.values()))),
+        marks_graphs=_marks_graphs(),
+    )
+
+
+def _marks_graphs() -> bool:
+    """Whether this torch annotates calls of graphs, see `work.compiled_graphs.CALL`."""
+    kind = getattr(sys.modules.get("torch._inductor.output_code"), "CompiledFxGraph", None)
+    code = getattr(getattr(kind, "__dict__", {}).get("__call__"), "__code__", None)
+    return any("## Call CompiledFxGraph" in str(const) for const in getattr(code, "co_consts", ()))
 
 
 class Packages:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from pytest_torchprof.capture.compiled_calls import CompiledCalls
 from pytest_torchprof.capture.exports import SMALL_BYTES, no_room, reserve
 from pytest_torchprof.capture.inductor import Packages, look_for_graphs
 from pytest_torchprof.capture.left_threads import LeftThreads, StartedThreads
@@ -125,6 +126,7 @@ class Capture:
         #: A small trace as torch has written it, after `stop`; a large one is only in its file.
         self.text: bytes | None = None
         self.packages = Packages()
+        self._compiled_calls = CompiledCalls()
 
     def start(self) -> None:
         """Begin the measured region.
@@ -144,6 +146,7 @@ class Capture:
             self._watch_threads(undo)
             self._children.watch(_replace, undo)
             self.packages.watch(_replace, undo)
+            self._compiled_calls.watch(_replace, undo)
             self._profiler = new_session(
                 everywhere=self._everywhere, details=self._details, tensors=self._tensors
             )
@@ -333,6 +336,7 @@ class Capture:
         """What the capture knows beyond its events."""
         return Facts(
             anomaly_before=True if self._anomaly else None,
+            compiled_calls=self._compiled_calls.count,
             elsewhere=self._elsewhere,
             late_threads=self._left.late or None,
             left_threads=self._left.left or None,

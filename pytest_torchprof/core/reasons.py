@@ -62,6 +62,7 @@ class Why(Enum):
     THREADS_NOT_PROFILED = "threads_not_profiled"
     TWO_REGIONS = "two_regions"
     REGION_NOT_REACHED = "region_not_reached"
+    REGION_OUTSIDE_CALL = "region_outside_call"
     BLOCK_RAISED = "block_raised"
     NOTHING_CAPTURED = "nothing_captured"
     CALL_RAISED = "call_raised"
@@ -97,6 +98,7 @@ class Why(Enum):
     COMPILED_EARLIER = "compiled_earlier"
     COMPILATIONS_LOST = "compilations_lost"
     RAN_IN_PYTHON = "ran_in_python"
+    RAN_UNCOMPILED = "ran_uncompiled"
     NOT_NUMBERED = "not_numbered"
     # FLOPs that are not counted
     ONE_UNCOUNTED = "one_uncounted"

@@ -79,6 +79,10 @@ SENTENCES: Mapping[Why, str] = {
     Why.REGION_NOT_REACHED: (
         "the test measures a part through the torchprof fixture, but never reached it"
     ),
+    Why.REGION_OUTSIDE_CALL: (
+        "a fixture measured a region before or after the test itself; measure in the test, or yield"
+        " within the fixture's block"
+    ),
     Why.BLOCK_RAISED: "the measured block raised {error}",
     Why.NOTHING_CAPTURED: "nothing was captured",
     Why.CALL_RAISED: "it raised {error} when run once more",
@@ -143,6 +147,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.DYNAMO_OFF: "torch.compile is switched off ({how}), so nothing was compiled",
     Why.COMPILED_EARLIER: "the test runs code that was compiled before the test started",
     Why.COMPILATIONS_LOST: "torch keeps at most {kept} compilations",
+    Why.RAN_UNCOMPILED: "torch.compile was used, but no compiled code ran",
     Why.RAN_IN_PYTHON: (
         "{name} ran in Python, and this torch does not say whether because of a graph break"
     ),

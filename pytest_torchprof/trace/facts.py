@@ -131,8 +131,10 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         recompilations: a row for each recompilation.
         earlier_breaks: graph breaks of earlier compilations by compile id; None if not all known.
         compiled: compile ids of everything that was compiled since the test began.
+        compiled_calls: how often the region called a function that torch.compile has wrapped.
         graphs: the graphs that inductor compiled, by key.
         lost_loops: loops of products whose inductor graph is lost.
+        marks_graphs: whether this torch annotates calls of inductor's graphs.
         packages: the number of calls of AOTInductor packages.
         no_device: why the device is not recorded, if it is not.
         no_memory: why memory is not recorded, if it is not.
@@ -156,11 +158,13 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     graph_breaks: int | Reason | None = None
     recompiles: int | Reason | None = None
     compiled: tuple[str, ...] | None = None
+    compiled_calls: int | None = None
     breaks: tuple[CompileNote, ...] | None = None
     recompilations: tuple[RecompileNote, ...] | None = None
     earlier_breaks: dict[str, tuple[CompileNote, ...]] | None = None
     graphs: dict[str, Graph] | None = None
     lost_loops: tuple[str, ...] | None = None
+    marks_graphs: bool | None = None
     packages: int | None = None
     no_device: Reason | None = None
     no_memory: Reason | None = None

@@ -156,6 +156,105 @@ def test_nothing_is_known_of_compilations_where_the_compiler_is_switched_off(
     assert "graph_breaks" not in str(read_baseline(pytester))
 
 
+UNCOMPILED = """
+    import pytest
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    STANCE, CONFIG = torch.compiler.set_stance, torch._dynamo.config.patch
+    X = torch.ones(4, 4)
+
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x @ x
+
+    def one_by_one(x):
+        yield x @ x
+
+    def backend(graph, examples):
+        raise RuntimeError("no such target")
+
+    @pytest.mark.max_graph_breaks(0)
+    @pytest.mark.max_recompiles(0)
+    def test_it():
+        torch.compiler.reset()
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.compile(broken, disable=True)(X)",
+        "with FlopCounterMode(display=False): torch.compile(broken, backend='eager')(X)",
+        "with STANCE('eager_on_recompile'): torch.compile(broken, backend='eager')(X)",
+        "with STANCE('force_eager'): torch.compile(broken, backend='eager')(X)",
+        "with CONFIG(disable=True): torch.compile(broken, backend='eager')(X)",
+        "with CONFIG(suppress_errors=True): torch.compile(lambda x: x @ x, backend=backend)(X)",
+        "list(torch.compile(one_by_one, backend='eager')(X))",
+    ],
+    ids=["disabled", "mode", "stance", "forced", "config", "failing", "generator"],
+)
+def test_of_what_ran_uncompiled_no_graph_break_is_known(
+    pytester: pytest.Pytester, body: str
+) -> None:
+    pytester.makepyfile(test_it=UNCOMPILED.format(body=body))
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes
+    for name in ("graph_breaks", "recompiles"):
+        row = ran.metric(name, "test_it")
+        assert (None, "not_measured") == (row["value"], row["status"]), (name, row)
+        assert f"budget max_{name} not checked: " in ran.out
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "torch.compile(lambda x: x @ x, backend='eager')(X)",
+        "X @ X",
+        "torch.compiler.disable(broken)(X)",
+        "torch.compile(broken, backend='eager')",
+    ],
+    ids=["compiled", "plain", "a disabled function", "never called"],
+)
+def test_what_ran_compiled_or_asked_for_no_compiler_has_no_graph_breaks(
+    pytester: pytest.Pytester, body: str
+) -> None:
+    pytester.makepyfile(test_it=UNCOMPILED.format(body=body))
+    ran = run(pytester, "--torchprof")
+    assert [0, 0] == [ran.metric(m, "test_it")["value"] for m in ("graph_breaks", "recompiles")]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("reset", ["torch.compiler.reset()", ""])
+def test_loops_that_an_earlier_test_compiled_are_not_missing_in_another(
+    pytester: pytest.Pytester, reset: str
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""
+        import pytest
+        import torch
+        import torch._inductor.config as inductor
+        from torch import nn
+
+        def test_frozen():
+            torch.compiler.reset()
+            model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval()
+            options = dict(max_autotune=True, freezing=True, max_autotune_gemm_backends="CPP")
+            with inductor.patch(**options), torch.no_grad():
+                torch.compile(model)(torch.ones(32, 64))
+
+        def test_other():
+            {reset}
+            torch.compile(lambda x: x * 2, backend="eager")(torch.ones(4, 4))
+        """
+    )
+    ran = run(pytester, "--torchprof", subprocess=True)
+    assert 0 == ran.metric("flops", "test_other")["value"], ran.metric("flops", "test_other")
+    frozen = ran.metric("flops", "test_frozen")
+    assert frozen["value"] in {None, 2 * 32 * 64 * 64}, frozen
+
+
 @pytest.mark.parametrize("loaded", [False, True])
 def test_the_variable_counts_only_until_the_compiler_has_read_it(
     monkeypatch: pytest.MonkeyPatch, loaded: bool

@@ -239,6 +239,60 @@ def test_a_second_region_is_refused_with_a_message(
     assert f"not profiled: {expected} (test_it.py::test_it)" in ran.out
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with torchprof: X + X; assert torchprof.stats.flops == 5",
+        "with torchprof: X + X; torchprof.assert_expected_inline('flops 5')",
+        "with torchprof: X + X; torchprof.table()",
+        "torchprof(lambda: torchprof.stats.flops == 5)",
+        "torchprof.__enter__(); X + X; assert torchprof.stats.flops == 5",
+    ],
+)
+@pytest.mark.parametrize("accepting", ["--torchprof", "--accept"])
+def test_a_question_within_the_region_is_an_error(
+    pytester: pytest.Pytester, body: str, accepting: str
+) -> None:
+    pytester.makepyfile(test_it=f"{HEAD}\n    def test_it(torchprof):\n        {body}")
+    ran = run(pytester, accepting)
+    assert {"failed": 1} == ran.outcomes
+    assert "this line is within the measured region; move it behind the `with` block" in ran.out
+    assert {"passed": 1} == run(pytester).outcomes
+
+
+@pytest.mark.parametrize(
+    ("setup", "profiled"),
+    [
+        ("with torchprof: X + X\n        yield", False),
+        ("torchprof(lambda: X + X)\n        yield", False),
+        ("yield\n        with torchprof: X + X", False),
+        ("with torchprof: yield", True),
+        ("yield", True),
+    ],
+)
+@pytest.mark.parametrize("args", [(), ("--torchprof-warmup=0", "--torchprof-rounds=0")])
+def test_a_region_within_a_fixture_is_refused_unless_the_test_runs_in_it(
+    pytester: pytest.Pytester, setup: str, profiled: bool, args: tuple[str, ...]
+) -> None:
+    pytester.makepyfile(
+        test_it=f"""{HEAD}
+    @pytest.fixture
+    def around(torchprof):
+        {setup}
+
+    @pytest.mark.max_ops(0)
+    def test_it(around):
+        X + X
+        """
+    )
+    ran = run(pytester, "--torchprof", *args)
+    if setup.startswith("yield\n") and args:
+        return  # the only run is judged before its teardown
+    assert ("failed" if profiled else "passed") == ran.tests["test_it"]["outcome"], ran.out
+    assert profiled is ("a fixture measured a region" not in ran.out)
+    assert profiled is ("budget max_ops not checked" not in ran.out)
+
+
 def test_an_exception_inside_the_block_is_the_tests_own(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it=f"""{HEAD}

@@ -98,6 +98,14 @@ def scripted() -> Payload:
     return train(trace(mlp(), rand(3, 8)), leaf(3, 8))
 
 
+def optimized_script(*layers: nn.Module) -> Payload:
+    jit: Any = torch.jit
+    model = jit.optimize_for_inference(jit.freeze(jit.script(nn.Sequential(*layers).eval())))
+    x = rand(2, 4, 9, 9)
+    model(x)  # it is optimized again in the second call
+    return lambda: model(x)
+
+
 def per_sample() -> Payload:
     model = mlp()
     parameters = {k: v.detach() for k, v in model.named_parameters()}
@@ -304,6 +312,12 @@ ROWS: list[Exhibit] = [
         lambda: infer(torch.ops.zoo.hidden, rand(4, 5), rand(5, 6)),
         "zoo::hidden",
     ),
+    lower(
+        "torch.jit.optimize_for_inference, nn.Conv2d",
+        lambda: optimized_script(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)),
+        "forward",
+    ),
+    equal("to_mkldnn, to_dense", lambda: infer(lambda x: x.to_mkldnn().to_dense(), rand(4, 4))),
     lower("sampled_addmm", sampled, "aten::sparse_sampled_addmm"),
     lower(
         "sparse @ sparse",

@@ -52,6 +52,26 @@ def partial_gap(trace: Events) -> Reason | None:
     return because(Why.FILE_BREAKS_OFF, why=reason) if trace.cut else reason
 
 
+def device_time_gap(trace: Events) -> Reason | None:
+    """Why the times of the device's events are not all there is: `partial_gap`, or untimed ones."""
+    return trace.once(partial_gap) or trace.once(_untimed_gap, *DEVICE_KINDS)
+
+
+def cpu_time_gap(trace: Events) -> Reason | None:
+    """Why self times have no sum: calls count, as their time is not that of their operators."""
+    return trace.once(_untimed_gap, Kind.OP, Kind.RUNTIME)
+
+
+def _untimed_gap(trace: Events, *kinds: Kind) -> Reason | None:
+    if not trace.untimed:
+        return None
+    events = trace.selection & trace.is_kind(*kinds)
+    count, untimed = int(events.sum()), int(events[list(trace.untimed)].sum())
+    if untimed == count:
+        return because(Why.NO_DURATIONS) if count else None
+    return because(Why.SOME_UNTIMED, untimed=untimed, events=count) if untimed else None
+
+
 def memory_gap(trace: Events) -> Reason | None:
     """There is no accelerator. Torch records its memory even if nothing else is recorded."""
     if trace.memory.on_device.any() or (_has_accelerator(trace) and _foreign(trace) is None):

@@ -25,6 +25,7 @@ class Why(Enum):
     NO_SHAPES = "no_shapes"
     NO_MEMORY = "no_memory"
     NO_DURATIONS = "no_durations"
+    SOME_UNTIMED = "some_untimed"
     NO_COPY_SIZES = "no_copy_sizes"
     FILE_BREAKS_OFF = "file_breaks_off"
     SEVERAL = "several"

@@ -27,6 +27,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_SHAPES: "recorded without shapes (record_shapes=True records them)",
     Why.NO_MEMORY: "recorded without memory events (profile_memory=True records them)",
     Why.NO_DURATIONS: "the events of this trace have no durations",
+    Why.SOME_UNTIMED: "no duration for {untimed} of {events: event} in this trace",
     Why.NO_COPY_SIZES: "the copies of this trace have no sizes",
     Why.FILE_BREAKS_OFF: "{why}, or the file breaks off before it",
     Why.SEVERAL: "{gaps:; }",

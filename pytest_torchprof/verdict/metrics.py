@@ -264,8 +264,11 @@ def _no_durations() -> MissingValue:
 
 
 def _self_cpu_ms(trace: Events) -> Value:
+    from pytest_torchprof.analysis.gaps import cpu_time_gap
     from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 
+    if (gap := trace.once(cpu_time_gap)) is not None:
+        return _unknown(gap)
     total = self_cpu_ns(trace)
     return _no_durations() if not total and _count(trace, "OP") else total / 1e6
 
@@ -273,7 +276,10 @@ def _self_cpu_ms(trace: Events) -> Value:
 def _device_ms(what: str) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis.device_time import device_time
+        from pytest_torchprof.analysis.gaps import device_time_gap
 
+        if (gap := trace.once(device_time_gap)) is not None:
+            return _unknown(gap)
         times = device_time(trace)
         if not times.self_ns and _count(trace, "KERNEL"):
             return _no_durations()

@@ -26,9 +26,7 @@ def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = extra_chips(options)
     ranks = load_traces(options.traces, options.rank)
-    notes = notes_of(
-        ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note
-    )
+    notes = notes_of(ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note)
     notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
     return ranks_table(
         options,

@@ -28,6 +28,7 @@ class Why(Enum):
     SOME_UNTIMED = "some_untimed"
     NO_COPY_SIZES = "no_copy_sizes"
     FILE_BREAKS_OFF = "file_breaks_off"
+    FILE_ENDS = "file_ends"
     SEVERAL = "several"
     AT_LEAST = "at_least"
     COMPARED_UNMEASURED = "compared_unmeasured"

@@ -30,6 +30,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.SOME_UNTIMED: "no duration for {untimed} of {events: event} in this trace",
     Why.NO_COPY_SIZES: "the copies of this trace have no sizes",
     Why.FILE_BREAKS_OFF: "{why}, or the file breaks off before it",
+    Why.FILE_ENDS: "the file breaks off among its events",
     Why.SEVERAL: "{gaps:; }",
     Why.AT_LEAST: "at least {value:{unit}}: {why}",
     Why.COMPARED_UNMEASURED: "{metrics:, } in the test's own comparisons not checked: {why}",

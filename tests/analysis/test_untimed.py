@@ -41,8 +41,9 @@ def lasting(dur: Any, *names: str) -> Callable[[Event], Event]:
     def change(document: Event) -> Event:
         for event in document["traceEvents"]:
             if event["name"] in names and "dur" in event:
-                event.pop("dur")
-                event |= {} if dur == "absent" else {"dur": dur}
+                event["dur"] = dur
+                if dur == "absent":
+                    del event["dur"]
         return document
 
     return change

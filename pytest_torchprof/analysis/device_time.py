@@ -1,4 +1,4 @@
-"""When the accelerator was busy, and whether the trace is complete."""
+"""When the accelerator was busy."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.trace.known_names import LAUNCH_CALL
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Bools, Ints
-
-_BEGIN_CAPTURE = late(r"StreamBeginCapture")
-_END_CAPTURE = late(r"StreamEndCapture")
+    from pytest_torchprof.trace.nesting import Ints
 
 
 class DeviceTime(Frozen, frozen=True):
@@ -81,37 +76,3 @@ def launched_in(trace: Events, events: Ints) -> tuple[Ints, Ints]:
         some = until > since
         first[asked[some]] = mine[since[some]]
     return first, below
-
-
-def lost_launches(trace: Events) -> tuple[int, int]:
-    """How many launch calls the region has, and how many of them lack a kernel record.
-
-    A launch nested in another one is part of it. One that a stream captures into a graph only runs
-    when the graph is launched.
-    """
-    if not trace.has(Kind.RUNTIME):
-        return 0, 0
-    calls = trace.is_kind(Kind.RUNTIME)
-    is_launch = calls & trace.names_where(LAUNCH_CALL.search)
-    launches = np.flatnonzero(is_launch & trace.in_region)
-    launches = launches[~_captured(trace, launches)]
-    answered = np.isin(trace.correlation[launches], trace.correlation[trace.device_rows])
-    outer = trace.parent[launches]
-    inner = (outer >= 0) & is_launch[outer]
-    answered |= np.isin(launches, outer[inner & answered])
-    return int((~inner).sum()), int((~inner & ~answered).sum())
-
-
-def _captured(trace: Events, launches: Ints) -> Bools:
-    """Those made while their thread captures a graph."""
-    calls = trace.is_kind(Kind.RUNTIME)
-    begins = np.flatnonzero(calls & trace.names_where(_BEGIN_CAPTURE.search))
-    ends = np.flatnonzero(calls & trace.names_where(_END_CAPTURE.search))
-    captured = np.zeros(len(launches), bool)
-    for thread in nesting.distinct(trace.thread[begins]):
-        began, ended = (
-            np.searchsorted(trace.ts[marks[trace.thread[marks] == thread]], trace.ts[launches])
-            for marks in (begins, ends)
-        )
-        captured |= (trace.thread[launches] == thread) & (began > ended)
-    return captured

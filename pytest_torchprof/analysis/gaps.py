@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchprof.analysis.device_time import lost_launches
+from pytest_torchprof.analysis.lost_launches import lost_launches
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace import nesting
@@ -46,10 +46,30 @@ def absent_gap(trace: Events) -> Reason | None:
 def partial_gap(trace: Events) -> Reason | None:
     """Some launches lack their kernels, so the trace has only a part of what ran."""
     launches, lost = trace.once(lost_launches)
-    # Another tool's recording may end between a launch and its kernel; our region does not.
-    if not lost or (trace.region is None and _device_ran(trace)):
+    if not lost:
         return None
-    return because(Why.KERNELS_LOST, lost=lost, launches=launches)
+    reason = because(Why.KERNELS_LOST, lost=lost, launches=launches)
+    return because(Why.FILE_BREAKS_OFF, why=reason) if trace.cut else reason
+
+
+def device_time_gap(trace: Events) -> Reason | None:
+    """Why the times of the device's events are not all there is: `partial_gap`, or untimed ones."""
+    return trace.once(partial_gap) or trace.once(_untimed_gap, *DEVICE_KINDS)
+
+
+def cpu_time_gap(trace: Events) -> Reason | None:
+    """Why self times have no sum: calls count, as their time is not that of their operators."""
+    return trace.once(_untimed_gap, Kind.OP, Kind.RUNTIME)
+
+
+def _untimed_gap(trace: Events, *kinds: Kind) -> Reason | None:
+    if not trace.untimed:
+        return None
+    events = trace.selection & trace.is_kind(*kinds)
+    count, untimed = int(events.sum()), int(events[list(trace.untimed)].sum())
+    if untimed == count:
+        return because(Why.NO_DURATIONS) if count else None
+    return because(Why.SOME_UNTIMED, untimed=untimed, events=count) if untimed else None
 
 
 def memory_gap(trace: Events) -> Reason | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import device_time, launched_ns
+from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.groups import Groups
 from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 from pytest_torchprof.core.errors import SettingsError
@@ -217,7 +218,8 @@ def growth(a: Events, b: Events, *, by: DiffBy = "op", limit_percent: float) -> 
     """The checks behind ``--fail-over``: passed if none was exceeded and all are known.
 
     By kernel, the device time is checked; by operator the CPU time, and the device time too where
-    either trace has device events. A total that only one trace has cannot be checked.
+    either trace has device events. A total that only one trace has, or that lacks a part, cannot
+    be checked.
 
     Raises:
         SettingsError: the limit is negative or not a number.
@@ -228,16 +230,19 @@ def growth(a: Events, b: Events, *, by: DiffBy = "op", limit_percent: float) -> 
     before, now = _device_ms(a), _device_ms(b)
     checks = [Growth("self_cuda_ms", before, now, limit_percent)]
     if by == "op":
-        checks = [c for c in checks if c.before is not None or c.now is not None]
+        partial = any(trace.once(device_time_gap) for trace in (a, b))
+        checks = [c for c in checks if partial or c.before is not None or c.now is not None]
         checks.append(Growth("self_cpu_ms", _cpu_ms(a), _cpu_ms(b), limit_percent))
     return checks
 
 
 def _device_ms(trace: Events) -> float | None:
-    """Total device time; None without any: no accelerator, no record or no durations."""
-    return None if trace.cut else device_time(trace).self_ns / 1e6 or None
+    """Total device time; None without any (no accelerator, no record), or if a part is missing."""
+    gap = trace.cut or trace.once(device_time_gap)
+    return None if gap else device_time(trace).self_ns / 1e6 or None
 
 
 def _cpu_ms(trace: Events) -> float | None:
     """Total self CPU time; None without any: a capture that failed is not a fast program."""
-    return None if trace.cut else self_cpu_ns(trace) / 1e6 or None
+    gap = trace.cut or trace.once(cpu_time_gap)
+    return None if gap else self_cpu_ns(trace) / 1e6 or None

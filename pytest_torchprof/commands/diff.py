@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from pytest_torchprof import api
 from pytest_torchprof.analysis.replacements import replacements
 from pytest_torchprof.analysis.trace_diff import DiffRow, Growth, growth
-from pytest_torchprof.commands.inputs import heading_of, load_traces, ranks_in_words
+from pytest_torchprof.commands.inputs import (
+    cpu_time_note,
+    device_time_note,
+    heading_of,
+    load_traces,
+    notes_of,
+    ranks_in_words,
+)
 from pytest_torchprof.commands.printing import (
     FAILED,
     OK,
@@ -50,6 +57,8 @@ def run_diff(options: Namespace) -> int:
     pairs = dict(zip(now, zip(before.values(), now.values(), strict=True), strict=True))
     made = {rank: api.diff(a, b, options.by) for rank, (a, b) in pairs.items()}
     notes, extra = _growth(options, pairs)
+    for side, ranks in (("a", before), ("b", now)):
+        notes += [f"{side}: {note}" for note in notes_of(ranks, cpu_time_note, device_time_note)]
     if options.fail_over is not None and (unread := [*before.unread, *now.unread]):
         notes += unread
         extra["failed"] = True

@@ -11,6 +11,7 @@ import numpy as np
 
 from pytest_torchprof.analysis import kernel_rows
 from pytest_torchprof.analysis.attribution import replayed
+from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
 from pytest_torchprof.analysis.kernel_rows import UNLINKED
 from pytest_torchprof.analysis.uncounted_flops import flops_gap
 from pytest_torchprof.api import Trace
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.rules.engine.rule import Rule
     from pytest_torchprof.trace.ranks import LeftOut
     from pytest_torchprof.work.devices.device import Device
@@ -195,6 +197,20 @@ def no_flops(trace: Trace) -> str:
     """A note on why there is no sum of FLOPs; empty if there is one."""
     gap = flops_gap(trace.events)
     return f"no FLOPs total: {in_words(gap)}" if gap else ""
+
+
+def device_time_note(trace: Trace) -> str:
+    """A note on what device times lack; empty if they are whole."""
+    return _note_on("device times", trace.events.once(device_time_gap))
+
+
+def cpu_time_note(trace: Trace) -> str:
+    """A note on what CPU times lack; empty if they are whole."""
+    return _note_on("CPU times", trace.events.once(cpu_time_gap))
+
+
+def _note_on(what: str, gap: Reason | None) -> str:
+    return f"{what} are of a part: {in_words(gap)}" if gap else ""
 
 
 def uncounted_note(trace: Trace) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchprof.analysis.kernel_rows import UNLINKED
 from pytest_torchprof.commands.inputs import (
+    device_time_note,
     extra_chips,
     load_traces,
     masked_note,
@@ -25,7 +26,7 @@ def run_kernels(options: Namespace) -> int:
     """Kernels and copies against the chip's peak."""
     chips = extra_chips(options)
     ranks = load_traces(options.traces, options.rank)
-    notes = notes_of(ranks, unlinked_note, uncounted_note, no_flops, masked_note)
+    notes = notes_of(ranks, device_time_note, unlinked_note, uncounted_note, no_flops, masked_note)
     notes += notes_of(ranks, lambda trace: peaks_used(trace, chips))
     return ranks_table(
         options,

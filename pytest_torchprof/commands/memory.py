@@ -65,6 +65,8 @@ def _starts(ranks: Ranks) -> list[str]:
 
 def _no_memory(trace: Trace) -> str | None:
     peak = trace.events.once(measure_all)["peak_cpu_bytes"]
+    if trace.events.cut and trace.memory():
+        return "the file is truncated: peaks are those of its part"
     if isinstance(peak, MissingValue):
         return f"no peak: {in_words(peak.reason)}"
     return None if trace.memory() else "nothing was allocated"

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.commands.inputs import calls_of, load_traces, no_flops, notes_of, ungrouped
+from pytest_torchprof.commands.inputs import (
+    calls_of,
+    cpu_time_note,
+    device_time_note,
+    load_traces,
+    no_flops,
+    notes_of,
+    ungrouped,
+)
 from pytest_torchprof.commands.printing import ranks_table
 
 if TYPE_CHECKING:
@@ -20,6 +28,7 @@ def run_ops(options: Namespace) -> int:
         lambda trace: trace.ops(options.by),
         order="share",
         notes=[
+            *notes_of(ranks, cpu_time_note, device_time_note),
             *notes_of(ranks, lambda trace: ungrouped(trace, options.by), no_flops),
             calls_of(ranks),
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.analysis.gaps import partial_gap
+from pytest_torchprof.analysis.gaps import cpu_time_gap, device_time_gap
 from pytest_torchprof.commands.inputs import load_traces, only
 from pytest_torchprof.commands.printing import print_table
 from pytest_torchprof.render.folded_stacks import write_stacks
@@ -20,6 +20,7 @@ def run_stacks(options: Namespace) -> int:
     trace = only(load_traces([options.trace], options.rank))
     lines = write_stacks(trace.events, Path(options.target), options.metric)
     row = {"file": options.target, "lines": lines, "metric": options.metric}
-    lost = trace.events.once(partial_gap) if options.metric == "self_cuda_ms" else None
+    gap = device_time_gap if options.metric == "self_cuda_ms" else cpu_time_gap
+    lost = trace.events.once(gap)
     notes = [] if lost is None else [f"stacks of a part: {in_words(lost)}"]
     return print_table(options, [row], list(row), schema="stacks", notes=notes)

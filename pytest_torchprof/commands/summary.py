@@ -72,10 +72,12 @@ def _measured(metrics: Metrics) -> set[str]:
 
 
 def _total_metrics(ranks: Collection[Metrics], apart: str) -> Metrics:
-    """Sums over the ranks of one job; a metric missing on any rank has no sum."""
+    """Sums over the ranks of one job; a metric missing on one of several has no sum."""
     if apart:
         why = MissingValue(because(Why.NOT_ONE_JOB, apart=apart))
         return dict.fromkeys(next(iter(ranks)), why)
+    if len(ranks) == 1:
+        return next(iter(ranks))
     total: Metrics = {}
     for name in next(iter(ranks)):
         values = [metrics[name] for metrics in ranks]

@@ -70,6 +70,7 @@ class Columns:
         self._label: list[npt.NDArray[Any]] = []
         self._ts: list[npt.NDArray[Any]] = []
         self._dur: list[npt.NDArray[Any]] = []
+        self._untimed: list[int] = []
         self._length: list[npt.NDArray[Any]] = []
         self._texts: list[bytes] = []
         self._text_bytes = 0
@@ -87,6 +88,11 @@ class Columns:
         times = [e.ts or 0 for e in events]
         times += [e.dur or 0 for e in events]
         begin, lasting = _nanoseconds(times)
+        self._untimed += [
+            self.kept + i
+            for i in np.flatnonzero(lasting <= 0).tolist()
+            if events[i].ph == "X" and (events[i].dur is None or lasting[i] < 0)
+        ]
         args = [e.args for e in events]
         self.seen += len(known)
         self.kept += len(events)
@@ -133,6 +139,7 @@ class Columns:
         name = [names.setdefault(label[0] or "", len(names)) for label in self._labels]
         thread = [threads.setdefault(label[3:], len(threads)) for label in self._labels]
         numbers = numbers[order]
+        untimed = np.flatnonzero(np.isin(order, self._untimed)) if self._untimed else order[:0]
         text = b"".join(self._texts)
         self._texts.clear()
         return Events(
@@ -148,6 +155,7 @@ class Columns:
             warnings=tuple(warnings),
             cut=cut,
             unread=self._unread,
+            untimed=tuple(untimed.tolist()),
         )
 
 

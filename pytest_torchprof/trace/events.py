@@ -53,6 +53,7 @@ class Events:
     capture, all of a stored trace, or a part of either, see `within`. ``warnings`` describe what
     could not be read from a stored trace, one line each; ``source`` is its file, and ``cut`` is
     whether the file is truncated among its events. ``unread``: categories without a known kind.
+    ``untimed``: events whose missing or negative duration counts as 0.
     ``tensors`` identifies tensors, ``module_calls`` the outermost calls of modules, -1 for none.
     """
 
@@ -69,6 +70,7 @@ class Events:
     source: str = ""
     cut: bool = False
     unread: tuple[str, ...] = ()
+    untimed: tuple[int, ...] = ()
     scope: tuple[str, str] | None = None
     tensors: Tensors | None = field(default=None, compare=False, repr=False)
     module_calls: Ints | None = field(default=None, compare=False, repr=False)

@@ -68,43 +68,19 @@ class Metric(NamedTuple):
 def measure(metric: Metric, trace: Events) -> Value:
     """The value of the metric on this trace, or why there is none.
 
-    If a capture lacks some device work, counts are lower bounds.
+    If a capture lacks some device work, or the file breaks off, counts are lower bounds.
     """
     if (missing := trace.once(lacking, metric.needs)) is not None:
         return missing
+    from pytest_torchprof.verdict import bounds
+
     if "device" in metric.needs:
         from pytest_torchprof.analysis.gaps import partial_gap
 
         if reason := trace.once(partial_gap):
-            return _at_least(metric, trace, reason)
-    return bounded(metric, metric.extract(trace), trace)
-
-
-def _at_least(metric: Metric, trace: Events, reason: Reason) -> MissingValue:
-    found = metric.extract(trace) if metric.klass == "exact" else 0
-    if not isinstance(found, int) or not found:
-        return _unknown(reason)
-    from pytest_torchprof.core.reasons import Why, because
-
-    reason = because(Why.AT_LEAST, value=found, unit=metric.unit, why=reason)
-    return _unknown(reason, found, at_least=True)
-
-
-def bounded(metric: Metric, value: Value, trace: Events) -> Value:
-    """The value; a lower bound if other processes or finalizers did work for the test.
-
-    It is unknown if a thread that the test left was cut off.
-    """
-    if not (metric.of_region and trace.is_live):
-        return value
-    from pytest_torchprof.analysis.work_elsewhere import is_by_chance, work_elsewhere
-
-    if (gap := trace.once(work_elsewhere)) is None:
-        return value
-    if is_by_chance(gap):
-        return _unknown(gap)
-    at_hand = value if isinstance(value, int) else getattr(value, "at_hand", None)
-    return _unknown(gap, at_hand, at_least=True)
+            value = metric.extract(trace) if metric.klass == "exact" else None
+            return bounds.at_least(metric, value, reason)
+    return bounds.of_whole(metric, metric.extract(trace), trace)
 
 
 def measure_all(trace: Events, known: Mapping[str, Value] | None = None) -> dict[str, Value]:
@@ -264,8 +240,11 @@ def _no_durations() -> MissingValue:
 
 
 def _self_cpu_ms(trace: Events) -> Value:
+    from pytest_torchprof.analysis.gaps import cpu_time_gap
     from pytest_torchprof.analysis.operator_totals import self_cpu_ns
 
+    if (gap := trace.once(cpu_time_gap)) is not None:
+        return _unknown(gap)
     total = self_cpu_ns(trace)
     return _no_durations() if not total and _count(trace, "OP") else total / 1e6
 
@@ -273,7 +252,10 @@ def _self_cpu_ms(trace: Events) -> Value:
 def _device_ms(what: str) -> Callable[[Events], Value]:
     def extract(trace: Events) -> Value:
         from pytest_torchprof.analysis.device_time import device_time
+        from pytest_torchprof.analysis.gaps import device_time_gap
 
+        if (gap := trace.once(device_time_gap)) is not None:
+            return _unknown(gap)
         times = device_time(trace)
         if not times.self_ns and _count(trace, "KERNEL"):
             return _no_durations()

@@ -10,8 +10,9 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
-from pytest_torchprof.verdict.metrics import METRICS, bounded, measure, measure_all
+from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:

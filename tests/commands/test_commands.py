@@ -241,6 +241,46 @@ def test_stacks_of_a_part_are_said_to_be_of_a_part(say: Say, tmp_path: Path) -> 
     assert "stacks of a part: partial capture: 1 of 2 launches" in out
 
 
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    """A stored trace that lost one of its kernels."""
+    b = TraceBuilder(H100)
+    with b.op("aten::mm", [[64, 64], [64, 64]]):
+        b.launch("gemm", record_kernel=False)
+        b.launch("gemm")
+    return b.save(tmp_path / "half.json")
+
+
+LOST = "device times are of a part: partial capture: 1 of 2 launches"
+
+
+@pytest.mark.parametrize("command", ["ops", "kernels"])
+def test_tables_of_a_trace_that_lost_kernels_say_so(say: Say, half: Path, command: str) -> None:
+    assert LOST in say(command, half)[1]
+    notes = json.loads(say(command, half, "--format", "json")[1])["notes"]
+    assert any(note.startswith(LOST) for note in notes)
+
+
+def test_the_summary_of_a_trace_that_lost_kernels_has_no_device_times(say: Say, half: Path) -> None:
+    metrics = json.loads(say("summary", half, "--format", "json")[1])["metrics"]
+    kernels, times = metrics["kernels"], metrics["self_cuda_ms"]
+    assert (None, 1) == (kernels["value"], kernels["at_least"])
+    assert kernels["reason"].startswith("at least 1: partial capture: 1 of 2 launches")
+    assert times["value"] is None
+    assert times["reason"].startswith("partial capture: 1 of 2 launches")
+
+
+@pytest.mark.parametrize("by", ["op", "kernel"])
+def test_a_limit_on_growth_does_not_pass_on_a_trace_that_lost_kernels(
+    say: Say, half: Path, trace: Path, by: str
+) -> None:
+    for a, b, side in ((trace, half, "b"), (half, trace, "a"), (half, half, "a")):
+        status, out, _ = say("diff", a, b, "--by", by, "--fail-over", "100000")
+        assert (1, True) == (status, "could not be checked" in out)
+        assert f"{side}: {LOST}" in out
+        assert 0 == say("diff", a, b, "--by", by)[0]
+
+
 def test_memory_says_in_every_format_why_there_is_no_peak(say: Say, tmp_path: Path) -> None:
     b = TraceBuilder()
     b.op("aten::empty")
@@ -600,6 +640,19 @@ def test_a_lower_bound_of_one_rank_gives_no_total(say: Say, tmp_path: Path) -> N
     rows = json.loads(say("summary", folder, "--format", "json")[1])["metrics"]["flops"]
     assert (None, None) == (rows["value"], rows.get("at_least"))
     assert rows["reason"].startswith("on one rank, at least 268 MFLOP: my_kernel (1 call")
+
+
+def test_the_lower_bound_of_a_single_trace_is_a_field_in_json(say: Say, tmp_path: Path) -> None:
+    builder = builder_of()
+    builder.kernel_without_runtime("my_kernel", 1)
+    path = builder.save(tmp_path / "one.json")
+    flops = json.loads(say("summary", path, "--format", "json")[1])["metrics"]["flops"]
+    known = Trace.load(path).metrics()["flops"]
+    assert isinstance(known, NotMeasured)
+    assert (None, known.at_hand, known.reason) == (
+        flops["value"], flops["at_least"], flops["reason"],
+    )  # fmt: skip
+    assert flops["reason"].startswith("at least 268 MFLOP: my_kernel (1 call")
 
 
 OTHER_FILES = ("def test_it(): pass\n", '{"schema": "torchprof-baseline/1"}', "[1, 2]", "a;b c\n")

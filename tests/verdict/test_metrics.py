@@ -542,7 +542,7 @@ def test_no_shapes_in_a_real_trace() -> None:
 
 
 def test_every_launch_of_real_traces_has_its_kernel() -> None:
-    from pytest_torchprof.analysis.device_time import lost_launches
+    from pytest_torchprof.analysis.lost_launches import lost_launches
 
     for name in REAL:
         launches, lost = lost_launches(read_trace(real(name)))

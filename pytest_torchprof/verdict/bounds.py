@@ -1,0 +1,58 @@
+"""What a part of what ran says about the whole: lower bounds, and where there are none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.analysis.work_elsewhere import is_by_chance, work_elsewhere
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.results import MissingValue, Value
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.verdict.metrics import Metric
+
+#: What no further event can lower, as a free does a peak, or a call the self time of its operator.
+_ADD_UP = frozenset({
+    "flops", "ops", "allocated_cpu_bytes", "allocated_cuda_bytes", "kernels", "h2d_copies",
+    "d2h_copies", "h2d_bytes", "d2h_bytes", "syncs",
+})  # fmt: skip
+
+
+def of_whole(metric: Metric, value: Value, trace: Events) -> Value:
+    """The value that events of this trace give, or what it says about all that ran."""
+    value = bounded(metric, value, trace)
+    return _until_the_end(metric, value) if trace.cut and metric.of_region else value
+
+
+def at_least(metric: Metric, value: Value | None, reason: Reason) -> MissingValue:
+    """The count of a part as a lower bound; a count of 0 is none, and what is no count neither."""
+    if not isinstance(value, int) or not value:
+        return MissingValue(reason)
+    why = because(Why.AT_LEAST, value=value, unit=metric.unit, why=reason)
+    return MissingValue(why, value, at_least=True)
+
+
+def bounded(metric: Metric, value: Value, trace: Events) -> Value:
+    """The value; a lower bound if other processes or finalizers did work for the test.
+
+    It is unknown if a thread that the test left was cut off.
+    """
+    if not (metric.of_region and trace.is_live):
+        return value
+    if (gap := trace.once(work_elsewhere)) is None:
+        return value
+    if is_by_chance(gap):
+        return MissingValue(gap)
+    at_hand = value if isinstance(value, int) else getattr(value, "at_hand", None)
+    return MissingValue(gap, at_hand, at_least=True)
+
+
+def _until_the_end(metric: Metric, value: Value) -> MissingValue:
+    """The value of a file that breaks off among its events, of which any may be missing."""
+    ends = because(Why.FILE_ENDS)
+    grows = metric.name in _ADD_UP
+    if not isinstance(value, MissingValue):
+        return at_least(metric, value if grows else None, ends)
+    why = because(Why.SEVERAL, gaps=(value.reason, ends))
+    return MissingValue(why, value.at_hand, at_least=value.at_least and grows)

@@ -34,8 +34,8 @@ _DIFFERENT = (
     "each distinct output."
 )
 _DIFFERENT_BY_NAME = (
-    "was measured with different values under several names of one file ({names}). Run it under one "
-    "of them, or make each a file of its own."
+    "was measured with different values under several names of one file ({names}). Run it under "
+    "one of them, or make each a file of its own."
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,10 @@ _MEND = "make it writable and accept again"
 _DIFFERENT = (
     "was measured with different values. A parametrized test needs one assert_expected_inline for "
     "each distinct output."
+)
+_DIFFERENT_BY_NAME = (
+    "was measured with different values under several names of one file ({names}). Run it under "
+    "one of them, or make each a file of its own."
 )
 
 
@@ -173,20 +178,41 @@ def refusal(frame: FrameType, expected: str) -> str | None:
 def apply(edits: Iterable[Edit]) -> tuple[list[Edit], list[Problem]]:
     """Rewrite the literals; return the edits made, and those that failed with the reason.
 
-    A site or a file that cannot be rewritten is left unchanged; the others are rewritten.
+    A site or a file that cannot be rewritten is left unchanged; the others are rewritten. A file of
+    several names is one file, and equal edits by several names are one edit.
     """
-    by_file: dict[str, dict[object, list[Edit]]] = {}
+    by_file: dict[object, dict[object, list[Edit]]] = {}
     for edit in edits:
-        sites = by_file.setdefault(edit.file, {}).setdefault(edit.site or edit.line, [])
-        if edit not in sites:
+        sites = by_file.setdefault(_identity(edit.file), {}).setdefault(edit.site or edit.line, [])
+        if not any(edit == one._replace(file=edit.file) for one in sites):
             sites.append(edit)
     done: list[Edit] = []
     problems: list[Problem] = []
-    for file, sites_of_file in by_file.items():
-        made, refused = _apply_to_file(Path(file), list(sites_of_file.values()))
+    for sites_of_file in by_file.values():
+        edits_of_file = list(sites_of_file.values())
+        made, refused = _apply_to_file(Path(edits_of_file[0][0].file), edits_of_file)
         done += made
         problems += refused
     return done, problems
+
+
+def _identity(file: str) -> object:
+    """Equal for all names of one file: links of either kind."""
+    try:
+        found = os.stat(file)  # noqa: PTH116 - no Path is needed
+    except (OSError, ValueError):
+        return file
+    return (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(file)
+
+
+def _different(edits: Sequence[Edit]) -> str:
+    """Why edits of one literal exclude each other."""
+    files = sorted({edit.file for edit in edits})
+    if len(files) < len(edits):
+        return _DIFFERENT
+    names = [Path(file).name for file in files]
+    shown = names if len(set(names)) == len(names) else files
+    return _DIFFERENT_BY_NAME.format(names=" and ".join(shown))
 
 
 def _apply_to_file(file: Path, sites: Iterable[Sequence[Edit]]) -> tuple[list[Edit], list[Problem]]:
@@ -196,7 +222,7 @@ def _apply_to_file(file: Path, sites: Iterable[Sequence[Edit]]) -> tuple[list[Ed
         if edit.problem:
             problems.append(Problem(edit, edit.problem))
         elif others:
-            problems.append(Problem(edit, _DIFFERENT))
+            problems.append(Problem(edit, _different([edit, *others])))
         else:
             wanted.append(edit)
     if not wanted:

@@ -14,6 +14,7 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
+from pytest_torchprof.capture import module_classes
 from pytest_torchprof.capture.machine import real_torch
 from pytest_torchprof.capture.module_names import ModuleNames
 from pytest_torchprof.capture.unpatched import REAL
@@ -90,6 +91,11 @@ class LineTracer:
             return frozenset()
         lines = enumerate(self._lines.values())
         return frozenset(number for number, line in lines if line.unmarked)
+
+    @property
+    def unseen(self) -> frozenset[str]:
+        """Classes of modules that may have run unmarked."""
+        return frozenset()
 
     @property
     def modules(self) -> list[str]:
@@ -325,7 +331,8 @@ def _deeper(levels: int, function: Callable[[], None]) -> None:
 @cache
 def _hide_from_dynamo() -> None:
     """Dynamo compiles what compiled code calls, which includes our functions."""
-    rooms = (LineTracer, *LineTracer.__subclasses__(), ModuleNames, _Line)
+    tracers = LineTracer, *LineTracer.__subclasses__()
+    rooms = (*tracers, ModuleNames, module_classes.RunningModules, module_classes, _Line)
     methods = [method for room in rooms for method in vars(room).values()]
     functions: list[Any] = [*methods, is_users, frames_of_test, _written, _debugs, _depth, _deeper]
     codes = [f.__code__ for f in functions if hasattr(f, "__code__")]

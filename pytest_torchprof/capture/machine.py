@@ -198,6 +198,7 @@ def real_torch() -> SimpleNamespace:
         initialized=getattr(module, "is_initialized", lambda: True),
         mark=getattr(torch._C._profiler, "_RecordFunctionFast", torch.profiler.record_function),
         module=torch.nn.Module,
+        scripted=torch.jit.ScriptModule,
         calls_modules=_module_calls(torch.nn.Module),
         skip_code=_skip_code(),
     )

@@ -7,6 +7,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.module_classes import class_name
 from pytest_torchprof.capture.user_frames import frames_of_test
 
 
@@ -41,7 +42,7 @@ class ModuleNames:
             try:
                 self._roots[key] = self._as_known(module, callers)
             except Exception:  # noqa: BLE001 - attributes of users' objects may do anything
-                self._roots[key] = type(module).__name__
+                self._roots[key] = class_name(module)
         self._running.append((module, self._roots[key]))
         return self._roots[key]
 
@@ -92,4 +93,4 @@ class ModuleNames:
                     below = self._below(value).get(id(module))
                     if below:
                         return f"{name}.{below}{tail}"
-        return type(module).__name__ + tail
+        return class_name(module) + tail

@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_torchprof.capture.lines import LineTracer
 from pytest_torchprof.capture.machine import real_torch
+from pytest_torchprof.capture.module_classes import RunningModules
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.trace.known_names import MODULE_MARK
 
@@ -26,9 +27,14 @@ class ModuleTracer(LineTracer):
 
     def __init__(self) -> None:
         super().__init__()
-        self._names = self._inside = _Inside()
+        self._names = self._inside = RunningModules()
         self._module = real_torch().module
         self._entries = {*self._call_names, "forward"}
+
+    @property
+    def unseen(self) -> frozenset[str]:
+        """Classes of modules that may have run inside scripted or compiled ones, unmarked."""
+        return frozenset(self._inside.unseen)
 
     def _begin(self, innermost: FrameType) -> None:
         """Modules that are already running do not belong to the measured region."""
@@ -42,32 +48,11 @@ class ModuleTracer(LineTracer):
             return None
         try:
             module = frame.f_locals.get(code.co_varnames[0])
-            if self._inside.innermost is not module and issubclass(type(module), self._module):
-                self._inside.modules.append(module)
-                # A module wrapped by torch.compile has its own class.
-                kind = type(vars(module).get("_modules", {}).get("_orig_mod", module))
-                self._push(frame, f"{MODULE_MARK}{kind.__name__}", module=True)
+            if self._inside.innermost() is not module and issubclass(type(module), self._module):
+                name = self._inside.enter(module)
+                self._push(frame, f"{MODULE_MARK}{name}", module=True)
                 frame.f_trace_lines = False
                 return self._module_local
         except Exception as error:  # noqa: BLE001 - a fault of ours must not reach the test
             self._give_up(because(Why.TRACER_RAISED, error=f"{type(error).__name__}: {error}"))
         return None
-
-
-class _Inside:
-    """The running modules, from the outermost in."""
-
-    def __init__(self) -> None:
-        self.modules: list[Any] = []
-
-    @property
-    def innermost(self) -> Any:
-        return self.modules[-1] if self.modules else None
-
-    def leave(self) -> None:
-        """The last module has returned."""
-        self.modules.pop()
-
-    def forget(self) -> None:
-        """Release all of them."""
-        self.modules.clear()

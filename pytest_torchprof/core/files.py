@@ -319,6 +319,14 @@ def same_file(one: Path, other: Path) -> bool:
         return False
 
 
+def in_the_way(folder: Path) -> Path | None:
+    """What prevents a folder of this name: a file of its name, or of that of a folder around it."""
+    for path in (folder, *folder.parents):
+        if os.path.lexists(path):  # never raises
+            return None if os.path.isdir(path) else path  # noqa: PTH112 - never raises
+    return None
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -134,6 +134,7 @@ class Why(Enum):
     NO_MODULES_RUN = "no_modules_run"
     OPERATOR_DID_NOT_RUN = "operator_did_not_run"
     MODULE_DID_NOT_RUN = "module_did_not_run"
+    MODULE_RAN_UNSEEN = "module_ran_unseen"
     NOTHING_RAN = "nothing_ran"
     NOTHING_ON_DEVICE = "nothing_on_device"
     NO_PRODUCT = "no_product"

@@ -199,6 +199,10 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_MODULES_RUN: "the test failed before the run in which modules are marked",
     Why.OPERATOR_DID_NOT_RUN: "operator {name} did not run in the measured region",
     Why.MODULE_DID_NOT_RUN: "module {name} did not run in the measured region",
+    Why.MODULE_RAN_UNSEEN: (
+        "module {name} may have run inside a scripted or compiled one, whose parts are not told "
+        "apart"
+    ),
     Why.NOTHING_RAN: ("no operator ran in the profiled run; " + _KEEPS),
     Why.NOTHING_ON_DEVICE: ("nothing ran on the device in the profiled run; " + _KEEPS),
     Why.NO_PRODUCT: ("no product ran in the profiled run; " + _KEEPS),
@@ -243,7 +247,7 @@ SENTENCES: Mapping[Why, str] = {
     Why.TRACED_BY_DEBUGGER: "a debugger traces the test",
     Why.OWN_TRACER: "the test uses sys.settrace itself",
     Why.OTHER_THREAD: "the test starts and ends its region in different threads",
-    Why.TRACER_RAISED: "{error}",
+    Why.TRACER_RAISED: "tracking what runs failed, please report it: {error}",
     Why.TOO_MANY_LINES: "only the first {most:,} of your lines that run are located",
     Why.TOO_MANY_MODULES: "it runs more than {most:,} modules",
     # two revisions

@@ -24,6 +24,7 @@ from pytest_torchprof.session.faults import SessionErrors
 from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
 from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.known_rules import rules_of
+from pytest_torchprof.session.options import require_folder
 from pytest_torchprof.session.plan import Plan, plan_of
 from pytest_torchprof.session.reporting.accept import accept
 from pytest_torchprof.session.reporting.baseline_files import BaselineFiles
@@ -122,14 +123,15 @@ class TorchprofSession(RunningHooks):
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Skip baseline folders that may not be read, instead of failing collection."""
-        named = collection_path.name == Path(self.settings.baselines).name
-        return True if named and not os.access(collection_path, os.R_OK | os.X_OK) else None
+        if not self._baselines.is_folder(collection_path):
+            return None
+        return None if os.access(collection_path, os.R_OK | os.X_OK) else True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(
         self, items: list[pytest.Item]
     ) -> Generator[None, None, None]:
-        """Plan each test; reject invalid markers, naming their tests."""
+        """Plan each test; reject invalid markers, naming their tests, and files as folders."""
         problems = []
         for item in items:
             self.collected.add(item)
@@ -146,6 +148,10 @@ class TorchprofSession(RunningHooks):
         if problems:
             shown = problems[:10] + ([f"… and {len(problems) - 10} more"] if problems[10:] else [])
             raise pytest.UsageError("torchprof: " + "\n".join(map(escape.line, shown)))
+        if not self.is_worker:  # xdist breaks off without the message; there, each test has it
+            files = {item.path for item in items if PLAN in item.stash}
+            for folder in sorted({self._baselines.of(file).parent for file in files}):
+                require_folder(self.config, "baselines", folder)
         self.collected.leave_out_by_options(self.config)
         yield
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -228,6 +229,35 @@ def _typed(config: pytest.Config) -> set[str]:
     return {str(arg).partition("=")[0] for arg in config.invocation_params.args}
 
 
+def _source_of(config: pytest.Config, name: str) -> str:
+    """Where the value of an option comes from, or where to change it if that is the default."""
+    option = next(option for option in OPTIONS if option.name == name)
+    of_ini = not _is_option(config, name) and config.getini(option.dest) is not None
+    return f"ini option {option.dest}" if of_ini else option.flag
+
+
+def _is_option(config: pytest.Config, name: str) -> bool:
+    """Whether it is on the command line, or in ``addopts``."""
+    return config.getoption(f"torchprof_{name}") is not None
+
+
+def require_folder(config: pytest.Config, name: str, folder: Path) -> None:
+    """Reject a folder for this option that can be none.
+
+    Raises:
+        pytest.UsageError: there is a file of that name, or of that of a folder around it.
+    """
+    from pytest_torchprof.core.files import in_the_way
+    from pytest_torchprof.render import escape
+
+    if (path := in_the_way(folder)) is not None:
+        what = "it" if path == folder else str(path)
+        error = SettingsError(
+            f"{folder} cannot be a folder", f"{what} exists and is a file", "name another folder"
+        )
+        raise pytest.UsageError(escape.line(f"{_source_of(config, name)}: {error}"))
+
+
 def build_settings(config: pytest.Config) -> Settings:
     """Resolve every option from its sources.
 
@@ -262,6 +292,11 @@ def build_settings(config: pytest.Config) -> Settings:
     here = config.invocation_params.dir
     for path in ("json", "traces"):
         values[path] = here / values[path] if values[path] else None
+        if path == "traces" and values[path] is not None:
+            require_folder(config, path, values[path])
+    # A relative name in an ini file only means folders beside tests; see `TorchprofSession`.
+    if _is_option(config, "baselines") or Path(values["baselines"]).is_absolute():
+        require_folder(config, "baselines", here / values["baselines"])
     if values["traces"] is None and "--torchprof-traces-of" in _typed(config):
         raise pytest.UsageError(
             "--torchprof-traces-of does nothing without a folder; add --torchprof-traces=DIR"

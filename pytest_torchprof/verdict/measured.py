@@ -20,11 +20,12 @@ class Measured(Frozen, frozen=True):
     """A test that was measured.
 
     ``checked`` is its trace and what the rules found. ``modules`` is a trace in which modules are
-    marked, or ``modules_gap`` says why there is none; ``located`` maps events to lines, and
-    ``lines_gap`` says why lines are missing or incomplete. ``environment``, ``host`` and
-    ``cpu_capability`` are the machine's, and ``busy`` says what else it did. ``unmeasured`` are
-    metrics that the test itself compares but that were not measured; ``mismatch`` is a failed
-    inline expectation, metric → expected text.
+    marked, or ``modules_gap`` says why there is none; ``unseen_modules`` are classes of modules
+    that may have run in it unmarked. ``located`` maps events to lines, and ``lines_gap`` says why
+    lines are missing or incomplete. ``environment``, ``host`` and ``cpu_capability`` are the
+    machine's, and ``busy`` says what else it did. ``unmeasured`` are metrics that the test itself
+    compares but that were not measured; ``mismatch`` is a failed inline expectation, metric →
+    expected text.
     """
 
     checked: Checked
@@ -37,6 +38,7 @@ class Measured(Frozen, frozen=True):
     ignored: frozenset[str] = frozenset()
     modules: Events | None = None
     modules_gap: Reason | None = None
+    unseen_modules: frozenset[str] = frozenset()
     located: Placing | None = None
     lines_gap: Reason | None = None
     busy: tuple[Reason, ...] = ()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.rules.engine.check import Checked
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.measured import Measured
+    from pytest_torchprof.verdict.metrics import Metric
 
 _COLUMNS = (
     "calls",
@@ -85,6 +86,27 @@ def _did_not_run(budget: Budget) -> Reason:
     return because(Why.MODULE_DID_NOT_RUN, name=str(budget.module))
 
 
+def _within(source: Events, budget: Budget, *, unseen: bool) -> Value:
+    """The budget's metric within its scope; ``unseen``: more of it may have run without a mark."""
+    view, metric = source.within(op=budget.op, module=budget.module), METRICS[budget.metric]
+    if unseen:
+        why = because(Why.MODULE_RAN_UNSEEN, name=str(budget.module))
+        return _at_least(metric, view, why)
+    # Something that did not run proves nothing, unless the limit is 0.
+    if not view.selection.any() and budget.limit != 0:
+        return MissingValue(_did_not_run(budget))
+    return measure(metric, view)
+
+
+def _at_least(metric: Metric, view: Events, why: Reason) -> MissingValue:
+    """What is known to have run, of a metric that more work can only increase."""
+    adds_up = metric.klass == "exact" and not metric.name.startswith(("peak_", "leaked_"))
+    found = measure(metric, view) if adds_up else None
+    if isinstance(found, MissingValue):
+        found = found.at_hand if found.at_least else None
+    return MissingValue(why, int(found), at_least=True) if found else MissingValue(why)
+
+
 def profile_of(measured: Measured) -> Profile:
     """Metrics, operators, kernels and scoped values of what was measured."""
     trace, allowed = measured.trace, measured.allowed
@@ -110,14 +132,8 @@ def profile_of(measured: Measured) -> Profile:
         if isinstance(source, MissingValue):
             scoped[budget.label] = source
             continue
-        view = source.within(op=budget.op, module=budget.module)
-        ran = view.selection.any()
-        # Something that did not run proves nothing, unless the limit is 0.
-        scoped[budget.label] = (
-            measure(METRICS[budget.metric], view)
-            if ran or budget.limit == 0
-            else MissingValue(_did_not_run(budget))
-        )
+        unseen = budget.module in measured.unseen_modules
+        scoped[budget.label] = _within(source, budget, unseen=unseen)
     return Profile(
         metrics=values_of(measured.checked, allowed),
         operators=rows,

@@ -191,13 +191,12 @@ def test_a_pipe_in_its_place_is_reported(pytester: pytest.Pytester) -> None:
     assert f"baseline {baseline_file(pytester)} {shown}" in ran.out
 
 
-def test_a_file_in_place_of_the_folder_is_reported(pytester: pytest.Pytester) -> None:
+def test_a_file_in_place_of_the_folder_is_a_usage_error(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=ADD)
-    baseline_file(pytester).parent.touch()
+    (folder := baseline_file(pytester).parent).touch()
     for option in ("--torchprof", "--accept"):
-        ran = run(pytester, option)
-        assert 1 == ran.ret
-        assert f"baseline {baseline_file(pytester)} cannot be " in ran.out
+        error = run(pytester, option).usage_error()
+        assert f"ERROR: --torchprof-baselines: {folder} cannot be a folder: it exists " in error
 
 
 def test_one_bad_file_concerns_only_its_own_tests(pytester: pytest.Pytester) -> None:

@@ -481,6 +481,57 @@ def test_one_literal_for_equal_values_is_rewritten_once(pytester: pytest.Pyteste
     assert {"passed": 2} == run(pytester, "--torchprof").outcomes
 
 
+LINKED = """\
+from pathlib import Path
+
+import torch
+
+X = torch.ones(2, 2)
+
+def test_it(torchprof):
+    with torchprof:
+        for _ in range(TIMES): X @ X
+    torchprof.assert_expected_inline(\"\"\"\"\"\")
+"""
+
+
+def linked(pytester: pytest.Pytester, how: str, times: str) -> None:
+    """A test file in a folder, and another name of it outside of the folder."""
+    folder = pytester.mkpydir("sub")
+    file, link = folder / "test_t.py", pytester.path / "test_link.py"
+    file.write_text(LINKED.replace("TIMES", times), "utf-8")
+    if how == "symbolic":
+        link.symlink_to(file)
+    else:
+        link.hardlink_to(file)
+
+
+@pytest.mark.parametrize("how", ["symbolic", "hard"])
+def test_two_names_of_one_file_are_rewritten_once(pytester: pytest.Pytester, how: str) -> None:
+    linked(pytester, how, "1")
+    out = accept(pytester, ".").out
+    assert 1 == out.count(" rewritten")
+    assert "cannot be rewritten" not in out
+    assert 1 == source(pytester, "sub/test_t.py").count("flops   16 FLOP\n")
+    assert source(pytester, "test_link.py") == source(pytester, "sub/test_t.py")
+    assert {"passed": 2} == run(pytester, "--torchprof", ".").outcomes
+
+
+@pytest.mark.parametrize("how", ["symbolic", "hard"])
+def test_different_values_under_two_names_of_one_file_are_one_error_and_change_nothing(
+    pytester: pytest.Pytester, how: str
+) -> None:
+    linked(pytester, how, "len(Path(__file__).stem)")
+    before = source(pytester, "test_link.py")
+    ran = run(pytester, "--accept", ".")
+    (line,) = (line for line in ran.out.splitlines() if line.startswith("ERROR: "))
+    assert "was measured with different values under several names of one file" in line
+    assert "(test_t.py and test_link.py)" in line or "(test_link.py and test_t.py)" in line
+    assert 1 == ran.ret
+    assert "rewritten" not in ran.out.replace("cannot be rewritten", "")
+    assert before == source(pytester, "test_link.py") == source(pytester, "sub/test_t.py")
+
+
 def test_an_expectation_in_a_shared_helper_or_variable_is_a_clear_error(
     pytester: pytest.Pytester,
 ) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import resource
 
 import pytest
+import torch
 from support.sessions import run
+
+from pytest_torchprof.capture.lines import LineTracer
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _loaded() -> None:
     """Load the compiler whole: inner sessions forget imports, and it cannot be loaded twice."""
-    import torch
-
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
 
 
@@ -158,3 +159,176 @@ def test_a_capture_that_fails_leaves_the_other_numbers(
     def test_it(): NET(X)
     """
     assert {"test_it": "it runs more than 2 modules"} == values(pytester, tests)
+
+
+ODD = """
+    lim = lambda name: pytest.mark.max_flops(1000, module=name)
+
+    class Odd(torch.nn.Module):
+        def forward(self, x): return x @ x
+
+    class Early(Odd):
+        def __init__(self):
+            self.forward(X)
+            super().__init__()
+
+    class Empty(Odd):
+        def __init__(self):
+            super().__init__()
+            self.__dict__["_modules"] = None
+
+    class Secret(Odd):
+        @property
+        def __dict__(self): raise RuntimeError("secret")
+
+    class Classless(Odd):
+        @property
+        def __class__(self): raise RuntimeError("secret")
+
+    class Nameless(Odd, metaclass=type("Meta", (type,), {"__name__": property(lambda _: 1 / 0)})):
+        pass
+
+    class Deaf(Odd):
+        def __getattr__(self, name): raise RuntimeError(name)
+
+    class Unequal(Odd):
+        __hash__ = None
+        def __eq__(self, other): raise RuntimeError("not comparable")
+        def __bool__(self): raise RuntimeError("neither")
+
+    class Slotted(Odd):
+        __slots__ = ("slot",)
+
+    @lim("Early")
+    def test_in_the_middle_of_init(): Early()
+
+    @lim("Empty")
+    def test_empty(): Empty().forward(X)
+
+    @lim("Secret")
+    def test_secret(): Secret().forward(X)
+
+    @lim("Classless")
+    def test_classless(): Classless()(X)
+
+    @lim("Nameless")
+    def test_nameless(): Nameless()(X)
+
+    @lim("Deaf")
+    def test_deaf(): Deaf().forward(X)
+
+    @lim("Unequal")
+    def test_unequal(): Unequal()(X)
+
+    @lim("Slotted")
+    def test_slotted(): Slotted()(X)
+
+    @lim("LazyLinear")
+    def test_lazy(): torch.nn.LazyLinear(4)(X)
+
+    @lim("Odd")
+    def test_symbolically_traced(): torch.fx.symbolic_trace(Odd())(X)
+
+    @lim("Odd")
+    def test_parallel(): torch.nn.DataParallel(Odd())(X)
+
+    @lim("Odd")
+    def test_copied(): __import__("copy").deepcopy(Odd())(X)
+"""
+
+
+def test_a_module_counts_whatever_its_attributes_do(pytester: pytest.Pytester) -> None:
+    found = values(pytester, ODD, "-Wignore")
+    assert dict.fromkeys(found, 2 * 4**3) == found
+    assert 12 == len(found)
+
+
+def test_a_scripted_or_traced_module_counts_under_its_original_class(
+    pytester: pytest.Pytester,
+) -> None:
+    found = values(
+        pytester,
+        """
+    import io
+
+    SCRIPTED, TRACED = torch.jit.script(Net().eval()), torch.jit.trace(Net(), X)
+    FILE = io.BytesIO()
+    torch.jit.save(SCRIPTED, FILE)
+    FILE.seek(0)
+    LOADED, FROZEN = torch.jit.load(FILE), torch.jit.freeze(SCRIPTED)
+
+    @pytest.mark.max_flops(1000, module="Net")
+    @pytest.mark.parametrize("net", [SCRIPTED, TRACED, LOADED, FROZEN])
+    def test_whole(net): net(X)
+
+    @pytest.mark.max_flops(1000, module="Attention")
+    def test_part_called(): SCRIPTED.a(X)
+
+    @pytest.mark.max_flops(1000, module="Sequential")
+    def test_inside_another(): torch.nn.Sequential(SCRIPTED)(X)
+    """,
+        "-Wignore",
+    )
+    one = 2 * 4**3
+    assert one == found.pop("test_part_called")
+    assert {3 * one} == set(found.values())
+    assert 5 == len(found)
+
+
+PARTS = """
+    torch._dynamo.reset()
+    FAST = torch.compile(Net(), backend="eager")
+    SLOW = Net()
+    SLOW.compile(backend="eager")
+    NETS = [torch.jit.script(Net()), torch.jit.trace(Net(), X), FAST, SLOW]
+
+    @pytest.mark.max_flops(1000, module="Attention")
+    @pytest.mark.parametrize("net", NETS)
+    def test_within(net): net(X)
+
+    @pytest.mark.max_flops(127, module="Attention")
+    @pytest.mark.parametrize("net", NETS)
+    def test_elsewhere(net):
+        net(X)
+        NET.a(X)
+
+    @pytest.mark.max_ops(0, module="Attention")
+    @pytest.mark.parametrize("net", NETS)
+    def test_none_allowed(net): net(X)
+
+    @pytest.mark.max_peak_cpu_bytes(1, module="Attention")
+    @pytest.mark.parametrize("net", NETS)
+    def test_no_sum(net):
+        net(X)
+        NET.a(X)
+"""
+
+
+def test_parts_of_scripted_and_compiled_modules_are_unknown_and_what_ran_elsewhere_a_bound(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=NETS + PARTS)
+    ran = run(pytester, "--torchprof", "-Wignore")
+    rows = {
+        name: next(row for label, row in test["metrics"].items() if "module=" in label)
+        for name, test in ran.tests.items()
+    }
+    assert 16 == len(rows)
+    for name, row in rows.items():
+        assert "module Attention may have run inside a scripted or" in str(row["reason"]), name
+        over = name.startswith("test_elsewhere")
+        known = 2 * 4**3 if over else None
+        assert (known, known) == (row["value"], row.get("at_least")), name
+        assert ("over_budget" if over else "not_measured") == row["status"], name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_path_without_a_name_begins_with_the_original_class() -> None:
+    calls = [torch.jit.script(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 4)]
+    tracer = LineTracer(own=[__file__])
+    tracer.start()
+    for number in range(2):
+        calls[number](torch.ones(4))
+    tracer.stop()
+    assert tracer.gap is None
+    assert ["Linear"] == tracer.modules

@@ -70,6 +70,64 @@ def test_another_folder_has_other_baselines(pytester: pytest.Pytester) -> None:
     assert {"test_add": "new"} == ran.statuses
 
 
+def a_file(pytester: pytest.Pytester, option: str, where: str, name: str, *args: str) -> str:
+    """The usage error for this name of the folder."""
+    given = [f"--torchprof-baselines={name}"] if where == "command line" else []
+    pytester.makeini("[pytest]" + ("" if given else f"\ntorchprof_baselines = {name}"))
+    error = run(pytester, option, *given, *args).usage_error()
+    source = "--torchprof-baselines" if given else "ini option torchprof_baselines"
+    assert error.startswith(f"ERROR: {source}: ")
+    assert 1 == error.count("ERROR: ")
+    return error
+
+
+@pytest.mark.parametrize("option", ["--torchprof", "--accept"])
+@pytest.mark.parametrize("where", ["command line", "ini"])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_test_file_as_the_folder_is_a_usage_error(
+    pytester: pytest.Pytester, option: str, where: str, absolute: bool
+) -> None:
+    file = pytester.makepyfile(test_it=ADD)
+    error = a_file(pytester, option, where, str(file) if absolute else "test_it.py")
+    told = f"{file} cannot be a folder: it exists and is a file; name another folder"
+    assert error.endswith(told)
+
+
+@pytest.mark.parametrize("where", ["command line", "ini"])
+@pytest.mark.parametrize("name", ["perf", "perf/deep", "gone"])
+def test_a_file_beside_tests_in_a_deeper_folder_is_a_usage_error(
+    pytester: pytest.Pytester, where: str, name: str
+) -> None:
+    tree(pytester)
+    (pytester.path / "deep" / "perf").touch()
+    (pytester.path / "deep" / "gone").symlink_to("nowhere")
+    error = a_file(pytester, "--torchprof", where, name)
+    assert f"{pytester.path / 'deep' / name} cannot be a folder: " in error
+    assert "exists and is a file" in error
+
+
+def test_a_file_beside_tests_is_an_error_of_each_test_in_workers(
+    pytester: pytest.Pytester,
+) -> None:
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    tree(pytester)
+    (pytester.path / "deep" / "perf").touch()
+    ran = run(pytester, "--torchprof", "--torchprof-baselines=perf", "-n1", needs=["xdist"])
+    assert {"passed": 1, "failed": 1} == ran.outcomes
+    file = pytester.path / "deep" / "perf" / "test_below.json"
+    assert f"baseline {file} cannot be read: Not a directory" in ran.out
+
+
+def test_a_file_of_that_name_away_from_all_tests_is_none_of_our_business(
+    pytester: pytest.Pytester,
+) -> None:
+    tree(pytester)
+    (pytester.path / "perf").touch()
+    pytester.makeini("[pytest]\ntorchprof_baselines = perf")
+    accept(pytester, "deep")
+    assert {"deep/perf/test_below.json"} == files(pytester)
+
+
 @pytest.mark.parametrize(
     ("file", "folder", "expected"),
     [

@@ -147,8 +147,9 @@ def test_tests_whose_names_differ_in_a_separator_keep_a_trace_each(
 def test_a_folder_that_cannot_be_made_is_one_error_and_no_test_fails(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(test_it="def test_ok(): pass\ndef test_too(): pass")
-    (pytester.path / "traces").touch()
+    # Made while pytest runs, so that it is no usage error.
+    made = "open('traces', 'w').close()"
+    pytester.makepyfile(test_it=f"{made}\ndef test_ok(): pass\ndef test_too(): pass")
     ran = run(pytester, "--torchprof", "--torchprof-traces=traces", "--torchprof-traces-of=all")
     assert ({"passed": 2}, 1) == (ran.outcomes, ran.ret)
     (line,) = (line for line in ran.result.outlines if line.startswith("ERROR"))
@@ -156,6 +157,26 @@ def test_a_folder_that_cannot_be_made_is_one_error_and_no_test_fails(
         f"ERROR: traces cannot be kept in {pytester.path / 'traces'}: File exists; "
         "name another with --torchprof-traces (in 2 tests: test_it.py::test_ok, …)"
     ) == line
+
+
+@pytest.mark.parametrize("name", ["test_it.py", "test_it.py/deep", "{path}/test_it.py", "gone"])
+@pytest.mark.parametrize("where", ["command line", "ini"])
+def test_a_file_in_place_of_the_folder_is_a_usage_error(
+    pytester: pytest.Pytester, where: str, name: str
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    (pytester.path / "gone").symlink_to("nowhere")
+    name = name.format(path=pytester.path)
+    args = [f"--torchprof-traces={name}"] if where == "command line" else []
+    pytester.makeini("[pytest]" + ("" if args else f"\ntorchprof_traces = {name}"))
+    source = "--torchprof-traces" if args else "ini option torchprof_traces"
+    file = pytester.path / ("gone" if name == "gone" else "test_it.py")
+    folder = pytester.path / name
+    what = "it" if file == folder else file
+    assert (
+        f"ERROR: {source}: {folder} cannot be a folder: {what} exists and is a file; "
+        "name another folder"
+    ) == run(pytester, "--torchprof", *args).usage_error()
 
 
 def test_an_unknown_choice_is_a_usage_error(pytester: pytest.Pytester) -> None:

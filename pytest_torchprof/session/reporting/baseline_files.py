@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.baseline import store
+from pytest_torchprof.core.files import same_file
 from pytest_torchprof.session.reporting.accept import shown
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ class BaselineFiles:
         if (path := self._known.get(file)) is None:
             path = self._known[file] = store.path_for(file, self._folder, self._root)
         return path
+
+    def is_folder(self, path: Path) -> bool:
+        """Whether a path that was found beside tests is a folder of baselines."""
+        folder = Path(self._folder)
+        ours = same_file(path, folder) if folder.is_absolute() else path.name == folder.name
+        return ours and path.is_dir()
 
     @property
     def project(self) -> str | None:

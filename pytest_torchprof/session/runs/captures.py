@@ -40,6 +40,8 @@ class Captures:
         #: A trace with modules marked, or why there is none.
         self.modules: Events | None = None
         self.modules_gap: Reason | None = None
+        #: Classes of modules that may have run unmarked in it.
+        self.unseen_modules: frozenset[str] = frozenset()
         #: The source lines, or why they are missing or incomplete.
         self.located: Located | None = None
         self.lines_gap: Reason | None = None
@@ -69,6 +71,7 @@ class Captures:
             if brought.kind == "modules":
                 self.no_modules(brought.gap)
                 self.modules = None if brought.gap else brought.trace
+                self.unseen_modules = brought.unseen
             else:
                 self._locate(brought)
         return None

@@ -216,6 +216,7 @@ class Gatherer:
             ignored=plan.ignored,
             modules=captures.modules,
             modules_gap=captures.modules_gap,
+            unseen_modules=captures.unseen_modules,
             located=captures.located,
             lines_gap=captures.lines_gap,
             busy=self.rounds.busy,

@@ -135,6 +135,7 @@ class Run:
             marks=(tracer.lines, tracer.modules) if tracer is not None and tracer.usable else None,
             doubted=tracer.doubted if tracer is not None else frozenset(),
             gap=tracer.gap if tracer is not None else None,
+            unseen=tracer.unseen if tracer is not None else frozenset(),
         )
 
     def _forget(self, *last: Callable[[], None]) -> None:

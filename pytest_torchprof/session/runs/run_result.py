@@ -29,7 +29,7 @@ class Captured(Frozen, frozen=True):
     the run compiled something. ``started_threads`` of the test and ``other_threads`` of torch did
     work. ``marks`` are the lines and the modules of the run's markers, by number, and ``gap`` says
     why they are missing or incomplete. ``doubted`` are the numbers of lines that were not marked
-    each time they ran.
+    each time they ran, and ``unseen`` the classes of modules that may have run without a marker.
     """
 
     kind: RunKind
@@ -42,6 +42,7 @@ class Captured(Frozen, frozen=True):
     marks: tuple[Sequence[str | None], Sequence[str]] | None = None
     doubted: frozenset[int] = frozenset()
     gap: Reason | None = None
+    unseen: frozenset[str] = frozenset()
 
 
 class NoModules(Frozen, frozen=True):

@@ -191,11 +191,11 @@ def copy_round_trip(trace: Events, *, bytes: float) -> Matches:  # noqa: A002
     thread, each copy to the device with the latest earlier copy from it of the same size, and
     of the same shape and dtype if the trace has them, from `bytes` on. A live test is
     captured once more to find out whether what is copied back is what was copied out, or was
-    computed from it. A stored trace does not tell, so there is no match if the host makes any
-    new tensor in between, as `from_numpy` does. Nor is there one if the data's origin is
-    unknown, as after NumPy, and the first copy of that size in a step goes to the device:
-    batches and their results follow that pattern. Deliberately offloaded activations are round
-    trips too.
+    computed from it. A stored trace does not tell: there, what the host computes in between
+    counts as computed from it, but there is no match if the host creates, loads, joins, or
+    indexes a tensor, as `from_numpy` does. Nor is there one if the data's origin is unknown, as
+    after NumPy, and the first copy of that size in a step goes to the device: batches and their
+    results follow that pattern. Deliberately offloaded activations are round trips too.
 
     ## Why it is slow
 

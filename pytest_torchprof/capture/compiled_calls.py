@@ -18,33 +18,27 @@ class CompiledCalls:
     """
 
     def __init__(self) -> None:
-        self._count = 0
-        self._watches = False
-
-    @property
-    def count(self) -> int | None:
-        """Their number; None where dynamo was not there to be watched."""
-        return self._count if self._watches else None
+        #: Those seen so far.
+        self.count = 0
 
     def watch(self, replace: Callable[..., None], undo: Undo) -> None:
         """Watch until ``undo``, if dynamo is imported."""
         room = sys.modules.get("torch._dynamo.eval_frame")
         if hasattr(room, "_callback_from_stance"):
             replace(room, "_callback_from_stance", self._asked, undo)
-            self._watches = True
         if (kind := getattr(room, "_NullDecorator", None)) is not None:
             replace(kind, "__call__", self._left_alone, undo)
 
     def _asked(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def callback_from_stance(callback: Any) -> Any:
-            self._count += callable(callback)  # there is none where dynamo is switched off
+            self.count += callable(callback)  # there is none where dynamo is switched off
             return original(callback)
 
         return callback_from_stance
 
     def _left_alone(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(decorator: Any, function: Any) -> Any:
-            self._count += 1
+            self.count += 1
             return original(decorator, function)
 
         return call

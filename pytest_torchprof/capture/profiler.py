@@ -336,7 +336,7 @@ class Capture:
         """What the capture knows beyond its events."""
         return Facts(
             anomaly_before=True if self._anomaly else None,
-            compiled_calls=self._compiled_calls.count,
+            compiled_calls=self._compiled_calls.count or None,
             elsewhere=self._elsewhere,
             late_threads=self._left.late or None,
             left_threads=self._left.left or None,

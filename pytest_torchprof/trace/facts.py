@@ -131,7 +131,8 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         recompilations: a row for each recompilation.
         earlier_breaks: graph breaks of earlier compilations by compile id; None if not all known.
         compiled: compile ids of everything that was compiled since the test began.
-        compiled_calls: how often the region called a function that torch.compile has wrapped.
+        compiled_calls: how often the region was seen to call a function that torch.compile has
+            wrapped, if it was.
         graphs: the graphs that inductor compiled, by key.
         lost_loops: loops of products whose inductor graph is lost.
         marks_graphs: whether this torch annotates calls of inductor's graphs.

@@ -249,6 +249,8 @@ def test_loops_that_an_earlier_test_compiled_are_not_missing_in_another(
             torch.compile(lambda x: x * 2, backend="eager")(torch.ones(4, 4))
         """
     )
+    if run(pytester, subprocess=True).ret:
+        pytest.skip("this torch cannot compile the frozen model")
     ran = run(pytester, "--torchprof", subprocess=True)
     assert 0 == ran.metric("flops", "test_other")["value"], ran.metric("flops", "test_other")
     frozen = ran.metric("flops", "test_frozen")

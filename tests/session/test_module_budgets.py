@@ -322,7 +322,7 @@ def test_parts_of_scripted_and_compiled_modules_are_unknown_and_what_ran_elsewhe
         assert ("over_budget" if over else "not_measured") == row["status"], name
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_path_without_a_name_begins_with_the_original_class() -> None:
     calls = [torch.jit.script(torch.nn.Linear(4, 4)), torch.nn.Linear(4, 4)]
     tracer = LineTracer(own=[__file__])

@@ -25,6 +25,11 @@ def of_whole(metric: Metric, value: Value, trace: Events) -> Value:
     return _until_the_end(metric, value) if trace.cut and metric.of_region else value
 
 
+def adds_up(metric: Metric) -> bool:
+    """Whether more work can only increase it, so that a part of the work is a lower bound."""
+    return metric.name in _ADD_UP
+
+
 def at_least(metric: Metric, value: Value | None, reason: Reason) -> MissingValue:
     """The count of a part as a lower bound; a count of 0 is none, and what is no count neither."""
     if not isinstance(value, int) or not value:
@@ -51,7 +56,7 @@ def bounded(metric: Metric, value: Value, trace: Events) -> Value:
 def _until_the_end(metric: Metric, value: Value) -> MissingValue:
     """The value of a file that breaks off among its events, of which any may be missing."""
     ends = because(Why.FILE_ENDS)
-    grows = metric.name in _ADD_UP
+    grows = adds_up(metric)
     if not isinstance(value, MissingValue):
         return at_least(metric, value if grows else None, ends)
     why = because(Why.SEVERAL, gaps=(value.reason, ends))

@@ -12,22 +12,11 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.verdict.metrics import Metric
 
-#: What no further event can lower, as a free does a peak, or a call the self time of its operator.
-_ADD_UP = frozenset({
-    "flops", "ops", "allocated_cpu_bytes", "allocated_cuda_bytes", "kernels", "h2d_copies",
-    "d2h_copies", "h2d_bytes", "d2h_bytes", "syncs",
-})  # fmt: skip
-
 
 def of_whole(metric: Metric, value: Value, trace: Events) -> Value:
     """The value that events of this trace give, or what it says about all that ran."""
     value = bounded(metric, value, trace)
     return _until_the_end(metric, value) if trace.cut and metric.of_region else value
-
-
-def adds_up(metric: Metric) -> bool:
-    """Whether more work can only increase it, so that a part of the work is a lower bound."""
-    return metric.name in _ADD_UP
 
 
 def at_least(metric: Metric, value: Value | None, reason: Reason) -> MissingValue:
@@ -56,8 +45,7 @@ def bounded(metric: Metric, value: Value, trace: Events) -> Value:
 def _until_the_end(metric: Metric, value: Value) -> MissingValue:
     """The value of a file that breaks off among its events, of which any may be missing."""
     ends = because(Why.FILE_ENDS)
-    grows = adds_up(metric)
     if not isinstance(value, MissingValue):
-        return at_least(metric, value if grows else None, ends)
+        return at_least(metric, value if metric.adds_up else None, ends)
     why = because(Why.SEVERAL, gaps=(value.reason, ends))
-    return MissingValue(why, value.at_hand, at_least=value.at_least and grows)
+    return MissingValue(why, value.at_hand, at_least=value.at_least and metric.adds_up)

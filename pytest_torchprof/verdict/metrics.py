@@ -36,6 +36,8 @@ class Metric(NamedTuple):
         tolerance: relative, of a ``near`` metric.
         scopable: whether a limit may name an operator or a module.
         depends_on_order: whether it has a value depends on what ran earlier in the process.
+        adds_up: whether more work can only increase it, so that a part of the work gives a lower
+            bound. A peak does not: a free lowers it. Nor self time: a nested call lowers it.
         stored: whether baselines keep it among ``metrics`` (time is kept apart).
     """
 
@@ -48,6 +50,7 @@ class Metric(NamedTuple):
     tolerance: float = 0.0
     scopable: bool = True
     depends_on_order: bool = False
+    adds_up: bool = False
 
     @property
     def stored(self) -> bool:
@@ -310,9 +313,12 @@ def _row(
     tolerance: float = 0.0,
     scopable: bool = True,
     depends_on_order: bool = False,
+    adds_up: bool = False,
 ) -> Metric:
     wanted: frozenset[MetricNeed] = frozenset(needs.split())  # type: ignore[arg-type]
-    return Metric(name, unit, klass, wanted, extract, help_, tolerance, scopable, depends_on_order)
+    return Metric(
+        name, unit, klass, wanted, extract, help_, tolerance, scopable, depends_on_order, adds_up
+    )
 
 
 #: Tolerances: an instruction count varies by about 0.1 % with addresses and interrupts; the
@@ -336,9 +342,9 @@ METRICS: Mapping[str, Metric] = {
              "user-space CPU instructions of the call phase, if there is a hardware counter",
              tolerance=0.01, scopable=False),
         _row("flops", "FLOP", "exact", "shapes", _flops,
-             "floating-point operations by formula, multiply and add counted as 2"),
+             "floating-point operations by formula, multiply and add counted as 2", adds_up=True),
         _row("ops", "1", "exact", "operators", lambda trace: _count(trace, "OP"),
-             "dispatched operator calls"),
+             "dispatched operator calls", adds_up=True),
         _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
              "highest live bytes above the start of the call phase"),
         _row("peak_cuda_bytes", "B", "near", "memory device_memory",
@@ -346,27 +352,27 @@ METRICS: Mapping[str, Metric] = {
              "highest live device bytes above the start of the call phase", tolerance=0.01),
         _row("allocated_cpu_bytes", "B", "exact", "memory",
              _memory("allocated_bytes", on_device=False),
-             "sum of allocations"),
+             "sum of allocations", adds_up=True),
         _row("allocated_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("allocated_bytes", on_device=True),
-             "sum of device allocations"),
+             "sum of device allocations", adds_up=True),
         _row("leaked_cpu_bytes", "B", "exact", "memory", _memory("leaked_bytes", on_device=False),
              "allocated in the call phase and live after it, after gc"),
         _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("leaked_bytes", on_device=True),
              "live device bytes at the end minus those at the start, after gc"),
         _row("kernels", "1", "exact", "device", lambda trace: _count(trace, "KERNEL"),
-             "device kernels that ran"),
+             "device kernels that ran", adds_up=True),
         _row("h2d_copies", "1", "exact", "device", _copies("H2D", in_bytes=False),
-             "copies from host to device"),
+             "copies from host to device", adds_up=True),
         _row("d2h_copies", "1", "exact", "device", _copies("D2H", in_bytes=False),
-             "copies from device to host"),
+             "copies from device to host", adds_up=True),
         _row("h2d_bytes", "B", "exact", "device", _copies("H2D", in_bytes=True),
-             "bytes copied from host to device"),
+             "bytes copied from host to device", adds_up=True),
         _row("d2h_bytes", "B", "exact", "device", _copies("D2H", in_bytes=True),
-             "bytes copied from device to host"),
+             "bytes copied from device to host", adds_up=True),
         _row("syncs", "1", "exact", "calls", _syncs,
-             "calls in which the host waited for the device"),
+             "calls in which the host waited for the device", adds_up=True),
         _row("graph_breaks", "1", "exact", "", _compiled("graph_breaks"),
              "torch.compile graph breaks in the first run of the test", scopable=False,
              depends_on_order=True),

@@ -10,7 +10,7 @@ from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.trace.kinds import Kind
-from pytest_torchprof.verdict.bounds import adds_up, bounded
+from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
@@ -100,7 +100,7 @@ def _within(source: Events, budget: Budget, *, unseen: bool) -> Value:
 
 def _at_least(metric: Metric, view: Events, why: Reason) -> MissingValue:
     """What is known to have run, of a metric that more work can only increase."""
-    found = measure(metric, view) if adds_up(metric) else None
+    found = measure(metric, view) if metric.adds_up else None
     if isinstance(found, MissingValue):
         found = found.at_hand if found.at_least else None
     return MissingValue(why, int(found), at_least=True) if found else MissingValue(why)

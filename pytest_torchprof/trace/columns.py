@@ -98,7 +98,7 @@ class Columns:
         self.kept += len(events)
         self._label.append(np.array(numbers, np.int32))
         self._ts.append(begin)
-        self._dur.append(np.maximum(lasting, 0))
+        self._dur.append(np.maximum(lasting, 0, out=lasting))  # a copy would keep both rows alive
         self._length.append(np.fromiter(map(len, args), np.int32, len(args)))
         self._texts.append(text := b"".join(args))
         self._text_bytes += len(text)

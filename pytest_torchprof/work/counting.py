@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
 _NONE: Ints = np.zeros(0, np.int64)
 _NONE.setflags(write=False)
 
+#: A call: the number of its name; dimensions, types, values and strides of its operands as JSON.
+_Call: TypeAlias = tuple[int, bytes, bytes, bytes, bytes]
+#: Of so many operators, operands are decoded at once; all of a large trace would take much memory.
+_PIECE = 20_000
+
 
 def has_shapes(trace: Events) -> bool:
     """Whether operators that have a formula carry ``Input Dims``; true if there are none."""
-    rows, args = trace.whole.once(_formula_ops)
-    return not len(rows) or any(len(a.dims) for a in args)
+    rows, _, distinct = trace.whole.once(_formula_calls)
+    return not len(rows) or any(dims for _, dims, *_ in distinct)
 
 
 @once_per_trace
@@ -110,22 +115,24 @@ def unknown_flops(trace: Events) -> Bools:
     return unknown
 
 
-def _formula_ops(trace: Events) -> tuple[Ints, list[OpArgs]]:
+def _formula_calls(trace: Events) -> tuple[Ints, list[int], list[_Call]]:
+    """Operators that have a formula, for each the number of its call, and the distinct calls."""
     formula = trace.names_where(FORMULAS.__contains__)
     rows = (trace.is_kind(Kind.OP) & formula).nonzero()[0]
-    if not len(rows):
-        return rows, []
-    return rows, decode(OpArgs, trace.args[rows])
+    known: dict[_Call, int] = {}
+    calls: list[int] = []
+    for start in range(0, len(rows), _PIECE):
+        piece = rows[start : start + _PIECE]
+        args = decode(OpArgs, trace.args[piece])
+        for name, a in zip(trace.name[piece].tolist(), args, strict=True):
+            key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
+            calls.append(known.setdefault(key, len(known)))
+    return rows, calls, list(known)
 
 
 def _formulas(trace: Events) -> tuple[Ints, Ints]:
     """Events that have a formula, and their FLOPs (nested or not), or -1."""
-    rows, args = trace.once(_formula_ops)
-    known: dict[tuple[int, bytes, bytes, bytes, bytes], int] = {}
-    calls: list[int] = []
-    for name, a in zip(trace.name[rows].tolist(), args, strict=True):
-        key = (name, bytes(a.dims), bytes(a.types), bytes(a.concrete), bytes(a.strides))
-        calls.append(known.setdefault(key, len(known)))
+    rows, calls, known = trace.once(_formula_calls)
     if not known:
         return rows, _NONE
     found = [_flops_of(trace.names[name], *parts) for name, *parts in known]

@@ -232,6 +232,7 @@ def single_tensor_optimizer(
 
 #: How many operators of a step are checked for whether they record a graph.
 _SOME: Final = 50
+_COMPLEX: Final = b"c10::complex"
 _BY_FOREACH: Final = "pass foreach=True to the optimizer"
 #: Classes without a form that is faster on a CPU.
 _SLOWER_ON_CPU: Final = frozenset(_UPDATES) - _FUSED_ANYWHERE - _FUSED_ON_CPU - _FOREACH_ON_CPU
@@ -276,8 +277,12 @@ def _together(known: str, *, on_device: bool) -> str:
 
 def _has_complex(trace: Events, step: OptimizerStep, known: str) -> bool:
     """Whether some parameters are complex, which no fused form takes."""
+    if "aten::view_as_real" in step.calls:
+        return True
+    if not trace.args.may_contain(_COMPLEX):
+        return False
     updates = step.rows[are_named(trace, step.rows, _UPDATES[known][0])]
-    return "aten::view_as_real" in step.calls or b"c10::complex" in trace.args[updates].as_list()
+    return _COMPLEX in trace.args[updates].as_list()
 
 
 def _records_a_graph(trace: Events, step: OptimizerStep) -> bool:

@@ -71,6 +71,8 @@ _COPY: Final = Names(r"aten::copy_$")
 _MAKERS: Final = Names(
     r"aten::(randn?|randperm|normal|zeros|ones|full|arange|linspace|logspace|eye|empty)(_like)?$"
 )
+#: A tensor in double precision among the types of operands.
+_DOUBLE: Final = b'"double"'
 #: torch's numbers for float32 and float64, as arguments of casts. Source: c10/core/ScalarType.h.
 _FLOAT32, _FLOAT64 = "6", "7"
 #: The saved share of an operator's time in double precision: half the bytes, half the lanes.
@@ -151,9 +153,11 @@ def float64(trace: Events, *, elements: float) -> Matches:
     loss = criterion(model(images - mean), target)
     ```
     """
+    if not trace.args.may_contain(_DOUBLE):
+        return NO_MATCHES
     rows = np.flatnonzero(called(trace) & trace.selection)
     args = trace.args[rows].tolist()
-    doubles = rows[[raw is not None and b'"double"' in raw for raw in args]]
+    doubles = rows[[raw is not None and _DOUBLE in raw for raw in args]]
     if not len(doubles) or are_named(trace, doubles, _ALGEBRA).any():
         return NO_MATCHES
     joined = list(_joined(trace, rows))

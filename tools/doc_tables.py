@@ -96,13 +96,20 @@ def rules() -> str:
 
 
 def markers() -> str:
-    """The markers, as pytest lists them."""
+    """The markers, as pytest lists them; the two of a metric share a row, without their scopes."""
     config = _Lines()
     add_markers(config)  # type: ignore[arg-type]
     rows = []
     for line in config.lines:
         call, _, meaning = line.partition("): ")
-        rows.append([f"`{call})`".replace("|", "\\|"), meaning])
+        name = call.partition("(")[0]
+        if name.startswith("min_"):
+            continue
+        shown = f"`{call})`"
+        if name.startswith("max_"):
+            shown = f"`{name}(limit)`, `{name.replace('max_', 'min_', 1)}(limit)`"
+            meaning = meaning.partition("; ")[2]
+        rows.append([shown.replace("|", "\\|"), meaning])
     return tabulate.tabulate(rows, ["marker", "meaning"], tablefmt="github")
 
 

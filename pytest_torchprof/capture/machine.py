@@ -145,6 +145,20 @@ def accelerator() -> str | None:
     return "cuda" if torch.cuda.is_available() else None
 
 
+def capability() -> str | None:
+    """The accelerator's compute capability, ``sm_90``, or architecture, ``gfx942``; None if it has
+    none.
+    """
+    import torch
+
+    if accelerator() != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if torch.version.hip:
+        return str(found.gcnArchName).partition(":")[0]
+    return f"sm_{found.major}{found.minor}"
+
+
 def lend_threads(wanted: int | None, undo: Undo) -> Callable[[], None]:
     """Set the intra-op threads until ``undo``, or until the returned function is called.
 

@@ -132,8 +132,8 @@ class Why(Enum):
     MODULES_OF_ONE_THREAD = "modules_of_one_thread"
     MODULES_RUN_DIFFERS = "modules_run_differs"
     NO_MODULES_RUN = "no_modules_run"
-    OPERATOR_DID_NOT_RUN = "operator_did_not_run"
-    MODULE_DID_NOT_RUN = "module_did_not_run"
+    SCOPE_DID_NOT_RUN = "scope_did_not_run"
+    SCOPE_DID_NOT_RUN_NEAR = "scope_did_not_run_near"
     MODULE_RAN_UNSEEN = "module_ran_unseen"
     NOTHING_RAN = "nothing_ran"
     NOTHING_ON_DEVICE = "nothing_on_device"
@@ -210,7 +210,7 @@ def because(
 ) -> Reason:
     """A reason with these fields.
 
-    >>> because(Why.OPERATOR_DID_NOT_RUN, name="aten::mm").data
-    (('name', 'aten::mm'),)
+    >>> because(Why.MODULE_RAN_UNSEEN, name="Head").data
+    (('name', 'Head'),)
     """
     return Reason(why, tuple(data.items()))

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from msgspec import field
+from msgspec.structs import replace
 
 from pytest_torchprof.core.reasons import Reason  # noqa: TC001 - msgspec reads it
 from pytest_torchprof.core.samples import Normalised, Sample  # noqa: TC001 - msgspec reads it
+from pytest_torchprof.core.scopes import SCOPES
 from pytest_torchprof.core.structs import Frozen, Sendable
 
 MetricStatus = Literal[
@@ -59,30 +61,51 @@ class Finding:
 
 
 class Budget(Frozen, frozen=True):
-    """An inclusive limit on one metric, for the whole test or a part of it.
+    """Inclusive limits on one metric, for the whole test or a part of it.
 
-    ``rules`` are the rules whose findings count, if not all.
+    ``limit`` is the most, ``least`` the least. A part is what runs below operators, modules or
+    regions of this name or glob, or are kernels of it; see `Events.within`. ``rules`` are the rules
+    whose findings count, if not all. ``on``: the device, compute capability or device type where
+    it is in force, if not everywhere.
     """
 
     metric: str
-    limit: Number
+    limit: Number | None = None
     op: str | None = None
     module: str | None = None
     rules: tuple[str, ...] = ()
+    kernel: str | None = None
+    region: str | None = None
+    least: Number | None = None
+    on: str | None = None
+
+    @property
+    def part(self) -> tuple[str, str] | None:
+        """The kind of scope and its name or glob; None for all that runs."""
+        named = ((kind, getattr(self, kind)) for kind in SCOPES)
+        return next(((kind, name) for kind, name in named if name is not None), None)
+
+    def tightened(self, other: Budget) -> Budget:
+        """This budget with the limits of another one, too: the tighter of each.
+
+        >>> Budget("ops", 5).tightened(Budget("ops", 3, least=1)).limit
+        3
+        """
+        limits = [one.limit for one in (self, other) if one.limit is not None]
+        leasts = [one.least for one in (self, other) if one.least is not None]
+        return replace(self, limit=min(limits, default=None), least=max(leasts, default=None))
 
     @property
     def scoped(self) -> bool:
         """Whether it limits only a part."""
-        return bool(self.op or self.module or self.rules)
+        return self.part is not None or bool(self.rules)
 
     @property
     def label(self) -> str:
         """The metric with its scope, as reports name it: ``kernels[op=aten::mm]``."""
-        if self.op is not None:
-            return f"{self.metric}[op={self.op}]"
-        if self.rules:
-            return of_rules(self.metric, self.rules)
-        return f"{self.metric}[module={self.module}]" if self.module is not None else self.metric
+        if self.part is not None:
+            return f"{self.metric}[{'='.join(self.part)}]"
+        return of_rules(self.metric, self.rules) if self.rules else self.metric
 
 
 def of_rules(metric: str, rules: Iterable[str]) -> str:
@@ -95,7 +118,7 @@ def of_rules(metric: str, rules: Iterable[str]) -> str:
 
 
 class Verdict(Frozen, frozen=True):
-    """One metric of one test against its baseline and its limit, with both numbers.
+    """One metric of one test against its baseline and its limits, with the numbers.
 
     ``scope`` is its budget, if that covers only a part of the test. ``sample`` summarizes the
     repeated measurements whose median is the value. ``multiples``: the accepted and the new
@@ -114,6 +137,18 @@ class Verdict(Frozen, frozen=True):
     multiples: tuple[float, float] | None = None
     at_least: bool = False
     scope: Budget | None = None
+    least: Number | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether it has a limit, upper or lower."""
+        return self.limit is not None or self.least is not None
+
+    @property
+    def is_below(self) -> bool:
+        """Whether the value is below the lower limit."""
+        known = not isinstance(self.value, MissingValue)
+        return self.least is not None and known and self.value < self.least  # type: ignore[operator]
 
     @property
     def label(self) -> str:

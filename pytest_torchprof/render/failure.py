@@ -40,6 +40,7 @@ _BY_KERNEL = frozenset(
 
 _SENTENCES: Mapping[CauseKind, str] = {
     "over_budget": "over budget",
+    "below_budget": "below its minimum",
     "regressed": "regressed against the baseline",
     "budget_unchecked": "strict: the budget {metric} could not be checked: {reason}",
     "metric_unchecked": "strict: {metric} is in the baseline and was not measured: {reason}",
@@ -164,8 +165,8 @@ def _headline(bad: Sequence[Verdict]) -> str:
     worst, value = bad[0], bad[0].value
     unit = METRICS[worst.metric].unit
     if worst.status == "over_budget":
-        now, limit = format_pair(value, worst.limit, unit)
-        numbers = f"{now} > {limit}"
+        now, limit = format_pair(value, worst.least if worst.is_below else worst.limit, unit)
+        numbers = f"{now} {'<' if worst.is_below else '>'} {limit}"
     else:
         before, now = format_pair(worst.baseline, value, unit)
         least = "at least " if worst.at_least else ""
@@ -178,6 +179,9 @@ def _numbers(verdict: Verdict) -> str:
     unit = METRICS[verdict.metric].unit
     if isinstance(verdict.value, MissingValue):
         return f"not measured: {in_words(verdict.value.reason)}"
+    if verdict.is_below:
+        now, least = format_pair(verdict.value, verdict.least, unit)
+        return f"must be at least {least} but measured {now}"
     if verdict.status == "over_budget" and verdict.limit is not None:
         now, limit = format_pair(verdict.value, verdict.limit, unit)
         least = "at least " if verdict.at_least else ""
@@ -248,7 +252,7 @@ class _Operators:
 
     def limited(self, bad: Sequence[Verdict]) -> list[str]:
         """For limits on an operator, the places where it was called."""
-        names = [v.scope.op for v in bad if v.scope is not None]
+        names = [v.scope.op for v in bad if v.scope is not None and not v.is_below]
         places = {name: self._called(name) for name in dict.fromkeys(names) if name}
         return [f"  {shorten(name, 60)} at{text}" for name, text in places.items() if text]
 

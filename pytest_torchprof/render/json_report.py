@@ -48,6 +48,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
             "class": metric.klass,
             "baseline": verdict.baseline,
             "limit": verdict.limit,
+            **({} if verdict.least is None else {"least": verdict.least}),
             "status": verdict.status,
             **({"reason": in_words(verdict.reason)} if verdict.reason else {}),
             **_bound(verdict),

@@ -197,8 +197,10 @@ SENTENCES: Mapping[Why, str] = {
         "{profiled:,}; if an earlier run keeps a result, make it anew in each"
     ),
     Why.NO_MODULES_RUN: "the test failed before the run in which modules are marked",
-    Why.OPERATOR_DID_NOT_RUN: "operator {name} did not run in the measured region",
-    Why.MODULE_DID_NOT_RUN: "module {name} did not run in the measured region",
+    Why.SCOPE_DID_NOT_RUN: "{scope} {name} did not run in the measured region",
+    Why.SCOPE_DID_NOT_RUN_NEAR: (
+        "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
+    ),
     Why.MODULE_RAN_UNSEEN: (
         "module {name} may have run inside a scripted or compiled one, whose parts are not told "
         "apart"

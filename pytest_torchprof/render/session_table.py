@@ -79,9 +79,7 @@ def session_totals(records: Sequence[Record], runs: int) -> str:
     profiled = len(records) - counts["not_profiled"]
     parts = [f"{counts[s]} {s.replace('_', ' ')}" for s in _ORDER if counts[s]]
     unchecked = sum(
-        v.status == "not_measured" and v.limit is not None
-        for r in records
-        for v in r.metrics.values()
+        v.status == "not_measured" and v.limited for r in records for v in r.metrics.values()
     )
     if unchecked:
         parts.append(f"{plural(unchecked, 'budget')} not checked")
@@ -217,7 +215,7 @@ def _notes(shown: Sequence[Record], folder: str) -> list[str]:
         for verdict in record.metrics.values():
             if verdict.status != "not_measured":
                 continue
-            if verdict.limit is not None:
+            if verdict.limited:
                 key = f"budget {_marker(verdict)} not checked: {_why(verdict)}"
                 reasons.setdefault(key, []).append(name)
             elif verdict.baseline is not None:
@@ -237,7 +235,8 @@ def _marker(verdict: Verdict) -> str:
     """The marker that set the limit."""
     if verdict.scope is not None and verdict.scope.rules:
         return f"no_antipatterns({','.join(verdict.scope.rules)})"
-    return f"max_{verdict.label}"
+    limits = {"max": verdict.limit, "min": verdict.least}
+    return ", ".join(f"{kind}_{verdict.label}" for kind, n in limits.items() if n is not None)
 
 
 _NOISE = (

@@ -181,9 +181,11 @@ class TorchprofSession(RunningHooks):
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Create the gatherer before fixtures run."""
         plan = item.stash.get(PLAN, None)
-        if plan is not None and not plan.left_out and not self.runner.rerunning:
+        if plan is not None and not self.runner.rerunning:
             with self.errors.careful:
-                self._prepare(item, plan)
+                item.stash[PLAN] = plan = plan.on(self.machine)
+                if not plan.left_out:
+                    self._prepare(item, plan)
 
     def _prepare(self, item: pytest.Item, plan: Plan) -> None:
         PATCH_GUARD.learn_more()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchprof.core.errors import SettingsError, TorchprofError, near
+from pytest_torchprof.core.scopes import SCOPES
 from pytest_torchprof.session.options import OPTIONS
 
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_torchprof.core.results import Budget
+    from pytest_torchprof.core.results import Budget, Number
+    from pytest_torchprof.verdict.metrics import Metric
 
 
 def add_markers(config: pytest.Config) -> None:
@@ -25,38 +28,79 @@ def add_markers(config: pytest.Config) -> None:
         "allow_antipatterns(*rules, reason): accept findings of these rules",
     ]
     for metric in METRICS.values():
-        scope = ", op=None, module=None" if metric.scopable else ""
-        lines.append(f"max_{metric.name}(limit{scope}): fail above this; {metric.help}")
+        names = "".join(f", {name}=None" for name in _arguments_of(metric))
+        lines.append(f"max_{metric.name}(limit{names}): fail above this; {metric.help}")
+        lines.append(f"min_{metric.name}(limit{names}): fail below this; {metric.help}")
     for line in lines:
         config.addinivalue_line("markers", line)
 
 
+#: The prefixes of a metric's markers, and which limit of a budget each sets.
+_KINDS: Final = {"max_": "limit", "min_": "least"}
+
+
 def budgets_of(item: pytest.Item) -> list[Budget]:
-    """The limits that ``max_<metric>`` markers set on this test, at any level.
+    """The limits that ``max_<metric>`` and ``min_<metric>`` set on this test, at any level.
 
     Raises:
         SettingsError: an invalid limit, an unknown metric, or two limits for one metric.
     """
     from pytest_torchprof.verdict.metrics import METRICS
 
-    found: dict[str, Budget] = {}
+    found: dict[tuple[str, str | None], Budget] = {}
     for mark in item.iter_markers():
-        if not mark.name.startswith("max_"):
+        if not mark.name.startswith(tuple(_KINDS)):
             continue
         if mark.name[4:] not in METRICS:
-            lines: list[str] = item.config.getini("markers")
-            if mark.name in {line.partition("(")[0].partition(":")[0].strip() for line in lines}:
-                continue  # another plugin's marker
-            known = near(mark.name, [f"max_{name}" for name in METRICS])
-            raise SettingsError(f"{mark.name}: no such metric. {known}")
+            _check_other(mark.name, item.config)
+            continue
         budget = _budget(mark)
-        if budget.label in found:
-            raise SettingsError(
-                f"{mark.name} is given twice for {budget.label}: "
-                f"{found[budget.label].limit} and {budget.limit}. Keep one."
-            )
-        found[budget.label] = budget
+        key = budget.label, budget.on
+        found[key] = _both(mark.name, found[key], budget) if key in found else budget
     return list(found.values())
+
+
+def _check_other(name: str, config: pytest.Config) -> None:
+    """Reject a marker that names no metric, unless it is another plugin's.
+
+    Raises:
+        SettingsError: it is not registered. A ``min_`` must look like a metric's, too, because
+            people name other things like that.
+    """
+    from pytest_torchprof.verdict.metrics import METRICS
+
+    lines: list[str] = config.getini("markers")
+    if name in {line.partition("(")[0].partition(":")[0].strip() for line in lines}:
+        return
+    ours = [f"{name[:4]}{metric}" for metric in METRICS]
+    if name.startswith("max_") or get_close_matches(name, ours, 1):
+        raise SettingsError(f"{name}: no such metric. {near(name, ours)}")
+
+
+def _both(name: str, one: Budget, other: Budget) -> Budget:
+    """The two limits of one metric as one budget.
+
+    Raises:
+        SettingsError: both are upper limits, or lower ones, or nothing is within both.
+    """
+    for limit in _KINDS.values():
+        pair = getattr(one, limit), getattr(other, limit)
+        if None not in pair:
+            raise SettingsError(
+                f"{name} is given twice for {one.label}: {pair[0]} and {pair[1]}. Keep one."
+            )
+    from msgspec.structs import replace
+
+    both = replace(one, limit=_given(one.limit, other.limit), least=_given(one.least, other.least))
+    if both.limit is not None and both.least is not None and both.least > both.limit:
+        raise SettingsError(
+            f"{name}: no {one.label} is at least {both.least} and at most {both.limit}"
+        )
+    return both
+
+
+def _given(one: Number | None, other: Number | None) -> Number | None:
+    return other if one is None else one
 
 
 def limits_of_excluded(
@@ -77,30 +121,46 @@ def limits_of_excluded(
     return tuple(
         budget
         for budget in budgets
-        if ("no_antipatterns" if budget in forbidden else f"max_{budget.metric}") in close
+        if not close.isdisjoint(
+            {"no_antipatterns"}
+            if budget in forbidden
+            else {f"{kind}{budget.metric}" for kind in _KINDS}
+        )
     )
+
+
+def _arguments_of(metric: Metric) -> tuple[str, ...]:
+    """The named arguments of the metric's markers: scopes, if it has a value in parts; ``on``."""
+    if not metric.scopable:
+        return ("on",)
+    return (*(one for one in SCOPES if one != "kernel" or "device" in metric.needs), "on")
 
 
 def _budget(mark: pytest.Mark) -> Budget:
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.core.units import parse_quantity
     from pytest_torchprof.verdict.metrics import METRICS
+    from pytest_torchprof.work.devices.targets import check_target
 
-    metric = METRICS[mark.name[4:]]
-    _check_arguments(mark, ("op", "module") if metric.scopable else ())
+    kind, metric = mark.name[:4], METRICS[mark.name[4:]]
+    _check_arguments(mark, _arguments_of(metric))
     if len(mark.args) != 1:
         found = f"{len(mark.args)} limits" if mark.args else "none"
         raise SettingsError(f"{mark.name} takes one limit, got {found}: {mark.name}(5)")
-    if {"op", "module"} <= mark.kwargs.keys():
-        raise SettingsError(f"{mark.name} takes op= or module=, not both")
+    scopes = [f"{name}=" for name in mark.kwargs if name in SCOPES]
+    if scopes[1:]:
+        raise SettingsError(f"{mark.name} takes {' or '.join(scopes)}, not both")
     for scope, what in mark.kwargs.items():
         if not isinstance(what, str) or not what:
             raise SettingsError(f"{mark.name}: {scope}= takes a name, got {what!r}")
     try:
+        if "on" in mark.kwargs:
+            check_target(mark.kwargs["on"])
         limit = parse_quantity(mark.args[0], metric.unit)
     except TorchprofError as error:
         raise SettingsError(f"{mark.name}: {error}") from None
-    return Budget(metric.name, limit, **mark.kwargs)
+    limits: dict[str, Any] = {_KINDS[kind]: limit}
+    return Budget(metric.name, **limits, **mark.kwargs)
 
 
 def _check_arguments(mark: pytest.Mark, known: Sequence[str]) -> None:
@@ -188,4 +248,4 @@ def is_marked(item: pytest.Item) -> bool:
     ours = ("torchprof", "no_antipatterns", "allow_antipatterns")
     if "torchprof" in getattr(item, "fixturenames", ()):
         return True
-    return any(m.name in ours or m.name.startswith("max_") for m in item.iter_markers())
+    return any(m.name in ours or m.name.startswith(tuple(_KINDS)) for m in item.iter_markers())

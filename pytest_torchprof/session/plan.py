@@ -21,6 +21,7 @@ from pytest_torchprof.session.markers import (
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_torchprof.capture.machine import Machine
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.rules.engine.rule import Rule
@@ -70,6 +71,22 @@ class Plan(Frozen, frozen=True):
             min_time_s=self.min_time_s if min_time is None else min_time,
             gate_time_s=self.gate_time_s if free else 0.0,
         )
+
+    def on(self, machine: Machine) -> Plan:
+        """The plan with the limits that are in force on this machine; of several, the tightest."""
+        if all(budget.on is None for budget in self.budgets):
+            return self
+        from pytest_torchprof.capture.machine import capability
+        from pytest_torchprof.work.devices.targets import is_on
+
+        kept: dict[str, Budget] = {}
+        for one in self.budgets:
+            if one.on and not is_on(one.on, machine.device_type, machine.accelerator, capability):
+                continue
+            budget = msgspec.structs.replace(one, on=None)
+            known = kept.get(one.label)
+            kept[one.label] = budget if known is None else known.tightened(budget)
+        return msgspec.structs.replace(self, budgets=tuple(kept.values()))
 
     @property
     def round_time_s(self) -> float:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_torchprof.core.cached import cached
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.allocations import Memory
 from pytest_torchprof.trace.arguments import (
@@ -27,7 +29,13 @@ from pytest_torchprof.trace.arguments import (
 )
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS, Kind
-from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK, REGION, shown_name
+from pytest_torchprof.trace.known_names import (
+    MODULE,
+    MODULE_MARK,
+    REGION,
+    region_name,
+    shown_name,
+)
 from pytest_torchprof.trace.name_index import selected_operators
 from pytest_torchprof.trace.tensors import keys_of
 
@@ -168,24 +176,54 @@ class Events:
         if self.scope is None:
             return self.in_region
         how, what = self.scope
-        if how == "op":
-            roots = self.named(what) & self.is_kind(Kind.OP, Kind.ANNOTATION)
-            parent, depth = self.parent, self.depth
-        else:
-            roots = self.is_kind(Kind.PYTHON) & self.names_where(
-                lambda n: (m := MODULE.match(n)) is not None and m[1] == what
-            )
-            roots |= self.named(f"{MODULE_MARK}{what}")
-            parent, depth = self._python_nest
-        below = nesting.with_nested(roots, parent, depth)
+        if how == "kernel":
+            return self._kernels(what) & self.in_region
+        below = nesting.with_nested(*self._roots(how, what))
         device = self.device_rows
         launch = self.launch[device]
         below[device] = (launch >= 0) & below[launch]
         return below & self.in_region
 
-    def within(self, *, op: str | None = None, module: str | None = None) -> Events:
-        """The same trace, counting only what ran below this operator or ``nn.Module`` class."""
-        scope = ("op", op) if op is not None else ("module", module or "")
+    def _roots(self, how: str, what: str) -> tuple[Bools, Ints, Ints]:
+        """The events whose nested events a scope selects, and the (parent, depth) of nesting."""
+        if how == "op":
+            named = self.names_where(partial(is_of_name, what))
+            return named & self.is_kind(Kind.OP, Kind.ANNOTATION), self.parent, self.depth
+        if how == "region":
+            marks = self.names_where(lambda name: is_of_name(what, region_name(name)))
+            return marks & self.is_kind(Kind.ANNOTATION), self.parent, self.depth
+        roots = self.is_kind(Kind.PYTHON) & self.names_where(
+            lambda name: (found := MODULE.match(name)) and is_of_name(what, found[1])
+        )
+        marks = self.names_where(
+            lambda name: (
+                name.startswith(MODULE_MARK) and is_of_name(what, name.removeprefix(MODULE_MARK))
+            )
+        )
+        return roots | marks, *self._python_nest
+
+    def _kernels(self, what: str) -> Bools:
+        """Kernels, copies and memsets of this name or glob."""
+        found = np.zeros(len(self), bool)
+        found[self.device_rows] = True
+        return found & self.names_where(partial(is_of_name, what))
+
+    def within(
+        self,
+        *,
+        op: str | None = None,
+        kernel: str | None = None,
+        module: str | None = None,
+        region: str | None = None,
+    ) -> Events:
+        """The same trace, counting only a part of it, given by one name or glob.
+
+        That is what runs below an operator or annotation (``op``), an ``nn.Module`` class
+        (``module``), or a ``record_function`` or named region (``region``), with all that these
+        launch; or kernels, copies and memsets themselves (``kernel``).
+        """
+        given = {"op": op, "kernel": kernel, "module": module, "region": region}
+        (scope,) = ((how, what) for how, what in given.items() if what is not None)
         part = replace(self, scope=scope)
         own = ("scope", "selection", "_computed")
         # Reuse what does not depend on the scope.

@@ -8,6 +8,8 @@ from pytest_torchprof.core.lazy_regex import late
 
 #: The annotation around the measured region of a live capture.
 REGION = "torchprof::call"
+#: Prefix of the annotation of a region that a test has named; the name follows.
+REGION_MARK = "torchprof::region:"
 #: Prefix of the name of an event that is open while a module runs; the module's class follows.
 MODULE_MARK = "torchprof::module:"
 
@@ -33,3 +35,12 @@ MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
 def shown_name(name: str) -> str:
     """The name under which an event is grouped: all steps share one."""
     return ALL_STEPS if STEP.match(name) else name
+
+
+def region_name(name: str) -> str:
+    """The name of a region as the user wrote it, of a test's or a ``record_function``.
+
+    >>> region_name("torchprof::region:decode"), region_name("forward")
+    ('decode', 'forward')
+    """
+    return name.removeprefix(REGION_MARK)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CauseKind = Literal[
     "over_budget",
+    "below_budget",
     "regressed",
     "budget_unchecked",
     "metric_unchecked",
@@ -38,7 +39,7 @@ class Cause(Frozen, frozen=True):
     @property
     def only_strict(self) -> bool:
         """Whether it fails a test only under ``--torchprof-strict``."""
-        return self.kind not in ("over_budget", "regressed")
+        return self.kind not in ("over_budget", "below_budget", "regressed")
 
 
 def failures(
@@ -51,19 +52,20 @@ def failures(
     """
     verdicts = list(verdicts)
     causes = []
-    if any(v.status == "over_budget" for v in verdicts):
+    outside = [v for v in verdicts if v.status == "over_budget"]
+    if any(not v.is_below for v in outside):
         causes.append(Cause("over_budget"))
+    if any(v.is_below for v in outside):
+        causes.append(Cause("below_budget"))
     if not accept and any(v.status == "regressed" for v in verdicts):
         causes.append(Cause("regressed"))
     if policy.strict:
         unmeasured = [v for v in verdicts if v.status == "not_measured"]
-        causes += [
-            Cause("budget_unchecked", v.label, v.reason) for v in unmeasured if v.limit is not None
-        ]
+        causes += [Cause("budget_unchecked", v.label, v.reason) for v in unmeasured if v.limited]
         causes += [
             Cause("metric_unchecked", v.label, v.reason)
             for v in unmeasured
-            if v.limit is None and v.baseline is not None and _is_owed(v, policy)
+            if not v.limited and v.baseline is not None and _is_owed(v, policy)
         ]
         causes += [
             Cause("metric_new", v.metric)

@@ -49,9 +49,9 @@ def compare(
     profile: Profile, baseline: Baseline | None, budgets: Sequence[Budget], policy: Policy
 ) -> list[Verdict]:
     """Return a verdict per metric, in the table's order, then one per scoped budget."""
-    limits = {b.metric: b.limit for b in budgets if not b.scoped}
+    whole = {b.metric: b for b in budgets if not b.scoped}
     verdicts = [
-        _verdict(METRICS[name], profile, baseline, limits.get(name), policy)
+        _verdict(METRICS[name], profile, baseline, whole.get(name, Budget(name)), policy)
         for name in profile.metrics
     ]
     samples = profile.samples
@@ -168,62 +168,89 @@ def _by_rule(verdict: Verdict, profile: Profile, baseline: Baseline) -> Verdict:
 
 def _scoped(budget: Budget, value: Value) -> Verdict:
     if isinstance(value, MissingValue):
-        metric = METRICS[budget.metric]
-        return replace(_unmeasured(metric, value, None, budget.limit), scope=budget)
-    status: MetricStatus = "over_budget" if value > budget.limit else "ok"
-    return Verdict(budget.metric, value, status, limit=budget.limit, scope=budget)
+        return replace(_unmeasured(METRICS[budget.metric], value, None, budget), scope=budget)
+    verdict = _limited(budget, value, None)
+    return replace(verdict, scope=budget)
+
+
+def _limited(budget: Budget, value: Number, accepted: Number | None) -> Verdict:
+    """The verdict of the limits alone; both are inclusive."""
+    over = budget.limit is not None and value > budget.limit
+    under = budget.least is not None and value < budget.least
+    status: MetricStatus = "over_budget" if over or under else "ok"
+    return Verdict(budget.metric, value, status, accepted, limit=budget.limit, least=budget.least)
 
 
 def _unmeasured(
-    metric: Metric, value: MissingValue, accepted: Number | None, limit: Number | None
+    metric: Metric, value: MissingValue, accepted: Number | None, budget: Budget
 ) -> Verdict:
-    """Check a limit against the number at hand; a lower bound can only exceed it, or what was
-    accepted.
+    """Check limits against the number at hand. A lower bound can only exceed the upper limit, or
+    what was accepted, and reach the lower one.
     """
     name, known, why = metric.name, value.at_hand, value.reason
-    over = limit is not None and known is not None and known > limit
-    if known is not None and limit is not None and (over or not value.at_least):
-        status: MetricStatus = "over_budget" if over else "ok"
-        return Verdict(name, known, status, None, limit, reason=why, at_least=value.at_least)
+    limit, least = budget.limit, budget.least
+    if known is not None and (limit is not None or least is not None):
+        found = _limited(budget, known, None)
+        over = limit is not None and known > limit
+        reached = limit is None and found.status == "ok"
+        if over or reached or not value.at_least:
+            return replace(found, reason=why, at_least=value.at_least)
     # Memory is left out: what else ran may have freed some of it.
     counts = metric.klass == "exact" and metric.unit != "B"
     if counts and value.at_least and known is not None and accepted is not None:
         status = _against(known, accepted, metric.tolerance)
         if status == "regressed":
             return Verdict(
-                name, known, status, accepted, limit, metric.tolerance, why, at_least=True
+                name,
+                known,
+                status,
+                accepted,
+                limit,
+                metric.tolerance,
+                why,
+                at_least=True,
+                least=least,
             )
-    return Verdict(name, value, "not_measured", accepted, limit, reason=why)
+    return Verdict(name, value, "not_measured", accepted, limit, reason=why, least=least)
 
 
 def _verdict(
     metric: Metric,
     profile: Profile,
     baseline: Baseline | None,
-    limit: Number | None,
+    budget: Budget,
     policy: Policy,
 ) -> Verdict:
     value, accepted = profile.metrics[metric.name], _accepted(metric, baseline)
     if isinstance(value, MissingValue):
-        return _unmeasured(metric, value, accepted, limit)
-    if limit is not None and value > limit:
-        return Verdict(metric.name, value, "over_budget", accepted, limit)
+        return _unmeasured(metric, value, accepted, budget)
+    limited = _limited(budget, value, accepted)
+    if limited.status == "over_budget":
+        return limited
+    verdict = _against_accepted(metric, value, accepted, profile, baseline, policy)
+    return replace(verdict, limit=budget.limit, least=budget.least)
+
+
+def _against_accepted(
+    metric: Metric,
+    value: Number,
+    accepted: Number | None,
+    profile: Profile,
+    baseline: Baseline | None,
+    policy: Policy,
+) -> Verdict:
     if metric.klass == "time" and policy.time == "off":
-        return Verdict(metric.name, value, "ok", None, limit)
+        return Verdict(metric.name, value, "ok")
     if accepted is None:
         gated = policy.time == "gate" and metric.name in GATED_TIMES
-        return Verdict(
-            metric.name, value, "new", None, limit, reason=policy.time_note if gated else None
-        )
+        return Verdict(metric.name, value, "new", reason=policy.time_note if gated else None)
     if metric.klass == "time":
-        return _of_time(
-            Verdict(metric.name, value, "ok", accepted, limit), profile, baseline, policy
-        )
+        return _of_time(Verdict(metric.name, value, "ok", accepted), profile, baseline, policy)
     status = _against(value, accepted, metric.tolerance)
     note = policy.cpu_note if status != "ok" and varies_by_cpu(metric) else None
     if note is not None:
         status = "advisory"
-    return Verdict(metric.name, value, status, accepted, limit, metric.tolerance, note)
+    return Verdict(metric.name, value, status, accepted, None, metric.tolerance, note)
 
 
 def _of_time(

@@ -161,7 +161,9 @@ def all_unchecked(budgets: Iterable[Budget], reason: Reason) -> list[Verdict]:
     """The budgets of a test that was not profiled, each not measured."""
     nothing = MissingValue(reason)
     return [
-        Verdict(b.metric, nothing, "not_measured", None, b.limit, reason=reason, scope=b)
+        Verdict(
+            b.metric, nothing, "not_measured", limit=b.limit, least=b.least, reason=reason, scope=b
+        )
         for b in budgets
     ]
 

@@ -9,10 +9,12 @@ from pytest_torchprof.analysis.operator_totals import kernel_totals, op_rows
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Profile, Value
+from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
+from pytest_torchprof.verdict.scopes import did_not_run
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
 if TYPE_CHECKING:
@@ -80,21 +82,16 @@ def values_of(checked: Checked, allowed: Collection[str]) -> dict[str, Value]:
     return measure_all(trace, {"findings": bounded(METRICS["findings"], value, trace)})
 
 
-def _did_not_run(budget: Budget) -> Reason:
-    if budget.op:
-        return because(Why.OPERATOR_DID_NOT_RUN, name=budget.op)
-    return because(Why.MODULE_DID_NOT_RUN, name=str(budget.module))
-
-
 def _within(source: Events, budget: Budget, *, unseen: bool) -> Value:
     """The budget's metric within its scope; ``unseen``: more of it may have run without a mark."""
-    view, metric = source.within(op=budget.op, module=budget.module), METRICS[budget.metric]
+    assert budget.part is not None  # noqa: S101 - by callers
+    how, what = budget.part
+    view, metric = source.within(**{how: what}), METRICS[budget.metric]
     if unseen:
-        why = because(Why.MODULE_RAN_UNSEEN, name=str(budget.module))
-        return _at_least(metric, view, why)
-    # Something that did not run proves nothing, unless the limit is 0.
-    if not view.selection.any() and budget.limit != 0:
-        return MissingValue(_did_not_run(budget))
+        return _at_least(metric, view, because(Why.MODULE_RAN_UNSEEN, name=what))
+    # A limit on something that did not run holds by mistake, unless it is 0: a name may be wrong.
+    if not view.selection.any() and budget.limit != 0 and budget.least is None:
+        return MissingValue(did_not_run(source, how, what))
     return measure(metric, view)
 
 
@@ -119,7 +116,6 @@ def profile_of(measured: Measured) -> Profile:
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(measured.checked, measured.rules, allowed)
     for budget in measured.budgets:
-        source = trace if budget.module is None else _with_modules(measured)
         if not budget.scoped:
             continue
         if budget.rules:
@@ -128,10 +124,14 @@ def profile_of(measured: Measured) -> Profile:
             )
             scoped[budget.label] = bounded(METRICS["findings"], count, trace)
             continue
+        source = trace if budget.module is None else _with_modules(measured)
         if isinstance(source, MissingValue):
             scoped[budget.label] = source
             continue
-        unseen = budget.module in measured.unseen_modules
+        module = budget.module
+        unseen = module is not None and any(
+            is_of_name(module, name) for name in measured.unseen_modules
+        )
         scoped[budget.label] = _within(source, budget, unseen=unseen)
     return Profile(
         metrics=values_of(measured.checked, allowed),

@@ -110,8 +110,11 @@ def test_markers_are_listed_with_their_arguments(pytester: pytest.Pytester) -> N
     out = run(pytester, "--markers").out
     for name in METRICS:
         assert f"@pytest.mark.max_{name}(limit" in out
-    assert "@pytest.mark.max_flops(limit, op=None, module=None): fail above this; floating" in out
-    assert "@pytest.mark.max_wall_ms(limit): fail above this; wall time" in out
+        assert f"@pytest.mark.min_{name}(limit" in out
+    scopes = "op=None, module=None, region=None, on=None"
+    assert f"@pytest.mark.max_flops(limit, {scopes}): fail above this; floating" in out
+    assert "@pytest.mark.min_kernels(limit, op=None, kernel=None, module=None, region" in out
+    assert "@pytest.mark.max_wall_ms(limit, on=None): fail above this; wall time" in out
     assert "@pytest.mark.torchprof(warmup=N, rounds=N, min_time=S, enabled=True)" in out
     assert "@pytest.mark.no_antipatterns(*rules)" in out
     assert "@pytest.mark.allow_antipatterns(*rules, reason)" in out
@@ -338,7 +341,7 @@ def test_a_marker_on_one_parameter_is_for_that_one(pytester: pytest.Pytester) ->
         ("max_ops(1, 2)", "max_ops takes one limit, got 2 limits: max_ops(5)"),
         ("max_ops(1, opp='aten::mm')", "max_ops has no argument 'opp'. Did you mean op?"),
         ("max_ops(1, nope='aten::mm')", "max_ops has no argument 'nope'. "),
-        ("max_wall_ms(1, op='aten::mm')", "max_wall_ms has no argument 'op'. It takes none."),
+        ("max_wall_ms(1, op='aten::mm')", "max_wall_ms has no argument 'op'. Known are: on."),
         ("max_ops(1, op='a', module='B')", "max_ops takes op= or module=, not both"),
         ("max_ops(1, op=3)", "max_ops: op= takes a name, got 3"),
         ("max_ops(1, op='')", "max_ops: op= takes a name, got ''"),

@@ -1,0 +1,50 @@
+"""Parts of a trace that limits name: what of such a kind ran, for those that match nothing."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
+from pytest_torchprof.trace.known_names import MODULE, MODULE_MARK, REGION, region_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_torchprof.trace.events import Events
+
+#: How a scope is called in a sentence.
+_WORDS = {"op": "operator", "kernel": "kernel", "module": "module", "region": "region"}
+_MOST_SHOWN = 3
+
+
+def did_not_run(trace: Events, how: str, what: str) -> Reason:
+    """Why there is no number for a scope: nothing of this name or glob ran.
+
+    Names that did run and are spelled alike are part of it.
+    """
+    near = tuple(sorted(difflib.get_close_matches(what, _ran(trace, how), _MOST_SHOWN)))
+    if near:
+        return because(Why.SCOPE_DID_NOT_RUN_NEAR, scope=_WORDS[how], name=what, near=near)
+    return because(Why.SCOPE_DID_NOT_RUN, scope=_WORDS[how], name=what)
+
+
+def _ran(trace: Events, how: str) -> list[str]:
+    """The distinct names of this kind in the measured region."""
+    kinds = {"op": (Kind.OP,), "kernel": DEVICE_KINDS, "region": (Kind.ANNOTATION,)}
+    rows = trace.is_kind(*kinds.get(how, (Kind.ANNOTATION, Kind.PYTHON))) & trace.in_region
+    names = [trace.names[number] for number in dict.fromkeys(trace.name[rows].tolist())]
+    if how == "module":
+        return sorted(set(_classes(names)))
+    if how == "region":
+        return [region_name(name) for name in names if name != REGION]
+    return names
+
+
+def _classes(names: list[str]) -> Iterator[str]:
+    for name in names:
+        if name.startswith(MODULE_MARK):
+            yield name.removeprefix(MODULE_MARK)
+        elif (found := MODULE.match(name)) is not None:
+            yield found[1]

@@ -329,7 +329,7 @@ def modules_trace() -> Events:
                 b.memory(32)
             with b.module("nn.Module: AttentionBias_0"), b.op("aten::mm"):
                 b.launch("other")
-        with b.op("aten::copy_"):
+        with b.annotation("load batch"), b.op("aten::copy_"):
             b.memcpy("HtoD", 64)
     with b.module("nn.Module: Attention_0"), b.op("aten::mm"):
         b.launch("outside")
@@ -346,6 +346,13 @@ def modules_trace() -> Events:
         ({"module": "Attention"}, {"aten::linear": 2, "aten::mm": 2, "gemm": 2}),
         ({"module": "AttentionBias"}, {"aten::mm": 2, "other": 2}),
         ({"module": "Bias"}, {}),
+        ({"op": "aten::[ml]*"}, {"aten::linear": 2, "aten::mm": 4, "gemm": 2, "other": 2}),
+        ({"module": "Attention*"}, {"aten::linear": 2, "aten::mm": 4, "gemm": 2, "other": 2}),
+        ({"kernel": "gemm"}, {"gemm": 2}),
+        ({"kernel": "*e*"}, {"gemm": 2, "other": 2, "Memcpy HtoD (Pageable -> Device)": 1}),
+        ({"kernel": "aten::mm"}, {}),
+        ({"region": "load *"}, {"aten::copy_": 1, "Memcpy HtoD (Pageable -> Device)": 1}),
+        ({"region": "aten::*"}, {}),
     ],
 )
 def test_within(part: dict[str, str], expected: dict[str, int]) -> None:

@@ -308,6 +308,45 @@ def test_verdicts_come_in_order_and_limits_on_parts_last() -> None:
     assert [v.status for v in exactly] == ["ok"]
 
 
+BOUND = because(Why.AT_LEAST, value=5, unit="1", why=words("other processes"))
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "least", "status"),
+    [
+        (5, None, 5, "ok"),
+        (5, None, 6, "over_budget"),
+        (5, 5, 5, "ok"),
+        (5, 4, 3, "over_budget"),
+        (5, 7, 6, "over_budget"),
+        (0, None, 1, "over_budget"),
+        (0, None, 0, "ok"),
+        # a lower bound can reach a minimum and exceed a maximum, and shows nothing else
+        (MissingValue(BOUND, 5, at_least=True), None, 5, "ok"),
+        (MissingValue(BOUND, 5, at_least=True), None, 6, "not_measured"),
+        (MissingValue(BOUND, 5, at_least=True), 4, 3, "over_budget"),
+        (MissingValue(BOUND, 5, at_least=True), 9, 3, "not_measured"),
+        # a number that limits are checked against
+        (MissingValue(BOUND, 5), 9, 3, "ok"),
+        (MissingValue(BOUND, 5), None, 6, "over_budget"),
+        (MissingValue(BOUND), None, 0, "not_measured"),
+    ],
+)
+@pytest.mark.parametrize("scope", [{}, {"op": "aten::mm"}])
+def test_a_minimum(
+    value: Value, limit: int | None, least: int, status: str, scope: dict[str, str]
+) -> None:
+    budget = Budget("ops", limit, least=least, **scope)
+    profile = Profile({"ops": value}) if not scope else Profile({}, scoped={budget.label: value})
+    (found,) = compare(profile, None, [budget], Policy())
+    expected = "new" if status == "ok" and not scope and isinstance(value, int) else status
+    assert (expected, limit, least) == (found.status, found.limit, found.least)
+    kinds = [one.kind for one in failures([found], Policy(), has_baseline=True, accept=False)]
+    known = value if isinstance(value, int) else value.at_hand
+    below = "below_budget" if known is not None and known < least else "over_budget"
+    assert ([below] if status == "over_budget" else []) == kinds
+
+
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from([0, 10, 50, 250]))
 def test_a_tolerance_is_met_exactly(value: int, accepted: int, per_mille: int) -> None:
     from pytest_torchprof.verdict.decision import _against

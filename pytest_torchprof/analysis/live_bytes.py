@@ -126,8 +126,8 @@ def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints
 
 
 def _selected(trace: Events, memory: Memory) -> Bools:
-    if trace.scope is None:
-        return trace.in_region[memory.event]
+    if trace.scope is None or trace.scope[0] == "region":  # these select by time
+        return trace.selection[memory.event]
     around = trace.enclosing(memory.event)
     return (around >= 0) & trace.selection[around] & trace.in_region[memory.event]
 

@@ -25,15 +25,27 @@ _ONCE = "A merge can cause this: keep one of the two, or delete the file and acc
 _SHAPE = "'tests' must map test → environment → sections; metrics must be numbers"
 
 
-class Sections(msgspec.Struct):
-    """The known parts of an entry; times may hold more, and are compared only if numbers."""
+class NumberSections(msgspec.Struct):
+    """The parts of an entry, and of a region in it, that are compared."""
 
     metrics: dict[str, int | float] = {}
     operators: dict[str, dict[str, int | float]] = {}
     kernels: dict[str, int | float] = {}
     findings: dict[str, int | float] = {}
+
+
+class RegionSections(NumberSections):
+    """The known parts of a named region of a test, entered ``laps`` times."""
+
+    laps: int = 1
+
+
+class Sections(NumberSections):
+    """The known parts of an entry; times may hold more, and are compared only if numbers."""
+
     times: dict[str, Any] = {}
     cpu_capability: str | None = None
+    regions: dict[str, RegionSections] = {}
 
 
 class _Document(msgspec.Struct):
@@ -180,10 +192,12 @@ def _repeated(text: bytes, data: Any) -> str | None:
 
 
 def _numbers(sections: Sections) -> Iterator[int | float]:
-    for section in (sections.metrics, sections.kernels, sections.findings):
-        yield from section.values()
-    for counts in sections.operators.values():
-        yield from counts.values()
+    parts: list[NumberSections] = [sections, *sections.regions.values()]
+    for part in parts:
+        for section in (part.metrics, part.kernels, part.findings):
+            yield from section.values()
+        for counts in part.operators.values():
+            yield from counts.values()
     yield from _within(sections.times)
 
 

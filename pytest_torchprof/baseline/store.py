@@ -28,10 +28,13 @@ from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.results import CPU_SEPARATOR, Baseline, of_rules
 from pytest_torchprof.core.structs import Frozen
 
-#: Tests → environments → sections → names; deeper values stay on one line.
-_OPEN_LEVELS = 5
-_CPU = "cpu_capability"
+#: Tests → environments → sections → names; deeper values stay on one line. Regions have sections of
+#: their own.
+_OPEN_LEVELS, _MORE_IN_REGIONS = 5, 2
+_CPU, _REGIONS = "cpu_capability", "regions"
 SECTIONS = ("metrics", "operators", "kernels", "findings", "times")
+#: Those of a region.
+_OF_REGION = ("metrics", "operators", "kernels", "findings")
 
 
 class Entry(Frozen, frozen=True):
@@ -47,7 +50,8 @@ class Entry(Frozen, frozen=True):
 class Change(Frozen, frozen=True):
     """One accepted number, before and now; None where there is none.
 
-    ``rule`` is the one whose findings the metric counts, where it counts those of one.
+    ``rule`` is the one whose findings the metric counts, where it counts those of one, and
+    ``region`` the named region that it is of.
     """
 
     test: str
@@ -55,11 +59,13 @@ class Change(Frozen, frozen=True):
     before: float | None
     now: float | None
     rule: str | None = None
+    region: str | None = None
 
     @property
     def label(self) -> str:
-        """The metric with its rule, as reports name it."""
-        return self.metric if self.rule is None else of_rules(self.metric, [self.rule])
+        """The metric with its region and rule, as reports name it."""
+        name = self.metric if self.rule is None else of_rules(self.metric, [self.rule])
+        return name if self.region is None else f"{self.region}: {name}"
 
 
 @dataclass
@@ -146,7 +152,14 @@ def entry_of(
     if found is None:
         return None
     sections = {section: found.get(section, {}) for section in SECTIONS}
-    return Baseline(**sections, cpu_capability=found.get(_CPU))
+    regions = {
+        name: Baseline(
+            **{section: region.get(section, {}) for section in _OF_REGION},
+            laps=region.get("laps", 1),
+        )
+        for name, region in found.get(_REGIONS, {}).items()
+    }
+    return Baseline(**sections, cpu_capability=found.get(_CPU), regions=regions)
 
 
 def _of_cpu(environment: str, cpu_capability: str) -> str:
@@ -205,7 +218,14 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         test = storable_name(entry.test)
         environments = tests.setdefault(test, {})
         disputed.discard((test, entry.environment))
-        new = {section: dict(getattr(entry.baseline, section)) for section in SECTIONS}
+        new: dict[str, Any] = {
+            section: dict(getattr(entry.baseline, section)) for section in SECTIONS
+        }
+        if entry.baseline.regions:
+            new[_REGIONS] = {
+                storable_name(name): _region(region)
+                for name, region in entry.baseline.regions.items()
+            }
         key = _key(environments, entry)
         if key is None and _same(first := environments[entry.environment], new):
             # The numbers hold on this CPU, too.
@@ -219,6 +239,9 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
         before = (old or {}).get("metrics", {})
         stay = {name: value for name, value in before.items() if name not in entry.dropped}
         new["metrics"] = {**stay, **new["metrics"]}
+        for name, region in new.get(_REGIONS, {}).items():
+            accepted = (old or {}).get(_REGIONS, {}).get(name, {}).get("metrics", {})
+            region["metrics"] = {**accepted, **region["metrics"]}
         mine = {"project": project} if project else {}
         if entry.baseline.cpu_capability is not None:
             mine[_CPU] = entry.baseline.cpu_capability
@@ -244,7 +267,15 @@ def _updated(path: Path, found: Document, entries: Iterable[Entry], project: str
                 replace(change, metric="findings", rule=change.metric)
                 for change in _changes(entry.test, old.get("findings", {}), new["findings"])
             ]
-        environments[key] = {**{k: v for k, v in (old or {}).items() if k != _CPU}, **new, **mine}
+            done.changed[entry.test] += _region_changes(
+                entry.test, old.get(_REGIONS, {}), new.get(_REGIONS, {})
+            )
+        gone = {_CPU, _REGIONS}
+        environments[key] = {
+            **{k: v for k, v in (old or {}).items() if k not in gone},
+            **new,
+            **mine,
+        }
         done.touched = True
     done.disputed = sorted({test for test, _ in disputed})
     return done
@@ -316,20 +347,42 @@ def _changes(test: str, old: Mapping[str, float], new: Mapping[str, float]) -> l
     ]
 
 
+def _region(region: Baseline) -> dict[str, Any]:
+    """A region as stored: without sections that are empty."""
+    sections = {section: dict(getattr(region, section)) for section in _OF_REGION}
+    return {"laps": region.laps or 1, **{name: part for name, part in sections.items() if part}}
+
+
+def _region_changes(
+    test: str, old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]
+) -> list[Change]:
+    return [
+        replace(change, region=name)
+        for name in sorted(old.keys() | new.keys())
+        for change in _changes(
+            test, old.get(name, {}).get("metrics", {}), new.get(name, {}).get("metrics", {})
+        )
+    ]
+
+
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return all(old.get(section, {}) == new[section] for section in SECTIONS if section != "times")
+    sections = [section for section in (*SECTIONS, _REGIONS) if section != "times"]
+    return all(old.get(section, {}) == new.get(section, {}) for section in sections)
 
 
 def render(data: Mapping[str, Any]) -> str:
     """The file's text: sorted keys, one metric per line, trailing newline."""
-    text = _dump(data, 0) + "\n"
+    text = _dump(data, 0, _OPEN_LEVELS) + "\n"
     # Only a lone surrogate in a name cannot be encoded; see `readable`.
     return re.sub("[\ud800-\udfff]", lambda found: f"\\\\u{ord(found[0]):04x}", text)
 
 
-def _dump(value: object, level: int) -> str:
-    if not isinstance(value, dict) or not value or level >= _OPEN_LEVELS:
+def _dump(value: object, level: int, levels: int) -> str:
+    if not isinstance(value, dict) or not value or level >= levels:
         return dumped(value)
     pad = "  " * (level + 1)
-    lines = [f"{pad}{dumped(str(key))}: {_dump(value[key], level + 1)}" for key in sorted(value)]
+    lines = []
+    for key in sorted(value):
+        deeper = _MORE_IN_REGIONS if key == _REGIONS and level == _OPEN_LEVELS - 2 else 0
+        lines.append(f"{pad}{dumped(str(key))}: {_dump(value[key], level + 1, levels + deeper)}")
     return "{\n" + ",\n".join(lines) + "\n" + "  " * level + "}"

@@ -7,7 +7,7 @@ import gc
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,7 +43,7 @@ from pytest_torchprof.capture.watchdog import LIMIT_OF_EVENTS, Watchdog
 from pytest_torchprof.core.errors import NotCapturedError, TraceError
 from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.trace.facts import FACTS_KEY, Facts
-from pytest_torchprof.trace.known_names import REGION
+from pytest_torchprof.trace.known_names import REGION, REGION_MARK
 from pytest_torchprof.trace.read import parse_trace
 
 if TYPE_CHECKING:
@@ -229,6 +229,13 @@ class Capture:
         ):
             if hasattr(room, name):
                 _replace(room, name, recording, undo)
+
+    def mark(self, name: str) -> AbstractContextManager[object] | None:
+        """A context that marks a region of this name; None in another thread, or after the end."""
+        if not self._in_region or REAL.current_thread() != self._thread:
+            return None
+        marked: AbstractContextManager[object] = real_torch().mark(f"{REGION_MARK}{name}")
+        return marked
 
     # ---------------------------------------------------------------- the end
 

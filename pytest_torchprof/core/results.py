@@ -123,7 +123,7 @@ class Verdict(Frozen, frozen=True):
     ``scope`` is its budget, if that covers only a part of the test. ``sample`` summarizes the
     repeated measurements whose median is the value. ``multiples``: the accepted and the new
     multiple of the reference kernel's time, if these were compared. ``at_least``: the value is a
-    lower bound, and already over the limit or what was accepted.
+    lower bound, and already over the limit or what was accepted. ``region``: it is of that one.
     """
 
     metric: str
@@ -138,6 +138,7 @@ class Verdict(Frozen, frozen=True):
     at_least: bool = False
     scope: Budget | None = None
     least: Number | None = None
+    region: str | None = None
 
     @property
     def limited(self) -> bool:
@@ -152,8 +153,18 @@ class Verdict(Frozen, frozen=True):
 
     @property
     def label(self) -> str:
-        """The metric with its scope, as reports name it."""
+        """The metric with its scope, as reports name it; in a region, after its name."""
+        if self.region is not None:
+            return f"{self.region}: {self.metric}"
         return self.metric if self.scope is None else self.scope.label
+
+
+class RegionRecord(Sendable, frozen=True):
+    """The result of a named region of a test; ``laps``: how often it was entered."""
+
+    laps: int
+    metrics: Mapping[str, Verdict] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
 
 class Record(Sendable, frozen=True):
@@ -161,7 +172,8 @@ class Record(Sendable, frozen=True):
 
     ``metrics`` are the verdicts by label. ``unchecked`` maps unchecked rules to the reason.
     ``trace`` is the path of the kept trace file. ``outcome`` is pytest's, None until the test is
-    over. ``strict``: it fails for ``--torchprof-strict`` alone.
+    over. ``strict``: it fails for ``--torchprof-strict`` alone. ``regions`` are those that the test
+    has named.
     """
 
     nodeid: str
@@ -173,6 +185,7 @@ class Record(Sendable, frozen=True):
     trace: str | None = None
     outcome: str | None = None
     strict: bool = False
+    regions: Mapping[str, RegionRecord] = field(default_factory=dict)
 
 
 class Profile(Frozen, frozen=True):
@@ -180,7 +193,8 @@ class Profile(Frozen, frozen=True):
 
     ``found`` counts the matches, possibly 0, of each rule that was checked and that no marker
     allows; ``unchecked`` maps other rules to the reason; ``gated`` maps rules to the metric that
-    is compared with the baseline in their place, if any.
+    is compared with the baseline in their place, if any. ``regions`` are the profiles of the test's
+    named regions, each entered ``laps`` times.
     """
 
     metrics: Mapping[str, Value]
@@ -193,6 +207,8 @@ class Profile(Frozen, frozen=True):
     scoped: Mapping[str, Value] = field(default_factory=dict)
     samples: Mapping[str, Sample] = field(default_factory=dict)
     normalised: Normalised | None = None
+    regions: Mapping[str, Profile] = field(default_factory=dict)
+    laps: int | None = None
 
     @property
     def compared(self) -> dict[str, int]:
@@ -208,6 +224,7 @@ class Baseline(Frozen, frozen=True):
     """The accepted numbers of one test in one environment, as stored.
 
     ``cpu_capability`` is the CPU's instruction set, where the numbers depend on it, or several.
+    ``regions`` are those that the test has named, each entered ``laps`` times.
     """
 
     metrics: Mapping[str, Number] = field(default_factory=dict)
@@ -216,3 +233,5 @@ class Baseline(Frozen, frozen=True):
     findings: Mapping[str, int] = field(default_factory=dict)
     times: Mapping[str, Any] = field(default_factory=dict)
     cpu_capability: str | None = None
+    regions: Mapping[str, Baseline] = field(default_factory=dict)
+    laps: int | None = None

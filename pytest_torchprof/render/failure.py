@@ -259,17 +259,26 @@ class _Operators:
     def explain(self, bad: Sequence[Verdict], profile: Profile, baseline: Baseline) -> list[str]:
         """For each metric, the operators that changed it most; then kernels."""
         lines: list[str] = []
-        whole = [v for v in bad if v.scope is None]
-        for verdict in whole:
-            column = COLUMN_OF.get(verdict.metric)
-            if column is None or verdict.baseline is None:
-                continue
-            found = deltas(baseline.operators, profile.operators, column)
-            title, unit = f"{verdict.metric} by operator", METRICS[verdict.metric].unit
-            lines += _block(title, found, unit, self._called)
-        kernels = deltas(_counts(baseline.kernels), _counts(profile.kernels), "calls")
-        if any(v.metric in _BY_KERNEL for v in whole):
-            lines += _block("kernels by name", kernels, "1", lambda _: "")
+        by_region: dict[str | None, list[Verdict]] = {}
+        for verdict in bad:
+            if verdict.scope is None:
+                by_region.setdefault(verdict.region, []).append(verdict)
+        for name, whole in by_region.items():
+            now, before = profile, baseline
+            if name is not None:
+                now = profile.regions[name]
+                before = baseline.regions.get(name, Baseline())
+            prefix = "" if name is None else f"{name}: "
+            for verdict in whole:
+                column = COLUMN_OF.get(verdict.metric)
+                if column is None or verdict.baseline is None:
+                    continue
+                found = deltas(before.operators, now.operators, column)
+                title, unit = f"{prefix}{verdict.metric} by operator", METRICS[verdict.metric].unit
+                lines += _block(title, found, unit, self._called)
+            kernels = deltas(_counts(before.kernels), _counts(now.kernels), "calls")
+            if any(v.metric in _BY_KERNEL for v in whole):
+                lines += _block(f"{prefix}kernels by name", kernels, "1", lambda _: "")
         return lines
 
     def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:

@@ -17,6 +17,7 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.results import RegionRecord
     from pytest_torchprof.core.samples import Sample
 
 REPORT_SCHEMA = "torchprof-report/1"
@@ -33,6 +34,16 @@ def test_of(record: Record) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in record.findings],
         "unchecked": {rule: in_words(why) for rule, why in record.unchecked.items()},
         "trace": record.trace,
+        **({"regions": dict(map(_region, record.regions.items()))} if record.regions else {}),
+    }
+
+
+def _region(named: tuple[str, RegionRecord]) -> tuple[str, dict[str, Any]]:
+    name, region = named
+    return name, {
+        "laps": region.laps,
+        "metrics": metrics_of(region.metrics.values()),
+        "findings": [asdict(finding) for finding in region.findings],
     }
 
 
@@ -42,7 +53,7 @@ def metrics_of(verdicts: Iterable[Verdict]) -> dict[str, dict[str, Any]]:
     for verdict in verdicts:
         metric = METRICS[verdict.metric]
         measured = not isinstance(verdict.value, MissingValue)
-        metrics[verdict.label] = {
+        metrics[verdict.metric if verdict.region else verdict.label] = {
             "value": verdict.value if measured else None,
             "unit": metric.unit,
             "class": metric.klass,

@@ -201,6 +201,13 @@ SENTENCES: Mapping[Why, str] = {
     Why.SCOPE_DID_NOT_RUN_NEAR: (
         "{scope} {name} did not run in the measured region; similar names that did: {near:, }"
     ),
+    Why.REGION_NOT_TIMED: "only whole tests are timed without the profiler",
+    Why.ONLY_OF_TEST: "known for whole tests only",
+    Why.REGION_ELSEWHERE: "region {name} was entered in another thread",
+    Why.REGION_RAISED: "region {name} was left with {error}",
+    Why.RELATIONS_NEED_A_RUN: (
+        "numbers of regions are known after the profiled run only, which was the test's only run"
+    ),
     Why.MODULE_RAN_UNSEEN: (
         "module {name} may have run inside a scripted or compiled one, whose parts are not told "
         "apart"

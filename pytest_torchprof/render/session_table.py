@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.core.reasons import Why
-from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.core.results import MissingValue, Record, RegionRecord
 from pytest_torchprof.core.samples import NOISY
 from pytest_torchprof.core.units import UNKNOWN, format_quantity, format_spread, plural
 from pytest_torchprof.render import escape
@@ -19,7 +19,7 @@ from pytest_torchprof.verdict.metrics import METRICS
 
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
-    from pytest_torchprof.core.results import Record, Verdict
+    from pytest_torchprof.core.results import Verdict
 
 #: Default of ``--torchprof-columns``; columns without any value are left out.
 DEFAULT_COLUMNS = (
@@ -53,9 +53,17 @@ def summary_table(
     asked = list(columns)
     columns = asked or [c for c in DEFAULT_COLUMNS if any(_value(r, c) is not None for r in shown)]
     findings = any(r.findings for r in shown)
+    rows: list[tuple[str, Record | RegionRecord]] = []
+    for record in shown:
+        rows.append((record.nodeid, record))
+        rows += [(name, region) for name, region in record.regions.items()]
     cells = [
-        [_status(r), *(_cell(r, c) for c in columns)] + ([_findings(r)] if findings else [])
-        for r in shown
+        [
+            _status(r) if isinstance(r, Record) else "",
+            *(_cell(r, c) for c in columns),
+            *([_findings(r)] if findings else []),
+        ]
+        for _, r in rows
     ]
     headers = ["test", "status", *columns, *(["findings"] if findings else [])]
     columns_cells = zip((header + " " * _PADDING for header in headers[1:]), *cells, strict=True)
@@ -63,8 +71,13 @@ def summary_table(
     room = min(_WIDEST_TEST, max(_NARROWEST_TEST, width - rest - 2))
     folder = _common_folder([r.nodeid for r in shown])
     body = [
-        [shorten(escape.line(r.nodeid[len(folder) :]), room), *row]
-        for r, row in zip(shown, cells, strict=True)
+        [
+            shorten(escape.line(name[len(folder) :]), room)
+            if isinstance(r, Record)
+            else f"  {shorten(escape.line(name), room - 2)}",
+            *row,
+        ]
+        for (name, r), row in zip(rows, cells, strict=True)
     ]
     align: list[Align] = ["right" if h in columns else "left" for h in headers]
     lines = aligned_columns(headers, body, align, padding=_PADDING)
@@ -108,12 +121,12 @@ def _rank(record: Record, sort: str | None) -> tuple[float, str]:
     return _ORDER.index(record.status), ""
 
 
-def _value(record: Record, column: str) -> float | None:
+def _value(record: Record | RegionRecord, column: str) -> float | None:
     verdict = record.metrics.get(column)
     return None if verdict is None or isinstance(verdict.value, MissingValue) else verdict.value
 
 
-def _cell(record: Record, column: str) -> str:
+def _cell(record: Record | RegionRecord, column: str) -> str:
     verdict = record.metrics.get(column)
     if verdict is None or isinstance(verdict.value, MissingValue):
         return UNKNOWN
@@ -127,7 +140,7 @@ def _spread(verdict: Verdict | None) -> float | None:
     return None if sample is None else sample.spread
 
 
-def _findings(record: Record) -> str:
+def _findings(record: Record | RegionRecord) -> str:
     """``host-sync ×3, 2 accepted``: unaccepted findings by name, marked if they fail the test."""
     counts: Counter[str] = Counter()
     accepted = 0

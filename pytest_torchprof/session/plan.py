@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.rules.engine.rule import Rule
 
-RunKind = Literal["warmup", "round", "profile", "modules", "threads", "tensors", "lines"]
+RunKind = Literal["warmup", "round", "profile", "modules", "threads", "numbers", "tensors", "lines"]
 #: Optional runs: the numbers are complete without them, so a failure in one is ignored.
 EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pytest_torchprof.trace.arguments import Arguments, starts
 from pytest_torchprof.trace.events import Events
 from pytest_torchprof.trace.kinds import KINDS, OF_THE_PROFILER, OTHER_DEVICES, Kind
-from pytest_torchprof.trace.known_names import MODULE_MARK
+from pytest_torchprof.trace.known_names import MODULE_MARK, REGION_MARK
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.nesting import Ints
@@ -187,7 +187,8 @@ def _joined(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def _kind(category: str | None, phase: str | None, name: str | None, process: object) -> Kind:
     if phase not in {"X", "i", "I"}:
         return Kind.OTHER
-    if name is not None and name.startswith(MODULE_MARK):  # torch records it as an operator
+    # torch records our marks as operators
+    if name is not None and name.startswith((MODULE_MARK, REGION_MARK)):
         return Kind.ANNOTATION
     otherwise = Kind.OTHER
     if name == "[memory]":  # in 2021, these had no category

@@ -33,10 +33,10 @@ from pytest_torchprof.trace.known_names import (
     MODULE,
     MODULE_MARK,
     REGION,
-    region_name,
     shown_name,
 )
 from pytest_torchprof.trace.name_index import selected_operators
+from pytest_torchprof.trace.regions import laps_of, within_laps
 from pytest_torchprof.trace.tensors import keys_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Events:
     cut: bool = False
     unread: tuple[str, ...] = ()
     untimed: tuple[int, ...] = ()
-    scope: tuple[str, str] | None = None
+    scope: tuple[str, str, int | None] | None = None
     tensors: Tensors | None = field(default=None, compare=False, repr=False)
     module_calls: Ints | None = field(default=None, compare=False, repr=False)
 
@@ -175,9 +175,12 @@ class Events:
         """Events that count."""
         if self.scope is None:
             return self.in_region
-        how, what = self.scope
+        how, what, lap = self.scope
         if how == "kernel":
             return self._kernels(what) & self.in_region
+        if how == "region":
+            laps = laps_of(self.whole, what)
+            return within_laps(self, laps if lap is None else laps[lap : lap + 1])
         below = nesting.with_nested(*self._roots(how, what))
         device = self.device_rows
         launch = self.launch[device]
@@ -189,9 +192,6 @@ class Events:
         if how == "op":
             named = self.names_where(partial(is_of_name, what))
             return named & self.is_kind(Kind.OP, Kind.ANNOTATION), self.parent, self.depth
-        if how == "region":
-            marks = self.names_where(lambda name: is_of_name(what, region_name(name)))
-            return marks & self.is_kind(Kind.ANNOTATION), self.parent, self.depth
         roots = self.is_kind(Kind.PYTHON) & self.names_where(
             lambda name: (found := MODULE.match(name)) and is_of_name(what, found[1])
         )
@@ -218,12 +218,20 @@ class Events:
     ) -> Events:
         """The same trace, counting only a part of it, given by one name or glob.
 
-        That is what runs below an operator or annotation (``op``), an ``nn.Module`` class
-        (``module``), or a ``record_function`` or named region (``region``), with all that these
-        launch; or kernels, copies and memsets themselves (``kernel``).
+        That is what runs below an operator or annotation (``op``) or an ``nn.Module`` class
+        (``module``), with all that it launches; all that runs, in any thread, while a
+        ``record_function`` or named region is open (``region``); or kernels, copies and memsets
+        themselves (``kernel``).
         """
         given = {"op": op, "kernel": kernel, "module": module, "region": region}
-        (scope,) = ((how, what) for how, what in given.items() if what is not None)
+        (scope,) = ((how, what, None) for how, what in given.items() if what is not None)
+        return self._part(scope)
+
+    def lap(self, region: str, number: int) -> Events:
+        """The same trace, counting only one lap of a region, from 0."""
+        return self._part(("region", region, number))
+
+    def _part(self, scope: tuple[str, str, int | None]) -> Events:
         part = replace(self, scope=scope)
         own = ("scope", "selection", "_computed")
         # Reuse what does not depend on the scope.

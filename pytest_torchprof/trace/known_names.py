@@ -34,7 +34,7 @@ MODULE = late(r"^nn\.Module: (\w+?)_\d+$")
 @lru_cache(maxsize=10_000)
 def shown_name(name: str) -> str:
     """The name under which an event is grouped: all steps share one."""
-    return ALL_STEPS if STEP.match(name) else name
+    return ALL_STEPS if STEP.match(name) else region_name(name)
 
 
 def region_name(name: str) -> str:

@@ -68,7 +68,7 @@ def failures(
             if not v.limited and v.baseline is not None and _is_owed(v, policy)
         ]
         causes += [
-            Cause("metric_new", v.metric)
+            Cause("metric_new", v.label)
             for v in verdicts
             if v.status == "new"
             and has_baseline

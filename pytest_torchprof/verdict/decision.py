@@ -85,6 +85,19 @@ def compare(
     return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
 
 
+def compare_regions(
+    profile: Profile, baseline: Baseline | None, policy: Policy
+) -> dict[str, list[Verdict]]:
+    """For each named region, a verdict per metric, compared like a test."""
+    return {
+        name: [
+            replace(verdict, region=name)
+            for verdict in compare(region, baseline and baseline.regions.get(name), (), policy)
+        ]
+        for name, region in profile.regions.items()
+    }
+
+
 def status_of(verdicts: Iterable[Verdict], *, has_baseline: bool) -> TestStatus:
     """The worst status of the test's metrics."""
     seen = {verdict.status for verdict in verdicts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from pytest_torchprof.verdict.decision import (
     GATED_TIMES,
     Policy,
     compare,
+    compare_regions,
     new_findings,
     status_of,
 )
@@ -65,11 +67,17 @@ class Compared(Frozen, frozen=True):
     baseline: Baseline | None
     policy: Policy
     verdicts: list[Verdict]
+    regions: Mapping[str, Sequence[Verdict]] = {}
+
+    @property
+    def all_verdicts(self) -> list[Verdict]:
+        """Those of the whole test, then those of its regions."""
+        return [*self.verdicts, *chain.from_iterable(self.regions.values())]
 
     @property
     def has_places(self) -> bool:
         """Whether there is anything to locate."""
-        bad = [v.metric for v in self.verdicts if v.status in ("regressed", "over_budget")]
+        bad = [v.metric for v in self.all_verdicts if v.status in ("regressed", "over_budget")]
         explained = any(metric in _HAS_PLACES for metric in bad)
         return explained or bool(new_findings(self.profile, self.baseline))
 
@@ -77,7 +85,7 @@ class Compared(Frozen, frozen=True):
     def fails(self) -> bool:
         """Whether the measured values fail the test, if nothing is being accepted."""
         known = self.baseline is not None
-        return bool(failures(self.verdicts, self.policy, has_baseline=known, accept=False))
+        return bool(failures(self.all_verdicts, self.policy, has_baseline=known, accept=False))
 
 
 class Judged(Frozen, frozen=True):
@@ -106,16 +114,33 @@ def compared(measured: Measured, baseline: Baseline | None, terms: Terms) -> Com
     policy = _policy(measured, baseline, terms)
     profile = profile_of(measured)
     verdicts = compare(profile, baseline, measured.budgets, policy)
-    return Compared(measured.trace, profile, baseline, policy, verdicts)
+    regions = compare_regions(profile, baseline, policy)
+    return Compared(measured.trace, profile, baseline, policy, verdicts, regions)
 
 
 def judged(
-    measured: Measured, found: Compared, findings: Iterable[Finding], roots: Roots, terms: Terms
+    measured: Measured,
+    found: Compared,
+    findings: Mapping[str | None, Iterable[Finding]],
+    roots: Roots,
+    terms: Terms,
 ) -> Judged:
-    """The test's verdict; ``findings`` are those of the trace, with places."""
-    baseline, verdicts = found.baseline, found.verdicts
-    located = placed(findings, measured, found.profile, baseline, roots, accept=terms.accept)
-    profile = replace(found.profile, findings=located)
+    """The test's verdict; ``findings`` are those of the trace (None) and of each region, with
+    places.
+    """
+    baseline, verdicts = found.baseline, found.all_verdicts
+
+    def shown(name: str | None, own: Profile, accepted: Baseline | None) -> Profile:
+        located = placed(
+            findings.get(name, ()), measured, own, accepted, roots, accept=terms.accept
+        )
+        return replace(own, findings=located)
+
+    regions = {
+        name: shown(name, own, baseline and baseline.regions.get(name))
+        for name, own in found.profile.regions.items()
+    }
+    profile = replace(shown(None, found.profile, baseline), regions=regions)
     if measured.mismatch is not None:
         return _mismatched(measured.mismatch, verdicts, profile)
     known = baseline is not None
@@ -204,9 +229,38 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
     ``quiet``: nothing else kept the machine busy, so the times are fit to compare with later.
     """
     profile = found.profile
+    times: dict[str, Any] = {
+        key: round(value, 6)
+        for key, value in profile.metrics.items()
+        if METRICS[key].klass == "time" and not isinstance(value, MissingValue)
+    }
+    times["machine"] = measured.host
+    if quiet and profile.normalised is not None:
+        times["normalised"] = profile.normalised.stored()
+    # Reads operands, so only where it is written.
+    cpu = measured.cpu_capability if accept and depends_on_cpu(measured.trace) else None
+    return replace(
+        _numbers(profile, found.verdicts),
+        findings=offered(measured, profile, found.baseline),
+        times=times,
+        cpu_capability=cpu,
+        regions={
+            name: replace(
+                _numbers(region, found.regions[name]),
+                findings={rule: n for rule, n in sorted(region.compared.items()) if n},
+                laps=region.laps,
+            )
+            for name, region in profile.regions.items()
+            if not all(isinstance(value, MissingValue) for value in region.metrics.values())
+        },
+    )
+
+
+def _numbers(profile: Profile, verdicts: Iterable[Verdict]) -> Baseline:
+    """The metrics, operators and kernels to accept; a value within its tolerance stays."""
     within = {
         v.metric: v.baseline
-        for v in found.verdicts
+        for v in verdicts
         if v.status == "ok" and v.tolerance and v.baseline is not None
     }
     metrics = {
@@ -216,19 +270,8 @@ def _accepts(measured: Measured, found: Compared, *, quiet: bool, accept: bool) 
     }
     # Without rules gated by a metric of their own, which depend on what ran before.
     metrics["findings"] = sum(profile.compared.values())
-    times: dict[str, Any] = {
-        key: round(value, 6)
-        for key, value in profile.metrics.items()
-        if METRICS[key].klass == "time" and not isinstance(value, MissingValue)
-    }
-    times["machine"] = measured.host
-    if quiet and profile.normalised is not None:
-        times["normalised"] = profile.normalised.stored()
     operators = {name: dict(row) for name, row in profile.operators.items()}
-    findings = offered(measured, profile, found.baseline)
-    # Reads operands, so only where it is written.
-    cpu = measured.cpu_capability if accept and depends_on_cpu(measured.trace) else None
-    return Baseline(metrics, operators, dict(profile.kernels), findings, times, cpu)
+    return Baseline(metrics, operators, dict(profile.kernels))
 
 
 def _times_changed(verdicts: Iterable[Verdict], *, quiet: bool) -> bool:

@@ -24,7 +24,8 @@ class Measured(Frozen, frozen=True):
     that may have run in it unmarked. ``located`` maps events to lines, and ``lines_gap`` says why
     lines are missing or incomplete. ``environment``, ``host`` and ``cpu_capability`` are the
     machine's, and ``busy`` says what else it did. ``unmeasured`` are metrics that the test itself
-    compares but that were not measured; ``mismatch`` is a failed inline expectation, metric →
+    compares but that were not measured, and ``region_gaps`` why numbers of named regions are
+    unknown; ``mismatch`` is a failed inline expectation, metric →
     expected text.
     """
 
@@ -44,6 +45,7 @@ class Measured(Frozen, frozen=True):
     busy: tuple[Reason, ...] = ()
     mismatch: Mapping[str, str] | None = None
     unmeasured: tuple[str, ...] = ()
+    region_gaps: Mapping[str, Reason] = {}
 
     @property
     def trace(self) -> Events:

@@ -38,6 +38,7 @@ class Metric(NamedTuple):
         depends_on_order: whether it has a value depends on what ran earlier in the process.
         adds_up: whether more work can only increase it, so that a part of the work gives a lower
             bound. A peak does not: a free lowers it. Nor self time: a nested call lowers it.
+        largest: whether the value of a region entered repeatedly is its largest lap's, not the sum.
         stored: whether baselines keep it among ``metrics`` (time is kept apart).
     """
 
@@ -51,6 +52,7 @@ class Metric(NamedTuple):
     scopable: bool = True
     depends_on_order: bool = False
     adds_up: bool = False
+    largest: bool = False
 
     @property
     def stored(self) -> bool:
@@ -314,10 +316,21 @@ def _row(
     scopable: bool = True,
     depends_on_order: bool = False,
     adds_up: bool = False,
+    largest: bool = False,
 ) -> Metric:
     wanted: frozenset[MetricNeed] = frozenset(needs.split())  # type: ignore[arg-type]
     return Metric(
-        name, unit, klass, wanted, extract, help_, tolerance, scopable, depends_on_order, adds_up
+        name,
+        unit,
+        klass,
+        wanted,
+        extract,
+        help_,
+        tolerance,
+        scopable,
+        depends_on_order,
+        adds_up,
+        largest,
     )
 
 
@@ -346,10 +359,11 @@ METRICS: Mapping[str, Metric] = {
         _row("ops", "1", "exact", "operators", lambda trace: _count(trace, "OP"),
              "dispatched operator calls", adds_up=True),
         _row("peak_cpu_bytes", "B", "exact", "memory", _host_peak,
-             "highest live bytes above the start of the call phase"),
+             "highest live bytes above the start of the call phase", largest=True),
         _row("peak_cuda_bytes", "B", "near", "memory device_memory",
              _memory("peak_bytes", on_device=True),
-             "highest live device bytes above the start of the call phase", tolerance=0.01),
+             "highest live device bytes above the start of the call phase", tolerance=0.01,
+             largest=True),
         _row("allocated_cpu_bytes", "B", "exact", "memory",
              _memory("allocated_bytes", on_device=False),
              "sum of allocations", adds_up=True),

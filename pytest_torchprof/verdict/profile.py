@@ -11,9 +11,12 @@ from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.results import MissingValue, Profile, Value
 from pytest_torchprof.core.scopes import is_of_name
 from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.known_names import REGION_MARK
+from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.bounds import bounded
 from pytest_torchprof.verdict.counted_findings import findings_within, found_in
 from pytest_torchprof.verdict.metrics import METRICS, measure, measure_all
+from pytest_torchprof.verdict.regions import RegionValues, view_of
 from pytest_torchprof.verdict.scopes import did_not_run
 from pytest_torchprof.verdict.timing import normalised_of, samples_of
 
@@ -106,13 +109,6 @@ def _at_least(metric: Metric, view: Events, why: Reason) -> MissingValue:
 def profile_of(measured: Measured) -> Profile:
     """Metrics, operators, kernels and scoped values of what was measured."""
     trace, allowed = measured.trace, measured.allowed
-    rows: dict[str, dict[str, int]] = {}
-    for name, row in sorted(op_rows(trace).items()):
-        counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}
-        known = rows.setdefault(shown_operator(name), counts)
-        if known is not counts:
-            for column, count in counts.items():
-                known[column] = known.get(column, 0) + count
     scoped: dict[str, Value] = {}
     found, unchecked = found_in(measured.checked, measured.rules, allowed)
     for budget in measured.budgets:
@@ -135,8 +131,8 @@ def profile_of(measured: Measured) -> Profile:
         scoped[budget.label] = _within(source, budget, unseen=unseen)
     return Profile(
         metrics=values_of(measured.checked, allowed),
-        operators=rows,
-        kernels={name: calls for name, (calls, _) in sorted(kernel_totals(trace).items())},
+        operators=_operator_counts(trace),
+        kernels=_kernel_counts(trace),
         found=found,
         unchecked=unchecked,
         gated={
@@ -147,4 +143,47 @@ def profile_of(measured: Measured) -> Profile:
         scoped=scoped,
         samples=samples_of(trace),
         normalised=normalised_of(trace),
+        regions={
+            name: _region(measured, name, laps)
+            for name, laps in {
+                **dict.fromkeys(measured.region_gaps, 0),
+                **named_regions(trace),
+            }.items()
+        },
     )
+
+
+def _region(measured: Measured, name: str, laps: int) -> Profile:
+    """The profile of a region, as far as a part of a test has one."""
+    gap = measured.region_gaps.get(name)
+    view, checked = view_of(measured.trace, name), measured.checked
+    values = RegionValues(checked, measured.allowed, name, gap=gap)
+    if gap is not None:
+        return Profile(metrics=dict(values), laps=laps)
+    counts = checked.within(view.selection).counts
+    found, _ = found_in(checked, measured.rules, measured.allowed)
+    return Profile(
+        metrics=dict(values),
+        operators=_operator_counts(view),
+        kernels=_kernel_counts(view),
+        found={rule: counts.get(rule, 0) for rule in found},
+        laps=laps,
+    )
+
+
+def _operator_counts(trace: Events) -> dict[str, dict[str, int]]:
+    """What is compared of each operator and annotation, without the marks of regions."""
+    rows: dict[str, dict[str, int]] = {}
+    for name, row in sorted(op_rows(trace).items()):
+        if name.startswith(REGION_MARK):
+            continue
+        counts = {c: v for c, v in zip(_COLUMNS, _counts_of(row), strict=True) if v}
+        known = rows.setdefault(shown_operator(name), counts)
+        if known is not counts:
+            for column, count in counts.items():
+                known[column] = known.get(column, 0) + count
+    return rows
+
+
+def _kernel_counts(trace: Events) -> dict[str, int]:
+    return {name: calls for name, (calls, _) in sorted(kernel_totals(trace).items())}

@@ -28,7 +28,7 @@ def of_two_operators(terms: Terms, baseline: Baseline | None = None, **more: obj
             with b.op("aten::relu", [[64, 64]]):
                 pass
     measured = Measured(check(parse_trace(b.to_bytes()), ()), "cpu", "here", **more)  # type: ignore[arg-type]
-    return judged(measured, compared(measured, baseline, terms), (), Roots(Path.cwd()), terms)
+    return judged(measured, compared(measured, baseline, terms), {}, Roots(Path.cwd()), terms)
 
 
 @pytest.mark.parametrize(

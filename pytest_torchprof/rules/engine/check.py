@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import field
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.gaps import device_gap
 from pytest_torchprof.core.reasons import Reason, Why, because
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_torchprof.places.place import Placing
     from pytest_torchprof.rules.engine.rule import Matches, Rule
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 
 class Checked(Frozen, frozen=True):
@@ -55,6 +56,14 @@ class Checked(Frozen, frozen=True):
     def counts(self) -> dict[str, int]:
         """How often each rule matched, for rules with matches."""
         return {rule.code: _total(found) for rule, found in self.matches.items()}
+
+    def within(self, inside: Bools) -> Checked:
+        """Only the matches of these events."""
+        chosen = {
+            rule: one.where(inside[one.event] & (one.event >= 0))
+            for rule, one in self.matches.items()
+        }
+        return replace(self, matches={rule: one for rule, one in chosen.items() if len(one)})
 
     def findings(self, placing: Placing = by_frames) -> tuple[Finding, ...]:
         """One finding per rule, message and place; the costliest first."""

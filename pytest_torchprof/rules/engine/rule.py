@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from msgspec import field
+from msgspec.structs import replace
 
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
@@ -17,7 +19,7 @@ from pytest_torchprof.trace.name_index import names_of
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.events import Events
-    from pytest_torchprof.trace.nesting import Ints
+    from pytest_torchprof.trace.nesting import Bools, Ints
 
 #: What a trace must contain for a rule to be checked on it, see `rules.engine.check.lacks`.
 RuleNeed = Literal["shapes", "device", "live"]
@@ -91,6 +93,27 @@ class Matches(Frozen, frozen=True):
 
     def __len__(self) -> int:
         return len(self.event)
+
+    def where(self, chosen: Bools) -> Matches:
+        """Only these matches."""
+
+        def column(values: Any) -> Any:
+            if values is None or isinstance(values, str):
+                return values
+            return values[chosen] if isinstance(values, np.ndarray) else [*compress(values, chosen)]
+
+        return replace(
+            self,
+            event=self.event[chosen],
+            message=column(self.message),
+            count=column(self.count),
+            cost_ns=column(self.cost_ns),
+            bytes=column(self.bytes),
+            location=column(self.location),
+            fix=column(self.fix),
+            span_ns=None if self.span_ns is None else tuple(map(column, self.span_ns)),
+            parts=column(self.parts),
+        )
 
 
 NO_MATCHES = Matches(np.zeros(0, np.int64), "")

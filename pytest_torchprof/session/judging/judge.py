@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_torchprof.baseline import store
 from pytest_torchprof.core.errors import BaselineError
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.results import Record
+from pytest_torchprof.core.results import Record, RegionRecord
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.places.place import by_operator
 from pytest_torchprof.places.roots import CallSites, Roots
@@ -19,6 +19,7 @@ from pytest_torchprof.render.failure import failure_message, short_message
 from pytest_torchprof.session.faults import is_fault, message_of, reason_for
 from pytest_torchprof.session.judging.accept_offer import Offer
 from pytest_torchprof.session.judging.kept_traces import KeptTraces
+from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.judgement import (
     Compared,
     Judged,
@@ -29,11 +30,13 @@ from pytest_torchprof.verdict.judgement import (
 )
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import shown_operator
+from pytest_torchprof.verdict.regions import view_of
 
 if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
     from pytest_torchprof.core.results import Baseline, Finding
     from pytest_torchprof.core.settings import Settings
+    from pytest_torchprof.places.place import Placing
     from pytest_torchprof.session.judging.kept_traces import Export
     from pytest_torchprof.session.judging.subject import Subject
     from pytest_torchprof.session.plan import Plan
@@ -101,7 +104,7 @@ class Judge:
                 tuple(edits),
                 tuple(v.metric for v in verdict.verdicts if v.at_least and v.status == "regressed"),
             )
-        record = _record(subject, verdict, kept.path, _lines_lost(measured, findings))
+        record = _record(subject, verdict, kept.path, _lines_lost(measured, findings[None]))
         return Judgement(record, offer, message, (*faults, *kept.faults))
 
     def left_out(self, plan: Plan) -> str | None:
@@ -169,16 +172,29 @@ class Judge:
         return found
 
 
-def _located(measured: Measured) -> tuple[Measured, tuple[Finding, ...], tuple[str, ...]]:
-    """The findings, by line if possible, and faults: errors here never fail a test."""
+def _located(
+    measured: Measured,
+) -> tuple[Measured, dict[str | None, tuple[Finding, ...]], tuple[str, ...]]:
+    """The findings of the test and its regions, by line if possible, and faults: errors here never
+    fail a test.
+    """
     faults: tuple[str, ...] = ()
     if measured.located is not None:
         try:
-            return measured, measured.checked.findings(measured.located), faults
+            return measured, _findings(measured, measured.located), faults
         except Exception as error:  # noqa: BLE001 - the numbers are right all the same
             faults = (message_of(error),) if is_fault(error) else ()
             measured = replace(measured, located=None, lines_gap=reason_for(error))
-    return measured, measured.checked.findings(by_operator), faults
+    return measured, _findings(measured, by_operator), faults
+
+
+def _findings(measured: Measured, placing: Placing) -> dict[str | None, tuple[Finding, ...]]:
+    checked, trace = measured.checked, measured.trace
+    found: dict[str | None, tuple[Finding, ...]] = {None: checked.findings(placing)}
+    if checked.matches:
+        for name in named_regions(trace):
+            found[name] = checked.within(view_of(trace, name).selection).findings(placing)
+    return found
 
 
 def _lines_lost(measured: Measured, findings: tuple[Finding, ...]) -> Reason | None:
@@ -195,9 +211,17 @@ def _record(
         subject.nodeid,
         verdict.status,
         verdict.reason or note,
-        {v.label: v for v in verdict.verdicts},
+        {v.label: v for v in verdict.verdicts if v.region is None},
         profile.findings if profile is not None else (),
         profile.unchecked if profile is not None else {},
         trace,
         strict=verdict.strict,
+        regions={
+            name: RegionRecord(
+                region.laps or 0,
+                {v.metric: v for v in verdict.verdicts if v.region == name},
+                region.findings,
+            )
+            for name, region in (profile.regions if profile is not None else {}).items()
+        },
     )

@@ -35,6 +35,7 @@ _RUN_NAMES = {
     "profile": "profiled run",
     "modules": "run that marks modules",
     "threads": "profiled run of all threads",
+    "numbers": "run that compares regions",
     "tensors": "run that identifies tensors",
     "lines": "run that locates lines",
     "": "teardown of an extra run",

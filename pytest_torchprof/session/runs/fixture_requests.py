@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
+    from pytest_torchprof.core.reasons import Reason
 
 
 class Asked:
@@ -16,6 +17,8 @@ class Asked:
     def __init__(self) -> None:
         #: The test measures a block or a callable through the fixture.
         self.own_region = False
+        #: It names regions, which are parts of the whole call phase.
+        self.names_regions = False
         #: All measurement, rounds included, happened in this run, so nothing is rerun.
         self.complete = False
         #: The exception that ended a region, so that the run measured nothing.
@@ -31,6 +34,10 @@ class Asked:
         self.tables: list[str] = []
         #: Metrics that it compares, but that were not measured.
         self.unchecked: list[str] = []
+        #: Numbers of named regions that the profiled run asked for, before they were known.
+        self.early: dict[str, None] = {}
+        #: Why the numbers of a named region are not those of all that ran in it.
+        self.region_gaps: dict[str, Reason] = {}
         #: Inline expectations to rewrite.
         self.edits: list[Edit] = []
 
@@ -48,6 +55,14 @@ class Asked:
         self.stats_asked = True
         self.stats_read |= read
         self.unchecked += unchecked
+
+    def note_early(self, label: str) -> None:
+        """Note that the profiled run asks for a number that only a later run can have."""
+        self.early[label] = None
+
+    def note_region_gap(self, name: str, gap: Reason) -> None:
+        """Note why the numbers of a named region are not those of all that ran in it."""
+        self.region_gaps.setdefault(name, gap)
 
     def note_mismatch(self, expected: Mapping[str, str]) -> None:
         """Note a failed inline expectation: metric → expected text."""
@@ -78,7 +93,9 @@ class Asked:
     def restored(self) -> Iterator[None]:
         """Context for an extra run: how it ends and what it prints is forgotten."""
         raised, mismatch, tables = self.raised, self.mismatch, list(self.tables)
+        early, gaps = dict(self.early), dict(self.region_gaps)
         try:
             yield
         finally:
             self.raised, self.mismatch, self.tables = raised, mismatch, tables
+            self.early, self.region_gaps = early, gaps

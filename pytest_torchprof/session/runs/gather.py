@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
+from pytest_torchprof.verdict.regions import RegionValues
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,6 +203,12 @@ class Gatherer:
         """Every metric of the trace."""
         return values_of(self.checked, self.plan.allowed)
 
+    def region_values(self, name: str, lap: int | None = None) -> Mapping[str, Value]:
+        """Every metric of a named region, or of one lap of it; computed when looked up."""
+        return RegionValues(
+            self.checked, self.plan.allowed, name, lap, self.asked.region_gaps.get(name)
+        )
+
     def measured(self) -> Measured:
         """Everything measured so far, for judging; requires a trace."""
         plan, machine, captures = self.plan, self._machine, self._captures
@@ -221,7 +228,8 @@ class Gatherer:
             lines_gap=captures.lines_gap,
             busy=self.rounds.busy,
             mismatch=self.asked.mismatch,
-            unmeasured=tuple(self.asked.unchecked),
+            unmeasured=(*self.asked.unchecked, *self.asked.early),
+            region_gaps=self.asked.region_gaps,
         )
 
     def result(self) -> Measured | Unmeasured:
@@ -246,7 +254,8 @@ class Gatherer:
         """These runs, and those found to be needed on the way.
 
         Rounds are added to fill the requested seconds, and an extra run if the profiled run
-        compiled or missed other threads, or if a rule needs to identify tensors or module calls.
+        compiled or missed other threads, if a rule needs to identify tensors or module calls, or if
+        the test compares numbers of named regions, which are known once the profiled run is over.
 
         torch.compile guards on the number of threads, so the profiled run may compile again; only
         a test that compiles in every run does so in the second profiled run too.
@@ -264,6 +273,9 @@ class Gatherer:
             yield "threads"
         elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
             yield "tensors"
+        if self._has_trace and self.asked.early and not self.asked.complete:
+            self.asked.early.clear()
+            yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
             yield "lines"
             if self.plain_lines is not None and self.reason is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.compile_events import CompileCount
@@ -76,7 +77,18 @@ class Run:
         with PATCH_GUARD:
             self._forget(*last)
 
+    @property
+    def captures(self) -> bool:
+        """Whether the profiler runs now."""
+        return self._capture is not None
+
+    def mark(self, name: str) -> AbstractContextManager[object] | None:
+        """A context that marks a named region; None if it would go unseen."""
+        return self._capture.mark(name) if self._capture is not None else None
+
     def _begin(self) -> None:
+        if self.kind == "numbers":
+            return
         if self.kind in ("profile", "modules", "threads", "tensors", "lines"):
             if self.kind == "lines":
                 self._tracer = LineTracer(self.gatherer.own_files, self.gatherer.plain_lines)

@@ -118,7 +118,8 @@ class Runner:
             gatherer.refuse(because(Why.BENCHMARK_FIXTURE))
         if uses_setprofile(item, self._session_hook):
             gatherer.refuse(because(Why.OWN_PROFILE_HOOK))
-        if not gatherer.asked.own_region and may_measure_part(item):
+        parts = gatherer.asked.own_region or gatherer.asked.names_regions
+        if not parts and may_measure_part(item):
             gatherer.refuse(because(Why.REGION_NOT_REACHED), timed=False)
         rest = gatherer.plan.kinds[1:]
         if gatherer.compiled_late:  # in what was meant to be the only run
@@ -225,7 +226,7 @@ class Runner:
                             error = self._run_again(item, gatherer, kind)
                         else:
                             self._state.restore_stash()
-                        decides = kind in ("profile", "threads")
+                        decides = kind in ("profile", "threads", "numbers")
                         if error is not None and decides and gatherer.asked.stats_read:
                             return error
                         if error is not None:

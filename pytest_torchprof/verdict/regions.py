@@ -1,0 +1,87 @@
+"""What a test's named regions measured: each has a profile like the whole test's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.core.results import MissingValue
+from pytest_torchprof.trace.known_names import REGION_MARK
+from pytest_torchprof.trace.regions import named_regions
+from pytest_torchprof.verdict.metrics import METRICS, measure
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from pytest_torchprof.core.reasons import Reason
+    from pytest_torchprof.core.results import Value
+    from pytest_torchprof.rules.engine.check import Checked
+    from pytest_torchprof.trace.events import Events
+
+_NOT_TIMED = because(Why.REGION_NOT_TIMED)
+_OF_TEST = because(Why.ONLY_OF_TEST)
+
+
+def view_of(trace: Events, name: str, lap: int | None = None) -> Events:
+    """The trace, counting only what ran in this region of the test, or in one lap of it."""
+    return trace.once(_view, name, lap)
+
+
+def _view(trace: Events, name: str, lap: int | None) -> Events:
+    region = f"{REGION_MARK}{name}"
+    return trace.within(region=region) if lap is None else trace.lap(region, lap)
+
+
+class RegionValues(Mapping[str, "Value"]):
+    """Every metric within a region: the sum over its laps, or the largest; or those of one lap.
+
+    ``gap``: why they are unknown.
+    """
+
+    def __init__(
+        self,
+        checked: Checked,
+        allowed: Collection[str],
+        name: str,
+        lap: int | None = None,
+        gap: Reason | None = None,
+    ) -> None:
+        self._checked, self._allowed = checked, allowed
+        self._name, self._lap = name, lap
+        laps = named_regions(checked.trace).get(name, 0)
+        if gap is None and not laps:
+            gap = because(Why.SCOPE_DID_NOT_RUN, scope="region", name=name)
+        self._gap, self._laps = gap, laps
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(METRICS)
+
+    def __len__(self) -> int:
+        return len(METRICS)
+
+    def __getitem__(self, name: str) -> Value:
+        """The metric's value, or why there is none."""
+        metric = METRICS[name]
+        if self._gap is not None:
+            return MissingValue(self._gap)
+        if "rounds" in metric.needs:
+            return MissingValue(_NOT_TIMED)
+        if metric.depends_on_order:
+            return MissingValue(_OF_TEST)
+        if name == "findings":
+            return self._findings()
+        if not metric.largest or self._lap is not None or self._laps == 1:
+            return measure(metric, self._view(self._lap))
+        values = [measure(metric, self._view(lap)) for lap in range(self._laps)]
+        missing = [value for value in values if isinstance(value, MissingValue)]
+        return missing[0] if missing else max(v for v in values if not isinstance(v, MissingValue))
+
+    def _view(self, lap: int | None) -> Events:
+        return view_of(self._checked.trace, self._name, lap)
+
+    def _findings(self) -> Value:
+        if self._checked.unsettled is not None:
+            return MissingValue(self._checked.unsettled)
+        counts = self._checked.within(self._view(self._lap).selection).counts
+        return sum(count for rule, count in counts.items() if rule not in self._allowed)

@@ -149,3 +149,15 @@ for _sign, _function in {
     "%": operator.mod,
 }.items():
     _operation(_sign, _function)
+
+
+def in_unit_of(number: object, other: object) -> str:
+    """The text of ``other``: a plain number in the unit of the ``number`` that it is compared with.
+
+    >>> in_unit_of(region_number(2048, "B", "decode.peak_cpu_bytes"), 1024)
+    '1 KiB'
+    """
+    plain = isinstance(other, int | float) and not isinstance(other, _Named)
+    if plain and isinstance(number, _Named) and number.unit:
+        return format_quantity(other, number.unit)  # type: ignore[arg-type]
+    return repr(other)

@@ -275,10 +275,10 @@ class _Operators:
                     continue
                 found = deltas(before.operators, now.operators, column)
                 title, unit = f"{prefix}{verdict.metric} by operator", METRICS[verdict.metric].unit
-                lines += _block(title, found, unit, self._called)
+                lines += operator_block(title, found, unit, self._called)
             kernels = deltas(_counts(before.kernels), _counts(now.kernels), "calls")
             if any(v.metric in _BY_KERNEL for v in whole):
-                lines += _block(f"{prefix}kernels by name", kernels, "1", lambda _: "")
+                lines += operator_block(f"{prefix}kernels by name", kernels, "1")
         return lines
 
     def largest(self, bad: Sequence[Verdict], profile: Profile) -> list[str]:
@@ -314,9 +314,10 @@ def _counts(kernels: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return {name: {"calls": count} for name, count in kernels.items()}
 
 
-def _block(
-    title: str, found: Sequence[Delta], unit: str, called: Callable[[str], str]
+def operator_block(
+    title: str, found: Sequence[Delta], unit: str, called: Callable[[str], str] = lambda _: ""
 ) -> list[str]:
+    """The operators that account for a difference, the largest first; ``called`` adds places."""
     if not found:
         return []
     lines = [f"  {title}:"]

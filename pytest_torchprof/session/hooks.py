@@ -21,6 +21,7 @@ from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render import escape
 from pytest_torchprof.rules.engine.registry import warm_up
 from pytest_torchprof.session.faults import SessionErrors
+from pytest_torchprof.session.fixture.relations import relation_lines
 from pytest_torchprof.session.judging.item_verdicts import ItemVerdicts
 from pytest_torchprof.session.judging.own_failure import OwnFailure
 from pytest_torchprof.session.known_rules import rules_of
@@ -234,6 +235,13 @@ class TorchprofSession(RunningHooks):
             with self.errors.careful:
                 self.verdicts.forget()
         return (yield from super().pytest_runtest_teardown(item))
+
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
+        """Explain a failed comparison of regions."""
+        with self.errors.careful, PATCH_GUARD:
+            if lines := relation_lines(op, left, right):
+                return list(map(escape.line, lines))
+        return None
 
     def pytest_enter_pdb(self) -> None:
         """Do not rerun a test that is being debugged."""

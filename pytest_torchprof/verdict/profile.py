@@ -131,7 +131,7 @@ def profile_of(measured: Measured) -> Profile:
         scoped[budget.label] = _within(source, budget, unseen=unseen)
     return Profile(
         metrics=values_of(measured.checked, allowed),
-        operators=_operator_counts(trace),
+        operators=operator_counts(trace),
         kernels=_kernel_counts(trace),
         found=found,
         unchecked=unchecked,
@@ -164,14 +164,14 @@ def _region(measured: Measured, name: str, laps: int) -> Profile:
     found, _ = found_in(checked, measured.rules, measured.allowed)
     return Profile(
         metrics=dict(values),
-        operators=_operator_counts(view),
+        operators=operator_counts(view),
         kernels=_kernel_counts(view),
         found={rule: counts.get(rule, 0) for rule in found},
         laps=laps,
     )
 
 
-def _operator_counts(trace: Events) -> dict[str, dict[str, int]]:
+def operator_counts(trace: Events) -> dict[str, dict[str, int]]:
     """What is compared of each operator and annotation, without the marks of regions."""
     rows: dict[str, dict[str, int]] = {}
     for name, row in sorted(op_rows(trace).items()):

@@ -34,8 +34,9 @@ class Asked:
         self.tables: list[str] = []
         #: Metrics that it compares, but that were not measured.
         self.unchecked: list[str] = []
-        #: Numbers of named regions that the profiled run asked for, before they were known.
-        self.early: dict[str, None] = {}
+        #: What the profiled run asked of named regions before it was known, and whether that is
+        #: compared.
+        self.early: dict[str, bool] = {}
         #: Why the numbers of a named region are not those of all that ran in it.
         self.region_gaps: dict[str, Reason] = {}
         #: Inline expectations to rewrite.
@@ -56,9 +57,9 @@ class Asked:
         self.stats_read |= read
         self.unchecked += unchecked
 
-    def note_early(self, label: str) -> None:
-        """Note that the profiled run asks for a number that only a later run can have."""
-        self.early[label] = None
+    def note_early(self, label: str, *, compared: bool) -> None:
+        """Note that the profiled run asks for what only a later run can have."""
+        self.early[label] = compared
 
     def note_region_gap(self, name: str, gap: Reason) -> None:
         """Note why the numbers of a named region are not those of all that ran in it."""

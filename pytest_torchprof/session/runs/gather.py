@@ -18,6 +18,7 @@ from pytest_torchprof.session.runs.captures import Captures
 from pytest_torchprof.session.runs.fixture_requests import Asked
 from pytest_torchprof.session.runs.run_result import Brought, NoModules, Timed
 from pytest_torchprof.session.runs.timed_rounds import LONG_CALL_NS, RecentLaps, Rounds
+from pytest_torchprof.trace.regions import named_regions
 from pytest_torchprof.verdict.measured import Measured, Unmeasured
 from pytest_torchprof.verdict.profile import values_of
 from pytest_torchprof.verdict.regions import RegionValues
@@ -209,6 +210,10 @@ class Gatherer:
             self.checked, self.plan.allowed, name, lap, self.asked.region_gaps.get(name)
         )
 
+    def laps_of(self, name: str) -> int:
+        """How often the profiled run entered a named region."""
+        return 0 if self.trace is None else named_regions(self.trace).get(name, 0)
+
     def measured(self) -> Measured:
         """Everything measured so far, for judging; requires a trace."""
         plan, machine, captures = self.plan, self._machine, self._captures
@@ -228,7 +233,10 @@ class Gatherer:
             lines_gap=captures.lines_gap,
             busy=self.rounds.busy,
             mismatch=self.asked.mismatch,
-            unmeasured=(*self.asked.unchecked, *self.asked.early),
+            unmeasured=(
+                *self.asked.unchecked,
+                *(label for label, compared in self.asked.early.items() if compared),
+            ),
             region_gaps=self.asked.region_gaps,
         )
 

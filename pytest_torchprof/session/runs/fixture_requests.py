@@ -57,6 +57,15 @@ class Asked:
         self.stats_read |= read
         self.unchecked += unchecked
 
+    def note_named(self) -> None:
+        """Note that a named region begins."""
+        self.names_regions = True
+
+    def take_early(self) -> bool:
+        """Whether anything was asked early; from now on it can be answered."""
+        asked, self.early = bool(self.early), {}
+        return asked
+
     def note_early(self, label: str, *, compared: bool) -> None:
         """Note that the profiled run asks for what only a later run can have."""
         self.early[label] = compared

@@ -281,8 +281,7 @@ class Gatherer:
             yield "threads"
         elif self._has_trace and self._asks(lambda: self.checked.wants_tensors):
             yield "tensors"
-        if self._has_trace and self.asked.early and not self.asked.complete:
-            self.asked.early.clear()
+        if self._has_trace and not self.asked.complete and self.asked.take_early():
             yield "numbers"
         if self._has_trace and self._asks(self._marks_lines):
             yield "lines"

@@ -21,6 +21,7 @@ from pytest_torchprof.core.results import Finding, Record, Verdict
 from pytest_torchprof.render.json_report import REPORT_SCHEMA, test_of
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.session.fixture.handle import Torchprof
+from pytest_torchprof.session.fixture.named_regions import NamedRegion
 from pytest_torchprof.session.markers import add_markers
 from pytest_torchprof.session.options import OPTIONS, STRICT_HELP
 from pytest_torchprof.verdict.metrics import METRICS
@@ -156,10 +157,12 @@ class _Arguments:
 
 def fixture() -> str:
     """What the fixture's value can do."""
-    inline = Torchprof.assert_expected_inline
+    inline, function = Torchprof.assert_expected_inline, Torchprof.measure_function
     rows = [
         ["`with torchprof:`", _summary(Torchprof.__enter__)],
-        [f"`torchprof{_signature(Torchprof.__call__, bare=True)}`", _summary(Torchprof.__call__)],
+        ['`with torchprof("name"):`', _summary(NamedRegion.__enter__)],
+        ['`torchprof["name"]`', _summary(Torchprof.__getitem__)],
+        [f"`torchprof{_signature(function, bare=True)}`", _summary(function)],
         ["`torchprof.stats.NAME`", "One measured metric, in its unit."],
         [f"`torchprof.table{_signature(Torchprof.table, bare=True)}`", _summary(Torchprof.table)],
         [f"`torchprof.assert_expected_inline{_signature(inline, bare=True)}`", _summary(inline)],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.ab.pacing import orders
 from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.verdict.pacing import orders
 from pytest_torchprof.verdict.paired_decision import LOOKS, Comparison, Decision
 
 Pair = tuple[list[int], list[int]]

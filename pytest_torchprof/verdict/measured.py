@@ -25,7 +25,7 @@ class Measured(Frozen, frozen=True):
     lines are missing or incomplete. ``environment``, ``host`` and ``cpu_capability`` are the
     machine's, and ``busy`` says what else it did. ``unmeasured`` are metrics that the test itself
     compares but that were not measured; ``mismatch`` is a failed inline expectation, metric →
-    expected text.
+    expected text. ``pairs_gap`` says why callables that the test compares were not compared.
     """
 
     checked: Checked
@@ -44,6 +44,7 @@ class Measured(Frozen, frozen=True):
     busy: tuple[Reason, ...] = ()
     mismatch: Mapping[str, str] | None = None
     unmeasured: tuple[str, ...] = ()
+    pairs_gap: Reason | None = None
 
     @property
     def trace(self) -> Events:

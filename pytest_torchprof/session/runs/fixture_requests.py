@@ -6,8 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.reasons import Why, because
+
 if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
+    from pytest_torchprof.core.reasons import Reason
 
 
 class Asked:
@@ -33,6 +36,10 @@ class Asked:
         self.unchecked: list[str] = []
         #: Inline expectations to rewrite.
         self.edits: list[Edit] = []
+        #: Seconds that its comparisons of callables may take; 0 if there are none.
+        self.pairs_s = 0.0
+        #: It has been in the run that compares them, and has begun to.
+        self.pairs_run = self.pairs_begun = False
 
     def note_region(self, *, complete: bool = False) -> None:
         """Note that a region begins; ``complete``: all its rounds happen in this run."""
@@ -48,6 +55,22 @@ class Asked:
         self.stats_asked = True
         self.stats_read |= read
         self.unchecked += unchecked
+
+    def note_pairs(self, seconds: float) -> None:
+        """Note that the test compares callables, for which it needs this many seconds."""
+        self.pairs_s += seconds
+
+    def note_pairs_run(self, *, begun: bool = False) -> None:
+        """Note the run that compares callables; ``begun``: a comparison begins."""
+        self.pairs_run = True
+        self.pairs_begun |= begun
+
+    @property
+    def pairs_gap(self) -> Reason | None:
+        """Why callables were not compared, if they were not."""
+        if not self.pairs_s or self.pairs_begun:
+            return None
+        return because(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE)
 
     def note_mismatch(self, expected: Mapping[str, str]) -> None:
         """Note a failed inline expectation: metric → expected text."""

@@ -132,6 +132,9 @@ def parse_share(value: object, name: str) -> float:
     >>> parse_share("5 %", "by"), parse_share(0.02, "by"), parse_share("150%", "by")
     (0.05, 0.02, 1.5)
     """
+    __tracebackhide__ = True  # of a test, which passes the value
+    if type(value) is float and 0 <= value < 1:  # the usual case
+        return value
     what = f"{name}={_shown(value)} is not a share"
     write = f'write {name}="5 %" or {name}=0.05'
     if isinstance(value, str):

@@ -76,6 +76,7 @@ class PairedTurns:
         ``take`` returns the turns, or the reason why the pair does not count. What it raises ends
         the comparison.
         """
+        __tracebackhide__ = True
         pace, comparison = self.pace, self.comparison
         a_first = orders(self.random)
         while not pace.over and not (pace.pairs is None and comparison.clear):

@@ -38,8 +38,8 @@ class Asked:
         self.edits: list[Edit] = []
         #: Seconds that its comparisons of callables may take; 0 if there are none.
         self.pairs_s = 0.0
-        #: It has been in the run that compares them, and has begun to.
-        self.pairs_run = self.pairs_begun = False
+        #: The run that compares them has begun, it has begun a comparison, and is within one.
+        self.pairs_run = self.has_compared = self.is_comparing = False
 
     def note_region(self, *, complete: bool = False) -> None:
         """Note that a region begins; ``complete``: all its rounds happen in this run."""
@@ -60,15 +60,18 @@ class Asked:
         """Note that the test compares callables, for which it needs this many seconds."""
         self.pairs_s += seconds
 
-    def note_pairs_run(self, *, begun: bool = False) -> None:
-        """Note the run that compares callables; ``begun``: a comparison begins."""
+    def note_pairs_run(self) -> None:
+        """Note that the run begins which compares callables."""
         self.pairs_run = True
-        self.pairs_begun |= begun
+
+    def note_comparison(self, *, done: bool = False) -> None:
+        """Note that a comparison begins, or is done."""
+        self.has_compared, self.is_comparing = True, not done
 
     @property
     def pairs_gap(self) -> Reason | None:
         """Why callables were not compared, if they were not."""
-        if not self.pairs_s or self.pairs_begun:
+        if not self.pairs_s or self.has_compared:
             return None
         return because(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE)
 

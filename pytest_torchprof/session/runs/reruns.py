@@ -229,7 +229,9 @@ class Runner:
                             error = self._run_again(item, gatherer, kind)
                         else:
                             self._state.restore_stash()
-                        if failing == "pairs" and gatherer.asked.pairs_begun:
+                        if failing == "pairs" and gatherer.asked.is_comparing:
+                            return error  # of a callable, which other runs call too
+                        if failing == "pairs" and gatherer.asked.has_compared:
                             of_pairs, error = error, None  # the numbers are still wanted
                         decides = kind in ("profile", "threads")
                         if error is not None and decides and gatherer.asked.stats_read:

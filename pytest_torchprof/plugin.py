@@ -72,7 +72,11 @@ def _quick_imports() -> Iterator[None]:
 @pytest.fixture
 def torchprof(request: pytest.FixtureRequest) -> Torchprof:
     """Measure a part of the test: ``with torchprof:`` or ``torchprof(fn)``; then ``.stats``."""
-    from pytest_torchprof.session.fixture.handle import Torchprof, handle_for
-
     session = request.config.pluginmanager.get_plugin("torchprof-session")
-    return Torchprof() if session is None else handle_for(session, request.node)
+    if session is None:
+        from pytest_torchprof.session.fixture.handle import Torchprof
+
+        return Torchprof()
+    from pytest_torchprof.session.fixture.handles import handle_for
+
+    return handle_for(session, request.node)

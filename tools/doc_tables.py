@@ -165,6 +165,7 @@ def fixture() -> str:
         [f"`torchprof{_signature(function, bare=True)}`", _summary(function)],
         ["`torchprof.stats.NAME`", "One measured metric, in its unit."],
         [f"`torchprof.table{_signature(Torchprof.table, bare=True)}`", _summary(Torchprof.table)],
+        [f"`torchprof.ab{_signature(Torchprof.ab, bare=True)}`", _summary(Torchprof.ab)],
         [f"`torchprof.assert_expected_inline{_signature(inline, bare=True)}`", _summary(inline)],
     ]
     return tabulate.tabulate(rows, ["call", "meaning"], tablefmt="github")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_torchprof.ab.pacing import Pace, orders
 from pytest_torchprof.core.reasons import Reason, Why, because
-from pytest_torchprof.core.samples import Sample
 from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.pacing import Pace
 from pytest_torchprof.verdict.paired_decision import Comparison
 from pytest_torchprof.verdict.paired_row import Difference, PairedRow
+from pytest_torchprof.verdict.paired_turns import SIDES, PairedTurns, PairRequest, Side
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.ab.messages import Profiled, Turn
     from pytest_torchprof.ab.process import Worker
     from pytest_torchprof.verdict.paired_row import Broken, RowVerdict
-
-_SIDES: tuple[Literal["A"], Literal["B"]] = ("A", "B")
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,8 @@ class PairedRun:
         self._comparison = Comparison(tests=tests, threshold=options.threshold)
         limit = None if options.rounds is not None else 2e9 * options.min_time_s
         self._pace = Pace(limit, options.rounds)
-        self._wall = {"A": array("q"), "B": array("q")}
-        self._cpu = {"A": array("q"), "B": array("q")}
-        self._random = random.Random(nodeid)  # noqa: S311 - which side comes first, and where
-        self._a_first = orders(self._random)
+        draw = random.Random(nodeid)  # noqa: S311 - which side comes first, and where
+        self._paired = PairedTurns(self._comparison, self._pace, draw, time.perf_counter_ns)
         self._profiles: dict[str, Profiled] = {}
         #: The worker that got the last request, and those that are waiting within the test.
         self.at = workers[0]
@@ -74,7 +69,7 @@ class PairedRun:
         why = None
         if len(self.open) == 2:
             self._pace.repeatable = a.repeatable and b.repeatable
-            why = self._measure()
+            why = self._paired.measure(self._turns)
         self.close()
         return self._not_passed() or self.known(
             "error" if why else None, why, self._broken if why else ""
@@ -104,10 +99,10 @@ class PairedRun:
             self._nodeid,
             verdict or "error",
             reason,
-            _sample(self._wall["A"]),
-            _sample(self._wall["B"]),
-            _sample(self._cpu["A"]),
-            _sample(self._cpu["B"]),
+            self._paired.wall_ms("A"),
+            self._paired.wall_ms("B"),
+            self._paired.cpu_ms("A"),
+            self._paired.cpu_ms("B"),
             decision,
             self._differences(),
             self._pace.measured_ns / 1e9,
@@ -127,7 +122,7 @@ class PairedRun:
         """The row of a test that does not pass on both sides."""
         verdicts: tuple[Literal["failed", "error", "skipped"], ...] = ("failed", "error", "skipped")
         for verdict in verdicts:
-            on = [name for name in _SIDES if self._profiles[name].outcome == verdict]
+            on = [name for name in SIDES if self._profiles[name].outcome == verdict]
             if on:
                 reason = _on_sides(verdict, on, self._profiles[on[-1]].reason)
                 return self.known(verdict, reason, on[0] if len(on) == 1 else "AB")
@@ -136,61 +131,34 @@ class PairedRun:
     def _unprofiled(self) -> Reason | None:
         """Why one side, or both, has no exact metrics to compare."""
         notes = {name: profile.note for name, profile in self._profiles.items() if profile.note}
-        if len(set(notes.values())) == 1 and len(notes) == len(_SIDES):
+        if len(set(notes.values())) == 1 and len(notes) == len(SIDES):
             return notes["B"]
         whys = tuple(because(Why.ON_SIDE, side=name, why=why) for name, why in notes.items())
         return because(Why.ON_EACH_SIDE, whys=whys) if whys else None
 
     def _differences(self) -> tuple[Difference, ...]:
-        a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in _SIDES)
+        a, b = (self._profiles[name].metrics if name in self._profiles else {} for name in SIDES)
         return differences(a, b) if a and b else ()
 
     # ---------------------------------------------------------------- measuring
 
-    def _measure(self) -> Reason | None:
-        """Measure all pairs; return why it cannot be measured, if so."""
-        pace = self._pace
-        while not pace.over and not (pace.pairs is None and self._comparison.clear):
-            fresh, calls = pace.fresh, pace.calls
-            begun = time.perf_counter_ns()
-            a_first = next(self._a_first)
-            turns, why = self._turns(calls, a_first=a_first, fresh=fresh)
-            if why is not None:
-                if fresh and calls == 1:
-                    return why
-                pace.repeatable, pace.calls = False, 1  # it failed because it was repeated
-                continue
-            spent = time.perf_counter_ns() - begun
-            a, b = turns["A"].wall_ns, turns["B"].wall_ns
-            pace.took(sum(a) + sum(b), spent, fresh=fresh)
-            calls_ns = [turn.spent_ns / calls for turn in turns.values()]
-            if not pace.counts(*calls_ns, calls=calls):
-                continue
-            pace.done += 1
-            self._comparison.add(a, b, a_first=a_first)
-            for name, turn in turns.items():
-                self._wall[name].extend(turn.wall_ns)
-                self._cpu[name].extend(turn.cpu_ns)
-        return None
-
-    def _turns(
-        self, calls: int, *, a_first: bool, fresh: bool
-    ) -> tuple[dict[str, Turn], Reason | None]:
+    def _turns(self, wanted: PairRequest) -> tuple[dict[Side, Turn], Reason | None]:
         """Run a turn of each side; return why the pair does not count, if so."""
-        turns: dict[str, Turn] = {}
+        turns: dict[Side, Turn] = {}
         why = None
-        failed: list[Literal["A", "B"]] = []
-        processor = self._random.randrange(1 << 16)
-        for worker in self._workers if a_first else self._workers[::-1]:
-            self.at = worker
-            name = worker.side.name
-            turns[name] = turn = worker.turn(calls, fresh=fresh, processor=processor)
+        failed: list[Side] = []
+        workers = dict(zip(SIDES, self._workers, strict=True))
+        for side in wanted.order:
+            self.at = worker = workers[side]
+            turns[side] = turn = worker.turn(
+                wanted.calls, fresh=wanted.fresh, processor=wanted.processor
+            )
             if turn.error is not None or not turn.wall_ns:
                 error = turn.error or because(Why.WAS_NOT_MEASURED)
-                why = why or because(Why.FAILS_AGAIN_ON, side=name, why=error)
-                failed.append(name)
+                why = why or because(Why.FAILS_AGAIN_ON, side=side, why=error)
+                failed.append(side)
         if failed:
-            self._broken = "AB" if len(failed) == len(_SIDES) else failed[0]
+            self._broken = "AB" if len(failed) == len(SIDES) else failed[0]
         return turns, why
 
 
@@ -226,7 +194,3 @@ def differences(a: Mapping[str, float], b: Mapping[str, float]) -> tuple[Differe
         if differs:
             found.append(Difference(name, left, right))
     return tuple(found)
-
-
-def _sample(durations_ns: array[int]) -> Sample | None:
-    return Sample.of(durations_ns).scaled(1e-6) if durations_ns else None

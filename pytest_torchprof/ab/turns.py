@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from pytest_torchprof.ab.address_space import move_to, shaken
 from pytest_torchprof.ab.messages import Turn
+from pytest_torchprof.capture.memory_layout import TurnLayout, move_to
 from pytest_torchprof.capture.timed_calls import GarbageControl, Meter
 from pytest_torchprof.capture.unpatched import REAL
 from pytest_torchprof.core.reasons import Why, because
@@ -124,8 +124,7 @@ class Turns:
         self._late = late
         self._meter = Meter()
         self._number = 0
-        # What fixtures allocate has other addresses each time too.
-        self._held: object = shaken()
+        self._layout = TurnLayout()
         #: The next command, once one needs other fixtures.
         self._next: WorkerCommand | None = None
         self._first = True
@@ -199,7 +198,7 @@ class Turns:
         error: BaseException | None = None
         try:
             if count:
-                self._lay_out()
+                self._layout.renew(self._processor)
                 self._meter.time(call, count)
         except (KeyboardInterrupt, pytest.exit.Exception):
             raise
@@ -235,16 +234,6 @@ class Turns:
             capture = manager.getplugin("capturemanager")
             if capture is not None and capture.is_globally_capturing():
                 capture.read_global_capture()
-
-    def _lay_out(self) -> None:
-        """Choose a new memory layout, see `shaken`, and a processor, see `move_to`.
-
-        And leave no garbage to collect during calls.
-        """
-        self._held = None
-        REAL.collect()
-        self._held = shaken()
-        move_to(self._processor)
 
 
 def error_line(error: BaseException) -> str:

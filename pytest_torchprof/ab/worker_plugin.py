@@ -137,6 +137,7 @@ class WorkerPlugin(RunningHooks):
             rules=tuple(rule for rule in rules.values() if rule.code not in s.ignore),
             thresholds=s.thresholds,
             ignored=s.ignore,
+            compares=False,
         )
 
     # ---------------------------------------------------------------- the loop

@@ -35,7 +35,8 @@ NAMES = {
         "PathLike _Environ _Environ.* _exit access chdir close cpu_count dup dup2 environ fdopen"
         " fork fsdecode fsencode fspath fstat get_terminal_size getcwd getenv getpid getppid"
         " kill link listdir lstat makedirs mkdir open path pipe putenv read readlink remove rename"
-        " replace rmdir scandir sched_getaffinity stat sysconf times umask unlink unsetenv urandom"
+        " replace rmdir scandir sched_getaffinity sched_setaffinity stat sysconf times umask unlink"
+        " unsetenv urandom"
         " utime waitpid walk write"
         " O_CREAT O_EXCL O_RDONLY O_WRONLY P_ALL WEXITED WNOHANG WNOWAIT devnull name sep"
     ),
@@ -53,7 +54,9 @@ NAMES = {
         " getincrementalencoder lookup open ascii_decode utf_8_decode"
     ),
     "random": (
-        "Random Random.__init__ Random.choices Random.getstate Random.seed Random.setstate choice"
+        "Random Random.__init__ Random.choices Random.getstate Random.randrange Random.sample"
+        " Random.seed Random.setstate Random.shuffle Random._randbelow"
+        " Random._randbelow_with_getrandbits choice"
         " SystemRandom SystemRandom.* choices getrandbits getstate randint random sample seed"
         " setstate shuffle uniform _bisect _floor _index _inst _isfinite _urandom"
     ),
@@ -87,8 +90,13 @@ NAMES = {
     "weakref": "WeakKeyDictionary WeakMethod WeakSet WeakValueDictionary finalize proxy ref",
     "_weakrefset": "WeakSet.add WeakSet.__init__ WeakSet.__iter__",
     "bisect": "*",
-    "math": "ceil floor fsum gcd inf isclose isfinite isinf isnan log log2 log10 prod sqrt",
+    "math": (
+        "ceil comb exp floor fsum gcd inf isclose isfinite isinf isnan log log1p log2 log10 prod"
+        " sqrt"
+    ),
     "fractions": "Fraction",
+    "statistics": "NormalDist NormalDist.* median _normal_dist_inv_cdf",
+    "mmap": "mmap",
     "json": "dumps loads dump load JSONEncoder JSONDecoder",
     "json.encoder": "JSONEncoder.* encode_basestring_ascii c_make_encoder _make_iterencode",
     "json.decoder": "JSONDecoder.*",
@@ -176,7 +184,8 @@ NAMES = {
         " _sort_dispatcher _swapaxes_dispatcher"
     ),
     "numpy._core._methods": (
-        "_all _amax _amin _any _sum umr_all umr_any umr_maximum umr_minimum umr_sum asanyarray"
+        "_all _amax _amin _any _count_reduce_items _sum umr_all umr_any umr_maximum umr_minimum"
+        " umr_sum asanyarray"
     ),
     "numpy._core.numeric": (
         "arange array asanyarray asarray count_nonzero empty flatnonzero full ones zeros"

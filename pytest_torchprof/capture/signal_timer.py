@@ -15,6 +15,8 @@ from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+from pytest_torchprof.capture.unpatched import REAL
+
 #: Not the last signal, which other code may choose for the same reason.
 _NUMBER = getattr(signal, "SIGRTMAX", 0) - 1
 _CLOCK_MONOTONIC = 1  # as Linux numbers it
@@ -43,9 +45,21 @@ class _Times(ctypes.Structure):
 
 
 class SignalTimer:
-    """Within the block: calls ``ring`` in the main thread, where we are, and again later."""
+    """Within the block: calls ``ring`` in the main thread, where we are, and again later.
 
-    __slots__ = ("_after_s", "_again_s", "_before", "_number", "_ring", "_timer")
+    Blocks may be nested: the one that is due first rings, and an outer one goes on afterwards.
+    """
+
+    __slots__ = (
+        "_after_s",
+        "_again_s",
+        "_before",
+        "_began",
+        "_number",
+        "_outer",
+        "_ring",
+        "_timer",
+    )
 
     def __init__(self, after_s: float, again_s: float, ring: Callable[[], None]) -> None:
         self._after_s, self._again_s, self._ring = after_s, again_s, ring
@@ -56,13 +70,16 @@ class SignalTimer:
     def __enter__(self) -> None:
         self._timer = timer = _timer()
         self._number = signal.SIGALRM if timer is None else _NUMBER
+        self._outer = _armed(timer)
+        if self._outer_is_first:
+            return
+        self._began = REAL.clock()
         self._before = _signals.signal(self._number, self._heard)
-        if timer is None:
-            signal.setitimer(signal.ITIMER_REAL, self._after_s, self._again_s)
-        else:
-            _set(timer, *_split(self._again_s), *_split(self._after_s))
+        _arm(timer, self._after_s, self._again_s)
 
     def __exit__(self, *_: object) -> None:
+        if self._outer_is_first:
+            return
         number, before = self._number, self._before
         if self._timer is None:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -72,6 +89,30 @@ class SignalTimer:
         ours = _signals.getsignal(number) == self._heard and number not in _signals.sigpending()
         if ours and before is not None:
             _signals.signal(number, before)
+            left_s, again_s = self._outer
+            if left_s:
+                spent_s = (REAL.clock() - self._began) / 1e9
+                _arm(self._timer, max(left_s - spent_s, 1e-6), again_s)
+
+    @property
+    def _outer_is_first(self) -> bool:
+        return 0 < self._outer[0] <= self._after_s
+
+
+def _armed(timer: ctypes.c_void_p | None) -> tuple[float, float]:
+    """Seconds until the timer of an outer block is due, 0 if there is none, and its interval."""
+    if timer is None:
+        return signal.getitimer(signal.ITIMER_REAL)
+    times = _Times()
+    _TIMERS.gettime(timer, _TIMERS.at(times))
+    return times.s + times.ns / 1e9, times.again_s + times.again_ns / 1e9
+
+
+def _arm(timer: ctypes.c_void_p | None, after_s: float, again_s: float) -> None:
+    if timer is None:
+        signal.setitimer(signal.ITIMER_REAL, after_s, again_s)
+    else:
+        _set(timer, *_split(again_s), *_split(after_s))
 
 
 #: The timer, and the process that owns it: a forked child has none.
@@ -105,7 +146,7 @@ def _library() -> Any:
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         # The structures are those of 64-bit Linux.
         return None
-    names = {"create": "timer_create", "settime": "timer_settime"}
+    names = {"create": "timer_create", "settime": "timer_settime", "gettime": "timer_gettime"}
     for file in (None, "librt.so.1"):  # before glibc 2.34
         try:
             library = ctypes.CDLL(file)

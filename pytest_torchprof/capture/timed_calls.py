@@ -71,6 +71,7 @@ class Meter:
 
         CPU time is the mean of the calls: reading its clock takes as long as a short call.
         """
+        __tracebackhide__ = True
         if not count:
             return
         clock, wall = REAL.clock, self.wall_ns.append

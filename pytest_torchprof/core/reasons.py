@@ -69,6 +69,9 @@ class Why(Enum):
     NOTHING_CAPTURED = "nothing_captured"
     CALL_RAISED = "call_raised"
     RUN_NOT_PROFILED = "run_not_profiled"
+    RUN_NOT_COMPARED = "run_not_compared"
+    NO_RUN_TO_COMPARE = "no_run_to_compare"
+    COMPARISON_NOT_REACHED = "comparison_not_reached"
     # what a trace lacks of the device
     NO_DEVICE = "no_device"
     NO_DEVICE_RECORDS = "no_device_records"

@@ -123,6 +123,39 @@ def parse_quantity(value: object, unit: str) -> float:
     return _plain(quantity)
 
 
+def parse_share(value: object, name: str) -> float:
+    """Return a share of something, ``"5 %"`` or ``0.05``; ``name`` is the argument's, for errors.
+
+    Raises:
+        UnitError: it is none, or negative, or a number of 1 or more, which may be meant in percent.
+
+    >>> parse_share("5 %", "by"), parse_share(0.02, "by"), parse_share("150%", "by")
+    (0.05, 0.02, 1.5)
+    """
+    __tracebackhide__ = True  # of a test, which passes the value
+    if type(value) is float and 0 <= value < 1:  # the usual case
+        return value
+    what = f"{name}={_shown(value)} is not a share"
+    write = f'write {name}="5 %" or {name}=0.05'
+    if isinstance(value, str):
+        match = _WRITTEN.fullmatch(value.strip())
+        if match is None or match["unit"] != "%":
+            raise UnitError(what, "it is not a number with %", write)
+        share = Fraction(match["number"].replace(",", "")) / 100
+    elif isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise UnitError(what, f"{type(value).__name__} is not a number or a string", write)
+    elif not math.isfinite(value):
+        raise UnitError(what, "it is not a finite number", write)
+    else:
+        share = _exact(value)
+        if share >= 1:
+            found = f"that would be {format_quantity(float(100 * share), '1')} %"
+            raise UnitError(what, found, write)
+    if share < 0:
+        raise UnitError(what, "it is negative", write)
+    return float(share)
+
+
 def says(text: str, value: float, unit: str) -> bool:
     """Whether a text is this number, rounded to the text's digits after the point, if any.
 

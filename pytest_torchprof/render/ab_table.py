@@ -21,6 +21,7 @@ from pytest_torchprof.verdict.paired_decision import CONFIDENCE
 if TYPE_CHECKING:
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.core.samples import Sample
+    from pytest_torchprof.verdict.paired_decision import Decision
     from pytest_torchprof.verdict.paired_row import Difference, PairedRow, RowVerdict
 
 #: What needs attention first.
@@ -111,7 +112,7 @@ def cells_of(rows: Sequence[PairedRow], width: int | None) -> tuple[list[Cells],
 
 
 def _cells(row: PairedRow, *, joined: bool) -> Cells:
-    change, interval = _changes(row)
+    change, interval = changes(row.decision) if row.decision else (None, None)
     return {
         "test": row.nodeid,
         "a": timed(row.a_ms),
@@ -122,11 +123,8 @@ def _cells(row: PairedRow, *, joined: bool) -> Cells:
     }
 
 
-def _changes(row: PairedRow) -> tuple[str | None, str | None]:
-    """``+10.2 %`` and ``+9.1 … +11.4 %``."""
-    if row.decision is None:
-        return None, None
-    decision = row.decision
+def changes(decision: Decision) -> tuple[str, str]:
+    """The change and its interval: ``+10.2 %`` and ``+9.1 … +11.4 %``."""
     change, low, high = (
         format_change(1.0, ratio) for ratio in (decision.ratio, decision.low, decision.high)
     )

@@ -89,6 +89,14 @@ SENTENCES: Mapping[Why, str] = {
     Why.NOTHING_CAPTURED: "nothing was captured",
     Why.CALL_RAISED: "it raised {error} when run once more",
     Why.RUN_NOT_PROFILED: "this run is not profiled",
+    Why.RUN_NOT_COMPARED: "callables are compared in one run of a test, under --torchprof",
+    Why.NO_RUN_TO_COMPARE: (
+        "torchprof.ab compares callables in a run of its own, and the profiled run is the only "
+        "one: give the test a warm-up run"
+    ),
+    Why.COMPARISON_NOT_REACHED: (
+        "torchprof.ab was called in other runs, but not in the run that compares"
+    ),
     # what a trace lacks of the device
     Why.NO_DEVICE: "no accelerator in this capture",
     Why.NO_DEVICE_RECORDS: (

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from pytest_torchprof.core.settings import Settings
     from pytest_torchprof.rules.engine.rule import Rule
 
-RunKind = Literal["warmup", "round", "profile", "modules", "threads", "numbers", "tensors", "lines"]
+RunKind = Literal[
+    "warmup", "round", "pairs", "profile", "modules", "threads", "numbers", "tensors", "lines"
+]
 #: Optional runs: the numbers are complete without them, so a failure in one is ignored.
 EXTRA_KINDS: Final = frozenset({"tensors", "lines"})
 
@@ -37,7 +39,8 @@ class Plan(Frozen, frozen=True):
     ``rules`` are checked, with these ``thresholds``; ``allowed`` maps rules that may match to the
     reason, and ``ignored`` are switched off. Rounds repeat for ``min_time_s`` or, if no number of
     rounds was given, ``gate_time_s``. ``time`` is what to do about a time difference; with
-    ``shares_laps``, the reference kernel's laps of the test before may be used.
+    ``shares_laps``, the reference kernel's laps of the test before may be used. ``compares``:
+    callables that the test compares get a run of their own.
     """
 
     warmup: int
@@ -52,6 +55,7 @@ class Plan(Frozen, frozen=True):
     gate_time_s: float = 0.0
     time: Literal["advisory", "gate", "off"] = "advisory"
     shares_laps: bool = False
+    compares: bool = True
     #: Excluded from profiling, but with limits, which are then not checked.
     left_out: bool = False
 

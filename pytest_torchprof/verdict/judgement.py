@@ -149,6 +149,8 @@ def judged(
         causes += [
             Cause("comparison_unchecked", metric) for metric in dict.fromkeys(measured.unmeasured)
         ]
+        if measured.pairs_gap is not None:
+            causes.append(Cause("comparisons_unchecked", reason=measured.pairs_gap))
     status = status_of(verdicts, has_baseline=known)
     other = next((found.policy.cpu_note for v in verdicts if _only_advises(v)), None)
     swapped = None
@@ -162,7 +164,8 @@ def judged(
         other
         or swapped
         or (because(Why.DATALOADER_WORKERS) if uses_workers(measured.trace) else None)
-        or _not_compared(measured.unmeasured, profile),
+        or _not_compared(measured.unmeasured, profile)
+        or measured.pairs_gap,
         profile,
         _accepts(measured, found, quiet=quiet, accept=terms.accept),
         _times_changed(verdicts, quiet=quiet),

@@ -26,7 +26,7 @@ class Measured(Frozen, frozen=True):
     machine's, and ``busy`` says what else it did. ``unmeasured`` are metrics that the test itself
     compares but that were not measured, and ``region_gaps`` why numbers of named regions are
     unknown; ``mismatch`` is a failed inline expectation, metric →
-    expected text.
+    expected text. ``pairs_gap`` says why callables that the test compares were not compared.
     """
 
     checked: Checked
@@ -46,6 +46,7 @@ class Measured(Frozen, frozen=True):
     mismatch: Mapping[str, str] | None = None
     unmeasured: tuple[str, ...] = ()
     region_gaps: Mapping[str, Reason] = {}
+    pairs_gap: Reason | None = None
 
     @property
     def trace(self) -> Events:

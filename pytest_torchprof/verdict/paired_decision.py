@@ -67,16 +67,27 @@ class Decision:
     p_value: float
     reason: Reason | None = None
 
+    def is_slower_by(self, share: float) -> bool:
+        """Whether it is certain that B takes more than this share of A's time longer.
+
+        Both tests must agree, as for a verdict: the whole interval is beyond, and too many pairs
+        point one way for chance. Never after fewer pairs than an answer takes.
+        """
+        enough = self.reason is None and self.p_value <= 1 - self.confidence
+        return enough and self.low > 1 + share
+
 
 class Comparison:
     """Collects pairs of turns of one test, and decides.
 
     Check `clear` after every pair, and call `decide` once, at the end. ``tests`` is the number
     compared in this run, which share the allowed error. ``threshold`` is the smallest change
-    that matters (0.02 for 2 %).
+    that matters (0.02 for 2 %). ``precise``: an answer is clear only once its interval is at most
+    as wide as that of `same`, so that a larger share can be told from it too.
     """
 
-    def __init__(self, *, tests: int = 1, threshold: float = 0.02) -> None:
+    def __init__(self, *, tests: int = 1, threshold: float = 0.02, precise: bool = False) -> None:
+        self._precise = precise
         self._edge = math.log1p(threshold)
         # The allowed error per direction and test.
         self._error = (1 - CONFIDENCE) / 2 / max(tests, 1)
@@ -106,9 +117,12 @@ class Comparison:
             error = self._error * SHARE_OF_LOOKS / len(LOOKS)
             if self._worth_a_look(error):
                 found = self._look(error)
-                if found.verdict != "unclear":
+                if found.verdict != "unclear" and self._is_narrow(found):
                     self._answer = found
         return self._answer is not None
+
+    def _is_narrow(self, found: Decision) -> bool:
+        return not self._precise or math.log(found.high / found.low) <= 2 * self._edge
 
     def decide(self) -> Decision:
         """Return the answer so far, or the one that became clear earlier.

@@ -109,6 +109,12 @@ def test_function(torchprof):
     assert torchprof(lambda: ONES + ONES, rounds=2).sum() == 128
     assert torchprof.stats.ops == 99
 
+def test_callables(torchprof):
+    called = []
+    result = torchprof.ab(lambda: called.append("a"), lambda: called.append("b"), min_time=60)
+    assert called == ["a", "b"]
+    result.assert_not_slower(by="5 %")
+
 def test_two_regions(torchprof):
     with torchprof:
         pass
@@ -259,6 +265,7 @@ MEASURED = [
     "test_numbers",
     "test_region",
     "test_function",
+    "test_callables",
     "TestUnit::test_it",
     "TestClass::test_it",
     "test_sizes[1]",

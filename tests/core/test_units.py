@@ -18,6 +18,7 @@ from pytest_torchprof.core.units import (
     format_pair,
     format_quantity,
     parse_quantity,
+    parse_share,
 )
 
 UNITS = st.sampled_from(sorted(SCALES))
@@ -307,3 +308,46 @@ def test_a_change_never_reads_as_none_and_a_rest_never_as_nothing(old: float, ne
     assert (old == new) == (text == "0 %")
     assert text.strip("+-") != "0.0 %"
     assert (text == "-100.0 %") == (new == 0 < old)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("5 %", 0.05),
+        ("5%", 0.05),
+        (" 2.5 % ", 0.025),
+        ("0 %", 0.0),
+        ("150 %", 1.5),
+        (0.05, 0.05),
+        (0, 0.0),
+        (0.999, 0.999),
+    ],
+)
+def test_a_share_is_in_percent_or_a_fraction(value: object, expected: float) -> None:
+    assert expected == parse_share(value, "by")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (5, "that would be 500 %"),
+        (1.0, "that would be 100 %"),
+        ("5", "it is not a number with %"),
+        ("5 percent", "it is not a number with %"),
+        ("", "it is not a number with %"),
+        (-0.1, "it is negative"),
+        ("-5 %", "it is negative"),
+        (math.nan, "it is not a finite number"),
+        (math.inf, "it is not a finite number"),
+        (None, "NoneType is not a number or a string"),
+        (True, "bool is not a number or a string"),
+        ([5], "list is not a number or a string"),
+    ],
+)
+def test_what_is_no_share_is_refused_in_one_line_with_a_way_out(value: object, found: str) -> None:
+    with pytest.raises(UnitError) as caught:
+        parse_share(value, "by")
+    text = str(caught.value)
+    assert text.startswith("by=")
+    assert text.endswith(f'is not a share: {found}; write by="5 %" or by=0.05')
+    assert "\n" not in text

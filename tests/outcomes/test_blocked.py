@@ -9,7 +9,7 @@ import pytest
 from support.outcomes import Session, same
 from support.sessions import NO_OTHER_PLUGINS
 
-from pytest_torchprof.capture import signal_timer
+from pytest_torchprof.capture import limited, signal_timer
 from pytest_torchprof.render.reason_texts import HOW_TO_LEAVE_OUT
 from pytest_torchprof.session.plan import RunKind
 from pytest_torchprof.session.runs import deadline
@@ -100,7 +100,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
             limit.limit_s = LIMIT_S
 
     monkeypatch.setattr(deadline.Deadline, "__init__", shortened)
-    monkeypatch.setattr(deadline, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(limited, "_AGAIN_S", 0.05)
 
 
 @pytest.mark.thorough

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
 
+import pytest
 from support import called
 from support.outcomes import same, session
-
-if TYPE_CHECKING:
-    import pytest
 
 #: The paths that are looked at: a test that passes, one with numbers of its own, one over budget.
 LOOKED_AT = """
@@ -72,6 +69,32 @@ def test_by_itself(target, monkeypatch):
 def test_afterwards(): work()
 """
 
+COMPARED = """
+import torch
+
+def work(): torch.ones(4, 4) @ torch.ones(4, 4)
+
+def test_plain(): work()
+
+def test_compares(torchprof):
+    torchprof.ab(work, work, setup=tuple, min_time=0.3).assert_not_slower(by="900 %")
+"""
+
+COMPARING = (
+    REPLACING.partition("@pytest.fixture")[0]
+    + """
+def test_compares(torchprof, monkeypatch):
+    lost = []
+    for target in TARGETS:
+        with monkeypatch.context() as patch:
+            replace(target, patch)
+            try: result = torchprof.ab(work, work, setup=tuple, min_time=0.1)
+            except RuntimeError: lost.append(target)
+    assert not lost
+    if isinstance(result.ratio, float): pathlib.Path("compared").touch()
+"""
+)
+
 #: Set, it has private names replaced too, and each also by the test itself: a minute more.
 EVERYTHING = "TORCHPROF_REPLACE_EVERYTHING"
 
@@ -99,3 +122,20 @@ def test_what_a_test_replaces_changes_no_outcome(pytester: pytest.Pytester) -> N
     assert {"new"} == set(seen.statuses.values()), seen.statuses
     ops = {name: record["metrics"]["ops"] for name, record in seen.records.items()}
     assert {} == {name: row["reason"] for name, row in ops.items() if row["value"] != 11}
+
+
+@pytest.mark.thorough
+def test_what_a_test_replaces_disturbs_no_comparison_of_callables(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=COMPARED)
+    assert 0 == session(pytester, "-psupport.called", "-ktest_plain", profiled=False).ret
+    assert 0 == session(pytester, "-psupport.called", "-ktest_plain").ret
+    known = set(called.names())  # replaced above
+    assert 0 == session(pytester, "-psupport.called", "-ktest_compares").ret
+    own = sorted(set(called.names()) - known)
+    assert {"statistics:median", "os:sched_setaffinity"} <= set(own)
+    (pytester.path / "targets.json").write_text(json.dumps(own), "utf-8")
+    seen = same(pytester, COMPARING)
+    assert {"new"} == set(seen.statuses.values()), seen.statuses
+    assert (pytester.path / "compared").exists()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchprof.ab.pacing import orders
 from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.verdict.pacing import orders
 from pytest_torchprof.verdict.paired_decision import LOOKS, Comparison, Decision
 
 Pair = tuple[list[int], list[int]]
@@ -239,3 +239,48 @@ def test_a_first_look_at_the_end_has_the_whole_error() -> None:
             break
     at_last, looked = never.decide(), often.decide()
     assert at_last.high - at_last.low < looked.high - looked.low
+
+
+@pytest.mark.parametrize(
+    ("pairs", "share", "expected"),
+    [
+        (noisy(100, 1.1), 0.05, True),
+        (noisy(100, 1.1), 0.0999, False),  # within the interval
+        (noisy(100, 1.0), 0.0, False),
+        (noisy(100, 1.015, noise=0.01), 0.005, True),  # although `same` or `unclear` at 2 %
+        (noisy(100, 0.9), 0.0, False),
+        ([([100], [200])] * 7, 0.05, False),  # too few to be sure
+        ([([100], [200])] * 8, 0.05, True),
+    ],
+)
+def test_slower_by_a_share_is_the_whole_interval_from_enough_pairs(
+    pairs: list[Pair], share: float, expected: bool
+) -> None:
+    assert expected is decided(pairs).is_slower_by(share)
+
+
+@given(NEAR, st.floats(0, 0.3))
+def test_what_is_slower_by_a_share_is_slower_by_any_smaller_one(
+    pairs: list[Pair], share: float
+) -> None:
+    found = decided(pairs)
+    if found.is_slower_by(share):
+        assert found.low > 1 + share
+        assert found.is_slower_by(share / 2)
+        assert "faster" != found.verdict
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.1, "slower"), (0.9, "faster"), (1, "same")])
+def test_a_precise_answer_has_a_narrow_interval(ratio: float, verdict: str) -> None:
+    def found(comparison: Comparison) -> Decision:
+        for a, b in noisy(1000, ratio, noise=0.1):
+            comparison.add(a, b)
+            if comparison.clear:
+                break
+        return comparison.decide()
+
+    usual, precise = found(Comparison()), found(Comparison(precise=True))
+    assert verdict == usual.verdict == precise.verdict
+    assert math.log(precise.high / precise.low) <= 2 * math.log1p(0.02)
+    assert precise.pairs >= usual.pairs
+    assert precise.is_slower_by(0.05) is (verdict == "slower")

@@ -6,14 +6,12 @@ that ends the process cannot be stopped, but Python's fault handler prints its n
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable
 from types import FunctionType
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.capture.limited import Limited
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
-from pytest_torchprof.capture.signal_timer import SignalTimer
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import HOW_TO_LEAVE_OUT, in_words
 from pytest_torchprof.session.isolation.time_limits import timeout_of
@@ -26,12 +24,10 @@ if TYPE_CHECKING:
 LEAST_S, TIMES = 60.0, 20
 #: A shorter pytest-timeout limit applies, but at least this many times the first run.
 TIMES_OF_TIMEOUT = 10
-#: Repeat until it takes effect, since a test may catch the exception.
-_AGAIN_S = 1.0
-
 _RUN_NAMES = {
     "warmup": "warm-up run",
     "round": "timed run",
+    "pairs": "run that compares callables",
     "profile": "profiled run",
     "modules": "run that marks modules",
     "threads": "profiled run of all threads",
@@ -62,15 +58,17 @@ class Deadline:
         if (theirs := timeout_of(item)) is not None:
             self.limit_s = min(self.limit_s, max(theirs, TIMES_OF_TIMEOUT * first_s))
 
-    def run(self, kind: str, function: Callable[[], None]) -> None:
+    def run(self, kind: str, function: Callable[[], None], *, more_s: float = 0.0) -> None:
         """Call the function, a run of this kind or, if the kind is empty, a teardown.
+
+        ``more_s``: seconds that the run may take longer, because the test asks for them.
 
         Raises:
             Overdue: it did not finish in time. Errors of the function pass through.
         """
         what = _RUN_NAMES.get(kind, kind)
         try:
-            self._limited(what, function)
+            self._limited(what, function, self.limit_s + more_s)
         except KeyboardInterrupt:
             self.interrupted = (
                 f"{self._nodeid} passed, and was interrupted in an extra run by torchprof, "
@@ -78,27 +76,12 @@ class Deadline:
             )
             raise
 
-    def _limited(self, what: str, function: Callable[[], None]) -> None:
+    def _limited(self, what: str, function: Callable[[], None], limit_s: float) -> None:
         call = self._calls.get(what)
         if call is None:
             call = self._calls[what] = _named(f"{what} of {self._nodeid}; {HOW_TO_LEAVE_OUT}")
-        here = threading.current_thread() is threading.main_thread()
-        if not (here and hasattr(signal, "setitimer")):  # a signal needs both
-            with PATCH_GUARD.suspended:
-                call(function)
-            return
-        over = False
-
-        def ring() -> None:
-            if not over:
-                raise Overdue(what, self.limit_s)
-
-        with SignalTimer(self.limit_s, _AGAIN_S, ring):
-            try:
-                with PATCH_GUARD.suspended:
-                    call(function)
-            finally:
-                over = True
+        with Limited(limit_s, lambda: Overdue(what, limit_s)), PATCH_GUARD.suspended:
+            call(function)
 
 
 def _named(name: str) -> Callable[[Callable[[], None]], None]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.core.reasons import Why, because
+
 if TYPE_CHECKING:
     from pytest_torchprof.baseline.inline import Edit
     from pytest_torchprof.core.reasons import Reason
@@ -41,6 +43,10 @@ class Asked:
         self.region_gaps: dict[str, Reason] = {}
         #: Inline expectations to rewrite.
         self.edits: list[Edit] = []
+        #: Seconds that its comparisons of callables may take; 0 if there are none.
+        self.pairs_s = 0.0
+        #: The run that compares them has begun, it has begun a comparison, and is within one.
+        self.pairs_run = self.has_compared = self.is_comparing = False
 
     def note_region(self, *, complete: bool = False) -> None:
         """Note that a region begins; ``complete``: all its rounds happen in this run."""
@@ -73,6 +79,25 @@ class Asked:
     def note_region_gap(self, name: str, gap: Reason) -> None:
         """Note why the numbers of a named region are not those of all that ran in it."""
         self.region_gaps.setdefault(name, gap)
+
+    def note_pairs(self, seconds: float) -> None:
+        """Note that the test compares callables, for which it needs this many seconds."""
+        self.pairs_s += seconds
+
+    def note_pairs_run(self) -> None:
+        """Note that the run begins which compares callables."""
+        self.pairs_run = True
+
+    def note_comparison(self, *, done: bool = False) -> None:
+        """Note that a comparison begins, or is done."""
+        self.has_compared, self.is_comparing = True, not done
+
+    @property
+    def pairs_gap(self) -> Reason | None:
+        """Why callables were not compared, if they were not."""
+        if not self.pairs_s or self.has_compared:
+            return None
+        return because(Why.COMPARISON_NOT_REACHED if self.pairs_run else Why.NO_RUN_TO_COMPARE)
 
     def note_mismatch(self, expected: Mapping[str, str]) -> None:
         """Note a failed inline expectation: metric → expected text."""

@@ -238,6 +238,7 @@ class Gatherer:
                 *(label for label, compared in self.asked.early.items() if compared),
             ),
             region_gaps=self.asked.region_gaps,
+            pairs_gap=self.asked.pairs_gap,
         )
 
     def result(self) -> Measured | Unmeasured:
@@ -249,7 +250,8 @@ class Gatherer:
         if self.reason is None:
             return self.measured()
         environment = self._machine.key
-        return Unmeasured(self.reason, environment, self.plan.budgets, self.asked.stats_asked)
+        compares = self.asked.stats_asked or self.asked.pairs_gap is not None
+        return Unmeasured(self.reason, environment, self.plan.budgets, compares)
 
     def forget(self) -> None:
         """Release memory and files, once the test is fully reported."""
@@ -274,6 +276,8 @@ class Gatherer:
                     yield "round"
                 with PATCH_GUARD:
                     self.rounds.end()
+                # Code may be slower once the profiler has run.
+                yield from self.pairs_runs
             yield kind
             if kind == "profile" and self.compiled_late and self.reason is None:
                 yield kind
@@ -287,6 +291,14 @@ class Gatherer:
             yield "lines"
             if self.plain_lines is not None and self.reason is None:
                 yield "lines"
+
+    @property
+    def pairs_runs(self) -> list[RunKind]:
+        """The run in which the test compares callables, if it does and has not done so yet."""
+        asked = self.asked
+        waits = self.plan.compares and bool(asked.pairs_s) and not asked.pairs_run
+        # A callable that the first run measures has runs of its own, which are within that one.
+        return ["pairs"] if waits and self.reason is None and self.runs > 0 else []
 
     def _marks_lines(self) -> bool:
         """Whether lines and modules must be known: for a rule, or to be shown."""

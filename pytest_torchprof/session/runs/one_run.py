@@ -106,7 +106,7 @@ class Run:
             )
             self._compiled = CompileCount.now()
             self._capture.start()
-        else:
+        elif self.kind != "pairs":  # in which the test's own comparisons are timed
             if self.first:
                 self.gatherer.rounds.watch()  # it may be the only one that is timed
             self._watch = Stopwatch(first=self.first, threads=self.gatherer.rounds.gated_threads)

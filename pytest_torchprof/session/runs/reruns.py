@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import shutil
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,15 +121,18 @@ class Runner:
         parts = gatherer.asked.own_region or gatherer.asked.names_regions
         if not parts and may_measure_part(item):
             gatherer.refuse(because(Why.REGION_NOT_REACHED), timed=False)
-        rest = gatherer.plan.kinds[1:]
+        rest: list[RunKind] = gatherer.plan.kinds[1:]
         if gatherer.compiled_late:  # in what was meant to be the only run
             rest = ["profile", *rest]
         if gatherer.rounds.has_long:
             rest = [kind for kind in rest if kind != "round"]
-        if gatherer.reason is None and rest and not gatherer.asked.complete:
+        complete = gatherer.asked.complete
+        rest = gatherer.pairs_runs if complete else rest
+        if gatherer.reason is None and rest:
             self._deadline = Deadline(item, (REAL.clock() - gatherer.started_ns) / 1e9)
-            error = self._rerun_all(item, gatherer, rest)
-            print_for(item, "".join(gatherer.asked.tables))
+            error = self._rerun_all(item, gatherer, rest if complete else gatherer.runs_of(rest))
+            if not complete:  # else the first run has printed them
+                print_for(item, "".join(gatherer.asked.tables))
             return error
         return None
 
@@ -205,17 +208,18 @@ class Runner:
         self,
         item: pytest.Item,
         gatherer: Gatherer,
-        kinds: list[RunKind],
+        kinds: Iterable[RunKind],
     ) -> BaseException | None:
         """Do all further runs; return the error of the test's own comparison of numbers, if any."""
         self.rerunning = True
+        of_pairs: BaseException | None = None
         try:
             late = self._end_first(item)
             if late is not None:
                 gatherer.refuse(cannot_rerun(late))
                 return None
             with self._apart(item, gatherer):
-                for number, kind in enumerate(gatherer.runs_of(kinds)):
+                for number, kind in enumerate(kinds):
                     with gatherer.extra() if kind in EXTRA_KINDS else nullcontext():
                         failing = ""  # the teardown of the previous run
                         error = self._teardown_run(item) if number else None
@@ -226,18 +230,22 @@ class Runner:
                             error = self._run_again(item, gatherer, kind)
                         else:
                             self._state.restore_stash()
+                        if failing == "pairs" and gatherer.asked.is_comparing:
+                            return error  # of a callable, which other runs call too
+                        if failing == "pairs" and gatherer.asked.has_compared:
+                            of_pairs, error = error, None  # the numbers are still wanted
                         decides = kind in ("profile", "threads", "numbers")
                         if error is not None and decides and gatherer.asked.stats_read:
-                            return error
+                            return of_pairs or error
                         if error is not None:
                             gatherer.refuse(cannot_rerun(error, failing, gatherer.plan.threads))
                         if gatherer.reason is not None:
-                            return None
+                            return of_pairs
         except Exception as error:  # noqa: BLE001 - a fault of ours must not fail the test
             gatherer.give_up(error)
         finally:
             self.rerunning = False
-        return None
+        return of_pairs
 
     @contextmanager
     def _apart(self, item: pytest.Item, gatherer: Gatherer) -> Iterator[None]:
@@ -308,8 +316,12 @@ class Runner:
         self.subtest_failed = False
         gatherer.asked.forget_tables()
         printed: list[str] = []
+        more_s = 0.0
         if kind == "round":
             gatherer.rounds.before_round(collected=True)  # by the previous teardown
+        elif kind == "pairs":
+            gatherer.asked.note_pairs_run()
+            more_s = gatherer.asked.pairs_s
         try:
             with recording(item, printed) if gatherer.asked.table_asked else nullcontext():
                 run = Run(kind, gatherer, first=False)
@@ -321,7 +333,7 @@ class Runner:
                     item.ihook.pytest_runtest_call(item=item)
 
                 assert self._deadline is not None  # noqa: S101 - set before the first rerun
-                self._deadline.run(kind, phases)
+                self._deadline.run(kind, phases, more_s=more_s)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - any outcome of a run is caught here

@@ -156,8 +156,9 @@ def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
     return [of() if args is None else args for args in every]
 
 
-#: The first and, after the operands, the last key of a call's arguments; others are its numbers.
-_FIRST, _REST = b'"Concrete Inputs"', b'"Ev Idx"'
+#: The keys of operands begin like this; torch writes them side by side, and numbers of the call
+#: before and after them.
+_OPERANDS, _VALUES, _REST = b'"Input ', b'"Concrete Inputs"', b'"Ev Idx"'
 
 
 def alike(name: Ints, raws: Arguments) -> tuple[Ints, list[int], list[tuple[int, bytes]]]:
@@ -173,8 +174,13 @@ def alike(name: Ints, raws: Arguments) -> tuple[Ints, list[int], list[tuple[int,
     firsts: list[int] = []
     ends = (raws.start + raws.length).tolist()
     for number, start, end in zip(name.tolist(), raws.start.tolist(), ends, strict=True):
-        a, b = find(_FIRST, start, end), rfind(_REST, start, end)
-        key = (number, text[a if a >= 0 else start : b if b >= 0 else end])
+        first, values = find(_OPERANDS, start, end), find(_VALUES, start, end)
+        rest = rfind(_REST, start, end)
+        if 0 <= values < first or first < 0:
+            first = values
+        if rest < rfind(_OPERANDS, start, end) or rest < values:
+            rest = end
+        key = (number, text[first if first >= 0 else start : rest if rest >= 0 else end])
         kind = known.setdefault(key, len(known))
         if kind == len(firsts):
             firsts.append(len(kinds))

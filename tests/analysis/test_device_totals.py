@@ -56,6 +56,14 @@ def test_the_level_is_known_from_events_outside_the_region() -> None:
     assert [8 * MIB, 8 * MIB] == highest(b)
 
 
+def test_of_reserved_memory_only_the_level_after_an_event_is_known() -> None:
+    b = TraceBuilder("GPU", start_bytes={"cuda": 7 * MIB})
+    with b.annotation(REGION):
+        b.advance(5)
+    b.memory(MIB)
+    assert [7 * MIB, 8 * MIB] == highest(b)
+
+
 def test_without_any_event_the_level_is_unknown() -> None:
     b = TraceBuilder("GPU")
     b.metadata("profile_memory", 1)

@@ -225,12 +225,12 @@ def test_calls_of_packages_are_a_gap() -> None:
 
 
 def test_the_element_size_of_a_list_is_that_of_its_kernel_or_its_block() -> None:
-    def joined(kernel: str | None, block: int | None) -> Value:
+    def joined(kernel: str | None, *blocks: int) -> Value:
         b = TraceBuilder("GPU" if kernel else None)
         with b.annotation(REGION):
             strides = [[[5, 1], [5, 1]], []]
             with b.op("aten::cat", [[[2, 5], [3, 5]], []], ["TensorList", ""], strides=strides):
-                if block is not None:
+                for block in blocks:
                     b.memory(block, "cpu")
                 if kernel:
                     b.launch(kernel)
@@ -238,11 +238,10 @@ def test_the_element_size_of_a_list_is_that_of_its_kernel_or_its_block() -> None
 
     assert 2 * 25 * 4 == joined(None, 100)
     assert 2 * 25 * 8 == joined(None, 200)
-    assert 2 * 25 * 2 == joined(
-        "CatArrayBatchedCopy<OpaqueType<2u>, unsigned int, 2, 64, 64>", None
-    )
-    for kernel, block in ((None, None), (None, 128), (None, 75), ("mine", None)):
-        assert isinstance(joined(kernel, block), MissingValue)
+    assert 2 * 25 * 2 == joined("CatArrayBatchedCopy<OpaqueType<2u>, unsigned int, 2, 64, 64>")
+    for blocks in ((), (128,), (75,), (100, 100)):
+        assert isinstance(joined(None, *blocks), MissingValue)
+    assert isinstance(joined("mine"), MissingValue)
 
 
 def test_the_bytes_of_a_selection_are_computed_once() -> None:

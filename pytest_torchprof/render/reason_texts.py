@@ -27,7 +27,8 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_SHAPES: "recorded without shapes (record_shapes=True records them)",
     Why.NO_MEMORY: "recorded without memory events (profile_memory=True records them)",
     Why.NO_MEMORY_TOTALS: (
-        "no device memory was allocated or freed, and only then does torch record how much there is"
+        "no totals of device memory in this capture; newer versions of torch record them with each "
+        "allocation and free"
     ),
     Why.NO_DURATIONS: "the events of this trace have no durations",
     Why.SOME_UNTIMED: "no duration for {untimed} of {events: event} in this trace",

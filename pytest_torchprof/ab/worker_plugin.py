@@ -229,7 +229,7 @@ class WorkerPlugin(RunningHooks):
 
 
 def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
-    """The metrics that were measured and are not times."""
+    """The metrics that were measured, are compared and are not times."""
     if gatherer.trace is None:
         return {}
     try:
@@ -240,7 +240,7 @@ def exact_metrics(gatherer: Gatherer) -> dict[str, int | float]:
     return {
         name: value if isinstance(value, int) else float(value)
         for name, value in values.items()
-        if METRICS[name].klass != "time" and not isinstance(value, MissingValue)
+        if METRICS[name].stored and not isinstance(value, MissingValue)
     }
 
 

@@ -200,7 +200,7 @@ def _bytes(trace: Events, calls: Ints, kernels: Ints) -> Ints:
         ruled.tolist(), names, launched, trace.operands(calls[ruled]), strict=True
     ):
         parts = (bytes(a.dims), bytes(a.types), bytes(a.strides), bytes(a.concrete))
-        item = _item_bytes(trace.names[kernel]) if b"TensorList" in parts[1] else 0
+        item = item_bytes(trace.names[kernel]) if b"TensorList" in parts[1] else 0
         key = (name, item, *parts)
         if key not in seen:
             dims, types, strides, concrete = map(decode_part, parts)
@@ -212,7 +212,7 @@ def _bytes(trace: Events, calls: Ints, kernels: Ints) -> Ints:
     return out
 
 
-def _item_bytes(kernel: str) -> int:
+def item_bytes(kernel: str) -> int:
     """Element size of a kernel on lists of tensors, 0 if its name does not tell."""
     if opaque := _OPAQUE.search(kernel):
         return int(opaque[1])

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytest_torchprof.analysis.gaps import memory_gap
 from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.core.results import MissingValue
 from pytest_torchprof.core.structs import Frozen
 
 if TYPE_CHECKING:
+    from pytest_torchprof.core.results import Value
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.facts import CompileNote, RecompileNote
 
@@ -65,6 +68,25 @@ def recompilations(trace: Events) -> Compiled:
     # All modules of torch's own share a frame, so whether this one was compiled before is unknown.
     shared = not all(row.users for row in again)
     return Compiled(None if shared else own.rows, EARLIER)
+
+
+def work(trace: Events, what: str) -> Value:
+    """A number of `CompileWork`, of the first run.
+
+    Where it runs code that was compiled before, that code's share is unknown, and the number is a
+    lower bound.
+    """
+    said = trace.facts.recompiles if isinstance(trace.facts.recompiles, Reason) else None
+    number = getattr(trace.facts.compile_work, what, None)
+    if number is None:
+        no_device = trace.once(memory_gap) if what == "cudagraphs" else None
+        return MissingValue(no_device or said or because(Why.ONLY_LIVE))
+    gap = said if said is not None and said.why is Why.DYNAMO_OFF else None
+    if not number and trace.facts.compiled_calls and not regions(trace):
+        gap = gap or because(Why.RAN_UNCOMPILED)
+    elif _anew(trace) or _earlier(trace):
+        gap = EARLIER
+    return number if gap is None else MissingValue(gap, int(number) or None, at_least=True)
 
 
 def _noted(

@@ -77,7 +77,7 @@ def _usage(trace: Events, on_device: bool) -> Usage:
     memory = memory.device(on_device)
     if not len(memory.bytes):
         return Usage(0, 0, 0, {}, {}, {})
-    _, block, size = _changes(memory, _selected(trace, memory), on_device)
+    _, block, size = _changes(memory, selected(trace, memory), on_device)
     owner = np.append(_owners(trace, memory.event), -2)[block]  # block -1 is the last one, -2
     peak, until_peak = _peak(size)
     allocation = size > 0
@@ -125,7 +125,8 @@ def _changes(memory: Memory, inside: Bools, on_device: bool) -> tuple[Ints, Ints
     return row[in_time], block[in_time], change[in_time]
 
 
-def _selected(trace: Events, memory: Memory) -> Bools:
+def selected(trace: Events, memory: Memory) -> Bools:
+    """Which of these allocations and frees are in the selected part of the trace."""
     if trace.scope is None or trace.scope[0] == "region":  # these select by time
         return trace.selection[memory.event]
     around = trace.enclosing(memory.event)
@@ -210,7 +211,7 @@ def live_at_start(trace: Events) -> dict[str, int | None]:
     for place in np.unique(trace.memory.place, axis=0):
         device_type, device_id = place.tolist()
         memory = trace.memory.where((trace.memory.place == place).all(axis=1))
-        events = memory.event[_selected(trace, memory)]
+        events = memory.event[selected(trace, memory)]
         if not len(events):
             continue
         start = None
@@ -238,7 +239,7 @@ def _device_name(device_type: int, device_id: int) -> str:
 
 def _peak_of(trace: Events, memory: Memory, device_type: int, device_id: int) -> PeakMemory:
     device = _device_name(device_type, device_id)
-    row, block, size = _changes(memory, _selected(trace, memory), device_type != 0)
+    row, block, size = _changes(memory, selected(trace, memory), device_type != 0)
     peak, until = _peak(size)
     if not peak:
         return PeakMemory(device, 0, None, [])

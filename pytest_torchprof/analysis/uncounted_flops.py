@@ -19,8 +19,8 @@ import numpy.typing as npt
 from pytest_torchprof.analysis.attribution import is_replayed
 from pytest_torchprof.analysis.device_time import launched_ns
 from pytest_torchprof.analysis.uncounted_compiled import in_loops, in_script, of_no_graph, packages
-from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name
-from pytest_torchprof.core.reasons import Reason, Why, because
+from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, reason_of
+from pytest_torchprof.core.reasons import Reason, Why
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.arguments import decode_part
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Bools, Ints
 
-_NAMED, _LONGEST = 3, 60
-
 
 class Uncounted(Frozen, frozen=True):
     """The parts, the longest first, and the sum of what is counted."""
@@ -53,10 +51,7 @@ class Uncounted(Frozen, frozen=True):
     @property
     def reason(self) -> Reason:
         """What is counted and what is not."""
-        gaps = dict.fromkeys(part.missing for part in self.parts)
-        why = because(Why.SEVERAL, gaps=tuple(_gap(missing, self.parts) for missing in gaps))
-        known = self.at_least
-        return because(Why.AT_LEAST, value=known, unit="FLOP", why=why) if known else why
+        return reason_of(self.parts, self.at_least, "FLOP")
 
 
 def uncounted_flops(trace: Events) -> Uncounted | None:
@@ -70,25 +65,6 @@ def _uncounted(trace: Events) -> Uncounted | None:
         return None
     at_least = int(op_flops(trace)[trace.selection].sum())
     return Uncounted(tuple(sorted(found, key=lambda p: (-p.share, p.name))), at_least)
-
-
-def _gap(missing: Why, parts: Iterable[UncountedPart]) -> Reason:
-    mine = [part for part in parts if part.missing == missing]
-    if not mine[0].name:
-        return because(missing)
-    shown = tuple(_one(part) for part in mine[:_NAMED])
-    if len(mine) == 1:
-        return because(Why.ONE_UNCOUNTED, part=shown[0], missing=because(missing))
-    left = len(mine) - len(shown)
-    return because(Why.MANY_UNCOUNTED, parts=shown, left=left, missing=because(missing))
-
-
-def _one(part: UncountedPart) -> Reason:
-    name = part.name.removeprefix("void ").partition("<")[0].partition("(")[0] or part.name
-    name = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-    if part.share < 0.005:
-        return because(Why.UNCOUNTED_PART, name=name, calls=part.calls)
-    return because(Why.UNCOUNTED_SHARE, name=name, calls=part.calls, percent=100 * part.share)
 
 
 # -------------------------------------------------------------------- operators

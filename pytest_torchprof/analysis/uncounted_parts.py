@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchprof.analysis.device_time import launched_ns
+from pytest_torchprof.core.reasons import Reason, Why, because
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, Kind
 
 if TYPE_CHECKING:
-    from pytest_torchprof.core.reasons import Why
     from pytest_torchprof.trace.events import Events
     from pytest_torchprof.trace.nesting import Ints
+
+_NAMED, _LONGEST = 3, 60
 
 
 class UncountedPart(Frozen, frozen=True):
@@ -29,6 +31,33 @@ class UncountedPart(Frozen, frozen=True):
     missing: Why
     calls: int
     share: float
+
+
+def reason_of(parts: Iterable[UncountedPart], at_least: int, unit: str) -> Reason:
+    """What is counted, if anything, and for each thing that is missing the parts that lack it."""
+    parts = tuple(parts)
+    gaps = dict.fromkeys(part.missing for part in parts)
+    why = because(Why.SEVERAL, gaps=tuple(_gap(missing, parts) for missing in gaps))
+    return because(Why.AT_LEAST, value=at_least, unit=unit, why=why) if at_least else why
+
+
+def _gap(missing: Why, parts: Iterable[UncountedPart]) -> Reason:
+    mine = [part for part in parts if part.missing == missing]
+    if not mine[0].name:
+        return because(missing)
+    shown = tuple(_one(part) for part in mine[:_NAMED])
+    if len(mine) == 1:
+        return because(Why.ONE_UNCOUNTED, part=shown[0], missing=because(missing))
+    left = len(mine) - len(shown)
+    return because(Why.MANY_UNCOUNTED, parts=shown, left=left, missing=because(missing))
+
+
+def _one(part: UncountedPart) -> Reason:
+    name = part.name.removeprefix("void ").partition("<")[0].partition("(")[0] or part.name
+    name = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    if part.share < 0.005:
+        return because(Why.UNCOUNTED_PART, name=name, calls=part.calls)
+    return because(Why.UNCOUNTED_SHARE, name=name, calls=part.calls, percent=100 * part.share)
 
 
 def named(

@@ -15,7 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from msgspec import field
+from msgspec.structs import replace
 
+from pytest_torchprof.capture.cuda_graphs import CUDA_GRAPHS
 from pytest_torchprof.capture.dynamo import (
     Break,
     Compilation,
@@ -28,8 +30,21 @@ from pytest_torchprof.capture.dynamo import (
 )
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.core.structs import Frozen
-from pytest_torchprof.trace.facts import CompileNote, Facts, RecompileNote
+from pytest_torchprof.trace.facts import CompileNote, CompileWork, Facts, RecompileNote
 
+#: The counters that torch's own tests of the compiler compare, by group, and what they count.
+#: Sources: torch/_dynamo/output_graph.py, ``compile_and_call_fx_graph``;
+#: torch/_functorch/_aot_autograd/autograd_cache.py; torch/_inductor/codecache.py and
+#: output_code.py.
+_COUNTED: Mapping[str, Mapping[str, str]] = {
+    "stats": {"unique_graphs": "graphs"},
+    "aot_autograd": {"autograd_cache_hit": "cache_hits", "autograd_cache_miss": "cache_misses"},
+    "inductor": {
+        "fxgraph_cache_hit": "cache_hits",
+        "fxgraph_cache_miss": "cache_misses",
+        "cudagraph_skips": "cudagraph_skips",
+    },
+}
 #: dynamo keeps this many records. Source: torch/_dynamo/utils.py,
 #: DEFAULT_COMPILATION_METRICS_LIMIT.
 _KEPT_RECORDS = 64
@@ -52,6 +67,9 @@ class _Log:
         self._last_record: Any = None
         self._last_break: Any = None
         self._breaks_read = 0
+        #: Sums of what `_COUNTED` names, whether or not a test has cleared the counters.
+        self.sums: Counter[str] = Counter()
+        self._groups: dict[str, tuple[Mapping[str, int], Mapping[str, int]]] = {}
 
     def read(self) -> Mapping[str, int]:
         """Read new records; return dynamo's counts of graph breaks by reason."""
@@ -63,6 +81,8 @@ class _Log:
             self._add(compilation_of(record, utils, own_breaks(record, breaks)))
         self.loose += breaks
         self.complete &= not breaks
+        for group, counted in _COUNTED.items():
+            self._count(group, counted, utils.counters.get(group, {}))
         return dict(utils.counters.get("graph_break", {}))
 
     def _add(self, made: Compilation) -> None:
@@ -80,6 +100,19 @@ class _Log:
                     gave_up=True,
                 )
         self.compilations.append(made)
+
+    def _count(self, group: str, counted: Mapping[str, str], now: Mapping[str, int]) -> None:
+        """Add what one of dynamo's counters has counted since the last look.
+
+        After ``counters.clear()`` there is another object; the old one keeps its last numbers.
+        """
+        last, before = self._groups.get(group, ({}, {}))
+        for name, what in counted.items():
+            if last is not now:
+                self.sums[what] += last.get(name, 0) - before.get(name, 0)
+            since = now.get(name, 0) - (before.get(name, 0) if last is now else 0)
+            self.sums[what] += since if since >= 0 else now.get(name, 0)
+        self._groups[group] = now, dict(now)
 
     def _numbered(self) -> Sequence[Compilation]:
         return self.compilations[self.numbered_from :]
@@ -158,12 +191,21 @@ class CompileCount(Frozen, frozen=True):
     loose: int = 0
     losses: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
+    sums: Mapping[str, int] = field(default_factory=dict)
+    cudagraphs: int | None = None
 
     @classmethod
     def now(cls) -> CompileCount:
         """Read dynamo's records; all zero until dynamo is imported."""
         counted = _LOG.read()
-        return cls(len(_LOG.compilations), len(_LOG.loose), _LOG.losses, counted)
+        return cls(
+            len(_LOG.compilations),
+            len(_LOG.loose),
+            _LOG.losses,
+            counted,
+            dict(_LOG.sums),
+            CUDA_GRAPHS.captured,
+        )
 
     def compiled_since(self, before: CompileCount) -> bool:
         """Whether anything was compiled between two readings."""
@@ -171,12 +213,13 @@ class CompileCount(Frozen, frozen=True):
 
     def since(self, before: CompileCount) -> Facts:
         """The facts about compilation between two readings; see `analysis.compile_counts`."""
-        if self == before:
+        if replace(self, cudagraphs=before.cudagraphs) == before:
             how = switched_off()
             off = because(Why.DYNAMO_OFF, how=how) if how else None
             return Facts(
                 graph_breaks=off or 0,
                 recompiles=off or 0,
+                compile_work=self._work(before, ()),
                 compiled=(),
                 breaks=(),
                 recompilations=(),
@@ -207,11 +250,27 @@ class CompileCount(Frozen, frozen=True):
         return Facts(
             graph_breaks=lost or left or len(breaks),
             recompiles=lost or len(again),
+            compile_work=self._work(before, made),
             compiled=tuple(sorted(own - {"None"})),
             breaks=tuple(breaks),
             recompilations=tuple(again),
             earlier_breaks=self._earlier(before),
         )
+
+    def _work(self, before: CompileCount, made: Sequence[Compilation]) -> CompileWork:
+        """What torch's counters say, and how long all of it took."""
+        spent = [one.whole_ms for one in made if one.whole_ms is not None]
+        counts = {
+            what: self.sums.get(what, 0) - before.sums.get(what, 0)
+            for counted in _COUNTED.values()
+            for what in counted.values()
+        }
+        captured = None
+        if self.cudagraphs is not None and before.cudagraphs is not None:
+            captured = self.cudagraphs - before.cudagraphs
+        complete = self.losses == before.losses and (spent or not made)
+        ms = round(sum(spent), 3) if complete else None
+        return CompileWork(**counts, cudagraphs=captured, ms=ms)
 
     def _unplaced(self, before: CompileCount, made: Iterable[Compilation]) -> Iterable[Break]:
         """Breaks without a known compilation, and those only counted: a reset cleared the rest."""

@@ -65,7 +65,8 @@ class Compilation(NamedTuple):
     ``others``: failed guards of earlier compilations. ``line``: where the rest of a function begins
     that resumes after a graph break. ``gave_up``: dynamo has compiled nothing, because it had
     compiled too often. ``wrapper``: torch's wrapper around a module of its own. ``left``: dynamo
-    has left the frame to Python, in a version that does not record why.
+    has left the frame to Python, in a version that does not record why. ``whole_ms``: like ``ms``,
+    but also of backends' later work; None if unknown.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Compilation(NamedTuple):
     line: int | None = None
     gave_up: bool = False
     wrapper: bool = False
+    whole_ms: float | None = None
 
 
 def break_of(reason: Any) -> Break:
@@ -146,7 +148,16 @@ def compilation_of(record: Any, utils: Any, breaks: tuple[Break, ...]) -> Compil
         line=int(resumed[2]) if resumed else None,
         gave_up=bool(_TOO_OFTEN.search(failed)),
         wrapper=whole == "inner" and bool(_WRAPPER.search(file)),
+        whole_ms=_whole_ms(record),
     )
+
+
+def _whole_ms(record: Any) -> float | None:
+    """The duration of everything recorded; before torch 2.6, records of a backend have none."""
+    if (whole_us := _field(record, "duration_us")) is not None:
+        return float(whole_us) / 1e3
+    seconds = _field(record, "entire_frame_compile_time_s")
+    return None if seconds is None else float(seconds) * 1e3
 
 
 def _is_left(record: Any) -> bool:

@@ -24,6 +24,7 @@ class Why(Enum):
     NO_REGION = "no_region"
     NO_SHAPES = "no_shapes"
     NO_MEMORY = "no_memory"
+    NO_MEMORY_TOTALS = "no_memory_totals"
     NO_DURATIONS = "no_durations"
     SOME_UNTIMED = "some_untimed"
     NO_COPY_SIZES = "no_copy_sizes"
@@ -122,6 +123,8 @@ class Why(Enum):
     NO_CONCRETE_INPUTS = "no_concrete_inputs"
     SPARSE_OPERAND = "sparse_operand"
     ODD_ARGUMENTS = "odd_arguments"
+    # bytes that are not counted
+    NO_BYTES = "no_bytes"
     # rules
     RULE_RAISED = "rule_raised"
     RULE_IGNORED = "rule_ignored"

@@ -16,7 +16,8 @@ from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.kinds import DEVICE_KINDS, HOST_KINDS
 from pytest_torchprof.trace.known_names import REGION, STEP
-from pytest_torchprof.verdict.metrics import METRICS, lacking
+from pytest_torchprof.verdict.metrics import METRICS
+from pytest_torchprof.verdict.needs import lacking
 
 if TYPE_CHECKING:
     from pytest_torchprof.trace.events import Events

@@ -26,6 +26,10 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_REGION: "failed capture: the trace lacks the measured region",
     Why.NO_SHAPES: "recorded without shapes (record_shapes=True records them)",
     Why.NO_MEMORY: "recorded without memory events (profile_memory=True records them)",
+    Why.NO_MEMORY_TOTALS: (
+        "no totals of device memory in this capture; newer versions of torch record them with each "
+        "allocation and free"
+    ),
     Why.NO_DURATIONS: "the events of this trace have no durations",
     Why.SOME_UNTIMED: "no duration for {untimed} of {events: event} in this trace",
     Why.NO_COPY_SIZES: "the copies of this trace have no sizes",
@@ -179,6 +183,8 @@ SENTENCES: Mapping[Why, str] = {
     Why.NO_CONCRETE_INPUTS: "lacks Concrete Inputs in this trace",
     Why.SPARSE_OPERAND: "has a sparse operand, and only its shape is in this trace",
     Why.ODD_ARGUMENTS: "has arguments that its formula does not support in this trace",
+    # bytes that are not counted
+    Why.NO_BYTES: "moves an unknown number of bytes",
     # rules
     Why.RULE_RAISED: "the rule failed: {error}",
     Why.RULE_IGNORED: "switched off by --torchprof-ignore",

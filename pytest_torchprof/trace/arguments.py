@@ -124,7 +124,16 @@ class MemoryArgs(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(name="Device Id", default=-1)
 
 
-_Args = TypeVar("_Args", DeviceArgs, FormerIds, CopyArgs, OpArgs, AutogradArgs, MemoryArgs)
+class MemoryTotals(msgspec.Struct, gc=False):
+    """The allocator's totals after an allocation or a free; -1 where the trace lacks them."""
+
+    allocated: int = msgspec.field(name="Total Allocated", default=-1)
+    reserved: int = msgspec.field(name="Total Reserved", default=-1)
+
+
+_Args = TypeVar(
+    "_Args", DeviceArgs, FormerIds, CopyArgs, OpArgs, AutogradArgs, MemoryArgs, MemoryTotals
+)
 # Numbers come as strings from some versions, hence not strict.
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     DeviceArgs: msgspec.json.Decoder(list[DeviceArgs | None], strict=False),
@@ -133,6 +142,7 @@ _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
     OpArgs: msgspec.json.Decoder(list[OpArgs | None], strict=False),
     AutogradArgs: msgspec.json.Decoder(list[AutogradArgs | None], strict=False),
     MemoryArgs: msgspec.json.Decoder(list[MemoryArgs | None], strict=False),
+    MemoryTotals: msgspec.json.Decoder(list[MemoryTotals | None], strict=False),
 }
 _NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -144,6 +154,38 @@ def decode(of: type[_Args], raws: Arguments) -> list[_Args]:
     except _NOT_DECODED:
         every = [_decode_one(of, raw or b"null") for raw in raws]
     return [of() if args is None else args for args in every]
+
+
+#: The keys of operands begin like this; torch writes them side by side, and numbers of the call
+#: before and after them.
+_OPERANDS, _VALUES, _REST = b'"Input ', b'"Concrete Inputs"', b'"Ev Idx"'
+
+
+def alike(name: Ints, raws: Arguments) -> tuple[Ints, list[int], list[tuple[int, bytes]]]:
+    """Find calls of the same name with the same operands, without decoding any.
+
+    Returns:
+        for each call the number of its kind; for each kind its first call, and its key: the name,
+        and the text of the operands. Files of other tools may have more kinds than necessary.
+    """
+    known: dict[tuple[int, bytes], int] = {}
+    text, find, rfind = raws.text, raws.text.find, raws.text.rfind
+    kinds: list[int] = []
+    firsts: list[int] = []
+    ends = (raws.start + raws.length).tolist()
+    for number, start, end in zip(name.tolist(), raws.start.tolist(), ends, strict=True):
+        first, values = find(_OPERANDS, start, end), find(_VALUES, start, end)
+        rest = rfind(_REST, start, end)
+        if 0 <= values < first or first < 0:
+            first = values
+        if rest < rfind(_OPERANDS, start, end) or rest < values:
+            rest = end
+        key = (number, text[first if first >= 0 else start : rest if rest >= 0 else end])
+        kind = known.setdefault(key, len(known))
+        if kind == len(firsts):
+            firsts.append(len(kinds))
+        kinds.append(kind)
+    return np.array(kinds, np.int64), firsts, list(known)
 
 
 def _decode_one(of: type[_Args], text: Any) -> _Args | None:

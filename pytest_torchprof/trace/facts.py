@@ -94,6 +94,26 @@ class RecompileNote(CompileNote, frozen=True):
     cause: str | None = None
 
 
+class CompileWork(Frozen, frozen=True, omit_defaults=True, kw_only=True):
+    """What torch.compile did, in torch's own numbers. None means unknown, never 0.
+
+    Attributes:
+        graphs: graphs that dynamo gave to a backend.
+        cudagraphs: CUDA graphs captured, by compiled code or by other code.
+        cudagraph_skips: compiled graphs that inductor was asked to run as CUDA graphs and does not.
+        cache_hits: lookups in the caches of AOTAutograd and inductor that found compiled code.
+        cache_misses: those that found none.
+        ms: time spent compiling, in ms.
+    """
+
+    graphs: int | None = None
+    cudagraphs: int | None = None
+    cudagraph_skips: int | None = None
+    cache_hits: int | None = None
+    cache_misses: int | None = None
+    ms: float | None = None
+
+
 class Graph(Frozen, frozen=True, array_like=True):
     """The products in a compiled graph.
 
@@ -127,6 +147,7 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
         graph_breaks: their number in the first run, like all facts of compilations, or why
             it is unknown.
         recompiles: the same.
+        compile_work: what else is known of the first run's compilations.
         breaks: a row for each graph break.
         recompilations: a row for each recompilation.
         earlier_breaks: graph breaks of earlier compilations by compile id; None if not all known.
@@ -158,6 +179,7 @@ class Facts(Frozen, frozen=True, omit_defaults=True, kw_only=True):
     reference: ReferenceNote | None = None
     graph_breaks: int | Reason | None = None
     recompiles: int | Reason | None = None
+    compile_work: CompileWork | None = None
     compiled: tuple[str, ...] | None = None
     compiled_calls: int | None = None
     breaks: tuple[CompileNote, ...] | None = None
@@ -246,6 +268,10 @@ def _reference(noted: object) -> ReferenceNote | None:
     return _by_part(ReferenceNote, noted) if isinstance(noted, dict) else None
 
 
+def _compile_work(noted: object) -> CompileWork | None:
+    return _by_part(CompileWork, noted) if isinstance(noted, dict) else None
+
+
 def _graphs(noted: object) -> dict[str, Graph] | None:
     if not isinstance(noted, dict):
         return None
@@ -267,4 +293,5 @@ _OTHERWISE: Final[Mapping[str, Callable[[object], Any]]] = {
     ),
     "reference": _reference,
     "graphs": _graphs,
+    "compile_work": _compile_work,
 }

@@ -252,7 +252,8 @@ def _against_accepted(
     baseline: Baseline | None,
     policy: Policy,
 ) -> Verdict:
-    if metric.klass == "time" and policy.time == "off":
+    apart = baseline is not None and not metric.compared
+    if apart or (metric.klass == "time" and policy.time == "off"):
         return Verdict(metric.name, value, "ok")
     if accepted is None:
         gated = policy.time == "gate" and metric.name in GATED_TIMES
@@ -323,7 +324,7 @@ GATED_TIMES = frozenset({"wall_ms", "self_cuda_ms", "cuda_busy_ms"})
 
 
 def _accepted(metric: Metric, baseline: Baseline | None) -> Number | None:
-    if baseline is None:
+    if baseline is None or not metric.compared:
         return None
     source: Mapping[str, Number] = baseline.metrics if metric.stored else baseline.times
     value = source.get(metric.name)

@@ -39,7 +39,8 @@ class Metric(NamedTuple):
         adds_up: whether more work can only increase it, so that a part of the work gives a lower
             bound. A peak does not: a free lowers it. Nor self time: a nested call lowers it.
         largest: whether the value of a region entered repeatedly is its largest lap's, not the sum.
-        stored: whether baselines keep it among ``metrics`` (time is kept apart).
+        compared: whether it is compared with a baseline. Not if something outside the test decides
+            it: a cache on disk, or what other tests have left in memory.
     """
 
     name: str
@@ -53,11 +54,12 @@ class Metric(NamedTuple):
     depends_on_order: bool = False
     adds_up: bool = False
     largest: bool = False
+    compared: bool = True
 
     @property
     def stored(self) -> bool:
         """Whether baselines keep it among ``metrics``; times are kept apart, with their machine."""
-        return self.klass != "time"
+        return self.compared and self.klass != "time"
 
     @property
     def of_region(self) -> bool:
@@ -75,9 +77,11 @@ def measure(metric: Metric, trace: Events) -> Value:
 
     If a capture lacks some device work, or the file breaks off, counts are lower bounds.
     """
+    from pytest_torchprof.verdict import bounds
+    from pytest_torchprof.verdict.needs import lacking
+
     if (missing := trace.once(lacking, metric.needs)) is not None:
         return missing
-    from pytest_torchprof.verdict import bounds
 
     if "device" in metric.needs:
         from pytest_torchprof.analysis.gaps import partial_gap
@@ -101,61 +105,6 @@ def _unknown(reason: Reason, at_hand: int | None = None, *, at_least: bool = Fal
     from pytest_torchprof.core.results import MissingValue
 
     return MissingValue(reason, at_hand, at_least)
-
-
-# -------------------------------------------------------------------- what a capture must hold
-
-
-def lacking(trace: Events, needs: frozenset[MetricNeed]) -> MissingValue | None:
-    """Why the capture does not hold what metrics of these needs are made of; None if it does."""
-    from pytest_torchprof.core.reasons import Why, because
-
-    reason = _lacking(trace, needs)
-    if reason and trace.cut:
-        reason = because(Why.FILE_BREAKS_OFF, why=reason)
-    return _unknown(reason) if reason else None
-
-
-def _lacking(trace: Events, needs: frozenset[MetricNeed]) -> Reason | None:
-    from pytest_torchprof.core.reasons import Why, because
-
-    if trace.is_live and trace.region is None:
-        return because(Why.NO_REGION)
-    from pytest_torchprof.analysis import gaps
-    from pytest_torchprof.work.counting import has_shapes
-
-    of_device = {"device": gaps.absent_gap, "device_memory": gaps.memory_gap}
-    for need, gap in {**of_device, "calls": gaps.waits_gap}.items():
-        if need in needs and (reason := trace.once(gap)):
-            return reason
-    if not needs.isdisjoint({"operators", "host"}):
-        from pytest_torchprof.trace.kinds import HOST_KINDS, Kind
-
-        # Our captures record operators: where there are none, none ran.
-        kinds = (Kind.OP,) if "operators" in needs else HOST_KINDS
-        if trace.region is None and not trace.has(*kinds):
-            return because(Why.NO_OPERATORS)
-    if "shapes" in needs and not has_shapes(trace):
-        return because(Why.NO_SHAPES)
-    if "memory" in needs and not _has_memory(trace):
-        return trace.facts.no_memory or because(Why.NO_MEMORY)
-    return None
-
-
-def _has_memory(trace: Events) -> bool:
-    if trace.facts.no_memory is not None:
-        return False
-    from pytest_torchprof.analysis.live_bytes import ALLOCATORS
-    from pytest_torchprof.trace.kinds import Kind
-
-    sizes = trace.memory.bytes
-    if len(sizes):
-        return bool(sizes.any())
-    if trace.region is not None:
-        return bool(trace.metadata.get("profile_memory"))
-    # Some builds of torch set the flag and record nothing.
-    allocates = trace.is_kind(Kind.OP) & trace.names_where(ALLOCATORS.__contains__)
-    return bool(trace.metadata.get("profile_memory")) and not allocates.any()
 
 
 # -------------------------------------------------------------------- extractors
@@ -188,6 +137,17 @@ def _compiled(what: str) -> Callable[[Events], Value]:
                 found.gap or because(Why.ONLY_LIVE), None if found.rows is None else len(found.rows)
             )
         return len(found.rows)
+
+    return extract
+
+
+def _compile_work(what: str) -> Callable[[Events], Value]:
+    """Extract one of torch's own numbers about the compilations of the first run."""
+
+    def extract(trace: Events) -> Value:
+        from pytest_torchprof.analysis import compile_counts
+
+        return compile_counts.work(trace, what)
 
     return extract
 
@@ -238,6 +198,15 @@ def _flops(trace: Events) -> Value:
     return int(op_flops(trace)[trace.selection].sum())
 
 
+def _moved_bytes(trace: Events) -> Value:
+    from pytest_torchprof.analysis.moved_bytes import moved_bytes
+
+    found = moved_bytes(trace)
+    if found.gap is not None:
+        return _unknown(found.gap, found.total or None, at_least=True)
+    return found.total
+
+
 def _no_durations() -> MissingValue:
     from pytest_torchprof.core.reasons import Why, because
 
@@ -278,6 +247,17 @@ def _memory(what: str, *, on_device: bool) -> Callable[[Events], Value]:
     return extract
 
 
+def _highest_total(what: Literal["allocated", "reserved"]) -> Callable[[Events], Value]:
+    def extract(trace: Events) -> Value:
+        from pytest_torchprof.analysis.device_totals import highest_total
+        from pytest_torchprof.core.reasons import Why, because
+
+        found = highest_total(trace, what)
+        return _unknown(because(Why.NO_MEMORY_TOTALS)) if found is None else found
+
+    return extract
+
+
 def _host_peak(trace: Events) -> Value:
     """The peak, unless it depends on how far ahead a DataLoader's workers are."""
     peak = _memory("peak_bytes", on_device=False)(trace)
@@ -313,25 +293,10 @@ def _row(
     help_: str,
     *,
     tolerance: float = 0.0,
-    scopable: bool = True,
-    depends_on_order: bool = False,
-    adds_up: bool = False,
-    largest: bool = False,
+    **traits: bool,
 ) -> Metric:
     wanted: frozenset[MetricNeed] = frozenset(needs.split())  # type: ignore[arg-type]
-    return Metric(
-        name,
-        unit,
-        klass,
-        wanted,
-        extract,
-        help_,
-        tolerance,
-        scopable,
-        depends_on_order,
-        adds_up,
-        largest,
-    )
+    return Metric(name, unit, klass, wanted, extract, help_, tolerance, **traits)
 
 
 #: Tolerances: an instruction count varies by about 0.1 % with addresses and interrupts; the
@@ -375,6 +340,16 @@ METRICS: Mapping[str, Metric] = {
         _row("leaked_cuda_bytes", "B", "exact", "memory device_memory",
              _memory("leaked_bytes", on_device=True),
              "live device bytes at the end minus those at the start, after gc"),
+        _row("max_cuda_bytes", "B", "near", "memory device_memory", _highest_total("allocated"),
+             "highest live device bytes, including those from before the call phase",
+             tolerance=0.01, largest=True, compared=False),
+        _row("max_reserved_cuda_bytes", "B", "near", "memory device_memory",
+             _highest_total("reserved"),
+             "highest bytes that the caching allocator has reserved on devices",
+             tolerance=0.01, largest=True, compared=False),
+        _row("moved_bytes", "B", "exact", "shapes operators", _moved_bytes,
+             "bytes that operators must read and write at least, on host and devices",
+             adds_up=True),
         _row("kernels", "1", "exact", "device", lambda trace: _count(trace, "KERNEL"),
              "device kernels that ran", adds_up=True),
         _row("h2d_copies", "1", "exact", "device", _copies("H2D", in_bytes=False),
@@ -393,6 +368,24 @@ METRICS: Mapping[str, Metric] = {
         _row("recompiles", "1", "exact", "", _compiled("recompilations"),
              "torch.compile recompilations in the first run of the test", scopable=False,
              depends_on_order=True),
+        _row("graphs", "1", "exact", "", _compile_work("graphs"),
+             "graphs that torch.compile captured in the first run of the test", scopable=False,
+             depends_on_order=True),
+        _row("cudagraphs", "1", "exact", "", _compile_work("cudagraphs"),
+             "CUDA graphs captured in the first run of the test", scopable=False,
+             depends_on_order=True),
+        _row("cudagraph_skips", "1", "exact", "", _compile_work("cudagraph_skips"),
+             "compiled graphs that could not become CUDA graphs, in the first run of the test",
+             scopable=False, depends_on_order=True),
+        _row("compile_cache_hits", "1", "exact", "", _compile_work("cache_hits"),
+             "compiled code found in torch's caches in the first run of the test",
+             scopable=False, depends_on_order=True, compared=False),
+        _row("compile_cache_misses", "1", "exact", "", _compile_work("cache_misses"),
+             "compiled code not found in torch's caches in the first run of the test",
+             scopable=False, depends_on_order=True, compared=False),
+        _row("compile_ms", "ms", "time", "", _compile_work("ms"),
+             "time that torch.compile spent compiling in the first run of the test",
+             scopable=False, depends_on_order=True),
         _row("findings", "1", "exact", "", _findings,
              "anti-pattern matches", scopable=False),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchprof.work.operands import Operands, UnknownOperandError
@@ -114,6 +114,37 @@ def _topk(_: str, call: Operands) -> int:
     return x.bytes + out * (x.item + 8)
 
 
+def _item(_: str, call: Operands) -> int:
+    """`_local_scalar_dense(x)`: the one element that becomes a number."""
+    return call.tensor(0).item
+
+
+def _range(_: str, call: Operands) -> int:
+    """`arange(start, end, step, out)`: only the innermost call has an output."""
+    start, end, step = (float(call.text(at)) for at in range(3))
+    return max(ceil((end - start) / step), 0) * call.tensor(3).item
+
+
+def _picked(call: Operands, x: int) -> int:
+    """Bytes of the class of each sample, and of its weight if classes have weights."""
+    target, weight = call.tensor(x + 1), call.optional(x + 2)
+    weights = 0 if weight is None else min(prod(target.shape), weight.distinct) * weight.item
+    return target.bytes + weights
+
+
+def _class_loss(_: str, call: Operands) -> int:
+    """`nll_loss_forward(x, target, weight, reduction, ...)`: one element for each sample."""
+    x, samples = call.tensor(0), prod(call.tensor(1).shape)
+    out = (1 if call.integers(3)[0] else samples) + 1  # and the sum of the weights
+    return _picked(call, 0) + (samples + out) * x.item
+
+
+def _class_loss_backward(_: str, call: Operands) -> int:
+    """`(grad, x, target, weight, reduction, ignored, total)`: only the shape of `x` is needed."""
+    x = call.tensor(1)
+    return call.tensor(0).bytes + _picked(call, 1) + (prod(x.shape) + 1) * x.item
+
+
 def _joined(_: str, call: Operands) -> int:
     """`cat` and `stack`: every element written."""
     return call.list_bytes(0) + call.list_elements(0) * (call.item_bytes or 0)
@@ -166,6 +197,12 @@ TABLES: Final[Mapping[str, TrafficRule]] = {
     "aten::upsample_bicubic2d_backward": _resized_backward,
     "aten::sort": _sort,
     "aten::topk": _topk,
+    "aten::_local_scalar_dense": _item,
+    "aten::arange": _range,
+    "aten::nll_loss_forward": _class_loss,
+    "aten::nll_loss_backward": _class_loss_backward,
+    "aten::nll_loss2d_forward": _class_loss,
+    "aten::nll_loss2d_backward": _class_loss_backward,
     "aten::cat": _joined,
     "aten::stack": _joined,
     "aten::_fused_adam_": _fused_adam,

@@ -71,6 +71,13 @@ def _where(_: str, call: Operands) -> int:
     return sum(t.bytes for t in tensors if t.shape or not shape) + Tensor(shape, dtype).bytes
 
 
+def _loss(_: str, call: Operands) -> int:
+    """`mse_loss(x, y, reduction)` and the like: a reduction of 0 keeps each difference."""
+    tensors = call.tensors(0, 2)
+    out = 1 if call.integers(2)[0] else prod(broadcast(tensors))
+    return sum(t.bytes for t in tensors) + out * ELEMENT_BYTES[promoted(tensors, [])]
+
+
 def _copy(_: str, call: Operands) -> int:
     """`copy_(to, from)`: each in its own dtype."""
     return call.tensor(0).bytes + call.tensor(1).bytes
@@ -240,6 +247,8 @@ POINTWISE: Final[Mapping[str, TrafficRule]] = {
     **_each(_COMPARISON, "eq ne lt le gt ge logical_and logical_or logical_xor"),
     **_each(_TERNARY, "addcmul addcdiv lerp clamp"),
     "aten::masked_fill_": _elementwise(2),
+    "aten::mse_loss": _loss,
+    "aten::mse_loss_backward": _TERNARY,
     "aten::where": _where,
     "aten::copy_": _copy,
     "aten::_to_copy": _cast,

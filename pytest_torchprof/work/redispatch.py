@@ -192,9 +192,12 @@ def _handed_on(
     others, number = np.unique(name[real], return_inverse=True)
     kind_of = np.zeros(len(real), np.int64)
     kind_of[real] = number
-    may = np.array(
-        [[a == b or names[b] in _HANDED_TO.get(names[a], ()) for b in own] for a in others], bool
-    )
+    may = others[:, None] == own
+    for row, outermost in enumerate(others.tolist()):
+        if (family := _HANDED_TO.get(names[outermost])) is not None:
+            may[row] |= [names[inner] in family for inner in own.tolist()]
+    if not (len(subclass) or may.any()):
+        return rows[:0]
     handler = np.zeros(len(real), bool)
     handler[subclass] = True
     handed = np.zeros(len(real), bool)

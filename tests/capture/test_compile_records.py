@@ -15,6 +15,7 @@ import torch
 from pytest_torchprof.capture import compile_events
 from pytest_torchprof.capture.compile_events import CompileCount
 from pytest_torchprof.core.reasons import Why, because
+from pytest_torchprof.trace.facts import CompileWork
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/net/blocks.py"
 STDLIB = f"{sysconfig.get_path('stdlib')}/contextlib.py"
@@ -55,6 +56,90 @@ def test_nothing_is_read_until_dynamo_is_used(monkeypatch: pytest.MonkeyPatch) -
     before = CompileCount.now()
     facts = CompileCount.now().since(before)
     assert (0, 0, ()) == (facts.graph_breaks, facts.recompiles, facts.compiled)
+
+
+# ------------------------------------------------------------------ torch's own numbers
+
+
+def test_until_dynamo_is_used_its_numbers_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_events, "_LOG", compile_events._Log())
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    work = CompileCount.now().since(CompileCount.now()).compile_work
+    none = CompileWork(graphs=0, cudagraph_skips=0, cache_hits=0, cache_misses=0, ms=0.0)
+    assert none == work
+
+
+def test_numbers_are_what_dynamos_counters_count_between_two_readings(dynamo: Dynamo) -> None:
+    count(dynamo, 5)
+    before = CompileCount.now()
+    count(dynamo, 1)
+    assert COUNTED_ONCE == CompileCount.now().since(before).compile_work
+
+
+@pytest.mark.parametrize("counted", [0, 5])
+def test_a_test_may_clear_dynamos_counters(dynamo: Dynamo, counted: int) -> None:
+    count(dynamo, counted)
+    before = CompileCount.now()
+    count(dynamo, 2)
+    dynamo.counters.clear()
+    between = CompileCount.now()
+    count(dynamo, 1)
+    now = CompileCount.now()
+    assert COUNTED_ONCE == now.since(between).compile_work
+    assert 3 == (now.since(before).compile_work or CompileWork()).graphs
+
+
+def test_a_test_may_clear_a_counter_in_place(dynamo: Dynamo) -> None:
+    count(dynamo, 5)
+    before = CompileCount.now()
+    for counter in dynamo.counters.values():
+        counter.clear()
+    count(dynamo, 1)
+    assert COUNTED_ONCE == CompileCount.now().since(before).compile_work
+
+
+COUNTED_ONCE = CompileWork(graphs=1, cudagraph_skips=1, cache_hits=2, cache_misses=2, ms=0.0)
+
+
+def count(dynamo: Dynamo, times: int) -> None:
+    names = {
+        "stats": ["unique_graphs", "calls_captured"],
+        "aot_autograd": ["autograd_cache_hit", "autograd_cache_miss", "total"],
+        "inductor": ["fxgraph_cache_hit", "fxgraph_cache_miss", "cudagraph_skips"],
+    }
+    for group, counted in names.items():
+        for name in counted:
+            dynamo.counters[group][name] += times
+
+
+@pytest.mark.parametrize(
+    ("records", "ms"),
+    [
+        ([], 0.0),
+        # of a backend's later work, torch records only this duration
+        ([{"duration_us": 1500, "entire_frame_compile_time_s": 1.0}, {"duration_us": 500}], 2.0),
+        ([{"entire_frame_compile_time_s": 0.25}, {}], 250.0),
+        ([{}], None),
+    ],
+)
+def test_the_time_of_compiling_is_the_sum_over_records(
+    dynamo: Dynamo, records: list[dict[str, Any]], ms: float | None
+) -> None:
+    before = CompileCount.now()
+    for number, fields in enumerate(records):
+        dynamo.compiled(f"{number}/0", **fields)
+    work = CompileCount.now().since(before).compile_work
+    assert work is not None
+    assert ms == work.ms
+
+
+def test_the_time_of_lost_records_is_unknown(dynamo: Dynamo) -> None:
+    before = CompileCount.now()
+    for number in range(70):
+        dynamo.compiled(f"{number}/0", duration_us=1)
+    work = CompileCount.now().since(before).compile_work
+    assert work is not None
+    assert work.ms is None
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,21 @@ def test_peak_and_leak_are_those_of_the_allocator(tmp_path: Path) -> None:
     assert values["leaked_cuda_bytes"] == 1 << 20
 
 
+def test_totals_are_those_of_the_allocator(tmp_path: Path) -> None:
+    held = torch.ones(1 << 22, device="cuda")
+
+    def block() -> None:
+        a = torch.ones(1 << 20, device="cuda")
+        a.add(held[: 1 << 20])
+
+    block()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    values = measure_all(captured(block, tmp_path))
+    assert values["max_cuda_bytes"] == torch.cuda.max_memory_allocated()
+    assert values["max_reserved_cuda_bytes"] == torch.cuda.max_memory_reserved()
+
+
 # -------------------------------------------------------------------- device rules
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ import pytest
 import torch
 from support.sessions import accept, calls, read_baseline, run
 
+from pytest_torchprof.baseline.store import render
 from pytest_torchprof.capture.compile_events import switched_off
 from pytest_torchprof.core.reasons import Why, because
 from pytest_torchprof.render.reason_texts import in_words
 from pytest_torchprof.rules.engine.check import check
 from pytest_torchprof.rules.engine.registry import RULES
 from pytest_torchprof.trace.read import read_trace
+from pytest_torchprof.verdict.metrics import METRICS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -100,6 +103,11 @@ def test_a_reason_of_dynamos_with_quotes_or_backslashes_loses_no_trace(
     assert 1 == ran.metric("graph_breaks", "test_it")["value"], ran.out
 
 
+#: What torch's own records of the first run say, without a device.
+OF_FIRST_RUN = [
+    name for name, metric in METRICS.items() if metric.depends_on_order and name != "cudagraphs"
+]
+
 OFF = """
     import contextlib
     import pytest, torch, torch._dynamo.config
@@ -114,6 +122,7 @@ OFF = """
 
     @pytest.mark.max_graph_breaks(0)
     @pytest.mark.max_recompiles(0)
+    @pytest.mark.max_graphs(1)
     def test_it():
         torch.compile(broken, backend="eager")(torch.ones(4))
 """
@@ -148,12 +157,13 @@ def test_nothing_is_known_of_compilations_where_the_compiler_is_switched_off(
         monkeypatch.setenv(variable, "1")
     reason = in_words(because(Why.DYNAMO_OFF, how=how))
     ran = run(pytester, "--torchprof")
-    for name in ("graph_breaks", "recompiles"):
+    for name in OF_FIRST_RUN:
         row = ran.metric(name, "test_it")
         assert (None, "not_measured", reason) == (row["value"], row["status"], row["reason"])
+    for name in ("graph_breaks", "recompiles", "graphs"):
         assert f"budget max_{name} not checked: {reason}" in ran.out
     accept(pytester)
-    assert "graph_breaks" not in str(read_baseline(pytester))
+    assert not any(name in str(read_baseline(pytester)) for name in OF_FIRST_RUN)
 
 
 UNCOMPILED = """
@@ -223,6 +233,113 @@ def test_what_ran_compiled_or_asked_for_no_compiler_has_no_graph_breaks(
     pytester.makepyfile(test_it=UNCOMPILED.format(body=body))
     ran = run(pytester, "--torchprof")
     assert [0, 0] == [ran.metric(m, "test_it")["value"] for m in ("graph_breaks", "recompiles")]
+
+
+GRAPHS = """
+    import pytest
+    import torch
+    from torch._dynamo.testing import CompileCounter
+
+    def broken(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.cos()
+
+    def test_two():
+        torch.compiler.reset()
+        counter = CompileCounter()
+        torch.compile(broken, backend=counter)(torch.ones(4))
+        assert counter.frame_count == 2
+
+    @pytest.mark.max_graphs(1)
+    def test_over():
+        torch.compiler.reset()
+        torch.compile(broken, backend="eager")(torch.ones(4))
+
+    @pytest.mark.max_graphs(0)
+    @pytest.mark.max_compile_ms(0)
+    def test_eager():
+        broken(torch.ones(4))
+
+    def test_cleared():
+        torch.compiler.reset()
+        torch.compile(broken, backend="eager")(torch.ones(4))
+        torch._dynamo.utils.counters.clear()
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(4))
+"""
+
+
+def test_graphs_are_those_that_a_backend_gets_in_the_first_run(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=GRAPHS)
+    ran = run(pytester, "--torchprof")
+    found = [ran.metric("graphs", name)["value"] for name in ran.tests]
+    assert [2, 2, 0, 3] == found, ran.out
+    assert {"passed": 3, "failed": 1} == ran.outcomes
+    assert "graphs" in ran.out
+    spent = [ran.metric("compile_ms", name)["value"] for name in ran.tests]
+    assert 0 == spent[2]
+    assert min(spent[0], spent[1], spent[3]) > 0
+    for name in ("cudagraph_skips", "compile_cache_hits", "compile_cache_misses"):
+        assert [0] * 4 == [ran.metric(name, test)["value"] for test in ran.tests]
+
+
+EARLIER = """
+    import pytest
+    import torch
+
+    compiled = torch.compile(lambda x: x.sin(), backend="eager")
+    X = torch.ones(4, 4)
+
+    def test_one():
+        compiled(X)
+
+    @pytest.mark.max_graphs(1)
+    @pytest.mark.max_compile_ms(1)
+    def test_within():
+        compiled(X)
+
+    @pytest.mark.max_graphs(0)
+    def test_over():
+        compiled(X)
+        torch.compile(lambda x: x.cos(), backend="eager")(X)
+"""
+
+
+def test_graphs_of_code_that_was_compiled_earlier_are_not_taken_for_none(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=EARLIER)
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 2, "failed": 1} == ran.outcomes
+    rows = {name: ran.metric("graphs", name) for name in ("test_one", "test_within", "test_over")}
+    assert ["new", "not_measured", "over_budget"] == [row["status"] for row in rows.values()]
+    assert "compiled before the test started" in str(rows["test_within"]["reason"])
+    assert "budget max_graphs not checked" in ran.out
+    assert "budget max_compile_ms not checked" in ran.out
+
+
+def test_a_metric_that_a_baseline_lacks_is_new_until_the_next_accept(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it="import torch\n\ndef test_it():\n    torch.ones(3).add_(1)")
+    accept(pytester)
+    path = pytester.path / "__torchprof__" / "test_it.json"
+    full = path.read_text("utf-8")
+    added = ("graphs", "cudagraph_skips", "moved_bytes")
+    older = json.loads(full)
+    (entry,) = older["tests"]["test_it"].values()
+    for name in added:
+        del entry["metrics"][name]
+    path.write_text(before := render(older), "utf-8")
+    ran = run(pytester, "--torchprof")
+    assert {"passed": 1} == ran.outcomes
+    assert ["new"] * 3 == [ran.metric(name, "test_it")["status"] for name in added]
+    assert before == path.read_text("utf-8")
+    assert "moved_bytes" in run(pytester, "--torchprof", "--torchprof-strict").out
+    accept(pytester)
+    (accepted,) = json.loads(path.read_text("utf-8"))["tests"]["test_it"].values()
+    (first,) = json.loads(full)["tests"]["test_it"].values()
+    assert first["metrics"] == accepted["metrics"]
 
 
 @pytest.mark.thorough

@@ -17,6 +17,7 @@ from pytest_torchprof.trace.facts import (
     FACTS_KEY,
     VERSION,
     CompileNote,
+    CompileWork,
     Facts,
     Graph,
     Quantity,
@@ -45,6 +46,9 @@ FACTS = Facts(
     reference=ReferenceNote(wall_ms=0.25, cpu_ms=0.5, n=9, conditions="1", page_faults=0),
     graph_breaks=0,
     recompiles=because(Why.COMPILATIONS_LOST, kept=64),
+    compile_work=CompileWork(
+        graphs=2, cudagraphs=1, cudagraph_skips=0, cache_hits=3, cache_misses=4, ms=5.5
+    ),
     compiled=("0/0", "0/1"),
     breaks=(BREAK,),
     recompilations=(AGAIN,),

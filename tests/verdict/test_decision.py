@@ -488,6 +488,16 @@ def test_an_accepted_metric_that_is_not_measured_any_more_fails_when_strict() ->
     assert failures(verdicts, Policy(), has_baseline=True, accept=False) == []
 
 
+@pytest.mark.parametrize("name", [name for name, m in METRICS.items() if not m.compared])
+def test_what_caches_and_other_tests_decide_is_not_compared(name: str) -> None:
+    for accepted in (0, 5, 9):
+        found = verdict(name, 5, accepted=accepted, policy=STRICT)
+        assert ("ok", None) == (found.status, found.baseline)
+    assert "ok" == verdict(name, 5, accepted=1, limit=5).status
+    assert "over_budget" == verdict(name, 5, accepted=9, limit=4).status
+    assert "new" == verdict(name, 5).status
+
+
 def test_a_metric_that_the_baseline_lacks_fails_when_strict() -> None:
     verdicts = [Verdict("flops", 5, "new")]
     cause = Cause("metric_new", "flops")

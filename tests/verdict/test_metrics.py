@@ -51,8 +51,22 @@ FROM_EVENTS = [
     "h2d_bytes",
     "d2h_bytes",
     "syncs",
+    "moved_bytes",
 ]
-FROM_FACTS = ["wall_ms", "cpu_ms", "instructions", "graph_breaks", "recompiles"]
+#: From the allocator's totals, which a capture without device memory lacks.
+TOTALS = ["max_cuda_bytes", "max_reserved_cuda_bytes"]
+#: From torch's own records of the first run.
+COMPILED = [
+    "graph_breaks",
+    "recompiles",
+    "graphs",
+    "cudagraphs",
+    "cudagraph_skips",
+    "compile_cache_hits",
+    "compile_cache_misses",
+    "compile_ms",
+]
+FROM_FACTS = ["wall_ms", "cpu_ms", "instructions", *COMPILED]
 #: What a file may hold where a sample or a number is due.
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
@@ -73,10 +87,18 @@ def reasons(values: dict[str, Value]) -> dict[str, str]:
 
 
 def test_the_table_holds_every_metric_once() -> None:
-    assert sorted([*FROM_EVENTS, *FROM_FACTS, "findings"]) == sorted(METRICS)
+    assert sorted([*FROM_EVENTS, *TOTALS, *FROM_FACTS, "findings"]) == sorted(METRICS)
     assert all(name == metric.name and metric.help for name, metric in METRICS.items())
     assert {m.klass for m in METRICS.values() if m.unit == "ms"} == {"time"}
-    assert {m.name for m in METRICS.values() if m.tolerance} == {"instructions", "peak_cuda_bytes"}
+    assert {m.name for m in METRICS.values() if m.tolerance} == {
+        *("instructions", "peak_cuda_bytes"),
+        *TOTALS,
+    }
+    assert {m.name for m in METRICS.values() if m.depends_on_order} == {*COMPILED}
+    assert {m.name for m in METRICS.values() if not m.compared} == {
+        *("compile_cache_hits", "compile_cache_misses"),
+        *TOTALS,
+    }
     assert {m.name for m in METRICS.values() if not m.scopable} == {*FROM_FACTS, "findings"}
 
 
@@ -126,7 +148,10 @@ def test_every_metric_equals_what_was_built(vendor: str, external: str) -> None:
     b = step(vendor, external=external, start_bytes={"cuda": 5000})
     values = measure_all(whole(b))
     known = b.expected
-    assert {name: values[name] for name in FROM_EVENTS if not name.endswith("_ms")} == {
+    moved = values.pop("moved_bytes")  # the copy's operands are unknown
+    assert isinstance(moved, MissingValue)
+    assert moved.at_hand == 4 * (6 + 20 + 30 + 24) + 4 * (40 + 60 + 48) + 4 * (20 + 30 + 24)
+    assert {name: values[name] for name in FROM_EVENTS if name in values and "_ms" not in name} == {
         "flops": 240 + 480 + 240,
         "ops": known.ops,
         "kernels": known.kernels,
@@ -144,6 +169,7 @@ def test_every_metric_equals_what_was_built(vendor: str, external: str) -> None:
     assert (known.ops, known.kernels, known.h2d_copies, known.h2d_bytes) == (7, 6, 2, 4192)
     assert values["self_cuda_ms"] == known.device_us_total / 1000
     assert values["syncs"] == 4
+    assert values["max_cuda_bytes"] == 5000 + 128 + known.memory["cuda"].peak
 
 
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
@@ -337,9 +363,10 @@ def test_without_a_device_there_are_no_device_metrics() -> None:
     with b.annotation(REGION), b.op("aten::mm", [[4, 5], [5, 6]]):
         b.memory(64, device="cpu")
     values = measure_all(whole(b))
-    assert {k for k, v in reasons(values).items() if v == in_words(because(Why.NO_DEVICE))} == set(
-        DEVICE
-    )
+    assert {k for k, v in reasons(values).items() if v == in_words(because(Why.NO_DEVICE))} == {
+        *DEVICE,
+        "cudagraphs",
+    }
     assert (values["ops"], values["flops"], values["peak_cpu_bytes"]) == (1, 240, 64)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ENDS = in_words(because(Why.FILE_ENDS))
 #: What each further event can only raise.
 COUNTS = ["flops", "ops", "allocated_cpu_bytes", "allocated_cuda_bytes", "kernels", "h2d_copies",
-          "h2d_bytes", "d2h_copies", "d2h_bytes", "syncs"]  # fmt: skip
+          "h2d_bytes", "d2h_copies", "d2h_bytes", "syncs", "moved_bytes"]  # fmt: skip
 
 
 def traced() -> TraceBuilder:

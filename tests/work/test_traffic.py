@@ -185,6 +185,18 @@ ATTENTION: list[tuple[Call, int | None]] = [
     ),
 ]
 
+ATTENTION += [
+    (  # on the host; the mask is the sixth argument
+        (
+            "aten::_scaled_dot_product_flash_attention_for_cpu",
+            [[2, 3, 4, 8], [2, 3, 5, 8], [2, 3, 5, 8], [], [], [4, 5], []],
+            [*[FLOAT] * 3, NUMBER, NUMBER, FLOAT, NONE],
+            ["", "", "", "0.", "False", "", ""],
+        ),
+        4 * (192 + 240 + 240 + 20 + 192 + 24),
+    ),
+]
+
 ELEMENTWISE: list[tuple[Call, int | None]] = [
     (("aten::add", [[4, 5], [5], []], [FLOAT, FLOAT, NUMBER], ["", "", "1"]), 4 * (20 + 5 + 20)),
     # a Python number is recorded as a tensor without dimensions
@@ -367,6 +379,50 @@ TABLE: list[tuple[Call, int | None]] = [
         2 * (32 + 128),
     ),
     (("aten::topk", [[4, 10], *[[]] * 4], [FLOAT, *[NUMBER] * 4], ["", "2", "-1", "", ""]), 256),
+    (("aten::_local_scalar_dense", [[]], [HALF], [""]), 2),
+    (  # 2, 5, 8; the output is resized afterwards
+        ("aten::arange", [[], [], [], [0]], [*[NUMBER] * 3, LONG], ["2", "9", "3", ""]),
+        8 * 3,
+    ),
+    (("aten::arange", [[]] * 5, [NUMBER, *[NONE] * 4], ["5", "", "", "", ""]), None),
+    (  # of each sample its class; the loss, and the sum of the weights
+        (
+            "aten::nll_loss_forward",
+            [[4, 5], [4], [], [], []],
+            [FLOAT, LONG, NONE, NUMBER, NUMBER],
+            ["", "", "", "1", "-100"],
+        ),
+        8 * 4 + 4 * (4 + 1 + 1),
+    ),
+    (  # a loss for each sample, and weights of classes
+        (
+            "aten::nll_loss_forward",
+            [[4, 5], [4], [5], [], []],
+            [FLOAT, LONG, FLOAT, NUMBER, NUMBER],
+            ["", "", "", "0", "-100"],
+        ),
+        8 * 4 + 4 * (4 + 4 + 4 + 1),
+    ),
+    (
+        (
+            "aten::nll_loss_backward",
+            [[], [4, 5], [4], [], [], [], []],
+            [FLOAT, FLOAT, LONG, NONE, NUMBER, NUMBER, FLOAT],
+            ["", "", "", "", "1", "-100", ""],
+        ),
+        8 * 4 + 4 * (1 + 20 + 1),
+    ),
+    (("aten::mse_loss", [[4, 5], [4, 5], []], [FLOAT, FLOAT, NUMBER], ["", "", "1"]), 4 * 41),
+    (("aten::mse_loss", [[4, 5], [5], []], [FLOAT, FLOAT, NUMBER], ["", "", "0"]), 4 * 45),
+    (
+        (
+            "aten::mse_loss_backward",
+            [[], [4, 5], [4, 5], []],
+            [*[FLOAT] * 3, NUMBER],
+            ["", "", "", "1"],
+        ),
+        4 * 60,
+    ),
     (("aten::index", [[4, 8], []], [FLOAT, NONE], ["", ""]), None),  # where, is not in a trace
     (("aten::cat", [[[4, 5], [2, 5]], []], ["TensorList", NUMBER], ["", "0"]), None),
     (("mine::kernel", [[4, 5]], [FLOAT], [""]), None),

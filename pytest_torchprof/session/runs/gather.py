@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pytest_torchprof.capture.compile_events import CompileCount
+from pytest_torchprof.capture.cuda_graphs import CUDA_GRAPHS
 from pytest_torchprof.capture.facts_now import facts_now
 from pytest_torchprof.capture.patch_guard import PATCH_GUARD
 from pytest_torchprof.capture.state import World
@@ -71,6 +72,8 @@ class Gatherer:
         self._captures = Captures()
         self._checked: Checked | None = None
         self.longest_ns = 0
+        if machine.accelerator is not None:
+            CUDA_GRAPHS.watch()
         self._compiled = CompileCount.now()
         #: What the first run compiled, once it is over.
         self._compilation: Facts | None = None
@@ -257,6 +260,7 @@ class Gatherer:
         """Release memory and files, once the test is fully reported."""
         self._checked = None
         self._captures.forget()
+        CUDA_GRAPHS.stop()
 
     # ---------------------------------------------------------------- which runs are needed
 

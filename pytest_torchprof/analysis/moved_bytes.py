@@ -1,0 +1,226 @@
+"""Compulsory bytes of everything that ran, on the host and on devices.
+
+An operator's bytes are those of `work.traffic`, which `torchprof kernels` shows as rates. Of nested
+operators one counts, as for FLOPs (`work.redispatch`): usually the outermost with a number, whose
+parts exchange temporary tensors. An operator without a number counts by its parts, if it is known
+to be made of them or if they take as many bytes of tensors as it does; else it moves some itself,
+and the sum is a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchprof.analysis.attribution import is_replayed, item_bytes
+from pytest_torchprof.analysis.uncounted_compiled import COMPILED, in_script, packages
+from pytest_torchprof.analysis.uncounted_parts import UncountedPart, by_name, named, reason_of
+from pytest_torchprof.core.reasons import Reason, Why
+from pytest_torchprof.core.structs import Frozen
+from pytest_torchprof.trace import nesting
+from pytest_torchprof.trace.arguments import OpArgs, alike, decode_part, int64_column
+from pytest_torchprof.trace.kinds import Kind
+from pytest_torchprof.trace.tree import operators_around, parents
+from pytest_torchprof.work.compiled_graphs import key_of
+from pytest_torchprof.work.dtypes import ELEMENT_BYTES
+from pytest_torchprof.work.movers import is_composed, may_move
+from pytest_torchprof.work.operands import Operands, UnknownOperandError
+from pytest_torchprof.work.operators import work_of
+from pytest_torchprof.work.redispatch import ran, sums
+from pytest_torchprof.work.traffic import TRAFFIC, compulsory_bytes
+
+if TYPE_CHECKING:
+    from pytest_torchprof.trace.events import Events
+    from pytest_torchprof.trace.nesting import Bools, Ints
+    from pytest_torchprof.work.redispatch import Ran
+
+_REGION: Final = "Torch-Compiled Region"
+_LIST: Final = b"TensorList"
+
+
+class Moved(Frozen, frozen=True):
+    """The bytes of the selection that are known, and why they are not all; None if they are."""
+
+    total: int
+    gap: Reason | None
+
+
+def moved_bytes(trace: Events) -> Moved:
+    """Compulsory bytes of the selected operators."""
+    return trace.once(_moved)
+
+
+def _moved(trace: Events) -> Moved:
+    rows, amounts = trace.whole.once(_amounts)
+    bytes_ = np.full(len(trace), -1, np.int64)
+    bytes_[rows] = np.where(trace.selection[rows], amounts, -1)
+    counted = ran(bytes_, trace.name, trace.names, trace.parent)
+    total = int(bytes_[counted.counts].sum())
+    silent = _silent(trace, counted)
+    parts = [
+        *by_name(trace, silent, lambda _: Why.NO_BYTES),
+        *_without_operators(trace),
+        *_loops(trace, counted.counts),
+        *in_script(trace),
+        *packages(trace),
+    ]
+    parts.sort(key=lambda part: (-part.share, part.name))
+    return Moved(total, reason_of(parts, total, "B") if parts else None)
+
+
+# -------------------------------------------------------------------- numbers
+
+
+def _amounts(trace: Events) -> tuple[Ints, Ints]:
+    """Operators with a rule, and their bytes (nested or not), or -1."""
+    ruled = trace.names_where(TRAFFIC.__contains__)
+    rows = (trace.is_kind(Kind.OP) & ruled).nonzero()[0]
+    if not len(rows):
+        return rows, rows
+    kinds, firsts, keys = alike(trace.name[rows], trace.args[rows])
+    named = [(trace.names[name], text) for name, text in keys]
+    # Tests repeat calls.
+    new = [kind for kind, key in enumerate(named) if key not in _KNOWN]
+    if len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.clear()
+        new = list(range(len(named)))
+    for kind, a in zip(new, trace.operands(rows[[firsts[kind] for kind in new]]), strict=True):
+        key = named[kind]
+        _KNOWN[key] = None if _LIST in bytes(a.types) else _bytes_of(key[0], a)
+    found = [_KNOWN[key] for key in named]
+    amounts = int64_column([-1 if amount is None else amount for amount in found])[kinds]
+    if None in found:
+        at = np.array([amount is None for amount in found])[kinds].nonzero()[0]
+        args = trace.operands(rows[at])
+        sizes = _item_sizes(trace, rows[at], args)
+        for i, a, size in zip(at.tolist(), args, sizes, strict=True):
+            amounts[i] = _bytes_of(named[kinds[i]][0], a, size) if size else -1
+    return rows, amounts
+
+
+#: Bytes of calls by name and text of their operands, -1 where unknown; None with lists of tensors,
+#: whose element size is another one each time.
+_KNOWN: Final[dict[tuple[str, bytes], int | None]] = {}
+_MOST_KNOWN: Final = 10_000
+
+
+def _bytes_of(name: str, a: OpArgs, item: int | None = None) -> int:
+    parts = (bytes(part) for part in (a.dims, a.types, a.strides, a.concrete))
+    dims, types, strides, concrete = map(decode_part, parts)
+    count = compulsory_bytes(name, dims, types, strides, concrete, item)
+    return -1 if count is None else count
+
+
+def _item_sizes(trace: Events, events: Ints, args: Iterable[OpArgs]) -> list[int]:
+    """Element sizes of calls on lists of tensors, whose types a trace lacks; 0 where unknown.
+
+    A kernel's name tells, or the one block that a call on the host allocates for its result.
+    """
+    sizes = np.zeros(len(trace), np.int64)
+    wanted = np.zeros(len(trace), bool)
+    wanted[events] = True
+    device = trace.device_rows
+    kernels = device[trace.kind[device] == Kind.KERNEL]
+    callers = nesting.nearest(wanted, trace.parent, parents(trace, trace.launch[kernels]))
+    for call, kernel in zip(callers.tolist(), kernels.tolist(), strict=True):
+        if call >= 0:
+            sizes[call] = item_bytes(trace.names[trace.name[kernel]])
+    memory = trace.memory.device(on_device=False)
+    made = (memory.bytes > 0).nonzero()[0]
+    around = nesting.nearest(wanted, trace.parent, trace.enclosing(memory.event[made]))
+    blocks: dict[int, list[int]] = {}
+    for call, size in zip(around.tolist(), memory.bytes[made].tolist(), strict=True):
+        blocks.setdefault(call, []).append(size)
+    found = []
+    for event, a in zip(events.tolist(), args, strict=True):
+        size = int(sizes[event])
+        if not size and len(own := blocks.get(event, [])) == 1:
+            size = _size_of(own[0], decode_part(bytes(a.dims)))
+        found.append(size)
+    return found
+
+
+def _size_of(block: int, dims: Any) -> int:
+    """The element size if this block holds all elements of the first list and nothing else."""
+    try:
+        count = Operands(dims, None, None).list_elements(0)
+    except (UnknownOperandError, LookupError, TypeError):
+        return 0
+    size, rest = divmod(block, count) if count else (0, 0)
+    return size if not rest and size in ELEMENT_BYTES.values() else 0
+
+
+# -------------------------------------------------------------------- what has no number
+
+
+def _silent(trace: Events, which: Ran) -> Ints:
+    """Operators that move more than is counted within them; of nested ones, the innermost."""
+    counts, parent = which.counts, which.parent
+    ops = trace.selection & trace.is_kind(Kind.OP) & ~(counts | which.fake)
+    rows = (ops & trace.names_where(may_move)).nonzero()[0]
+    if not len(rows):
+        return rows
+    rows = rows[~nesting.below(counts, parent, rows)]
+    rows = rows[~nesting.above(rows, parent)[rows]]
+    known = nesting.above(counts.nonzero()[0], parent)[rows]
+    doubted = known & ~trace.names_where(is_composed)[rows]
+    if doubted.any():
+        calls = rows[doubted]
+        known[doubted] = _parts_take(trace, calls, counts, parent) >= _taken(trace, calls)
+    return rows[~known]
+
+
+def _parts_take(trace: Events, calls: Ints, counts: Bools, parent: Ints) -> Ints:
+    """Bytes of the tensors that the counted operators within each of these calls take."""
+    within = np.zeros(len(trace), bool)
+    within[calls] = True
+    parts = counts.nonzero()[0]
+    parts = parts[nesting.below(within, parent, parts)]
+    taken = np.zeros(len(trace), np.int64)
+    taken[parts] = _taken(trace, parts)
+    return sums(calls, counts, taken, parent)
+
+
+def _taken(trace: Events, calls: Ints) -> Ints:
+    """Bytes of the tensors that each call takes, as far as they are known."""
+    return int64_column([_reads(args) for args in trace.operands(calls)])
+
+
+def _reads(args: OpArgs) -> int:
+    dims, types, strides = (
+        decode_part(bytes(part)) for part in (args.dims, args.types, args.strides)
+    )
+    total = 0
+    for at in range(len(dims) if isinstance(dims, list) else 0):
+        try:
+            total += Operands(dims, types, None, strides).read(at, at + 1)
+        except (UnknownOperandError, LookupError, TypeError):
+            continue
+    return total
+
+
+def _without_operators(trace: Events) -> Iterable[UncountedPart]:
+    """Kernels that no operator launched: a graph, or code of the test's own."""
+    if not trace.has(Kind.KERNEL):
+        return
+    device = trace.device_rows
+    kernels = device[trace.selection[device] & (trace.kind[device] == Kind.KERNEL)]
+    call = operators_around(trace, parents(trace, trace.launch[kernels]))
+    known = trace.names_where(lambda name: work_of(name) != "around")
+    alone = ~((call >= 0) & known[call])
+    graph = is_replayed(trace, trace.launch[kernels])
+    yield from by_name(trace, kernels[alone & ~graph], lambda _: Why.LAUNCHED_ALONE)
+    yield from by_name(trace, kernels[graph], lambda _: Why.REPLAYED)
+
+
+def _loops(trace: Events, counts: Bools) -> Iterable[UncountedPart]:
+    """What inductor compiled to loops of its own, which are no operators."""
+    if not any(key_of(name) or name.startswith(_REGION) for name in trace.names):
+        return
+    calls = trace.selection & trace.names_where(key_of)
+    if not (calls.any() or trace.facts.marks_graphs):  # an older torch only marks the function
+        calls = trace.selection & trace.names_where(lambda name: name.startswith(_REGION))
+        calls[nesting.above(counts.nonzero()[0], trace.parent)] = False
+    yield from named(trace, calls.nonzero()[0], (COMPILED,), Why.LOOPS)

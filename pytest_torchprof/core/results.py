@@ -66,7 +66,7 @@ class Budget(Frozen, frozen=True):
     ``limit`` is the most, ``least`` the least. A part is what runs below operators, modules or
     regions of this name or glob, or are kernels of it; see `Events.within`. ``rules`` are the rules
     whose findings count, if not all. ``on``: the device, compute capability or device type where
-    it is in force, if not everywhere.
+    it is in force, if not everywhere. ``source``: where it stands, if not in a marker.
     """
 
     metric: str
@@ -78,6 +78,7 @@ class Budget(Frozen, frozen=True):
     region: str | None = None
     least: Number | None = None
     on: str | None = None
+    source: str = ""
 
     @property
     def part(self) -> tuple[str, str] | None:
@@ -93,7 +94,12 @@ class Budget(Frozen, frozen=True):
         """
         limits = [one.limit for one in (self, other) if one.limit is not None]
         leasts = [one.least for one in (self, other) if one.least is not None]
-        return replace(self, limit=min(limits, default=None), least=max(leasts, default=None))
+        return replace(
+            self,
+            limit=min(limits, default=None),
+            least=max(leasts, default=None),
+            source=self.source or other.source,
+        )
 
     @property
     def scoped(self) -> bool:
@@ -124,6 +130,7 @@ class Verdict(Frozen, frozen=True):
     repeated measurements whose median is the value. ``multiples``: the accepted and the new
     multiple of the reference kernel's time, if these were compared. ``at_least``: the value is a
     lower bound, and already over the limit or what was accepted. ``region``: it is of that one.
+    ``source``: where the limit stands, if not in a marker.
     """
 
     metric: str
@@ -139,6 +146,7 @@ class Verdict(Frozen, frozen=True):
     scope: Budget | None = None
     least: Number | None = None
     region: str | None = None
+    source: str = ""
 
     @property
     def limited(self) -> bool:

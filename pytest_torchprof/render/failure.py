@@ -181,11 +181,11 @@ def _numbers(verdict: Verdict) -> str:
         return f"not measured: {in_words(verdict.value.reason)}"
     if verdict.is_below:
         now, least = format_pair(verdict.value, verdict.least, unit)
-        return f"must be at least {least} but measured {now}"
+        return f"must be at least {least} but measured {now}{_source(verdict)}"
     if verdict.status == "over_budget" and verdict.limit is not None:
         now, limit = format_pair(verdict.value, verdict.limit, unit)
         least = "at least " if verdict.at_least else ""
-        return f"limited to {limit} but measured {least}{now}"
+        return f"limited to {limit} but measured {least}{now}{_source(verdict)}"
     if verdict.baseline is None:
         return format_quantity(verdict.value, unit)
     before, now = format_pair(verdict.baseline, verdict.value, unit)
@@ -196,6 +196,11 @@ def _numbers(verdict: Verdict) -> str:
         return f"{before} → {now}  ({change}){reason}"
     least = "at least " if verdict.at_least else ""
     return f"{before} → {least}{now}  ({change}{tolerance}){reason}"
+
+
+def _source(verdict: Verdict) -> str:
+    """Where the limit stands, if not in a marker."""
+    return f"  ({verdict.source})" if verdict.source else ""
 
 
 def _compared(verdict: Verdict) -> tuple[Number | None, Number | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +54,7 @@ def budgets_of(item: pytest.Item) -> list[Budget]:
         if mark.name[4:] not in METRICS:
             _check_other(mark.name, item.config)
             continue
-        budget = _budget(mark)
+        budget = make_budget(mark.name, mark.args, mark.kwargs)
         key = budget.label, budget.on
         found[key] = _both(mark.name, found[key], budget) if key in found else budget
     return list(found.values())
@@ -136,38 +136,43 @@ def _arguments_of(metric: Metric) -> tuple[str, ...]:
     return (*(one for one in SCOPES if one != "kernel" or "device" in metric.needs), "on")
 
 
-def _budget(mark: pytest.Mark) -> Budget:
+def make_budget(name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Budget:
+    """The budget of a marker of this name with these arguments.
+
+    Raises:
+        SettingsError: the name is no metric's, or an argument is invalid.
+    """
     from pytest_torchprof.core.results import Budget
     from pytest_torchprof.core.units import parse_quantity
     from pytest_torchprof.verdict.metrics import METRICS
     from pytest_torchprof.work.devices.targets import check_target
 
-    kind, metric = mark.name[:4], METRICS[mark.name[4:]]
-    _check_arguments(mark, _arguments_of(metric))
-    if len(mark.args) != 1:
-        found = f"{len(mark.args)} limits" if mark.args else "none"
-        raise SettingsError(f"{mark.name} takes one limit, got {found}: {mark.name}(5)")
-    scopes = [f"{name}=" for name in mark.kwargs if name in SCOPES]
+    kind, metric = name[:4], METRICS[name[4:]]
+    _check_arguments(name, kwargs, _arguments_of(metric))
+    if len(args) != 1:
+        found = f"{len(args)} limits" if args else "none"
+        raise SettingsError(f"{name} takes one limit, got {found}: {name}(5)")
+    scopes = [f"{one}=" for one in kwargs if one in SCOPES]
     if scopes[1:]:
-        raise SettingsError(f"{mark.name} takes {' or '.join(scopes)}, not both")
-    for scope, what in mark.kwargs.items():
+        raise SettingsError(f"{name} takes {' or '.join(scopes)}, not both")
+    for scope, what in kwargs.items():
         if not isinstance(what, str) or not what:
-            raise SettingsError(f"{mark.name}: {scope}= takes a name, got {what!r}")
+            raise SettingsError(f"{name}: {scope}= takes a name, got {what!r}")
+    given: dict[str, Any] = dict(kwargs)
     try:
-        if "on" in mark.kwargs:
-            check_target(mark.kwargs["on"])
-        limit = parse_quantity(mark.args[0], metric.unit)
+        if "on" in given:
+            check_target(given["on"])
+        given[_KINDS[kind]] = parse_quantity(args[0], metric.unit)
     except TorchprofError as error:
-        raise SettingsError(f"{mark.name}: {error}") from None
-    limits: dict[str, Any] = {_KINDS[kind]: limit}
-    return Budget(metric.name, **limits, **mark.kwargs)
+        raise SettingsError(f"{name}: {error}") from None
+    return Budget(metric.name, **given)
 
 
-def _check_arguments(mark: pytest.Mark, known: Sequence[str]) -> None:
-    for key in mark.kwargs:
+def _check_arguments(name: str, given: Iterable[str], known: Sequence[str]) -> None:
+    for key in given:
         if key not in known:
             hint = near(key, known) if known else "It takes none."
-            raise SettingsError(f"{mark.name} has no argument {key!r}. {hint}")
+            raise SettingsError(f"{name} has no argument {key!r}. {hint}")
 
 
 def overrides_of(item: pytest.Item) -> dict[str, Any]:
@@ -181,7 +186,7 @@ def overrides_of(item: pytest.Item) -> dict[str, Any]:
     for mark in item.iter_markers("torchprof"):
         if mark.args:
             raise SettingsError(f"the marker torchprof takes no positional argument: {mark.args}")
-        _check_arguments(mark, [*rows, "enabled"])
+        _check_arguments(mark.name, mark.kwargs, [*rows, "enabled"])
         for key, value in mark.kwargs.items():
             if key in rows:
                 try:
@@ -216,11 +221,11 @@ def antipatterns_of(item: pytest.Item) -> tuple[list[Budget], dict[str, str]]:
     for node, mark in item.iter_markers_with_node():
         allowed, forbidden = places.setdefault(id(node), ({}, set()))
         if mark.name == "no_antipatterns":
-            _check_arguments(mark, ())
+            _check_arguments(mark.name, mark.kwargs, ())
             forbidden |= _rules_of(mark, item.config)
             any_rule |= not mark.args
         elif mark.name == "allow_antipatterns":
-            _check_arguments(mark, ("reason",))
+            _check_arguments(mark.name, mark.kwargs, ("reason",))
             reason = mark.kwargs.get("reason")
             if not mark.args or not isinstance(reason, str) or not reason.strip():
                 raise SettingsError(

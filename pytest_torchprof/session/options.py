@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ACCEPT = "--accept"
 STRICT_HELP = "also fail on a missing baseline, an unaccepted improvement, or an unchecked budget"
+BUDGETS_HELP = "limits for all tests, a line each: [GLOB:] max_NAME = VALUE[, op=NAME]"
 #: When the session started, before it imported user code: `time.time_ns`.
 STARTED_NS = pytest.StashKey[int]()
 #: Options that have an effect only with profiling on.
@@ -165,6 +166,7 @@ def add_options(parser: pytest.Parser) -> None:
     ini("torchprof", "profile tests and compare (see --torchprof)", type="bool", default=False)
     add("--torchprof-strict", action="store_true", default=None, help=STRICT_HELP)
     ini("torchprof_strict", STRICT_HELP, type="bool", default=False)
+    ini("torchprof_budgets", BUDGETS_HELP, type="linelist", default=[])
     for option in OPTIONS:
         default = f" (default: {option.default})" if option.default else ""
         add(option.flag, dest=option.dest, default=None, metavar=option.metavar,

@@ -17,6 +17,7 @@ from pytest_torchprof.session.markers import (
     limits_of_excluded,
     overrides_of,
 )
+from pytest_torchprof.session.project_budgets import project_budgets_of
 
 if TYPE_CHECKING:
     import pytest
@@ -78,7 +79,7 @@ class Plan(Frozen, frozen=True):
 
     def on(self, machine: Machine) -> Plan:
         """The plan with the limits that are in force on this machine; of several, the tightest."""
-        if all(budget.on is None for budget in self.budgets):
+        if all(budget.on is None and not budget.source for budget in self.budgets):
             return self
         from pytest_torchprof.capture.machine import capability
         from pytest_torchprof.work.devices.targets import is_on
@@ -122,6 +123,7 @@ def plan_of(item: pytest.Item, settings: Settings) -> Plan | None:
     s = settings
     if s.select == "marked" and not is_marked(item):
         return None
+    budgets += tuple(project_budgets_of(item, budgets))
     rules = rules_of(item.config, item).rules
     base = Plan(
         s.warmup,

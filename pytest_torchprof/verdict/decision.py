@@ -32,6 +32,10 @@ from pytest_torchprof.verdict.vacuous import not_vacuous
 TIME_TOLERANCE = 0.25
 
 
+#: Why a part of a test has no number: nothing of its name ran.
+_NOT_RUN = frozenset({Why.SCOPE_DID_NOT_RUN, Why.SCOPE_DID_NOT_RUN_NEAR})
+
+
 class Policy(Frozen, frozen=True):
     """How strictly to compare.
 
@@ -81,6 +85,8 @@ def compare(
         if not budget.scoped:
             continue
         value = profile.scoped.get(budget.label, MissingValue(because(Why.WAS_NOT_MEASURED)))
+        if budget.source and isinstance(value, MissingValue) and value.reason.why in _NOT_RUN:
+            continue  # a limit of the project is for the tests in which that part runs
         verdicts.append(_scoped(budget, value))
     return [not_vacuous(verdict, profile, baseline) for verdict in verdicts]
 
@@ -191,7 +197,15 @@ def _limited(budget: Budget, value: Number, accepted: Number | None) -> Verdict:
     over = budget.limit is not None and value > budget.limit
     under = budget.least is not None and value < budget.least
     status: MetricStatus = "over_budget" if over or under else "ok"
-    return Verdict(budget.metric, value, status, accepted, limit=budget.limit, least=budget.least)
+    return Verdict(
+        budget.metric,
+        value,
+        status,
+        accepted,
+        limit=budget.limit,
+        least=budget.least,
+        source=budget.source,
+    )
 
 
 def _unmeasured(
@@ -241,7 +255,7 @@ def _verdict(
     if limited.status == "over_budget":
         return limited
     verdict = _against_accepted(metric, value, accepted, profile, baseline, policy)
-    return replace(verdict, limit=budget.limit, least=budget.least)
+    return replace(verdict, limit=budget.limit, least=budget.least, source=budget.source)
 
 
 def _against_accepted(

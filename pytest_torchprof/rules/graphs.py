@@ -167,7 +167,7 @@ def missing_no_grad(
             single = _kinds(owns, stretch[mine], len(starts)) < least
             again |= bool((beside & ~match & ~single).any())
         if (beside & ~match).any():
-            rare = _rare(trace, found.rows, used, stretch, single)
+            rare = _rare(trace, found.rows, used, stretch, single, repeats)
             asks |= rare is None
             if rare is not None:
                 beside &= match | ~rare
@@ -210,23 +210,33 @@ def _again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own | None],
     return once_a_call(trace, rows, _of_passes(trace, rows, owns), repeats), asks
 
 
-def _rare(trace: Events, rows: Ints, used: Bools, stretch: Ints, single: Bools) -> Bools | None:
+def _rare(
+    trace: Events, rows: Ints, used: Bools, stretch: Ints, single: Bools, repeats: float
+) -> Bools | None:
     """Which stretches are not part of a training loop, None if tensors are not identified.
 
     Those whose weights are trained only later, and single ones of trained weights, by most of their
-    layers.
+    layers; none whose weights run in other such stretches, too.
     """
     own = own_tensors(trace, rows)
     if own is None:
         return None
     trained: dict[Own, int] = {}
-    for number in np.flatnonzero(used).tolist():
-        for one in own[number]:
-            trained[one] = min(int(rows[number]), trained.get(one, len(trace)))
+    unused: dict[Own, set[int]] = {}
+    for some, row, number, hit in zip(own, rows.tolist(), stretch.tolist(), used, strict=True):
+        for one in some:
+            if hit:
+                trained[one] = min(row, trained.get(one, row))
+            else:
+                unused.setdefault(one, set()).add(number)
     first = np.array([min((trained.get(x, -1) for x in one), default=-1) for one in own])
     half = np.bincount(stretch, [bool(one) for one in own]) / 2
-    out: Bools = np.bincount(stretch, first > rows) > half
-    out |= single & (np.bincount(stretch, first >= 0) > half)
+    times = np.zeros(len(single), np.int64)
+    for among in unused.values():
+        for number in among:
+            times[number] = max(times[number], len(among))
+    out: Bools = (times < repeats) & (np.bincount(stretch, first > rows) > half)
+    out |= single & (times < 2) & (np.bincount(stretch, first >= 0) > half)
     return out
 
 

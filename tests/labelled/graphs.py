@@ -744,7 +744,7 @@ def layers_that_train_themselves_and_then_predict():
             return super().forward(x / (x.norm(2, 1, keepdim=True) + 1e-4)).relu()
 
         def fit(self, good, bad):
-            for _ in range(3):
+            for _ in range(40):
                 energy = self.forward(bad).square().mean() - self.forward(good).square().mean()
                 self.optimizer.zero_grad()
                 energy.backward()
@@ -895,5 +895,38 @@ def a_teacher_in_two_steps_with_two_losses():
             F.mse_loss(student(batch), target).backward()
             (student(batch) - target).abs().mean().backward()
             optimizer.step()
+
+    return epoch
+
+
+@EXAMPLES.positive("missing-no-grad", 4)
+def a_memory_that_is_updated_in_each_step():
+    class Memory(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.message, self.cell = nn.Linear(3, 4), nn.GRUCell(4, 4)
+            self.norm, self.state = nn.LayerNorm(4), torch.zeros(5, 4)
+
+        def forward(self, events):
+            return self.norm(self.cell(self.message(events), self.state))
+
+        def update_state(self, events):
+            self.state = self(events)  # <- here
+
+        def detach(self):
+            self.state = self.state.detach()
+
+    memory, head, batches = Memory(), nn.Linear(4, 1), torch.rand(4, 5, 3)
+    weights = [*memory.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.1, foreach=True)
+
+    def epoch():
+        for events in batches:
+            optimizer.zero_grad()
+            loss = head(memory(events)).square().mean()
+            memory.update_state(events)
+            loss.backward()
+            optimizer.step()
+            memory.detach()
 
     return epoch

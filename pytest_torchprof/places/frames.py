@@ -15,9 +15,9 @@ from pytest_torchprof.places.place import (
     Place,
     by_operator,
     clear_of,
+    counted,
     joined,
     labels_of,
-    outermost_of,
     shared,
 )
 from pytest_torchprof.trace import nesting
@@ -77,11 +77,8 @@ def _around(trace: Events, parts: Parts) -> dict[int, Place]:
     path, chain = nesting.paths(found.parent, found.depth, np.where(users, number, -1))
     out = {}
     for position, (events, apart) in parts.items():
-        way, first = shared(path[events].tolist(), chain), int(path[events[0]])
-        if way < 0:
-            way = outermost_of(first, chain)
-        else:
-            way = clear_of(way, first, path[apart].tolist(), chain)
+        way = shared(path[events].tolist(), chain)
+        way = clear_of(way, counted(path[events]), path[apart].tolist(), chain)
         function = frame_of(trace.names[chain[way][1]]) if way >= 0 else None
         if function is not None:
             names = {trace.names[one] if one >= 0 else "" for one in module[events].tolist()}

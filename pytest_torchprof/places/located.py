@@ -17,7 +17,7 @@ from pytest_torchprof.places.place import (
     PlacedEvents,
     by_operator,
     clear_of,
-    outermost_of,
+    counted,
     shared,
 )
 from pytest_torchprof.trace import nesting
@@ -90,17 +90,12 @@ class Located:
     def _around(self, trace: Events, stretch: PlacedEvents) -> Place | None:
         """What encloses the whole stretch, outside of any module; None where no line is known."""
         outside = trace.once(self._outside_of)
-        outer = nesting.distinct(outside[stretch.events]).tolist()
-        known = [self._outer[number] for number in outer if number >= 0]
-        ways = [path for path, _ in known]
-        way = shared(ways, self._chain)
-        first = self._outer[max(int(outside[stretch.events[0]]), 0)][0]
-        if way < 0 and ways:  # a function without a user caller
-            way = outermost_of(first, self._chain)
-        elif way >= 0 and len(stretch.apart):
-            apart = nesting.distinct(outside[stretch.apart]).tolist()
-            others = [self._outer[number][0] for number in apart if number >= 0]
-            way = clear_of(way, first, others, self._chain)
+        number = outside[stretch.events]
+        known = [self._outer[one] for one in nesting.distinct(number[number >= 0]).tolist()]
+        path = np.array([path for path, _ in self._outer] + [-1], np.int64)
+        way = shared((path for path, _ in known), self._chain)
+        others = nesting.distinct(path[outside[stretch.apart]]).tolist()
+        way = clear_of(way, counted(path[number]), others, self._chain)
         if way < 0:
             return None
         modules = {module for _, module in known}

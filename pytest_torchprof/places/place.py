@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
@@ -56,9 +57,9 @@ class Placing(Protocol):
     ) -> tuple[list[Place], Ints]:
         """Return the distinct places, and the index of each event's place.
 
-        An event that stands for a stretch gets the place of what encloses all of the stretch, but
-        none of the events apart from it: the innermost line outside of any module, and the
-        outermost module.
+        An event that stands for a stretch gets the place of what encloses all of the stretch, or
+        most of it where that would enclose events apart from it: the innermost line outside of any
+        module, and the outermost module.
         """
 
 
@@ -84,35 +85,56 @@ def shared(paths: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
     return common
 
 
-def clear_of(way: int, toward: int, others: Iterable[int], chain: Sequence[tuple[int, int]]) -> int:
-    """The first path, on the way from ``way`` to ``toward``, that none of the others goes through.
+def clear_of(
+    way: int, paths: Mapping[int, int], others: Iterable[int], chain: Sequence[tuple[int, int]]
+) -> int:
+    """The first path, from ``way`` on toward most of ``paths``, that none of the others goes
+    through; the last one if the others go through all of them.
 
-    The last one if the others go through all of them.
+    ``paths`` go through ``way``; each has the number of its events. At a tie, the first is taken.
+    With -1 as ``way``, which is around everything, the first path is wanted in any case.
 
     >>> chain = [(-1, 7), (0, 8), (0, 9), (2, 5)]
-    >>> clear_of(0, 3, [1], chain), clear_of(0, 3, [], chain), clear_of(0, 3, [3], chain)
-    (2, 0, 3)
+    >>> clear_of(0, {1: 1, 3: 2}, [1], chain), clear_of(0, {1: 2, 3: 1}, [0], chain)
+    (2, 1)
+    >>> clear_of(0, {3: 2}, [], chain), clear_of(0, {3: 2}, [3], chain)
+    (0, 3)
     """
-    taken: set[int] = set()
-    for other in set(others):
-        at = other
-        while at >= 0 and at not in taken:
-            taken.add(at)
-            at = chain[at][0]
-    free = at = toward
-    while at >= 0 and at not in taken:
-        free = at
-        if at == way:
+    taken = {-1}
+    for other in others:
+        taken.update(_steps(other, -1, chain))
+    left = [(_steps(path, way, chain), number) for path, number in paths.items()]
+    at = way
+    while at in taken:
+        ahead = Counter[int]()
+        for steps, number in left:
+            ahead[steps[-1] if steps else -1] += number
+        nearest = max(ahead, key=ahead.__getitem__, default=-1)
+        if nearest < 0:
             break
-        at = chain[at][0]
-    return free
+        at = nearest
+        left = [(steps[:-1], number) for steps, number in left if steps[-1:] == [at]]
+    return at
 
 
-def outermost_of(path: int, chain: Sequence[tuple[int, int]]) -> int:
-    """The root of this path; -1 for none."""
-    while path >= 0 and chain[path][0] >= 0:
+def counted(paths: Ints) -> dict[int, int]:
+    """How often each path occurs, -1 for none left out, in the order of their first events.
+
+    >>> counted(np.array([4, -1, 2, 4]))
+    {4: 2, 2: 1}
+    """
+    known, first, number = np.unique(paths[paths >= 0], return_index=True, return_counts=True)
+    order = first.argsort()
+    return dict(zip(known[order].tolist(), number[order].tolist(), strict=True))
+
+
+def _steps(path: int, way: int, chain: Sequence[tuple[int, int]]) -> list[int]:
+    """The paths from this one outward to ``way``, which is excluded."""
+    out = []
+    while path not in (way, -1):
+        out.append(path)
         path = chain[path][0]
-    return path
+    return out
 
 
 def by_operator(trace: Events, events: Ints, parts: Parts = NO_PARTS) -> tuple[list[Place], Ints]:

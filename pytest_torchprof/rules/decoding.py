@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.structs import Frozen
@@ -30,6 +31,10 @@ _LAYER: Final = Names(
 )
 #: Operators that combine several positions.
 _MIXES: Final = Names(r"aten::(scaled_dot_product_attention|softmax|lstm|gru|rnn_\w+|cumsum)$")
+#: Layers that keep a state from position to position, so that none needs the earlier ones again.
+_RECURRENT: Final = Names(r"aten::(lstm|gru|rnn_\w+)$")
+#: Layers without products: they take little time, and are also used for things other than words.
+_LOOKUP: Final = Names(r"aten::(embedding|scaled_dot_product_attention)$")
 _STORES: Final = Names(r"aten::(copy_|fill_)$")
 _INDEX: Final = Names(r"aten::(select|slice|narrow)$")
 #: The most new positions per step.
@@ -37,6 +42,7 @@ _FEW: Final = 8
 #: Time of a FLOP on one CPU thread in products of few positions, and time to allocate and write
 #: one byte of output.
 _FLOP_NS, _BYTE_NS = 0.0085, 0.09
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @rule(
@@ -57,14 +63,18 @@ def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
     a tensor of that length (`cat`), or write into a buffer at that position, of which the
     next step takes as much.
 
-    Not counted: inputs of one position, as with a cache; a window of constant length; batches
-    of different lengths that do not depend on the previous step; a batch that gets more
-    samples; images that get larger; steps with a backward pass between them. Models that
-    process all positions again, such as diffusion over a whole text or an encoder, cannot use a
-    cache: their input usually does not grow. Positions in a Python list that is converted to a
-    tensor in each step (`torch.tensor(ids)`, `torch.stack(embeddings)`) are not detected.
+    Not counted: inputs of one position, as with a cache; a model in which fewer than half of the
+    layers get all positions, and no recurrent one, such as a bias looked up for all distances
+    beside a cache; a window of constant length; batches of different lengths that do not depend
+    on the previous step; a batch that gets more samples; images that get larger; steps with a
+    backward pass between them. Models that process all positions again, such as diffusion over a
+    whole text or an encoder, cannot use a cache: their input usually does not grow. Positions in
+    a Python list that is converted to a tensor in each step (`torch.tensor(ids)`,
+    `torch.stack(embeddings)`) are not detected.
 
-    The place is the line that calls the model in each step; if the loop is in the model's own
+    The place is the line that calls the model in each step, whichever of its methods that is; a
+    first step that is called elsewhere does not matter. If the loop itself calls several parts of
+    the model, the place is the line with most of their layers; if the loop is in the model's own
     forward, the line that calls that.
 
     ## Why it is slow
@@ -102,8 +112,11 @@ def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
         if any(run.thread == x.thread and run.rows[0] < x.end for x in found):
             continue
         extended = _extended(trace, every, run)
-        if extended is not None and len(extended) >= repeats - 1:
-            found.append(_Run(run.rows, run.lengths, run.axis, run.thread, extended))
+        if extended is None or len(extended) < repeats - 1:
+            continue
+        computing = _computing(trace, layers, run)
+        if len(computing):
+            found.append(replace(run, extended=extended, computing=computing))
     if not found:
         return NO_MATCHES
     first = np.array([run.rows[0] for run in found])
@@ -117,18 +130,22 @@ def decode_without_cache(trace: Events, *, repeats: float) -> Matches:
         ],
         cost_ns=np.array([_saved(trace, run) for run in found], np.int64),
         span_ns=(trace.ts[first], trace.ts[last] + trace.dur[last]),
-        parts=[np.array(run.rows) for run in found],
+        parts=[run.computing for run in found],
+        apart=np.array([row for run in found for row in run.extended]),
     )
 
 
 class _Run(Frozen, frozen=True):
-    """Steps: the first layer of each, how many positions it gets, and what joined them."""
+    """Steps: the first layer of each, and how many positions it gets; what joined them; and all
+    layers that compute all positions.
+    """
 
     rows: list[int]
     lengths: list[int]
     axis: int
     thread: int
     extended: list[int]
+    computing: Ints
 
     @property
     def end(self) -> int:
@@ -172,7 +189,7 @@ def _growing(firsts: list[tuple[int, Shape]], least: int, thread: object) -> lis
             if step is not None and at + 1 - start >= least:
                 some, axis = firsts[start : at + 1], step[0]
                 rows, lengths = [row for row, _ in some], [shape[axis] for _, shape in some]
-                out.append(_Run(rows, lengths, axis, int(str(thread)), []))
+                out.append(_Run(rows, lengths, axis, int(str(thread)), [], _NONE))
             start, step = at if one is not None else at + 1, one
         elif step is None:
             start, step = at, one
@@ -214,6 +231,46 @@ def _extended(trace: Events, every: Ints, run: _Run) -> list[int] | None:
         if longer:
             found[step] = row
     return list(found.values())
+
+
+def _computing(trace: Events, layers: Ints, run: _Run) -> Ints:
+    """The layers of all steps that compute all positions; none if they are not the model's.
+
+    Those are at least half of the layers in each step, with a product among them, or a recurrent
+    one.
+    """
+    rows = layers[(layers >= run.rows[0]) & (trace.thread[layers] == run.thread)]
+    step = np.searchsorted(run.rows, rows, side="right") - 1
+    last = len(run.rows) - 1
+    # Nothing tells where the last step ends: it has as many layers as the one before.
+    until = np.searchsorted(step, last) + np.count_nonzero(step == last - 1)
+    rows, step = rows[:until], step[:until]
+    steps: list[dict[object, Shape]] = [{} for _ in run.rows]
+    keys = list[object]()
+    for row, number, args in zip(rows.tolist(), step.tolist(), trace.operands(rows), strict=True):
+        call = call_of(trace.names[trace.name[row]], args)
+        kind, shape = _kind(call)
+        known, key = steps[number], (call.name, kind, 0)
+        while key in known:
+            key = (*key[:2], key[2] + 1)
+        known[key] = shape or ()
+        keys.append(key)
+    # The first step may be of another kind.
+    early, late = steps[(last - 1) // 2], steps[last]
+    both = early.keys() & late.keys()
+    longer = {key for key in both if _is_longer(early[key], late[key])}
+    growing: Ints = rows[[key in longer for key in keys]]
+    if are_named(trace, growing, _RECURRENT).any():
+        return growing
+    few = 2 * len(longer) < len(both)
+    return _NONE if few or are_named(trace, growing, _LOOKUP).all() else growing
+
+
+def _is_longer(old: Shape, new: Shape) -> bool:
+    """Whether a shape has grown, and nowhere shrunk."""
+    return (
+        old != new and len(old) == len(new) and all(a <= b for a, b in zip(old, new, strict=True))
+    )
 
 
 def _growth(trace: Events, every: Ints) -> Ints:

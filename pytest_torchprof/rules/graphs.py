@@ -18,7 +18,7 @@ from pytest_torchprof.rules.evidence.nodes import (
     recorded,
     recording_ns,
 )
-from pytest_torchprof.rules.evidence.weights import PRODUCT, kept_bytes, running_again
+from pytest_torchprof.rules.evidence.weights import PRODUCT, kept_bytes, own_tensors, running_again
 from pytest_torchprof.trace import nesting
 from pytest_torchprof.trace.known_names import STEP
 from pytest_torchprof.trace.levels import BACKWARD, FETCH, are_gradchecked
@@ -81,19 +81,23 @@ def missing_no_grad(
     - if its layers, except the first, keep `bytes` (16 MiB) of their inputs.
 
     In a training step whose backward pass uses other layers, a stretch always needs `layers`.
-    Not counted: a test that calls a model once or twice and checks the result; what
-    `torch.autograd.gradcheck` repeats; layers that run again within one pass, like the cell
-    of a recurrent network, or a head on one feature after the other. One call of an outermost
-    module is one pass, unless it draws samples between two runs of a layer. (Outside of
-    modules, a step that continues with the result of the previous one is a sampling step if it
-    draws samples, or if it has six layers.) Products are layers if their second factor is the
-    same tensor each time. Only a live test knows tensors and calls of modules. In a stored
-    trace, weights are distinguished by their shapes: a stretch is repeated if at least two
-    layers are, and all of them.
+    Not counted: a test that calls a model once or twice and checks the result; next to training,
+    fewer than `repeats` runs of weights that are trained only later, such as a look at the
+    output, or a constructor that makes lazy layers, and a single run of trained weights if there
+    are `repeats` backward passes, such as one at the end of a script; what
+    `torch.autograd.gradcheck` repeats; layers that run again within one pass, like the cell of a
+    recurrent network, or a head on one feature after the other. One call of an outermost module
+    is one pass, unless it draws samples between two runs of a layer. (Outside of modules, a step
+    that continues with the result of the previous one is a sampling step if it draws samples, or
+    if it has six layers.) Products are layers if their second factor is the same tensor each
+    time. Only a live test knows tensors and calls of modules. In a stored trace, weights are
+    distinguished by their shapes: a stretch is repeated if at least two layers are, and all of
+    them; a single run next to training counts.
 
     The place is the innermost line around the whole stretch, with all repetitions, that is
     outside of any module's `forward`: `no_grad` belongs there, or around the loop that
-    contains the line. The module is the outermost one.
+    contains the line. Where that line is also around training, the place is the line around
+    most of the stretch that is not. The module is the outermost one.
 
     ## Why it is slow
 
@@ -149,15 +153,24 @@ def missing_no_grad(
     if not counts.any():
         return NO_MATCHES
     mine = np.flatnonzero(counts[stretch])
-    owns, asks = running_again(trace, found.rows[mine], repeats)
-    owns = _of_passes(trace, found.rows[mine], owns)
-    owns = once_a_call(trace, found.rows[mine], owns, repeats)
-    match = _kinds(owns, stretch[mine], len(starts)) >= np.where(mixed, layers, 1)
+    least = np.where(mixed, layers, 1)
+    owns, asks = _again(trace, found.rows[mine], repeats)
+    match = _kinds(owns, stretch[mine], len(starts)) >= least
     again = bool(match.any())
     passes = len(nesting.distinct(np.searchsorted(np.sort(found.rows), nodes)))
     if stepped or passes >= repeats:
         own = ~are_named(trace, found.rows, PRODUCT)
         beside = counts & (np.bincount(stretch, own) >= layers)
+        single = np.zeros(len(starts), bool)
+        if passes >= repeats:
+            owns, _ = _again(trace, found.rows[mine], 2)
+            single = _kinds(owns, stretch[mine], len(starts)) < least
+            again |= bool((beside & ~match & ~single).any())
+        if (beside & ~match).any():
+            rare = _rare(trace, found.rows, used, stretch, single, repeats)
+            asks |= rare is None
+            if rare is not None:
+                beside &= match | ~rare
         match |= beside & (made[beside].sum() >= share * made.sum())
     for one in np.flatnonzero(counts & ~match & (size >= layers)).tolist():
         match[one] = kept_bytes(trace, found.rows[stretch == one]) >= bytes
@@ -189,6 +202,42 @@ def missing_no_grad(
         wants_tensors=asks,
         wants_module_calls=again,
     )
+
+
+def _again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own | None], bool]:
+    """Like `running_again`, without layers that only run again within one pass."""
+    owns, asks = running_again(trace, rows, repeats)
+    return once_a_call(trace, rows, _of_passes(trace, rows, owns), repeats), asks
+
+
+def _rare(
+    trace: Events, rows: Ints, used: Bools, stretch: Ints, single: Bools, repeats: float
+) -> Bools | None:
+    """Which stretches are not part of a training loop, None if tensors are not identified.
+
+    Those whose weights are trained only later, and single ones of trained weights, by most of their
+    layers; none whose weights run in other such stretches, too.
+    """
+    own = own_tensors(trace, rows)
+    if own is None:
+        return None
+    trained: dict[Own, int] = {}
+    unused: dict[Own, set[int]] = {}
+    for some, row, number, hit in zip(own, rows.tolist(), stretch.tolist(), used, strict=True):
+        for one in some:
+            if hit:
+                trained[one] = min(row, trained.get(one, row))
+            else:
+                unused.setdefault(one, set()).add(number)
+    first = np.array([min((trained.get(x, -1) for x in one), default=-1) for one in own])
+    half = np.bincount(stretch, [bool(one) for one in own]) / 2
+    times = np.zeros(len(single), np.int64)
+    for among in unused.values():
+        for number in among:
+            times[number] = max(times[number], len(among))
+    out: Bools = (times < repeats) & (np.bincount(stretch, first > rows) > half)
+    out |= single & (times < 2) & (np.bincount(stretch, first >= 0) > half)
+    return out
 
 
 def _kept(trace: Events, rows: Ints) -> int:

@@ -185,6 +185,108 @@ def two_texts_one_after_the_other():
     return lambda: [model.generate(prompt, 17) for prompt in prompts]
 
 
+@EXAMPLES.positive("decode-without-cache")
+def a_first_step_on_another_line():
+    model, prompt = _Model().eval(), _ids(1, 6)
+
+    def prefill(ids):
+        return model(ids)
+
+    def sample(ids, steps):
+        run_model = model.__call__
+        logits = prefill(ids)
+        for step in range(steps):
+            if step:
+                logits = run_model(ids)  # <- here
+            odds = logits[:, -1].softmax(-1)
+            ids = torch.cat([ids, torch.multinomial(odds, 1)], dim=-1)
+        return ids
+
+    @torch.no_grad()
+    def generate(ids, steps):
+        decoding_method = sample
+        return decoding_method(ids, steps)
+
+    return lambda: generate(prompt, 18)
+
+
+class _Translator(nn.Module):
+    """Encodes once; each step of a decoder is a call of a method that is not forward."""
+
+    def __init__(self):
+        super().__init__()
+        encoder = nn.TransformerEncoderLayer(WIDTH, HEADS, 32)
+        decoder = nn.TransformerDecoderLayer(WIDTH, HEADS, 32)
+        self.source, self.target = nn.Embedding(WORDS, WIDTH), nn.Embedding(WORDS, WIDTH)
+        self.encoder, self.decoder = (
+            nn.TransformerEncoder(encoder, 1),
+            nn.TransformerDecoder(decoder, 1),
+        )
+        self.places = nn.Parameter(torch.rand(64, 1, WIDTH))
+        self.unembed = nn.Linear(WIDTH, WORDS)
+
+    def encode(self, ids):
+        embed = self.source(ids)
+        return self.encoder(embed + self.places[: len(ids)])
+
+    def decode(self, ids, memory, mask):
+        embed = self.target(ids)
+        hidden = embed + self.places[: len(ids)]
+        return self.decoder(hidden, memory, mask)
+
+
+@EXAMPLES.positive("decode-without-cache")
+def a_method_that_decodes():
+    model, source = _Translator().eval(), torch.randint(WORDS, (7, 1))
+
+    @torch.no_grad()
+    def greedy_decode(source, steps):
+        memory = model.encode(source)
+        ids = torch.zeros(1, 1, dtype=torch.long)
+        for _ in range(steps):
+            mask = nn.Transformer.generate_square_subsequent_mask(len(ids))
+            out = model.decode(ids, memory, mask)  # <- here
+            best = model.unembed(out[-1]).argmax(-1)
+            ids = torch.cat([ids, best[None]], dim=0)
+        return ids
+
+    return lambda: greedy_decode(source, 18)
+
+
+@EXAMPLES.positive("decode-without-cache")
+def a_loop_over_several_parts_of_a_model():
+    words, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+    body = nn.Sequential(_Block(), _Block()).eval()
+
+    @torch.inference_mode()
+    def decode(ids):
+        for _ in range(18):
+            x = words(ids)
+            x = body(x)  # <- here
+            logits = head(x)
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+        return ids
+
+    prompt = _ids()
+    return lambda: decode(prompt)
+
+
+@EXAMPLES.positive("decode-without-cache")
+def a_recurrent_net_before_a_deep_head():
+    words, net = nn.Embedding(WORDS, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True).eval()
+    head = nn.Sequential(*[nn.Linear(WIDTH, WIDTH), nn.GELU()] * 4, nn.Linear(WIDTH, WORDS))
+
+    @torch.inference_mode()
+    def write():
+        ids = torch.zeros(2, 1, dtype=torch.long)
+        for _ in range(18):
+            states, _ = net(words(ids))  # <- here
+            ids = torch.cat([ids, head(states[:, -1:]).argmax(-1)], dim=1)
+        return ids
+
+    return write
+
+
 # ------------------------------------------------------------------------------ near misses
 
 
@@ -320,3 +422,80 @@ def a_set_that_gets_one_more_sample_each_time():
         return known
 
     return explore
+
+
+class _RelativeAttention(nn.Module):
+    """Attention with a cache, and a bias by the distance of two positions."""
+
+    def __init__(self, *, lookup):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.relative_bias = nn.Embedding(8, 1) if lookup else nn.Linear(WIDTH, 1)
+
+    def bias(self, length):
+        distance = torch.arange(length)[None] - length + 1
+        if isinstance(self.relative_bias, nn.Embedding):
+            return self.relative_bias(distance.clamp(-7, 0) + 7).mT
+        waves = (distance[..., None] * torch.arange(1, WIDTH + 1)).sin()
+        return self.relative_bias(waves).mT
+
+    def forward(self, x, past):
+        k, v = self.k(x), self.v(x)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=1), torch.cat([past[1], v], dim=1)
+        scores = self.q(x) @ k.mT + self.bias(k.size(1))
+        return self.o(scores.softmax(-1) @ v), (k, v)
+
+
+class _RelativeDecoder(nn.Module):
+    def __init__(self, *, lookup):
+        super().__init__()
+        self.shared, self.attention = nn.Embedding(WORDS, WIDTH), _RelativeAttention(lookup=lookup)
+        self.wi, self.wo = nn.Linear(WIDTH, 32, bias=False), nn.Linear(32, WIDTH, bias=False)
+        self.lm_head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids, past=None):
+        x = self.shared(ids)
+        attended, past = self.attention(x, past)
+        x = x + attended
+        x = x + self.wo(self.wi(x).relu())
+        return self.lm_head(x), past
+
+
+def _decoded_with_a_cache(*, lookup):
+    model = _RelativeDecoder(lookup=lookup).eval()
+
+    @torch.no_grad()
+    def generate():
+        ids, past = torch.zeros(4, 1, dtype=torch.long), None
+        for _ in range(18):
+            logits, past = model(ids[:, -1:], past)
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=-1)
+        return ids
+
+    return generate
+
+
+@EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
+def a_bias_looked_up_for_all_distances():
+    return _decoded_with_a_cache(lookup=True)
+
+
+@EXAMPLES.near_miss("decode-without-cache", also="growing-cat")
+def one_small_layer_for_all_distances():
+    return _decoded_with_a_cache(lookup=False)
+
+
+@EXAMPLES.near_miss("decode-without-cache")
+def words_that_are_only_averaged():
+    words, head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+
+    @torch.inference_mode()
+    def write():
+        ids = _ids(2)
+        for _ in range(18):
+            odds = head(words(ids).mean(1)).softmax(-1)
+            ids = torch.cat([ids, torch.multinomial(odds, 1)], 1)
+        return ids
+
+    return write

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from labelled.case import Examples
 from support.trace_builder import TraceBuilder
@@ -586,25 +588,25 @@ def a_cell_within_one_forward():
 
 
 @EXAMPLES.near_miss("missing-no-grad")
-def one_look_after_long_training():
-    runner, batches, probe = Runner(network()), pairs(12), torch.rand(1, 3)
+def two_looks_after_long_training():
+    runner, batches, probes = Runner(network()), pairs(24), torch.rand(2, 1, 3)
 
     def fit():
         for x, y in batches:
             runner.training_step(x, y)
-        return runner.model(probe)
+        return [runner.model(probe) for probe in probes]
 
     return fit
 
 
 @EXAMPLES.positive("missing-no-grad", share=0.01)
-def one_look_with_a_lower_threshold():
-    runner, batches, probe = Runner(network()), pairs(12), torch.rand(1, 3)
+def two_looks_with_a_lower_threshold():
+    runner, batches, probes = Runner(network()), pairs(24), torch.rand(2, 1, 3)
 
     def fit():
         for x, y in batches:
             runner.training_step(x, y)
-        return runner.model(probe).argmax(1)  # <- here
+        return [runner.model(probe).argmax(1) for probe in probes]  # <- here
 
     return fit
 
@@ -729,3 +731,202 @@ def two_splits_are_scored_after_an_epoch():
         return run()
 
     return main
+
+
+@EXAMPLES.positive("missing-no-grad")
+def layers_that_train_themselves_and_then_predict():
+    class Layer(nn.Linear):
+        def __init__(self, inputs, outputs):
+            super().__init__(inputs, outputs)
+            self.optimizer = torch.optim.SGD(self.parameters(), lr=0.1, foreach=True)
+
+        def forward(self, x):
+            return super().forward(x / (x.norm(2, 1, keepdim=True) + 1e-4)).relu()
+
+        def fit(self, good, bad):
+            for _ in range(40):
+                energy = self.forward(bad).square().mean() - self.forward(good).square().mean()
+                self.optimizer.zero_grad()
+                energy.backward()
+                self.optimizer.step()
+            return self.forward(good).detach(), self.forward(bad).detach()
+
+    class Net:
+        def __init__(self, sizes):
+            self.layers = [Layer(*two) for two in pairwise(sizes)]
+
+        def train(self, good, bad):
+            for layer in self.layers:
+                good, bad = layer.fit(good, bad)
+
+        def predict(self, x, labels=5):
+            goodness = []
+            for label in range(labels):
+                h = x + label
+                for layer in self.layers:
+                    h = layer(h)
+                goodness.append(h.square().mean(1))
+            return torch.stack(goodness, 1).argmax(1)
+
+    net, good, bad = Net([6, 6, 4]), torch.rand(5, 6), torch.rand(5, 6)
+
+    def main():
+        net.train(good, bad)
+        return net.predict(good)  # <- here
+
+    return main
+
+
+# ------------------------------------------------------------------ single passes beside training
+
+
+class _Learner(nn.Module):
+    """Makes its lazy projection in the constructor, by a forward pass of something random."""
+
+    def __init__(self, net, width=3):
+        super().__init__()
+        self.net, self.project = net, nn.LazyLinear(4)
+        self.forward(torch.randn(2, width))
+
+    def forward(self, x):
+        one, other = self.project(self.net(x)), self.project(self.net(x + 0.1))
+        return (one - other).square().mean()
+
+
+def _learned(batches, width=3, steps=4):
+    def pretrain():
+        learner = _Learner(nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 2)), width)
+        optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-3, foreach=True)
+        for batch in batches[:steps]:
+            loss = learner(batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return pretrain
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def lazy_layers_made_by_a_forward_pass_before_training():
+    return _learned(torch.rand(4, 5, 3))
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def lazy_layers_made_before_a_single_step():
+    return _learned(torch.rand(1, 5, 3))
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_look_at_the_output_before_training():
+    runner, batches = Runner(network()), pairs(4)
+
+    def fit():
+        assert runner.model(batches[0][0]).shape == (5, 2)
+        for x, y in batches:
+            runner.training_step(x, y)
+
+    return fit
+
+
+@EXAMPLES.near_miss("missing-no-grad")
+def a_single_pass_at_the_end_of_a_script():
+    encoder, batches, whole = network(), pairs(4), torch.rand(5, 3)
+    runner = Runner(encoder)
+
+    def main():
+        for x, y in batches:
+            runner.training_step(x, y)
+        z = encoder(whole)
+        return (z @ z.t() > 0).nonzero()
+
+    return main
+
+
+@EXAMPLES.positive("missing-no-grad")
+def a_single_pass_at_the_end_that_keeps_much():
+    body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 1, 3), nn.Conv2d(1, 1, 3))
+    runner, image = Runner(body), torch.rand(1, 1, 1024, 1024)
+    batches = [(torch.rand(1, 1, 16, 16), torch.rand(1, 1, 10, 10)) for _ in range(4)]
+
+    def main():
+        for x, y in batches:
+            runner.training_step(x, y)
+        return runner.model(image).mean().item()  # <- here
+
+    return main
+
+
+@EXAMPLES.positive("missing-no-grad")
+def batches_that_are_tried_before_training():
+    runner, batches = Runner(network()), pairs(4)
+
+    def fit():
+        for x, y in batches[:3]:
+            predicted = runner.model(x)  # <- here
+            assert runner.loss(predicted, y).isfinite()
+        for x, y in batches:
+            runner.training_step(x, y)
+
+    return fit
+
+
+@EXAMPLES.positive("missing-no-grad", 2)
+def a_preview_after_every_second_step():
+    runner, batches, probe = Runner(network()), pairs(4), torch.rand(1, 3)
+
+    def fit():
+        for number, (x, y) in enumerate(batches):
+            runner.training_step(x, y)
+            if number % 2:
+                preview = runner.model(probe)  # <- here
+        return preview
+
+    return fit
+
+
+@EXAMPLES.positive("missing-no-grad", 2)
+def a_teacher_in_two_steps_with_two_losses():
+    teacher, student, batches = network(), network(), torch.rand(2, 5, 3)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1, foreach=True)
+
+    def epoch():
+        for batch in batches:
+            target = teacher(batch).detach()  # <- here
+            F.mse_loss(student(batch), target).backward()
+            (student(batch) - target).abs().mean().backward()
+            optimizer.step()
+
+    return epoch
+
+
+@EXAMPLES.positive("missing-no-grad", 4)
+def a_memory_that_is_updated_in_each_step():
+    class Memory(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.message, self.cell = nn.Linear(3, 4), nn.GRUCell(4, 4)
+            self.norm, self.state = nn.LayerNorm(4), torch.zeros(5, 4)
+
+        def forward(self, events):
+            return self.norm(self.cell(self.message(events), self.state))
+
+        def update_state(self, events):
+            self.state = self(events)  # <- here
+
+        def detach(self):
+            self.state = self.state.detach()
+
+    memory, head, batches = Memory(), nn.Linear(4, 1), torch.rand(4, 5, 3)
+    weights = [*memory.parameters(), *head.parameters()]
+    optimizer = torch.optim.SGD(weights, lr=0.1, foreach=True)
+
+    def epoch():
+        for events in batches:
+            optimizer.zero_grad()
+            loss = head(memory(events)).square().mean()
+            memory.update_state(events)
+            loss.backward()
+            optimizer.step()
+            memory.detach()
+
+    return epoch

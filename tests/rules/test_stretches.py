@@ -47,13 +47,17 @@ def products(trace: Events) -> Matches:
     return Matches(rows[:1], "products", parts=[rows])
 
 
-def at(block: Callable[[], Any], folder: Path) -> tuple[str | None, str | None]:
-    """The text of the line, and the module, of all products of a block."""
+def at(
+    block: Callable[[], Any], folder: Path, apart: tuple[int, ...] = ()
+) -> tuple[str | None, str | None]:
+    """The text of the line, and the module, of all products of a block, without those of these
+    numbers, which it must not enclose.
+    """
     trace = captured(block, folder)
     rows = selected_operators(trace, "aten::linear")
-    places, number = placing(block, trace, folder)(
-        trace, rows[:1], {0: PlacedEvents(rows, rows[:0])}
-    )
+    others = rows[list(apart)]
+    rows = np.delete(rows, list(apart))
+    places, number = placing(block, trace, folder)(trace, rows[:1], {0: PlacedEvents(rows, others)})
     place = places[int(number[0])]
     lines = Path(__file__).read_text("utf-8").splitlines()
     file, _, line = (place.location or "").rpartition(":")
@@ -103,8 +107,29 @@ def test_of_lines_that_nothing_calls_the_first_is_named(pytester: pytest.Pyteste
     assert ("test_it.py:6", None) == (finding["location"], finding["module"])
 
 
-def stored(*stacks: tuple[str, ...]) -> tuple[Events, list[Place]]:
-    """A trace of a product below each of these stacks, and the place of all of them."""
+def test_beside_what_it_must_not_enclose_it_is_the_line_around_most(tmp_path: Path) -> None:
+    model, used, last = Net(), nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def train() -> None:
+        used(X)
+        last(X)
+
+    def predict() -> None:
+        for _ in range(2):
+            model(X)
+
+    def block() -> None:
+        train()
+        predict()
+
+    assert ("predict()", None) == at(block, tmp_path, apart=(0,))
+    assert ("last(X)", "last") == at(train, tmp_path, apart=(0,))
+
+
+def stored(*stacks: tuple[str, ...], apart: tuple[int, ...] = ()) -> tuple[Events, list[Place]]:
+    """A trace of a product below each of these stacks, and the place of all of them, without those
+    of these numbers, which it must not enclose.
+    """
     b = TraceBuilder()
 
     def nested(names: tuple[str, ...]) -> None:
@@ -118,7 +143,9 @@ def stored(*stacks: tuple[str, ...]) -> tuple[Events, list[Place]]:
         nested(names)
     trace = parse_trace(b.to_bytes())
     rows = selected_operators(trace, "aten::mm")
-    places, number = by_frames(trace, rows[:1], {0: PlacedEvents(rows, rows[:0])})
+    others = rows[list(apart)]
+    rows = np.delete(rows, list(apart))
+    places, number = by_frames(trace, rows[:1], {0: PlacedEvents(rows, others)})
     return trace, [places[i] for i in number.tolist()]
 
 
@@ -134,6 +161,18 @@ def test_of_two_functions_it_is_the_one_that_called_both() -> None:
         ("train.py(3): main", "train.py(20): decode", "nn.Module: Net_1"),
     )
     assert [Place("train.py:3", "main()", None)] == found
+
+
+def test_beside_what_it_must_not_enclose_it_is_the_function_around_most() -> None:
+    main, train, predict = (
+        "train.py(30): main",
+        "train.py(9): train",
+        "train.py(20): predict",
+    )
+    used, last = (main, train, "net.py(3): step"), (main, train, "net.py(8): result")
+    net = (main, predict, "net.py(5): scores", "nn.Module: Net_0")
+    _, found = stored(used, last, net, net, apart=(0,))
+    assert [Place("train.py:20", "predict()", None)] == found
 
 
 def test_without_functions_it_is_the_path_of_operators() -> None:

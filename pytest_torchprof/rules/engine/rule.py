@@ -75,7 +75,7 @@ class Matches(Frozen, frozen=True):
             ``event``. Its place is then the innermost line around all of them outside of any
             module's forward, and its module the outermost one; None: each row has one event.
         apart: events that the place of a stretch must not enclose, such as what must not be wrapped
-            with it; the place is then nearer to the first event of the stretch.
+            with it; the place is then the line around most of the stretch, which encloses none.
     """
 
     event: Ints

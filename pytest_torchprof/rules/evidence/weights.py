@@ -47,13 +47,12 @@ def running_again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own |
     nothing: list[Own | None] = [None] * len(rows)
     if max(Counter(trace.name[rows].tolist()).values(), default=0) < repeats:
         return nothing, False
-    names = [trace.names[number] for number in trace.name[rows].tolist()]
-    tensors = trace.taken(rows)
-    if tensors is not None:
-        own = [_numbers(name, one) for name, one in zip(names, tensors, strict=True)]
+    own = own_tensors(trace, rows)
+    if own is not None:
         often = _often(own, repeats)
         known = [sorted(one & often.keys(), key=str) for one in own]
         return [max(one, key=often.__getitem__, default=None) for one in known], False
+    names = [trace.names[number] for number in trace.name[rows].tolist()]
     shapes = [decode_part(args.dims) for args in trace.operands(rows)]
     own = [_shape(name, one) for name, one in zip(names, shapes, strict=True)]
     asks = bool(_often(own, repeats))
@@ -64,6 +63,15 @@ def running_again(trace: Events, rows: Ints, repeats: float) -> tuple[list[Own |
     if len(_often(own, repeats)) < len(kinds) or len(kinds) < 2 - compiled:
         return nothing, asks
     return [next(iter(one), None) for one in own], asks
+
+
+def own_tensors(trace: Events, rows: Ints) -> list[set[Own]] | None:
+    """For each layer its identities by its own tensors; None if tensors are not identified."""
+    taken = trace.taken(rows)
+    if taken is None:
+        return None
+    names = [trace.names[number] for number in trace.name[rows].tolist()]
+    return [_numbers(name, one) for name, one in zip(names, taken, strict=True)]
 
 
 def kept_bytes(trace: Events, rows: Ints) -> int:

@@ -34,8 +34,8 @@ _SEED: Final = ("aten::empty", "aten::random_", "aten::item")
 
 _ONCE: Final = "give the DataLoader num_workers=N"
 _PERSISTENT: Final = (
-    "make the DataLoader once, with num_workers=N and persistent_workers=True: without the latter, "
-    "workers start anew for each epoch"
+    "give the DataLoader num_workers=N and persistent_workers=True: without the latter, workers "
+    "start anew for each epoch"
 )
 
 
@@ -60,7 +60,8 @@ def sync_dataloader(trace: Events, *, fetch: float, start: float, share: float) 
     and `start` (50 ms) once. The first batch of each iterator is waited for in any case, so
     workers save nothing if each iterator is asked for only one, as in `next(iter(loader))`.
     With several iterators, as for epochs, workers start only once if they persist, which the
-    fix then says; otherwise they cost `start` in every epoch. Data in memory takes much less
+    fix then says; otherwise they cost `start` in every epoch. So they do if each epoch makes a
+    loader of its own, which a trace does not tell. Data in memory takes much less
     time: there, workers made an epoch 14 to 85 times slower. A loader that reads from another
     one counts as one loader; fetches that end in the same operator belong to one loader. Not
     counted are fetches in a thread that does nothing else while another one computes. The

@@ -12,8 +12,15 @@ from pytest_torchprof.analysis.device_time import launched_in
 from pytest_torchprof.analysis.gaps import blind_kernels
 from pytest_torchprof.analysis.unprofiled_time import slowdown_share
 from pytest_torchprof.core.lazy_regex import late
-from pytest_torchprof.rules.engine.rule import NO_MATCHES, Matches, rule
+from pytest_torchprof.rules.engine.rule import (
+    NO_MATCHES,
+    NONE_SO_FAR,
+    Matches,
+    Threshold,
+    rule,
+)
 from pytest_torchprof.rules.evidence.calls import called
+from pytest_torchprof.rules.evidence.estimated_cpu_time import estimated_cpu_ns, guessed
 from pytest_torchprof.trace.arguments import AutogradArgs, decode, decode_part
 from pytest_torchprof.trace.kinds import Kind
 from pytest_torchprof.trace.levels import compiled
@@ -28,6 +35,8 @@ from pytest_torchprof.trace.tree import operators_around, parents, within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy.typing as npt
 
     from pytest_torchprof.core.reasons import Reason
     from pytest_torchprof.trace.arguments import OpArgs
@@ -63,8 +72,10 @@ _NORM_KERNEL: Final = late(r"batch_?norm|bn_fw|bn_bw", re.IGNORECASE)
 
 
 def _unseen_norms(trace: Events) -> Reason | None:
-    """Batch norms that graphs launched: the operators before them are unknown."""
-    return blind_kernels(trace, _NORM_KERNEL.search)
+    """Batch norms that graphs launched: the operators before them are unknown; or the share of
+    biases is a guess.
+    """
+    return blind_kernels(trace, _NORM_KERNEL.search) or guessed(trace, _NORM)
 
 
 @rule(
@@ -73,8 +84,11 @@ def _unseen_norms(trace: Events) -> Reason | None:
     triggers={_NORM.pattern: 1, _CONVOLUTION.pattern: 1},
     needs="shapes",
     blind=_unseen_norms,
+    cpu_share=Threshold(
+        0.01, "1", "in whole models on a CPU, no difference was measured without such biases"
+    ),
 )
-def conv_bias_batchnorm(trace: Events) -> Matches:
+def conv_bias_batchnorm(trace: Events, *, cpu_share: float) -> Matches:
     """A convolution adds a bias that the batch or instance norm after it subtracts right away.
 
     ## What it does
@@ -89,6 +103,10 @@ def conv_bias_batchnorm(trace: Events) -> Matches:
     requires that its module counted the batch.
     It does not matter if the norm has no bias of its own (`affine=False`): the layer's still
     has no effect.
+
+    On a CPU, biases count only if adding them, and their gradients, takes at least `cpu_share`
+    (0.01) of everything that the test does, which whole models rarely reach. That is decided by
+    counts, not times: operators, FLOPs, and bytes of memory. On a device, each counts.
 
     A live test identifies tensors, except for what `torch.func` wraps (`grad`, `vjp`,
     `vmap`). There, and in a stored trace, shapes decide; other users of the result are
@@ -150,26 +168,36 @@ def conv_bias_batchnorm(trace: Events) -> Matches:
     if not events:
         return NO_MATCHES
     rows, after = np.array(events, np.int64), np.array(following, np.int64)
+    on_cpu = launched_in(trace, rows)[0] < 0
+    estimated_ns = _estimated_ns(trace, after, shapes)
+    least_ns = cpu_share * estimated_cpu_ns(trace) if on_cpu.all() else 0.0
+    if estimated_ns.sum() < least_ns:
+        return NO_MATCHES
     own = _alone(trace, rows, after, shapes)
     own &= ~_needed_elsewhere(trace, rows, np.delete(convolutions, pairs))
+    if estimated_ns[own].sum() < least_ns:
+        return NONE_SO_FAR
+    # Like other costs, in this run's time, which includes the profiler.
+    cost_ns = np.where(on_cpu, estimated_ns / slowdown_share(trace), trace.dur[rows] // _PART)
     rows = rows[own]
     messages = [messages[at] for at in np.flatnonzero(own).tolist()]
     ends = trace.ts[rows] + trace.dur[rows]
     return Matches(
         rows,
         messages,
-        cost_ns=_cost_ns(trace, rows, after[own], [shapes[at] for at in np.flatnonzero(own)]),
+        cost_ns=cost_ns[own].astype(np.int64),
         span_ns=(trace.ts[rows], ends),
         wants_tensors=True,
     )
 
 
-def _cost_ns(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Ints:
+def _estimated_ns(
+    trace: Events, norms: Ints, results: Sequence[list[int]]
+) -> npt.NDArray[np.float64]:
+    """What the bias of each layer before these norms takes on a CPU without the profiler."""
     elements = np.array([math.prod(shape) for shape in results], np.int64)
-    ns = np.where(_backward_of(trace, norms) >= 0, _BACKWARD_NS, _FORWARD_NS)
-    # Like other costs, in this run's time, which includes the profiler.
-    ns = ((ns + _ELEMENT_NS * elements) / slowdown_share(trace)).astype(np.int64)
-    return np.where(launched_in(trace, layers)[0] >= 0, trace.dur[layers] // _PART, ns)
+    called_ns = np.where(_backward_of(trace, norms) >= 0, _BACKWARD_NS, _FORWARD_NS)
+    return called_ns + _ELEMENT_NS * elements
 
 
 def _alone(trace: Events, layers: Ints, norms: Ints, results: Sequence[list[int]]) -> Bools:

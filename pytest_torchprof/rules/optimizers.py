@@ -71,10 +71,13 @@ _FUSED_ON_CPU: Final = frozenset({"Adagrad"})
 #: Classes whose foreach form is faster on a CPU. ASGD's takes 1.2 to 2.5 times as long as the
 #: loop there; Adafactor's and Rprop's gain a fifth at most.
 _FOREACH_ON_CPU: Final = frozenset({"Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"})
-#: What a form for all parameters saves of a loop's time: the share for many parameters, and the
-#: number at which it is half of that, by class, for parameters of 16 to 262,144 elements on one
-#: CPU thread.
-_SAVED: Final = {"SGD": (0.75, 4), "Adam": (0.8, 1.5), "AdamW": (0.8, 1.5), "Adagrad": (0.7, 2)}
+#: What a form for all parameters saves of the time to call a loop's operators: the share for many
+#: parameters, and the number at which it is half of that, by class. Measured with torch 2.13 on one
+#: CPU thread in scripts and between other work; in a bare loop of steps, two to eight parameters
+#: save up to 1.7 times as much.
+_SAVED: Final = {"SGD": (0.75, 10), "Adam": (0.8, 5), "AdamW": (0.8, 5), "Adagrad": (0.7, 7)}
+#: What a fused form saves of the time for elements: it reads and writes each once.
+_SAVED_OF_ELEMENTS: Final = 0.5
 _SAVED_BY_FOREACH: Final = (0.5, 6)
 _SAVED_OF_PLAIN_SGD: Final = (0.6, 25)
 #: The same on a device, where each operator is a launch.
@@ -139,7 +142,7 @@ class OptimizerStep(Frozen, frozen=True):
         4096, "1", "on a CPU, for larger parameters the time for memory outweighs the savings"
     ),
     cpu_share=Threshold(
-        0.02, "1", "next to a model that takes much longer, a step does not matter"
+        0.05, "1", "next to a model that takes much longer, a step does not matter"
     ),
 )
 def single_tensor_optimizer(
@@ -174,7 +177,7 @@ def single_tensor_optimizer(
     group, or a few, which traces do not record: if each is a separate group, only
     `fused=True` of Adam, AdamW and Adagrad still gains (0.5 to 0.8), and `foreach=True`
     takes half as long again. On a CPU, a step counts only if the other form would save at least
-    `cpu_share` (0.02) of everything that the test does: a few parameters beside large
+    `cpu_share` (0.05) of everything that the test does: a few parameters beside large
     convolutions do not matter. That is decided by counts, not times: operators, FLOPs, and
     bytes of memory.
 
@@ -182,8 +185,8 @@ def single_tensor_optimizer(
 
     Each parameter takes several small operators, each with its own launch, where a few would do
     for all. On the CPU, this loop is the default. The cost is the part of the step's time,
-    without that of a closure, that the other form saved in our measurements, by class and
-    number of parameters.
+    without that of a closure, that the other form saved in our measurements, by class, number
+    and size of parameters.
 
     ## Example
 
@@ -203,7 +206,8 @@ def single_tensor_optimizer(
     events = np.array([step.event for step in found], np.int64)
     on_device = launched_in(trace, events)[0] >= 0
     kept, messages, fixes, costs = [], [], [], []
-    on_cpu = list[tuple[OptimizerStep, float]]()
+    saved_on_cpu_ns, on_cpu = 0.0, True
+    in_loop_ns = _InLoop(trace)
     for step, device in zip(found, on_device.tolist(), strict=True):
         if step.known is None or step.together or (count := step.updated) < parameters:
             continue
@@ -214,20 +218,26 @@ def single_tensor_optimizer(
         complex_ = _has_complex(trace, step, step.known)
         if (complex_ and not device) or _records_a_graph(trace, step):
             continue
-        saved = _saved(step, count, on_device=device)
+        if device:
+            saved = _share(_SAVED_ON_DEVICE, count)
+        else:
+            calls_ns, elements_ns = in_loop_ns(step)
+            saved_ns = _saved_on_cpu_ns(step, count, calls_ns, elements_ns)
+            saved = saved_ns / (calls_ns + elements_ns)
+            saved_on_cpu_ns += saved_ns
         kept.append(step.event)
         messages.append(f"{step.name} updates {count} parameters one by one")
         fixes.append(_BY_FOREACH if complex_ else _together(step.known, on_device=device))
         costs.append(int(step.took_ns * saved))
-        on_cpu += [] if device else [(step, saved)]
+        on_cpu &= not device
     if not kept:
         return NO_MATCHES
-    if len(on_cpu) == len(kept) and not _save(trace, on_cpu, cpu_share * estimated_cpu_ns(trace)):
+    if on_cpu and saved_on_cpu_ns < cpu_share * estimated_cpu_ns(trace):
         return NO_MATCHES
     rows = np.array(kept, np.int64)
     ends = trace.ts[rows] + trace.dur[rows]
-    saved_ns = np.array(costs, np.int64)
-    return Matches(rows, messages, fix=fixes, cost_ns=saved_ns, span_ns=(trace.ts[rows], ends))
+    cost_ns = np.array(costs, np.int64)
+    return Matches(rows, messages, fix=fixes, cost_ns=cost_ns, span_ns=(trace.ts[rows], ends))
 
 
 #: How many operators of a step are checked for whether they record a graph.
@@ -245,27 +255,41 @@ def _is_small(step: OptimizerStep, count: int) -> bool:
     return step.known not in _FUSED_ANYWHERE | _FUSED_ON_CPU
 
 
-def _saved(step: OptimizerStep, count: int, *, on_device: bool) -> float:
-    share, half = _SAVED.get(step.known or "", _SAVED_BY_FOREACH)
-    if on_device:
-        share, half = _SAVED_ON_DEVICE
-    elif step.known == "SGD" and _is_small(step, count):
-        share, half = _SAVED_OF_PLAIN_SGD
+def _share(saved: tuple[float, float], count: int) -> float:
+    """What a form for all of so many parameters saves; see `_SAVED`."""
+    share, half = saved
     return share * count / (count + half)
 
 
-def _save(trace: Events, steps: Sequence[tuple[OptimizerStep, float]], least_ns: float) -> bool:
-    """Whether these steps' loops on a CPU would save at least ``least_ns``, by their operators and
-    the time that these take.
+def _saved_on_cpu_ns(step: OptimizerStep, count: int, calls_ns: float, elements_ns: float) -> float:
+    """What another form would save of the time to call this step's operators, and for elements."""
+    if step.known == "SGD" and _is_small(step, count):
+        return _share(_SAVED_OF_PLAIN_SGD, count) * (calls_ns + elements_ns)
+    if step.known in _SAVED:
+        calls = _share(_SAVED[step.known], count)
+        return calls * calls_ns + _SAVED_OF_ELEMENTS * elements_ns
+    return _share(_SAVED_BY_FOREACH, count) * (calls_ns + elements_ns)
+
+
+class _InLoop:
+    """The estimated time of a step's loop on a CPU: to call its operators, and for elements.
+
+    Steps of one class with as many operators are assumed to have parameters of the same size.
     """
-    saved_ns = sum(share * len(step.rows) * _LOOP_CALL_NS for step, share in steps)
-    if saved_ns >= least_ns:
-        return True
-    for step, share in steps:
-        elements = mean_elements(trace, step.rows[:: 1 + len(step.rows) // _SOME])
-        known = elements if elements < math.inf else 0
-        saved_ns += share * len(step.rows) * known * _LOOP_ELEMENT_NS
-    return saved_ns >= least_ns
+
+    def __init__(self, trace: Events) -> None:
+        self._trace = trace
+        self._elements: dict[tuple[str, int], float] = {}
+
+    def __call__(self, step: OptimizerStep) -> tuple[float, float]:
+        """Both, in ns; 0 for elements of unknown number."""
+        key = step.name, len(step.rows)
+        if key not in self._elements:
+            some = step.rows[:: 1 + len(step.rows) // _SOME]
+            elements = mean_elements(self._trace, some)
+            self._elements[key] = elements if elements < math.inf else 0
+        calls = len(step.rows)
+        return calls * _LOOP_CALL_NS, calls * self._elements[key] * _LOOP_ELEMENT_NS
 
 
 def _together(known: str, *, on_device: bool) -> str:

@@ -574,3 +574,25 @@ def a_norm_without_weights_of_its_own():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, affine=False))
     x = torch.rand(2, 3, 6, 6)
     return lambda: model(x).square().mean().backward()  # <- here
+
+
+def one_bias_in_a_network(blocks):
+    """A training step of a network whose first convolution has a bias; the others have none."""
+    first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    others = (
+        layer
+        for _ in range(blocks)
+        for layer in (nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+    )
+    model, batch = nn.Sequential(first, *others), torch.rand(2, 3, 12, 12)
+    return lambda: model(batch).square().mean().backward()  # <- here
+
+
+@EXAMPLES.positive("conv-bias-batchnorm")
+def a_bias_that_matters_beside_the_other_layers():
+    return one_bias_in_a_network(10)
+
+
+@EXAMPLES.near_miss("conv-bias-batchnorm")
+def a_bias_that_is_a_trifle_beside_the_other_layers():
+    return one_bias_in_a_network(14)

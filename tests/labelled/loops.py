@@ -85,10 +85,10 @@ def windows():
     return lambda: torch.stack([x[i : i + 3].mean() for i in range(17)])  # <- here
 
 
-@EXAMPLES.positive("for-loop-indexing")
+@EXAMPLES.near_miss("for-loop-indexing")
 def numbers_that_are_read():
     x = torch.rand(12)
-    return lambda: [x[i].item() for i in range(12)]  # <- here
+    return lambda: [x[i].item() for i in range(12)]
 
 
 @EXAMPLES.positive("for-loop-indexing")

@@ -7,6 +7,7 @@ import functools
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from labelled.case import Examples
+from support.trace_builder import TraceBuilder
 from torch import nn
 
 EXAMPLES = Examples()
@@ -61,14 +62,14 @@ def returns_zipped_with_a_list_of_tensors():
     return loss
 
 
-@EXAMPLES.positive("for-loop-indexing")
+@EXAMPLES.near_miss("for-loop-indexing")
 def answers_that_are_counted_and_shown():
     correct = torch.ones(14, dtype=torch.bool)
 
     def score():
         results, mistakes = [], []
         for i in range(14):
-            results.append(int(correct[i]))  # <- here
+            results.append(int(correct[i]))
             if not correct[i]:
                 mistakes.append(i)
         return results, mistakes
@@ -579,3 +580,63 @@ def layers_on_the_rows_of_each_class():
 def words_of_their_numbers():
     words, text = "abcdefghij", torch.arange(40) % 10
     return lambda: "".join(words[int(i)] for i in text)
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def patches_that_are_kept_according_to_lengths_in_a_tensor():
+    images = [torch.rand(n, 4) for n in range(8, 20)]
+    lengths = torch.tensor([len(image) for image in images])
+    kept = (lengths * 0.5).int().clamp(min=1)
+
+    def drop():
+        return [
+            image[torch.randn((length,)).topk(keep, dim=-1).indices]
+            for image, length, keep in zip(images, lengths, kept, strict=True)
+        ]
+
+    return drop
+
+
+@EXAMPLES.near_miss("for-loop-indexing")
+def noise_of_lengths_that_are_selected_and_read():
+    lengths = torch.arange(3, 17)
+    return lambda: [torch.randn(int(lengths[i])) for i in range(14)]
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def numbers_that_are_read_and_rows_that_are_scaled():
+    scales, rows = torch.rand(14), torch.rand(14, 6)
+
+    def scaled():
+        return torch.stack([rows[i] * float(scales[i]) for i in range(14)])  # <- here
+
+    return scaled
+
+
+@EXAMPLES.positive("for-loop-indexing")
+def numbers_that_are_read_and_used_as_tensors_too():
+    scores = torch.rand(14)
+
+    def margins():
+        out = []
+        for i in range(14):
+            score = scores[i]  # <- here
+            out.append(score.exp() if float(score) >= 0 else None)
+        return out
+
+    return margins
+
+
+@EXAMPLES.positive("for-loop-indexing", also="host-sync")
+def numbers_on_a_device_that_are_read_one_by_one():
+    trace = TraceBuilder("NVIDIA H200")
+    for i in range(14):
+        index = {
+            "Input Dims": [[14], [], []],
+            "Input type": ["float", "Scalar", "Scalar"],
+            "Concrete Inputs": ["", "0", str(i)],
+        }
+        trace.op("aten::select", args=index)
+        with trace.op("aten::item", [[]]), trace.op("aten::_local_scalar_dense", [[]]):
+            trace.memcpy("DtoH", 4)
+    return trace

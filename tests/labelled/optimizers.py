@@ -51,8 +51,9 @@ def deep(width=4, layers=6):
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def plain_sgd_of_many_parameters():
-    model = deep(layers=24)
-    return stepping(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.rand(5, 3))
+    experts = nn.ParameterList(torch.rand(16) for _ in range(200))
+    optimizer = torch.optim.SGD(experts.parameters(), lr=0.1)
+    return stepping(lambda x: torch.stack(list(experts)) @ x, optimizer, torch.rand(16))
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")
@@ -70,12 +71,12 @@ def filtering(size):
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def adam_beside_layers_on_small_images():
-    return filtering(107)
+    return filtering(32)
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")
 def adam_that_is_a_trifle_beside_layers_on_large_images():
-    return filtering(118)
+    return filtering(40)
 
 
 @EXAMPLES.near_miss("single-tensor-optimizer")
@@ -92,7 +93,9 @@ def plain_sgd_of_large_parameters():
 @EXAMPLES.positive("single-tensor-optimizer")
 def sgd_with_momentum_nesterov_and_weight_decay():
     options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
-    return training(torch.optim.SGD, lr=0.1, **options)
+    model = deep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, **options)
+    return stepping(model, optimizer, torch.rand(5, 3))
 
 
 @EXAMPLES.positive("single-tensor-optimizer")
@@ -102,19 +105,21 @@ def rmsprop_that_is_centered():
     return stepping(model, optimizer, torch.rand(5, 3))
 
 
-@EXAMPLES.positive("single-tensor-optimizer", cpu_parameters=4)
+@EXAMPLES.positive("single-tensor-optimizer", cpu_parameters=12)
 def as_many_parameters_as_pay_on_a_cpu():
-    return training(torch.optim.RMSprop)
+    model = deep()
+    return stepping(model, torch.optim.RMSprop(model.parameters()), torch.rand(5, 3))
 
 
-@EXAMPLES.near_miss("single-tensor-optimizer", cpu_parameters=5)
+@EXAMPLES.near_miss("single-tensor-optimizer", cpu_parameters=13)
 def fewer_parameters_than_pay_on_a_cpu():
-    return training(torch.optim.RMSprop)
+    model = deep()
+    return stepping(model, torch.optim.RMSprop(model.parameters()), torch.rand(5, 3))
 
 
 @EXAMPLES.positive("single-tensor-optimizer", cpu_elements=64, cpu_parameters=2)
 def elements_as_many_as_pay_on_a_cpu():
-    model = nn.ParameterList(torch.rand(8, 8) for _ in range(3))
+    model = nn.ParameterList(torch.rand(8, 8) for _ in range(8))
     return stepping(
         lambda x: sum(p.sum() for p in model) * x, torch.optim.NAdam(model), torch.ones(1)
     )
@@ -122,7 +127,7 @@ def elements_as_many_as_pay_on_a_cpu():
 
 @EXAMPLES.near_miss("single-tensor-optimizer", cpu_elements=63, cpu_parameters=2)
 def more_elements_than_pay_on_a_cpu():
-    model = nn.ParameterList(torch.rand(8, 8) for _ in range(3))
+    model = nn.ParameterList(torch.rand(8, 8) for _ in range(8))
     return stepping(
         lambda x: sum(p.sum() for p in model) * x, torch.optim.NAdam(model), torch.ones(1)
     )
@@ -228,7 +233,7 @@ def the_first_step_with_momentum_and_the_second():
     batch = torch.rand(5, 3)
 
     def train():
-        model = nn.Linear(3, 2)
+        model = deep(layers=12)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(2):
             optimizer.zero_grad()
@@ -240,16 +245,17 @@ def the_first_step_with_momentum_and_the_second():
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def two_groups_and_a_parameter_without_a_gradient():
-    model = nn.Linear(3, 2)
+    model = deep()
     unused = nn.Parameter(torch.rand(3))
-    groups = [{"params": [model.weight, unused]}, {"params": [model.bias], "lr": 0.1}]
+    first, *others = model.parameters()
+    groups = [{"params": [first, unused]}, {"params": others, "lr": 0.1}]
     return stepping(model, torch.optim.Adagrad(groups), torch.rand(5, 3))
 
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def a_step_with_a_closure():
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
+    model = deep(layers=24)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01, momentum=0.9)
     batch = torch.rand(5, 3)
 
     def closure():
@@ -449,8 +455,8 @@ def a_step_with_momentum_that_a_gradient_goes_through():
 
 @EXAMPLES.positive("single-tensor-optimizer")
 def a_loop_by_hand_with_a_graph_before_a_step_without():
-    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.rand(5, 3)
-    optimizer = torch.optim.Adam(model.parameters())
+    model, x = deep(layers=4), torch.rand(5, 3)
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
 
     def meta_step():
         optimizer.zero_grad()

@@ -170,7 +170,7 @@ def outside_step_of_rms_prop():
 
 @EXAMPLES.positive("single-tensor-optimizer", 1)
 def outside_step_with_momentum():
-    parameters = list(_pair().parameters())
+    parameters = [p for _ in range(8) for p in _pair().parameters()]
     return _stepping(torch.optim.SGD(parameters, lr=0.1, momentum=0.9), parameters)
 
 

@@ -6,6 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
+from labelled import training
 from support.trace_builder import TraceBuilder
 
 from pytest_torchprof.rules.engine.check import check
@@ -288,3 +289,17 @@ def test_only_dimensions_that_do_harm_are_named(strides: list[list[int]], shown:
     with b.op("aten::mm", [[141, 512], [512, 30522]], ["c10::BFloat16"] * 2, strides=strides):
         b.launch("gemm")
     assert found(recorded(b), "unaligned-matmul").message.endswith(shown)
+
+
+# ---------------------------------------------------------------------------------- the loader
+
+
+@pytest.mark.parametrize(("epochs", "persist"), [(1, False), (2, True)])
+def test_workers_persist_where_there_are_several_epochs(epochs: int, persist: bool) -> None:
+    fix = found(parse_trace(training.epochs(epochs, 8, 40).to_bytes()), "sync-dataloader").fix
+    assert ("num_workers=N" in fix, "persistent_workers=True" in fix) == (True, persist)
+
+
+def test_a_loader_that_may_be_made_once_is_not_said_to_be_made_more_often() -> None:
+    fix = found(parse_trace(training.epochs(3, 8, 40).to_bytes()), "sync-dataloader").fix
+    assert "once" not in fix

@@ -22,12 +22,15 @@ TESTS = """
 """
 
 
+DEEP = "def test_deep(): torch.ones(4) + 1 + 1\n"
+
+
 def session(pytester: pytest.Pytester, *lines: str) -> tuple[dict[str, str], str]:
     """The statuses of the tests under these lines, and the output."""
     pytester.makeini("[pytest]\ntorchprof_budgets =\n" + "".join(f"    {one}\n" for one in lines))
     folder = pytester.mkdir("unit") if not (pytester.path / "unit").exists() else None
     if folder is not None:
-        (folder / "test_deep.py").write_text("import torch\ndef test_deep(): torch.ones(4) + 1 + 1\n")
+        (folder / "test_deep.py").write_text(f"import torch\n{DEEP}")
     pytester.makepyfile(test_it=TESTS)
     ran = run(pytester, "--torchprof")
     return ran.statuses, ran.out

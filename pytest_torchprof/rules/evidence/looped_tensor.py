@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from pytest_torchprof.core.lazy_regex import late
 from pytest_torchprof.core.structs import Frozen
 from pytest_torchprof.rules.evidence.loop_bodies import elements
-from pytest_torchprof.rules.evidence.non_tensor_loops import MARKS, ODD, goes_through_classes, picks
+from pytest_torchprof.rules.evidence.non_tensor_loops import (
+    MARKS,
+    ODD,
+    READS,
+    goes_through_classes,
+    picks,
+    reads_are_cheap,
+)
 from pytest_torchprof.rules.graphs import LAYER
 from pytest_torchprof.trace.arguments import decode_part
 
@@ -102,7 +109,7 @@ class Movers:
             return None
         else:
             moves = [old != new for old, new in pairwise(parts)]
-        if len(body.source(at)) > 1:
+        if len(body.source(at)) > 1 or _is_only_read(body, at):
             return None
         same = np.array([a == b for a, b in pairwise(dims)], np.int8)
         edges = np.flatnonzero(np.diff(same, prepend=0, append=0)).tolist()
@@ -183,7 +190,10 @@ class Movers:
 def _takes(body: Body, pieces: Pieces, source: frozenset[int]) -> bool:
     """Whether one operator of the body takes such a piece in each iteration, and not most."""
     least, piece, most = body.looked - 1, pieces.piece, pieces.count / 2
+    cheap = READS if reads_are_cheap(body) else ()
     for at in range(body.period):
+        if body.names[at] in cheap:
+            continue
         like = body.like(at)
         for number, shapes in enumerate(body.calls[at].shapes):
             if not 0 < shapes.count(piece) < most or _is_number(body, at, number):
@@ -196,6 +206,24 @@ def _takes(body: Body, pieces: Pieces, source: frozenset[int]) -> bool:
             if sum(_is_of(one, source) for one in taken) >= least:
                 return True
     return False
+
+
+def _is_only_read(body: Body, at: int) -> bool:
+    """Whether Python only reads the number on the CPU that an index selects."""
+    part = body.calls[at].part
+    if part is None or part.result or not reads_are_cheap(body):
+        return False
+    source = frozenset(one for one in body.source(at) if isinstance(one, int) and one >= 0)
+    users = [
+        body.names[n]
+        for n, call in enumerate(body.calls[: body.period])
+        if not call.is_view and () in call.tensors and (not source or _takes_any(body, n, source))
+    ]
+    return bool(users) and all(name in READS for name in users)
+
+
+def _takes_any(body: Body, at: int, source: frozenset[int]) -> bool:
+    return any(_is_of(row, source) for row in (body.taken or [])[at :: body.period])
 
 
 def _is_number(body: Body, at: int, number: int) -> bool:

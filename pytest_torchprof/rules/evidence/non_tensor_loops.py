@@ -25,7 +25,8 @@ _COMPARED: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|__or__|bitwise_(and|or|not)|logical_\w+|all|any|abs|sub|rsub"
     r"|max|min|amax|amin|sum|norm|linalg_vector_norm|ceil|isfinite|isnan|isinf|div|item)$"
 )
-_READS: Final = ("aten::is_nonzero", "aten::item")
+#: What Python calls to have the value of a tensor's one element.
+READS: Final = ("aten::is_nonzero", "aten::item")
 #: What one row per class may go through: a scatter or a one-hot product handles all classes.
 _BY_CLASS: Final = late(
     r"aten::(eq|ne|lt|le|gt|ge|__and__|bitwise_and|logical_and|nonzero|nonzero_numpy|where|item|to"
@@ -64,8 +65,8 @@ def is_apart(body: Body, numbers: frozenset[int]) -> bool:
         return True  # torch reads the sizes in a nested tensor
     if {"aten::isfinite", "aten::masked_select"} <= every:
         return True  # torch prints
-    if names == ["aten::item"] and len(body.names) == 1 and not body.trace.has(*DEVICE_KINDS):
-        return True  # reading a number on the CPU is cheap
+    if names and set(names) <= set(READS) and reads_are_cheap(body):
+        return True
     if all(map(_PARTS.match, body.names)) and not _JOINS.match(body.before):
         return True  # parts are selected, but nothing is computed from them
     if goes_through_classes(body, numbers):
@@ -76,11 +77,16 @@ def is_apart(body: Body, numbers: frozenset[int]) -> bool:
     return not masks and any(_is_ragged(body, at) for at in range(body.period))
 
 
+def reads_are_cheap(body: Body) -> bool:
+    """Whether Python reads numbers on the CPU, where nothing waits for a device."""
+    return not body.trace.has(*DEVICE_KINDS)
+
+
 def _is_compared(names: list[str]) -> bool:
     """Whether Python reads the results of comparisons, and nothing else is done."""
     if not any(re.match(r"aten::(eq|ne|lt|le|gt|ge|all|any)$", name) for name in names):
         return False
-    rest = [name for name in names if name not in _READS]
+    rest = [name for name in names if name not in READS]
     return len(rest) < len(names) and all(map(_COMPARED.match, rest))
 
 
